@@ -122,11 +122,10 @@ def compare_prompts(model: str, size: str, rounds: int) -> None:
 
 
 def compare_lengths(model: str, size: str, rounds: int) -> None:
-    train = {"skip_zero_advantages": False}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in LENGTHS}
     for _ in range(rounds):
         for name, lengths in LENGTHS.items():
-            found[name].append(_run(model, {name: {"lengths": lengths, "train": train}}, 1))
+            found[name].append(_run(model, {name: {"lengths": lengths}}, 1))
     seconds = {name: median([own["seconds"][name][0] for own in each]) for name, each in found.items()}
     peaks = {name: median([own["peak_mib"] for own in each]) for name, each in found.items()}
     alone = list(LENGTHS)[:2]

@@ -27,7 +27,6 @@ _PARTS = ("generate_wait", "train", "publish")
 _SIDES: dict[str, Mapping[str, Any]] = {
     "hpc_grpo": {},
     "without shared prompts": {"share_prompts": False},
-    "without leaving out": {"skip_zero_advantages": False},
 }
 
 

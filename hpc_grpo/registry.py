@@ -124,11 +124,11 @@ class Registry:
             ) from error
 
 
-ALGORITHMS = Registry("Algorithm", "task", "algorithms")
+ALGORITHMS = Registry("Algorithm", "task.name", "algorithms")
 LOSSES = Registry("Loss", "loss.name")
 CORRECTIONS = Registry("Correction", "loss.correction.name")
 ADVANTAGES = Registry("Advantage", "loss.advantage.name")
-LEARNER_PARTS = Registry("Learner part", "task", "learner/parts")
+LEARNER_PARTS = Registry("Learner part", "task.name", "learner/parts")
 REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")
 SOURCES = Registry("Data source", "data.train.path", "data/sources")

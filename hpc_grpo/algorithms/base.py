@@ -86,5 +86,5 @@ class Algorithm(ABC):
 
 def algorithm_of(config: Config) -> Algorithm:
     """Make the algorithm that `task` names. Raises ConfigError where there is none."""
-    algorithm: Algorithm = ALGORITHMS.find(config.task)(config)
+    algorithm: Algorithm = ALGORITHMS.find(config.task.name)(config)
     return algorithm

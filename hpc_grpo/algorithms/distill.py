@@ -17,7 +17,7 @@ class Distill(Grpo):
     """Reverse KL to a teacher on the student's own completions (GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543;
     Thinking Machines Lab 2025, "On-Policy Distillation"), by the policy gradient of `loss.name`.
 
-    Rewards count only with `distill.reward_coef`, by the advantages of `loss.advantage`.
+    Rewards count only with `task.reward_coef`, by the advantages of `loss.advantage`.
     """
 
     @property

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from hpc_grpo.run.paths import RunDir
 
 _OF_THE_STEP = (
-    "loss.", "ppo.", "model.", "train.max_tokens_per_microbatch", "train.skip_zero_advantages", "train.share_prompts",
-    "train.logprob_chunk_tokens", "train.attention", "train.gradient_checkpointing", "train.num_threads", "run.root",
-    "run.name", "placement.",
+    "loss.", "task.critic", "task.discount", "task.gae_lambda", "task.value_clip", "task.normalize_advantages",
+    "model.", "train.max_tokens_per_microbatch", "train.share_prompts", "train.attention",
+    "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
 )  # fmt: skip
 """Keys whose change the replay of a step shows."""
 

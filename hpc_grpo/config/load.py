@@ -22,7 +22,7 @@ from hpc_grpo.section import Loading, as_section
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 
-_NAMED = ("loss", "loss.correction", "loss.advantage")
+_NAMED = ("task", "loss", "loss.correction", "loss.advantage")
 """Sections that a bare name may stand for."""
 
 
@@ -110,8 +110,7 @@ def find_config(name: str) -> Path:
 def read_layers(path: Path) -> dict[str, Any]:
     """Read a config and merge it over those it builds on, `base: other.yaml` or a list."""
     values = read_yaml(path)
-    if "loss" in values:
-        values["loss"] = as_section(values["loss"])
+    values |= {key: as_section(values[key]) for key in ("task", "loss") if key in values}
     bases = values.pop("base", [])
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:

@@ -36,7 +36,7 @@ def _colocation(config: Config) -> None:
         return
     engine, learners = config.engine, config.placement.learners_per_node
     if not config.needs.rollouts:
-        raise ConfigError(f"placement.colocate = true, but task {config.task} has no engines. Set it to false.")
+        raise ConfigError(f"placement.colocate = true, but task {config.task.name} has no engines. Set it to false.")
     if lag := config.rollout.max_policy_lag:
         raise ConfigError(
             f"placement.colocate = true has engines and learners take turns on a GPU, and rollout.max_policy_lag = "

@@ -87,6 +87,9 @@ def expects_gpus(config: Config) -> bool:
     return config.model.device != "cpu" and config.placement.gpus != "none"
 
 
+LOGPROB_CHUNK_TOKENS = 1024
+"""Learners compute logits for so many tokens at once."""
+
 KEYS_OF_A_TOKEN = 4
 """Keys that attention may read for each token of a budget: those of a shared prompt are read by each completion."""
 

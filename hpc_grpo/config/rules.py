@@ -68,7 +68,7 @@ def _lag_and_minibatches(config: Config) -> None:
             f"train.num_minibatches = {minibatches}. Set it to one, or change train.num_minibatches."
         )
     if minibatches > config.items_per_step:
-        key = "sft.batch_size" if config.needs.labels else "rollout.prompts_per_step"
+        key = "task.batch_size" if config.needs.labels else "rollout.prompts_per_step"
         raise ConfigError(
             f"train.num_minibatches = {minibatches} exceeds {key} = {config.items_per_step}: a minibatch holds at "
             f"least one group or demonstration. Lower it, or raise {key}."
@@ -77,7 +77,7 @@ def _lag_and_minibatches(config: Config) -> None:
 
 def _names(config: Config) -> None:
     """Check names and settings of built-ins. A module of the user's is the job's to import."""
-    ALGORITHMS.check(config.task)
+    ALGORITHMS.check(config.task.name)
     if config.needs.rollouts:
         for key, reward in config.rewards_by_key.items():
             REWARDS.check(reward.name)
@@ -96,7 +96,7 @@ def _eval(config: Config) -> None:
     if config.eval.every is None:
         return
     if not config.needs.rollouts:
-        raise ConfigError(f"{key} is set, but task {config.task} has no engines to sample with. Set it to null.")
+        raise ConfigError(f"{key} is set, but task {config.task.name} has no engines to sample with. Set it to null.")
     if not config.data.has_eval:
         raise ConfigError(
             f"{key} is set, but data.eval is not. Give a held-out data set, hold a share of data.train out "
@@ -162,7 +162,7 @@ def _curriculum(config: Config) -> None:
         return
     if not config.needs.rollouts:
         raise ConfigError(
-            f"data.curriculum is set, but task {config.task} samples nothing to judge prompts by. Set it to null."
+            f"data.curriculum is set, but task {config.task.name} samples nothing to judge prompts by. Set it to null."
         )
     for key, source in config.data.sources(for_eval=False):
         if not config.rewards_of(source):

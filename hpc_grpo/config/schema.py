@@ -5,37 +5,36 @@ A new section is a class, in a file of its own or beside its kin, and a field of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hpc_grpo.algorithms.losses import GrpoLoss, Loss
 from hpc_grpo.config.data import DataConfig, ModelConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
-from hpc_grpo.config.train import DistillConfig, PpoConfig, SftConfig, TrainConfig
+from hpc_grpo.config.train import DistillKeys, GrpoTask, PpoKeys, SftKeys, Task, TrainConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS
-from hpc_grpo.section import PathText, Section, as_section
+from hpc_grpo.section import Section, as_section
 from hpc_grpo.types import Needs
 
 _OF_REWARDS = ("rollout.drop_zero_variance", "rollout.dynamic_sampling")
 _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
-    "grpo": ("ppo", "distill", "sft"),
-    "ppo": ("distill", "sft", "loss.advantage", *_OF_REWARDS),
-    "distill": ("ppo", "sft", *_OF_REWARDS, "train.skip_zero_advantages"),
+    "ppo": ("loss.advantage", *_OF_REWARDS),
+    "distill": _OF_REWARDS,
     "sft": (
-        "loss", "ppo", "distill", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
+        "loss", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
         "rollout.logged_fraction", "rollout.mask_truncated", "rollout.overlong_tokens", *_OF_REWARDS,
-        "train.skip_zero_advantages", "train.share_prompts",
+        "train.share_prompts",
     ),
 }  # fmt: skip
-"""Tasks -> the sections and keys that they do not have: nobody can write them, and the resolved config lacks them.
+"""Tasks -> sections and keys that the task lacks: nobody can write them, and the resolved config lacks them too.
 
-A task of the user's has all. What remains of `rollout` under sft is how `hpc-grpo eval` samples from the run.
+What remains of `rollout` under sft is how `hpc-grpo eval` samples from the run.
 """
 
 
@@ -43,9 +42,8 @@ class Config(Section):
     """Decides a run. Its resolved copy is config.yaml in the run directory."""
 
     run: RunConfig
-    task: PathText = Field(
-        "grpo",
-        description="An algorithm of algorithms/: grpo, ppo, sft (supervised fine-tuning), or distill (on-policy).",
+    task: Task = Field(
+        GrpoTask(), description="The algorithm: sft is supervised fine-tuning, distill on-policy distillation."
     )
     model: ModelConfig
     data: DataConfig
@@ -56,10 +54,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
     loss: Loss = GrpoLoss()
-    ppo: PpoConfig = PpoConfig()
     train: TrainConfig
-    sft: SftConfig = SftConfig()
-    distill: DistillConfig = DistillConfig()
     weights: WeightsConfig = WeightsConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     placement: PlacementConfig = PlacementConfig()
@@ -68,29 +63,24 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
     launch: LaunchConfig = LaunchConfig()
 
-    @field_validator("task")
-    @classmethod
-    def _absolute(cls, task: str) -> str:
-        """Resolve a user's file: commands and jobs in other folders load this config too."""
-        path, separator, name = task.rpartition(":")
-        return f"{Path(path).absolute()}:{name}" if separator and path.endswith(".py") else task
-
     @model_validator(mode="before")
     @classmethod
     def _has_only_what_the_task_has(cls, values: Any) -> Any:
         """Raise ConfigError for a key that the task does not have. null takes such a key out of what is built on."""
         if not isinstance(values, Mapping):
             return values
-        task, kept = values.get("task", "grpo"), dict(values)
+        kept, chosen = dict(values), as_section(values.get("task"))
+        task = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", None)
         lacking = _NOT_OF_TASK.get(str(task), ())
         taken = {key: value for key in lacking if not _is_null(value := _take_out(kept, key))}
         if taken:
             nulls = " ".join(f"{key}=null" for key in taken)
-            having = [name for name, others in _NOT_OF_TASK.items() if not _with_sections(taken) & {*others}]
+            parts = {part for key in taken for part in (key, key.partition(".")[0])}
+            having = ["grpo", *(name for name, others in _NOT_OF_TASK.items() if not parts & {*others})]
             written = ", ".join(_first_key(*pair) for pair in taken.items())
             raise ConfigError(
                 f"{written}: task = {task} has no such key. Leave it out (on the command line: {nulls})"
-                + (f", or set task to {' or '.join(having)}." if having else ".")
+                f", or set task to {' or '.join(having)}."
             )
         return kept
 
@@ -104,7 +94,20 @@ class Config(Section):
     @property
     def lacking(self) -> tuple[str, ...]:
         """List the sections and keys that the task does not have. Their values here are defaults that nobody reads."""
-        return _NOT_OF_TASK.get(self.task, ())
+        return _NOT_OF_TASK.get(self.task.name, ())
+
+    @property
+    def ppo(self) -> PpoKeys:
+        """Return what a task with a critic says of it; the defaults under another task."""
+        return self.task if isinstance(self.task, PpoKeys) else PpoKeys()
+
+    @property
+    def distill(self) -> DistillKeys:
+        return self.task if isinstance(self.task, DistillKeys) else DistillKeys()
+
+    @property
+    def sft(self) -> SftKeys:
+        return self.task if isinstance(self.task, SftKeys) else SftKeys()
 
     @property
     def run_path(self) -> Path:
@@ -113,7 +116,7 @@ class Config(Section):
     @property
     def needs(self) -> Needs:
         """Return what the run's algorithm needs. Raises ConfigError where `task` names none."""
-        needs: Needs = ALGORITHMS.find(self.task)(self).needs
+        needs: Needs = ALGORITHMS.find(self.task.name)(self).needs
         return needs
 
     @property
@@ -123,20 +126,20 @@ class Config(Section):
         if needs.reference and self.loss.kl.reference is not None:
             named["loss.kl.reference"] = self.loss.kl.reference
         if needs.teacher:
-            named["distill.teacher"] = self.distill.required_teacher
+            named["task.teacher"] = self.distill.required_teacher
         if needs.critic and self.ppo.critic is not None:
-            named["ppo.critic"] = self.ppo.critic
+            named["task.critic"] = self.ppo.critic
         return named
 
     @property
     def scoring_models(self) -> dict[str, str]:
         """Map the keys of the models that score tokens which the policy samples to them: they share its vocabulary."""
-        return {key: path for key, path in self.models.items() if key in ("loss.kl.reference", "distill.teacher")}
+        return {key: path for key, path in self.models.items() if key in ("loss.kl.reference", "task.teacher")}
 
     @property
     def items_per_step(self) -> int:
         """Return the prompts of a step, or its demonstrations."""
-        items: int = ALGORITHMS.find(self.task)(self).items_per_step
+        items: int = ALGORITHMS.find(self.task.name)(self).items_per_step
         return items
 
     def optimizer_steps(self, steps: int) -> int:
@@ -216,11 +219,6 @@ def _first_key(key: str, value: Any) -> str:
         name, value = next(iter(value.items()))
         key = f"{key}.{name}"
     return key
-
-
-def _with_sections(keys: Iterable[str]) -> set[str]:
-    """Add the sections that the keys lie in."""
-    return {part for key in keys for part in (key, key.partition(".")[0])}
 
 
 def _is_null(value: Any) -> bool:

@@ -1,13 +1,14 @@
-"""Sections `train`, `ppo`, `sft`, `distill`: optimizer, the length of a run, the learner's memory, what tasks add."""
+"""Sections `train` and `task`: optimizer, the length of a run, the learner's memory; what each algorithm adds."""
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.section import Fraction, PathText, Section
+from hpc_grpo.section import ByName, Fraction, PathText, Section
 
 
 class TrainConfig(Section):
@@ -27,11 +28,6 @@ class TrainConfig(Section):
         "none", description="cpu: optimizer states in host memory, updated there."
     )
     max_tokens_per_microbatch: PositiveInt = Field(8192, description="Token budget of a microbatch.")
-    skip_zero_advantages: bool = Field(
-        True,
-        description="Leave sequences whose advantages are all 0 out of the learner's passes where they have no "
-        "gradient; they count in the loss's denominator, and metrics of the loss are means over the others.",
-    )
     share_prompts: bool | None = Field(
         None,
         description="Compute the prompt of a group's completions once, for all of them; not with flash_attention_2. "
@@ -43,15 +39,12 @@ class TrainConfig(Section):
         "windows; it and flash_attention_2, of the package flash-attn, need a GPU.",
     )
     gradient_checkpointing: bool | None = Field(None, description="null: on with a GPU, off on CPU.")
-    logprob_chunk_tokens: PositiveInt = Field(1024, description="Logits are computed for so many tokens at once.")
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU; null: 1.")
 
 
-class PpoConfig(Section):
-    """Sets what PPO has besides its loss: the critic, and the advantages made with it."""
-
+class PpoKeys(Section):
     critic: PathText | None = Field(
-        None, description="Folder of a critic that a run has exported, to begin with; null: model.path, worth 0."
+        None, description="Folder of a critic that a run has exported, to begin with. Default: model.path, worth 0."
     )
     critic_lr: PositiveFloat = Field(1e-5, description="Learning rate of the critic, constant.")
     discount: Fraction = Field(1.0, description="Gamma: worth of a reward one token later.")
@@ -60,16 +53,13 @@ class PpoConfig(Section):
     normalize_advantages: bool = Field(True, description="Give a step's advantages mean 0 and deviation 1.")
 
 
-class SftConfig(Section):
+class SftKeys(Section):
     batch_size: PositiveInt = Field(32, description="Demonstrations of a step.")
-    completion_field: str = Field("answer", description="Column with the completion to imitate.")
 
 
-class DistillConfig(Section):
-    """Sets what on-policy distillation has besides its loss: the teacher, and what rewards count beside it."""
-
+class DistillKeys(Section):
     teacher: PathText | None = Field(
-        None, description="The teacher of task: distill: a Hugging Face model with the tokenizer of model.path."
+        None, description="Teacher to learn from: a Hugging Face model with the tokenizer of model.path."
     )
     coef: PositiveFloat = Field(1.0, description="Weight of the teacher's advantage, log teacher - log policy.")
     reward_coef: NonNegativeFloat = Field(
@@ -81,7 +71,39 @@ class DistillConfig(Section):
         """Return the teacher. Raises ConfigError where none is named."""
         if self.teacher is None:
             raise ConfigError(
-                "distill.teacher is not set, and task = distill learns from it. Give a Hugging Face model: a folder, "
-                "or a name in the local cache."
+                "task.teacher is not set, and task distill learns from it. Give a Hugging Face model: a folder, or a "
+                "name in the local cache."
             )
         return self.teacher
+
+
+class GrpoTask(Section):
+    name: Literal["grpo"] = "grpo"
+
+
+class PpoTask(PpoKeys):
+    name: Literal["ppo"] = "ppo"
+
+
+class DistillTask(DistillKeys):
+    name: Literal["distill"] = "distill"
+
+
+class SftTask(SftKeys):
+    name: Literal["sft"] = "sft"
+
+
+class OwnTask(PpoKeys, DistillKeys, SftKeys):
+    """An algorithm of the user's, which may be one of ours with a change: it has the keys of all."""
+
+    name: PathText = Field(description="A class of yours: module:Class or path/to/file.py:Class.")
+
+    @field_validator("name")
+    @classmethod
+    def _absolute(cls, name: str) -> str:
+        """Resolve a user's file: commands and jobs in other folders load this config too."""
+        path, _, attribute = name.rpartition(":")
+        return f"{Path(path).absolute()}:{attribute}" if path.endswith(".py") else name
+
+
+Task = Annotated[GrpoTask | PpoTask | DistillTask | SftTask | OwnTask, ByName("grpo")]

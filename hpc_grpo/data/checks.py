@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.config import SourceConfig
 from hpc_grpo.data.sources.base import Item, answer_of
 from hpc_grpo.errors import ConfigError
 
@@ -68,18 +68,13 @@ def check_characters(text: str, path: str, number: int) -> None:
         ) from error
 
 
-def completion_text(config: Config, source: SourceConfig, item: Item, number: int) -> str:
-    """Return the text to imitate of item `number`. Raises ConfigError for a missing or empty one."""
-    path, field = source.path, config.sft.completion_field
-    if field not in item:
-        raise ConfigError(
-            f"Item {number} of {path}: there is no field {field!r} (sft.completion_field). "
-            f"Fields: {', '.join(item)}. Set sft.completion_field to one of them."
-        )
-    text: Any = item[field]
+def completion_text(source: SourceConfig, item: Item, number: int) -> str:
+    """Return the text to imitate, the answer of item `number`. Raises ConfigError where it is no text, or empty."""
+    text: Any = None if source.answer_field is None else answer_of(item, source.answer_field)
     if not isinstance(text, str) or not text:
         raise ConfigError(
-            f"Item {number} of {path}: {field!r} (sft.completion_field) must be text that is not empty, not {text!r}."
+            f"Item {number} of {source.path}: {source.answer_field!r} (answer_field), the completion to imitate, must "
+            f"be text that is not empty, not {text!r}."
         )
-    check_characters(text, path, number)
+    check_characters(text, source.path, number)
     return text

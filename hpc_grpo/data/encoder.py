@@ -49,7 +49,7 @@ class Encoder:
         return {
             "style": asdict(prompt_style(self._config.data, source)),
             "columns": [source.prompt_field, source.answer_field, source.messages_field],
-            "completion": self._config.sft.completion_field if needs_labels else None,
+            "completion": needs_labels,
             "max_items": source.max_items,
         }
 
@@ -81,7 +81,7 @@ class Encoder:
         prompts = self._template.encode(texts)
         completions: Sequence[Sequence[int]] = [()] * len(items)
         if self._config.needs.labels:
-            wanted = [completion_text(self._config, self._source, item, number) for number, item in numbered]
+            wanted = [completion_text(self._source, item, number) for number, item in numbered]
             completions = encode_completions(self._tokenizer, wanted)
         rows = []
         for (number, item), text, prompt, completion in zip(numbered, texts, prompts, completions, strict=True):

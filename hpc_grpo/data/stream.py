@@ -81,7 +81,7 @@ class PromptStream(Stream):
 
 
 class DemonstrationStream(Stream):
-    """Demonstrations of `data.train`: the completion is `sft.completion_field` and an end token."""
+    """Demonstrations of `data.train`: the completion is the answer and an end token."""
 
     def demonstration(self, ordinal: int) -> Demonstration:
         epoch, _, row = self.find(ordinal)

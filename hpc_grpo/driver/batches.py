@@ -77,10 +77,8 @@ class RolloutBatches:
         self._config, self._scheduler = config, scheduler
         self._algorithm = algorithm_of(config)
         needs = config.needs
-        self._skips_zero_advantages = (
-            config.train.skip_zero_advantages
-            and config.loss.is_still_without_advantage
-            and not (needs.reference or needs.teacher or needs.critic)
+        self._skips_zero_advantages = config.loss.is_still_without_advantage and not (
+            needs.reference or needs.teacher or needs.critic
         )
         self._shares_prompts = budget_of(config).shares_prompts
         self._has_several_sources = len(config.data.sources(for_eval=False)) > 1
@@ -154,7 +152,7 @@ class RolloutBatches:
 
 
 class DemonstrationBatches:
-    """Demonstrations, `sft.batch_size` for each step."""
+    """Demonstrations, `task.batch_size` for each step."""
 
     def __init__(self, config: Config, stream: DemonstrationStream, next_ordinal: int) -> None:
         self._config, self._stream, self._next_ordinal = config, stream, next_ordinal

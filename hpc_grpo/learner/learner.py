@@ -76,11 +76,8 @@ class Learner:
         """Take the loss of `config` from now on, and how it cuts sums; what was built stays as it is."""
         self.config = config
         self._objective = algorithm_of(config).objective()
-        self._leaves_out_still = (
-            config.train.skip_zero_advantages
-            and self._objective.is_still_without_advantage
-            and not any(part.is_in_loss for part in self.parts)
-        )
+        adds_nothing = not any(part.is_in_loss for part in self.parts)
+        self.leaves_out_still = self._objective.is_still_without_advantage and adds_nothing
 
     @property
     def model(self) -> PolicyModel:
@@ -113,7 +110,7 @@ class Learner:
         shares = [minibatch.sequences for minibatch in minibatches]
         self._check_sequences(shares)
         accumulator = MetricAccumulator()
-        if self._leaves_out_still:
+        if self.leaves_out_still:
             shares, left_out = without_still(shares, self._objective, accumulator)
             of_parts.update(left_out)
         packed = [each.batches for each in pack_equalised(shares, budget_of(self.config), self.device)]
@@ -161,7 +158,7 @@ class Learner:
         if self._objective.proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
             raise ConfigError(
                 f"loss.proximal = interpolated needs the version that sampled each token, and sequences of task = "
-                f"{self.config.task} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
+                f"{self.config.task.name} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
                 f"`sequences`, or set loss.proximal=recomputed."
             )
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import LOGPROB_CHUNK_TOKENS
 from hpc_grpo.learner.attention import PACKED_SDPA, PACKED_VARLEN
 from hpc_grpo.learner.head import LogprobHead
 from hpc_grpo.learner.layout import document_layout, varlen_layout
@@ -29,7 +30,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
             LogprobHead(
                 head.weight,
                 head.bias,
-                config.train.logprob_chunk_tokens,
+                LOGPROB_CHUNK_TOKENS,
                 in_float32=in_float32,
                 entropy_gradient=config.loss.entropy_coef > 0.0,
             )

@@ -36,9 +36,9 @@ class ValueHead(nn.Module):  # type: ignore[misc]
 
 
 def load_value_model(config: Config, device: Any) -> PolicyModel:
-    """Load `model.path` with a head of zeros, or the critic at `ppo.critic`. Raises ConfigError where that is none."""
+    """Load `model.path` with a head of zeros, or the critic at `task.critic`. Raises ConfigError where that is none."""
     path = config.ppo.critic
-    model = load_trained(config, device, path, "model.path" if path is None else "ppo.critic")
+    model = load_trained(config, device, path, "model.path" if path is None else "task.critic")
     language_model = model.language_model
     head = ValueHead(language_model.config.hidden_size)
     if path is not None:
@@ -97,7 +97,7 @@ def _read_head(path: str, prefix: str, hidden_size: int) -> Tensor:
     weights = [each for each in found.values() if tuple(each.shape) == (1, hidden_size)]
     if len(weights) != 1 or any(each.any() for each in found.values() if each.dim() == 1):
         raise ConfigError(
-            f"ppo.critic = {path} holds no value head, one row of {hidden_size} numbers without a bias, but "
+            f"task.critic = {path} holds no value head, one row of {hidden_size} numbers without a bias, but "
             f"{', '.join(sorted(found)) or 'a trunk alone'}. Give the critic folder of an export, or null."
         )
     return weights[0][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, budget_of
+from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, LOGPROB_CHUNK_TOKENS, budget_of
 from hpc_grpo.plan.memory import (
     LEARNER_GPU,
     STATES,
@@ -77,7 +77,7 @@ def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part
         model.shape,
         DTYPE_BYTES[config.model.dtype],
         config.train.max_tokens_per_microbatch,
-        config.train.logprob_chunk_tokens,
+        LOGPROB_CHUNK_TOKENS,
         is_checkpointed=is_checkpointed(config, on_gpu=on_gpu),
     )
     one_layer = config.train.max_tokens_per_microbatch * DTYPE_BYTES[config.model.dtype]

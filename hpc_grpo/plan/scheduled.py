@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpc_grpo.algorithms.advantages import GroupAdvantage
 from hpc_grpo.config import Config
+from hpc_grpo.config.train import GrpoTask
 from hpc_grpo.plan.expected import expected_rates
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.placement import CLOSE, Split, changed_settings
@@ -102,4 +103,4 @@ def _simulated_config(config: Config, share: float) -> Config:
     prompts = max(1, round(share * config.rollout.prompts_per_step))
     rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
     loss = config.loss.model_copy(update={"advantage": GroupAdvantage()})
-    return config.model_copy(update={"task": "grpo", "rollout": rollout, "loss": loss})
+    return config.model_copy(update={"task": GrpoTask(), "rollout": rollout, "loss": loss})

@@ -158,7 +158,7 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
         for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
             check_item(source, row, number)
             if config.needs.labels:
-                completion_text(config, source, row, number)
+                completion_text(source, row, number)
         if number < 0:
             raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 

@@ -204,7 +204,7 @@ _BY_PATTERN = {
     r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     r"|No available memory for the cache blocks|less than desired GPU memory utilization": Advice(
         "out of GPU memory",
-        "Learner: lower train.max_tokens_per_microbatch or train.logprob_chunk_tokens; more nodes (launch.num_nodes) "
+        "Learner: lower train.max_tokens_per_microbatch; more nodes (launch.num_nodes) "
         "shard the optimizer further. Engine: lower engine.gpu_memory_utilization or engine.max_num_seqs. Then "
         "hpc-grpo resume RUN KEY=VALUE. With a new run.name, train.zero_stage=3 and train.offload_optimizer=cpu hold "
         "less on the GPU.",

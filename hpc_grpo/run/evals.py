@@ -31,9 +31,6 @@ _MANY = 2**31
 _NO_TRAINING: dict[str, Any] = {
     "task": "grpo",
     "loss": {"correction": "none"},
-    "ppo": None,
-    "distill": None,
-    "sft": None,
     "train": {"total_steps": 1, "max_tokens_per_microbatch": _MANY},
 }
 """Sections whose rules are about training: no learner, critic or teacher is there to break them."""

@@ -21,7 +21,7 @@ class Sequences:
     lengths: tuple[float, ...]
     prompt_tokens: int
     leaves_out: bool
-    """Learners compute nothing of groups that are all alike (train.skip_zero_advantages)."""
+    """Learners compute nothing of groups that are all alike."""
 
 
 def draw_lengths(lengths: Sequence[float], scale: float, longest: int, count: int, random_: random.Random) -> list[int]:

@@ -65,7 +65,7 @@ class Measurements:
 def read_measurements(run: RunDir, config: Config) -> Measurements:
     """Read a run. Raises ConfigError where it samples nothing, or has taken too few steps."""
     if not config.needs.rollouts:
-        raise ConfigError(f"task = {config.task} samples nothing: there is nothing to divide between engines.")
+        raise ConfigError(f"task = {config.task.name} samples nothing: there is nothing to divide between engines.")
     every = read_metrics(run.metrics)
     attempts = Counter(line["attempt"] for step, line in every.items() if step > 0)
     attempt = max((number for number, count in attempts.items() if count >= _FEWEST_STEPS), default=None)

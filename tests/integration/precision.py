@@ -54,8 +54,6 @@ def bfloat16_config(workspace: Path, name: str, precision: Precision, steps: int
         "total_steps": steps,
         "zero_stage": precision.zero_stage,
         "gradient_checkpointing": precision.gradient_checkpointing,
-        # The output layer's logits in several chunks, and in one.
-        "logprob_chunk_tokens": 64 if precision.gradient_checkpointing else 1024,
     }
     path = tiny_config(workspace, name, model, train=train)
     values = yaml.safe_load(path.read_text())

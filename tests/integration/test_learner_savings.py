@@ -18,15 +18,15 @@ from tests.integration.learner_resume import STAGES
 
 pytestmark = pytest.mark.integration
 
-CASES: dict[str, dict[str, Any]] = {
-    "all computed": {"skip_zero_advantages": False, "share_prompts": False},
-    "left out": {"share_prompts": False},
-    "shared prompts": {"skip_zero_advantages": False},
-    "shared prompts, groups cut": {"skip_zero_advantages": False, "max_tokens_per_microbatch": 40},
-    "shared prompts, one microbatch": {"skip_zero_advantages": False, "max_tokens_per_microbatch": 1000},
-    "both": {},
+CASES: dict[str, tuple[bool, dict[str, Any]]] = {
+    "all computed": (False, {"share_prompts": False}),
+    "left out": (True, {"share_prompts": False}),
+    "shared prompts": (False, {}),
+    "shared prompts, groups cut": (False, {"max_tokens_per_microbatch": 40}),
+    "shared prompts, one microbatch": (False, {"max_tokens_per_microbatch": 1000}),
+    "both": (True, {}),
 }
-"""Settings of the section `train`, each of which must give the gradient of the first."""
+"""Whether sequences without a gradient are left out, and keys of `train`: each gives the gradient of the first."""
 _NO_LR = 1e-30
 """Moves no weight, so that one learner can take every case."""
 
@@ -67,8 +67,9 @@ def gradients_of(rank: int, world_size: int, store: Any, model: Path, root: Path
         config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl": KlSettings()})})
         learner = Learner(config, rank, world_size, store)
         store = None  # the group stands
-        for name, settings in CASES.items():
+        for name, (leaves_out, settings) in CASES.items():
             learner.train_by(config.model_copy(update={"train": config.train.model_copy(update=settings)}))
+            learner.leaves_out_still = leaves_out
             found[stage, name] = _step(learner, minibatches)
     return found
 

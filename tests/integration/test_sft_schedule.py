@@ -18,9 +18,8 @@ def test_it_ends_where_the_schedule_does(workspace: Path, cluster: dict[str, str
     config = tiny_config(
         workspace,
         "sft-schedule",
-        task="sft",
+        task={"name": "sft", "batch_size": 8},
         data={"train": {"path": str(workspace / "sft.jsonl")}},
-        sft={"batch_size": 8},
         train={"total_steps": STEPS, "num_minibatches": MINIBATCHES, "lr": PEAK, "schedule": "linear"},
         checkpoint={"every": None},
     )

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "sections", "metric", "least", "most"),
     [
-        ("ppo", {"task": "ppo", "ppo": {"critic_lr": 1e-2}, "engine": {"engines_per_node": 3}}, "reward/mean", 1.4, 9),
+        ("ppo", {"task": {"name": "ppo", "critic_lr": 1e-2}, "engine": {"engines_per_node": 3}}, "reward/mean", 1.4, 9),
         ("distill", {"task": "distill", "engine": {"tensor_parallel": 2}}, "kl/learner_teacher", 0, 0.8),
     ],
     ids=["PPO with three engines", "distillation with an engine of two processes"],
@@ -34,7 +34,7 @@ def test_a_run_trains_and_its_engines_follow(
 ) -> None:
     """`metric` of the last step, as a multiple of the first step's, lies between `least` and `most`."""
     if name == "distill":
-        sections = {**sections, "distill": {"teacher": str(workspace / "untied")}}
+        sections = {**sections, "task": {"name": "distill", "teacher": str(workspace / "untied")}}
     run = complete_in_cluster(cluster, tiny_config(workspace, name, **sections, train={"total_steps": 6}))
     metrics = metrics_of(run)
     assert list(metrics) == list(range(1, 7))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.train import SftTask
 from hpc_grpo.data.loading import Streams, load_streams
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream
 
@@ -35,6 +36,6 @@ def demonstrations(
     config: Config, items: Sequence[dict[str, Any]], tokenizer: Any, seed: int = 0
 ) -> DemonstrationStream:
     write_items(str(config.data.train.path), items)
-    stream = loaded(config.model_copy(update={"task": "sft"}), tokenizer, seed).train
+    stream = loaded(config.model_copy(update={"task": SftTask()}), tokenizer, seed).train
     assert isinstance(stream, DemonstrationStream)
     return stream

@@ -89,7 +89,7 @@ class Critic(LearnerPart):
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not of a run with task = ppo.")
 
     def export(self, folder: Path) -> None:
-        """Write the value model into the folder `critic` of the export, where `ppo.critic` of another run finds it."""
+        """Write the value model into the folder `critic` of the export, where `task.critic` of another run finds it."""
         export_value_model(self._engine.module, self.config, folder / "critic")
 
     def _values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
@@ -149,7 +149,7 @@ class Critic(LearnerPart):
             return total
 
         losses = [partial(loss_sum, *each) for each in zip(batches, values, targets, strict=True)]
-        grad_norm = optimizer_step(self._engine, losses, num_valid_tokens, "critic", "ppo.critic_lr")
+        grad_norm = optimizer_step(self._engine, losses, num_valid_tokens, "critic", "task.critic_lr")
         if grad_norm is None:
             return {}
         old, target = (torch.cat(list(each))[: len(returns)] for each in (values, targets))

@@ -16,13 +16,13 @@ from tests.support.configs import minimal_config
 from tests.unit.algorithms import references
 from tests.unit.algorithms.test_objective import LONGEST, ragged_groups
 
-TEACHER = {"distill": {"teacher": "org/large"}, "task": "distill"}
+TEACHER = {"task": {"name": "distill", "teacher": "org/large"}}
 
 
 @pytest.mark.parametrize("loss", [{}, {"name": "gspo", "clip_low": 0.1, "clip_high": 0.1}, {"correction": "icepop"}])
 def test_the_loss_is_that_of_the_teachers_advantages_added_to_those_of_rewards(loss: dict[str, Any]) -> None:
     """A_t + coef * (log teacher - log proximal), which the references of the losses then take, in float64."""
-    config = minimal_config(**{**TEACHER, "distill": {"teacher": "t", "coef": 0.7, "reward_coef": 2.0}}, loss=loss)
+    config = minimal_config(task={"name": "distill", "teacher": "t", "coef": 0.7, "reward_coef": 2.0}, loss=loss)
     plain = ragged_groups(3)
     teachers = [own.reference for own in plain]  # another model's logprobs of the same tokens
     taught = [
@@ -71,8 +71,8 @@ def graded(rewards: tuple[float, ...]) -> GroupGrades:
 
 @pytest.mark.parametrize(("coef", "expected"), [(0.0, (0.0, 0.0)), (0.5, (0.25, -0.25))])
 def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[float, ...]) -> None:
-    distill = {"teacher": "org/large", "reward_coef": coef}
-    config = minimal_config(task="distill", distill=distill, loss={"advantage": {"normalize_std": False}})
+    distill = {"name": "distill", "teacher": "org/large", "reward_coef": coef}
+    config = minimal_config(task=distill, loss={"advantage": {"normalize_std": False}})
     ((*found,),) = algorithm_of(config).step_advantages([graded((1.0, 0.0))])
     assert tuple(found) == expected
     assert config.needs == Needs(rollouts=True, teacher=True, rewards=coef > 0.0)
@@ -81,13 +81,9 @@ def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[f
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"task": "distill"}, "distill.teacher is not set, and task = distill learns from it"),
-        (
-            {"distill": {"teacher": "t"}},
-            "distill.teacher: task = grpo has no such key. Leave it out",
-        ),
-        ({**TEACHER, "loss": {"advantage": "rloo"}}, "with distill.reward_coef = 0 no advantage is made of rewards"),
-        ({**TEACHER, "rollout": {"overlong_tokens": 9}}, "Set rollout.overlong_tokens=null, or distill.reward_coef"),
+        ({"task": "distill"}, "task.teacher is not set, and task distill learns from it"),
+        ({**TEACHER, "loss": {"advantage": "rloo"}}, "with task.reward_coef = 0 no advantage is made of rewards"),
+        ({**TEACHER, "rollout": {"overlong_tokens": 9}}, "Set rollout.overlong_tokens=null, or task.reward_coef"),
         ({**TEACHER, "loss": {"name": "kl_cov"}}, "loss.name = kl_cov compares the advantages of an optimizer step"),
         (
             {**TEACHER, "rollout": {"drop_zero_variance": True}},
@@ -95,7 +91,7 @@ def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[f
         ),
         ({"rewards": []}, "rewards is empty"),
         (
-            {"task": "distill", "distill": {"teacher": "t", "reward_coef": 1.0}, "rewards": []},
+            {"task": {"name": "distill", "teacher": "t", "reward_coef": 1.0}, "rewards": []},
             "rewards is empty",
         ),
     ],

@@ -44,13 +44,13 @@ def test_without_overrides_the_config_stays_as_it_is(run: RunDir, queue: FakeQue
 
 def test_overrides_win_over_what_the_last_job_had(run: RunDir, queue: FakeQueue) -> None:
     words = ["launch.slurm.time_min=30", "launch.slurm.extra.exclude=n2", "launch.setup_lines+=[ulimit -l]"]
-    result = resume(run, *words, "train.logprob_chunk_tokens=64")
+    result = resume(run, *words, "train.max_tokens_per_microbatch=64000")
     assert result.exit_code == 0, result.stderr
     launch = queue.requests[0].launch
     assert (launch.num_nodes, launch.slurm.time_min) == (2, 30)
     assert launch.slurm.extra == {"qos": "long", "exclude": "n2"}
     there = load_resolved(run.config)
-    assert (there.train.logprob_chunk_tokens, there.launch.num_nodes) == (64, 1)
+    assert (there.train.max_tokens_per_microbatch, there.launch.num_nodes) == (64000, 1)
     assert there.launch.setup_lines == launch.setup_lines == ["ulimit -l"]
 
 

@@ -31,7 +31,7 @@ BAD_FIRST_ROWS = {
         "there is no field 'question' (prompt_field). Fields: qustion",
     ),
     "no answer": (ROW, ["data.train.answer_field=gold"], "there is no field 'gold' (answer_field)"),
-    "no completion": (ROW, ["task=sft", "rollout={}", "sft.completion_field=reply"], "'reply' (sft.completion_field)"),
+    "no completion": (ROW, ["task=sft", "rollout={}", "data.train.answer_field=reply"], "'reply' (answer_field)"),
     "empty": ("\n", [], "rows.jsonl is empty"),
 }
 

@@ -78,7 +78,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         ({"task": "sft", "data": {"train": EVAL, "curriculum": {}}}, "task sft samples nothing to judge prompts by"),
         (
-            {"task": "distill", "distill": {"teacher": "t"}, "rewards": [], "data": {"train": EVAL, "curriculum": {}}},
+            {"task": {"name": "distill", "teacher": "t"}, "rewards": [], "data": {"train": EVAL, "curriculum": {}}},
             "data.curriculum judges prompts by rewards, and data.train has none.",
         ),
         ({"eval": {"every": 5}}, "data.eval is not"),
@@ -165,7 +165,7 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
     [
         {"train": {"total_steps": None, "total_episodes": 10}},
         {"rollout": {"max_policy_lag": 4}, "train": {"num_minibatches": 2}},
-        {"task": "sft", "sft": {"batch_size": 4}, "train": {"num_minibatches": 4}},
+        {"task": {"name": "sft", "batch_size": 4}, "train": {"num_minibatches": 4}},
         {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
         {"eval": {"every": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
         {"train": {"max_tokens_per_microbatch": 768}},

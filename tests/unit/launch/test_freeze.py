@@ -117,15 +117,15 @@ def test_a_root_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None
 def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) -> None:
     run = freeze(config(tmp_path), [], []).run
     leave_a_step(run)
-    words = ["rewards.0.timeout_s=60", "grading.max_failed_fraction=0.5", "train.logprob_chunk_tokens=64"]
+    words = ["rewards.0.timeout_s=60", "grading.max_failed_fraction=0.5", "train.max_tokens_per_microbatch=64000"]
     frozen = freeze(reconfigured(run, words), ["hpc-grpo", "resume"], words)
     assert sorted(frozen.changed) == [
         "grading.max_failed_fraction",
         "rewards.0.timeout_s",
-        "train.logprob_chunk_tokens",
+        "train.max_tokens_per_microbatch",
     ]
     there = load_resolved(run.config)
-    assert (there.rewards[0].timeout_s, there.train.logprob_chunk_tokens) == (60.0, 64)
+    assert (there.rewards[0].timeout_s, there.train.max_tokens_per_microbatch) == (60.0, 64000)
     assert json.loads(run.source.read_text())["resumed"][0]["overrides"] == words
 
 

@@ -55,7 +55,6 @@ def make_config(path: Path, **changes: Any) -> Config:
         "model": {"path": str(path), "dtype": "float32", "device": "cpu"},
         "data": {"max_prompt_tokens": 32},
         "rollout": {"max_new_tokens": 32, "temperature": 0.7},
-        "train": {"logprob_chunk_tokens": 16},
     }
     return minimal_config(tiny, **changes)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpc_grpo.config.train import PpoTask
 from hpc_grpo.plan.disk import (
     BATCH_BYTES_PER_TOKEN,
     checkpoint_bytes,
@@ -61,7 +62,7 @@ def test_the_bytes_of_a_kept_token_are_those_of_the_arrays_that_are_kept() -> No
 def test_stages_1_and_2_save_the_weights_once_more(dtype: str, stage: int, each: int) -> None:
     config = planned_config(model={"path": "m", "dtype": dtype}, train={"zero_stage": stage})
     assert checkpoint_bytes(config, 1000) == each * 1000
-    assert checkpoint_bytes(config.model_copy(update={"task": "ppo"}), 1000) == 2 * each * 1000
+    assert checkpoint_bytes(config.model_copy(update={"task": PpoTask()}), 1000) == 2 * each * 1000
 
 
 @pytest.mark.parametrize(

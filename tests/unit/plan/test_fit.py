@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_grpo.config.resources import weight_bytes
+from hpc_grpo.config.train import SftTask
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.memory import ENGINE_GPU, GH200, LEARNER_GPU, SHARED_GPU, Hardware
 from hpc_grpo.plan.model import family_model
@@ -72,11 +73,11 @@ def test_the_weight_store_takes_two_bytes_a_parameter(size: str, gigabytes: int)
 
 
 def test_sft_has_neither_store_nor_engines() -> None:
-    config = planned_config().model_copy(update={"task": "sft"})
+    config = planned_config().model_copy(update={"task": SftTask()})
     plan = make_plan(SEVEN, config, 4, GH200)
     assert {budget.device for budget in plan.budgets} == {"learner GPU", "node's host memory", "node's shared memory"}
     assert "weight store in /dev/shm" not in parts(plan.budgets[1])
-    assert workload(plan).num_sequences == config.sft.batch_size
+    assert workload(plan).num_sequences == config.task.batch_size
     assert workload(plan).max_tokens is None
 
 

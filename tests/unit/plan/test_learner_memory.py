@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.config.train import SftTask
 from hpc_grpo.plan.learner_memory import communication_part, host_parts, learner_budget, state_parts
 from hpc_grpo.plan.memory import (
     GH200,
@@ -73,14 +74,14 @@ def test_no_offload_leaves_the_host_alone() -> None:
 def test_the_reference_is_sharded_under_stage_3_alone(stage: int, expected: float) -> None:
     config = planned_config(train={"zero_stage": stage}, loss={"kl": {"coef": 0.1}})
     assert gigabytes(state_parts(BILLION, config, 2))["reference model"] == expected
-    sft = config.model_copy(update={"task": "sft"})
+    sft = config.model_copy(update={"task": SftTask()})
     assert "reference model" not in gigabytes(state_parts(BILLION, sft, 2))
 
 
 @pytest.mark.parametrize(("stage", "whole"), [(2, 1.0), (3, 0.5)])
 def test_an_average_in_float32_and_a_teacher_are_counted_beside_the_reference(stage: int, whole: float) -> None:
     loss = {"kl": {"coef": 0.1, "refresh_steps": 1, "mixup": 0.1}}
-    sections = {"task": "distill", "distill": {"teacher": "org/large"}, "train": {"zero_stage": stage}}
+    sections = {"task": {"name": "distill", "teacher": "org/large"}, "train": {"zero_stage": stage}}
     taught = replace(BILLION, teacher_parameters=3 * 10**9)
     found = gigabytes(state_parts(taught, planned_config(**sections, loss=loss), 2))
     extra = {"reference model": 2 * whole, "reference's average": 4 * whole, "teacher": 6 * whole}
