@@ -79,12 +79,12 @@ def plan(
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.plan.fit import plan_of
     from hpc_grpo.plan.memory import GH200, HARDWARE, hardware_named
-    from hpc_grpo.preflight.node_facts import list_gpus
+    from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
     from hpc_grpo.types import GIB
 
     request = load_request(config_name, [*sets, *overrides])
     node = HARDWARE[hardware] if hardware else GH200
-    if hardware is None and (gpus := list_gpus()) and (found := hardware_named(gpus[0].name)):
+    if hardware is None and (gpus := parse_gpus(ask_nvidia_smi().text)) and (found := hardware_named(gpus[0].name)):
         echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)
         node = HARDWARE[found]
     sizes = {"gpu_bytes": gpu_memory_gib, "host_bytes": host_memory_gib}
