@@ -200,6 +200,6 @@ def test_a_refusal_of_sbatch_is_a_finding_in_its_own_words(place: Path) -> None:
     found = findings(doctor("local/debug", "--json"))
     assert "Invalid qos specification" in found["submit options"]["says"]
     owned = findings(doctor("local/debug", "launch.slurm.extra.nodes=4", "--json"))
-    assert "launch.num_nodes" in owned["submit options"]["says"]
+    assert "launch.num_nodes" in owned["config"]["says"]
     absent = findings(doctor("local/debug", "launch.python=/no/such/python", "--json"))
     assert "launch.python = /no/such/python: must be a file" in absent["submit options"]["says"]
