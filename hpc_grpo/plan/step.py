@@ -15,7 +15,7 @@ from hpc_grpo.data.shares import places_per_epoch
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.driver.length import train_length
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.plan.engine_memory import KvCache
+from hpc_grpo.plan.budgets import KvCache
 from hpc_grpo.plan.fit import Plan
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from hpc_grpo.config.resources import engines_per_node, expects_gpus
 from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
+from hpc_grpo.plan.budgets import is_checkpointed
 from hpc_grpo.plan.disk import DiskBudget
 from hpc_grpo.plan.fit import Plan
-from hpc_grpo.plan.learner_memory import is_checkpointed
 from hpc_grpo.plan.memory import ENGINE_GPU, MemoryBudget
 from hpc_grpo.plan.step import workload
 from hpc_grpo.system.readable import counted, wrapped

@@ -13,8 +13,8 @@ from typing import Literal
 from hpc_grpo.algorithms.advantages import AdvantageSettings
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import expects_gpus, schedules_ahead, trained_parameters
+from hpc_grpo.plan.budgets import is_checkpointed
 from hpc_grpo.plan.fit import Plan
-from hpc_grpo.plan.learner_memory import is_checkpointed
 from hpc_grpo.plan.step import workload
 from hpc_grpo.simulate.cluster import Forecast, Setting, forecast
 from hpc_grpo.simulate.rates import LOGNORMAL, DrawnStep, Rate, Rates, Sequences, cut_lengths, scale_of

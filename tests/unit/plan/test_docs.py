@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_grpo.cli import check
-from hpc_grpo.plan import disk, engine_memory, learner_memory, node_memory
+from hpc_grpo.plan import budgets, disk
 from hpc_grpo.plan.memory import GH200, HARDWARE, STATES, StateBytes
 from hpc_grpo.plan.step import num_steps
 from hpc_grpo.simulate import assumed
@@ -109,13 +109,13 @@ def test_the_table_of_placements_is_what_the_plan_finds(size: str, num_nodes: in
 
 def test_assumed_numbers_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split())
-    assert f"{learner_memory.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
-    assert f"{learner_memory.CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
-    graphs_gib = (engine_memory.CONTEXT_BYTES + engine_memory.CUDA_GRAPH_BYTES) // GIB
+    assert f"{budgets.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
+    assert f"{budgets.LEARNER_CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
+    graphs_gib = (budgets.ENGINE_CONTEXT_BYTES + budgets.CUDA_GRAPH_BYTES) // GIB
     assert f"CUDA and its graphs {graphs_gib} GiB (assumed)" in text
-    assert f"{node_memory.GPU_PROCESS_GIB:g} GiB for each learner" in text
-    assert f"{node_memory.GRADING_PROCESS_GIB:g} GiB for each reward process" in text
-    assert f"{node_memory.SYSTEM_GIB:g} GiB for driver" in text
+    assert f"{budgets.GPU_PROCESS_GIB:g} GiB for each learner" in text
+    assert f"{budgets.GRADING_PROCESS_GIB:g} GiB for each reward process" in text
+    assert f"{budgets.SYSTEM_GIB:g} GiB for driver" in text
     shares = (assumed.TRAINING_SHARE, assumed.READING_SHARE, assumed.NETWORK_SHARE, assumed.HOST_SHARE)
     assert shares == (0.4, 0.6, 0.8, 0.3)
     assert "(W · 0.4 · 989e12)" in text
@@ -129,8 +129,8 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
     assert f"{assumed.HOST_SHARE:.0%} of {GH200.host_memory_bytes_per_s / 1e9:g} GB/s of host memory" in text
     assert f"lognormal with sigma 1, {assumed.MEAN_SHARE:.0%} of `rollout.max_new_tokens` on average" in text
     assert f"with more than {assumed.MOST_ROLLOUTS:,} rollouts" in text
-    assert learner_memory.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
-    assert node_memory.SHARED_MEMORY_SHARE == 0.5
+    assert budgets.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
+    assert budgets.SHARED_MEMORY_SHARE == 0.5
 
 
 @pytest.mark.parametrize(
