@@ -25,11 +25,8 @@ from common import load_average, print_table
 
 import hpc_grpo.simulate.cluster as cluster_of
 from hpc_grpo.config import Config
-from hpc_grpo.simulate.cluster import Setting, SimulatedCluster, SimulatedLearners, SimulatedPool
-from hpc_grpo.simulate.engine import SimulatedEngine
-from hpc_grpo.simulate.forecast import run_steps
-from hpc_grpo.simulate.lengths import LOGNORMAL, Sequences, cut_lengths, draw_lengths
-from hpc_grpo.simulate.rates import DrawnStep, Rate, Rates
+from hpc_grpo.simulate.cluster import Setting, SimulatedEngine, SimulatedRun
+from hpc_grpo.simulate.rates import LOGNORMAL, DrawnStep, Rate, Rates, Sequences, cut_lengths, draw_lengths
 
 MEAN_TOKENS, LONGEST, GROUP = 400.0, 2000, 16
 SEQUENCES = Sequences(LOGNORMAL, 16, leaves_out=False)
@@ -56,7 +53,7 @@ def make_config(prompts: int, lag: int, slots: int) -> Config:
 
 def make_rates(decode_s: float, train_s: float) -> Rates:
     """Return rates with which a decode step takes `decode_s` and a step of the learners `train_s`, publish and all."""
-    return Rates(Rate(decode_s, 0.0), Rate(train_s, 0.0), (DrawnStep(MEAN_TOKENS, 1.0, 1.0, 0.0, 0.0, 0.0),))
+    return Rates(Rate(decode_s, 0.0), Rate(train_s, 0.0), (DrawnStep(MEAN_TOKENS),), SEQUENCES)
 
 
 def pipeline(num_steps: int) -> None:
@@ -72,7 +69,7 @@ def pipeline(num_steps: int) -> None:
         for lag in (0, 1, 2, 4):
             config = make_config(prompts, lag, slots)
             rates = make_rates(sampling / (per_engine * GROUP * mean_tokens() / slots), training)
-            cluster = SimulatedCluster(config, SEQUENCES, rates, Setting(nodes, 1, engines, lag))
+            cluster = SimulatedRun(config, rates, Setting(nodes, 1, engines, lag))
             step_s = mean_step_s(cluster, num_steps)
             bounds = (sampling, training, (last_completion_s(cluster, prompts) + training) / (lag + 1))
             bound = bounds[2] if lag == 0 else max(bounds)
@@ -102,9 +99,7 @@ def straggler(num_steps: int) -> None:
             for way in ways.values():
                 cluster_of.spread = way
                 rates = make_rates(sampling / (per_engine * GROUP * mean_tokens() / slots), training)
-                cluster = SimulatedCluster(
-                    make_config(prompts, lag, slots), SEQUENCES, rates, Setting(nodes, 1, engines, lag)
-                )
+                cluster = SimulatedRun(make_config(prompts, lag, slots), rates, Setting(nodes, 1, engines, lag))
                 slow = Rate(2 * rates.decoding.fixed_s, 0.0)
                 cluster.engines[0] = SimulatedEngine(slow, slots)
                 step_s = mean_step_s(cluster, num_steps)
@@ -115,15 +110,15 @@ def straggler(num_steps: int) -> None:
     print_table("seconds of a step where one engine of 24 takes twice as long", heads, rows)
 
 
-def mean_step_s(cluster: SimulatedCluster, num_steps: int) -> float:
+def mean_step_s(cluster: SimulatedRun, num_steps: int) -> float:
     """Run the driver's loop; return the mean of its steps without the first fifth, in which the pipeline fills."""
     ends: list[float] = []
-    run_steps(cluster, num_steps, lambda: ends.append(cluster.clock.now))
+    cluster.take_steps(num_steps, lambda: ends.append(cluster.now))
     warm = num_steps // 5
     return (ends[-1] - ends[warm]) / (num_steps - 1 - warm)
 
 
-def engines_idle(cluster: SimulatedCluster) -> float:
+def engines_idle(cluster: SimulatedRun) -> float:
     """Return the share of the time so far in which engines sampled nothing."""
     elapsed_s, sampled_s, _ = cluster.spent()
     return 1 - sampled_s / (elapsed_s * len(cluster.engines))
@@ -134,7 +129,7 @@ def mean_tokens() -> float:
     return statistics.fmean(cut_lengths(LOGNORMAL, MEAN_TOKENS, LONGEST))
 
 
-def last_completion_s(cluster: SimulatedCluster, prompts: int) -> float:
+def last_completion_s(cluster: SimulatedRun, prompts: int) -> float:
     """Return the seconds until engines that were idle have sampled a step, the mean of some draws."""
     drawing, count = random.Random(1), len(cluster.engines)
     slots, seconds = cluster.config.engine.max_num_seqs, []
@@ -153,11 +148,10 @@ def thousand_engines(minutes: float) -> None:
     nodes, engines, prompts, lag = 250, 4, 2048, 4
     step_s = prompts * GROUP / 5000
     rates = make_rates(decode_s=0.008, train_s=step_s)
-    cluster = SimulatedCluster(make_config(prompts, lag, 64), SEQUENCES, rates, Setting(nodes, 1, engines, lag))
+    cluster = SimulatedRun(make_config(prompts, lag, 64), rates, Setting(nodes, 1, engines, lag))
     spent = {"stand-ins": 0.0}
-    for owner, names in ((SimulatedPool, ("start", "wait")), (SimulatedLearners, ("train",))):
-        for name in names:
-            setattr(owner, name, counted(getattr(owner, name), spent))
+    for name in ("start", "wait", "train"):
+        setattr(SimulatedRun, name, counted(getattr(SimulatedRun, name), spent))
     process, rows = psutil.Process(), []
     num_steps = round(minutes * 60 / step_s)
     marks = [(time.process_time(), 0.0)]
@@ -171,12 +165,12 @@ def thousand_engines(minutes: float) -> None:
             own_s = (marks[-1][0] - marks[-2][0]) - (marks[-1][1] - marks[-2][1])
             share = own_s / (max(1, num_steps // 10) * step_s)
             memory = process.memory_info().rss / 2**20
-            rows.append([f"{cluster.clock.now / 60:.1f}", str(taken), f"{memory:.0f} MiB", f"{share:.1%}"])
+            rows.append([f"{cluster.now / 60:.1f}", str(taken), f"{memory:.0f} MiB", f"{share:.1%}"])
             print("  ".join(rows[-1]), flush=True)
 
-    run_steps(cluster, num_steps, on_step)
+    cluster.take_steps(num_steps, on_step)
     idle = engines_idle(cluster)
-    done = num_steps * prompts * GROUP / cluster.clock.now
+    done = num_steps * prompts * GROUP / cluster.now
     title = f"{nodes * engines} engines on {nodes} nodes, {done:,.0f} completions/s, engines idle {idle:.0%}"
     print_table(title, ["simulated minutes", "steps", "memory", "driver's CPU of one core"], rows)
 

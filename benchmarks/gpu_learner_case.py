@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpu_learner_inputs import SHAPES, Case, make_config, model_flops, random_sequences, sequence_lengths
 
-from hpc_grpo.plan.learner_memory import learner_budget
+from hpc_grpo.plan.budgets import learner_budget
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.plan.model import Model
 

@@ -23,9 +23,8 @@ from hpc_grpo.demo.tasks import TaskSizes, write_tasks  # noqa: E402
 from hpc_grpo.run.frozen_config import read_config  # noqa: E402
 from hpc_grpo.run.paths import RunDir  # noqa: E402
 from hpc_grpo.run.progress import read_metrics  # noqa: E402
-from hpc_grpo.simulate.cluster import Setting  # noqa: E402
-from hpc_grpo.simulate.forecast import forecast, measured_rates  # noqa: E402
-from hpc_grpo.simulate.measured import read_measurements  # noqa: E402
+from hpc_grpo.simulate.cluster import Setting, forecast  # noqa: E402
+from hpc_grpo.simulate.measured import measured_rates, read_measurements  # noqa: E402
 from tests.slurm.conftest import SlurmCluster  # noqa: E402
 
 CASES = [(nodes, lag) for nodes in (1, 2) for lag in (0, 2)]
@@ -83,7 +82,7 @@ def foretold(run: RunDir, config: Config) -> list[float]:
     measured = read_measurements(run, config)
     rates = measured_rates(measured, config)
     print(f"{run.path.name}: {rates.decoding}, {rates.training}")
-    return [forecast(config, measured.sequences, rates, Setting(nodes, 1, 2, lag)).steps_per_h for nodes, lag in CASES]
+    return [forecast(config, rates, Setting(nodes, 1, 2, lag)).steps_per_h for nodes, lag in CASES]
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from hpc_grpo.cli.options import CONFIG, OPTIONAL_CONFIG, OVERRIDES, SET, echo
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 
 if TYPE_CHECKING:
+    from hpc_grpo.plan.fit import Plan
     from hpc_grpo.preflight.findings import Context
 
 _GIB = click.FloatRange(0, min_open=True)
@@ -76,25 +77,34 @@ def plan(
     from dataclasses import replace
 
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.plan.disk import read_disk
     from hpc_grpo.plan.fit import plan_of
     from hpc_grpo.plan.memory import GH200, HARDWARE, hardware_named
-    from hpc_grpo.plan.step import read_measured_steps
-    from hpc_grpo.plan.text import plan_text
-    from hpc_grpo.preflight.node_facts import list_gpus
+    from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
     from hpc_grpo.types import GIB
 
     request = load_request(config_name, [*sets, *overrides])
     node = HARDWARE[hardware] if hardware else GH200
-    if hardware is None and (gpus := list_gpus()) and (found := hardware_named(gpus[0].name)):
+    if hardware is None and (gpus := parse_gpus(ask_nvidia_smi().text)) and (found := hardware_named(gpus[0].name)):
         echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)
         node = HARDWARE[found]
     sizes = {"gpu_bytes": gpu_memory_gib, "host_bytes": host_memory_gib}
     node = replace(node, **{name: int(gib * GIB) for name, gib in sizes.items() if gib is not None})
     planned = plan_of(request.config, request.environ, node, nodes=nodes, size=size)
-    echo(plan_text(planned, read_measured_steps(request.config), read_disk(planned)), nl=False)
+    echo(plan_text(planned), nl=False)
     if not planned.fits:
         sys.exit(EXIT_CONFIG)
+
+
+def plan_text(plan: Plan) -> str:
+    from hpc_grpo.plan.disk import read_disk
+    from hpc_grpo.plan.text import size_sections
+    from hpc_grpo.run.paths import RunDir
+    from hpc_grpo.simulate.measured import newest_attempt
+    from hpc_grpo.simulate.text import time_sections
+
+    measured = newest_attempt(RunDir(plan.config.run_path), plan.config)
+    sections = [*size_sections(plan, read_disk(plan)), *time_sections(plan, measured)]
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 @click.command()

@@ -177,11 +177,21 @@ def _how_to_follow(run: RunDir, job_id: str) -> str:
 
 def _comments(request: Request) -> str:
     """Return what goes below a job script, as comments of the shell: the script stays what sbatch takes."""
-    from hpc_grpo.plan.text import plan_or_reason
+    from hpc_grpo.cli.check import plan_text
+    from hpc_grpo.errors import ConfigError
+    from hpc_grpo.plan.fit import plan_of
+    from hpc_grpo.plan.memory import GH200
     from hpc_grpo.preflight.inputs import refusals
+    from hpc_grpo.types import GIB
 
     refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]
-    text = "".join([*refused, plan_or_reason(request.config, request.environ)])
+    try:
+        plan = plan_text(plan_of(request.config, request.environ, GH200))
+        assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
+        plan = f"Plan, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{plan}"
+    except ConfigError as error:
+        plan = f"No plan: {' '.join(str(error).split())}\n"
+    text = "".join([*refused, plan])
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
 

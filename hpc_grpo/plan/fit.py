@@ -7,13 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node, weight_bytes
+from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node, kv_cache_gib, weight_bytes
 from hpc_grpo.launch.environment.rules import job_environ
-from hpc_grpo.plan.engine_memory import KvCache, cpu_kv_cache, engine_budget, shared_gpu_budget
-from hpc_grpo.plan.learner_memory import learner_budget, state_parts
+from hpc_grpo.plan.budgets import (
+    KvCache,
+    engine_budget,
+    host_budget,
+    kv_cache,
+    learner_budget,
+    shared_gpu_budget,
+    shared_memory_budget,
+    state_parts,
+)
 from hpc_grpo.plan.memory import HOST_MEMORY, Hardware, MemoryBudget
 from hpc_grpo.plan.model import Model, family_model, read_model
-from hpc_grpo.plan.node_memory import host_budget, shared_memory_budget
 from hpc_grpo.types import GIB
 
 Settings = tuple[tuple[str, Any], ...]
@@ -105,7 +112,7 @@ def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) 
         if config.placement.colocate:
             gpus = [shared_gpu_budget(gpus[0], state_parts(model, config, num_learners), engine)]
     elif engines_per_node(config):
-        cache = cpu_kv_cache(model, config)
+        cache = kv_cache(model, config, int((kv_cache_gib(config, on_gpu=False) or 0) * GIB))
     host = host_budget(model, config, num_learners, cache.num_bytes if cache else 0, hardware)
     budgets = (*gpus, host, shared_memory_budget(model, config, hardware))
     return Plan(model, config, num_nodes, hardware, budgets, cache)

@@ -1,6 +1,6 @@
 """Count bytes: a device's memory as a sum of named parts, what DeepSpeed keeps a parameter, what a microbatch keeps.
 
-Which of a run's settings go in is said beside each device (learner_memory.py, engine_memory.py, node_memory.py).
+Which of a run's settings go in is said in budgets.py.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""Count what a step works on, and read how long steps took that a run has taken already.
-
-Nobody knows before sampling how long completions get: tokens are those of sequences as long as may be.
-"""
+"""The work of a step, and the length of a run in steps."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, budget_of, engines_per_node
@@ -21,62 +15,42 @@ from hpc_grpo.data.shares import places_per_epoch
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.driver.schedule import train_length
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.plan.budgets import KvCache
 from hpc_grpo.plan.fit import Plan
-from hpc_grpo.run.attempt import read_attempts
-from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_metrics, read_state
-
-_STEP_TIME = "time/step_s"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The sequences and tokens of a step. The two `max_` count a step of longest sequences; None: SFT.
+    """A step of sequences that are all as long as may be: nobody knows before sampling how long completions get.
 
-    `learner_tokens` are those of `max_tokens` that learners compute: a shared prompt's once.
-    `num_microbatches` is what one learner trains on.
+    `learner_tokens` are the tokens that learners compute, a shared prompt once; `num_microbatches` is of one learner.
     """
 
     num_sequences: int
-    max_tokens: int | None
-    max_new_tokens: int | None
+    max_tokens: int
+    max_new_tokens: int
     sequences_per_engine: int
-    num_microbatches: int | None
-    learner_tokens: int | None = None
+    num_microbatches: int
+    learner_tokens: int
+    cache: KvCache
 
 
-@dataclass(frozen=True)
-class MeasuredSteps:
-    """The newest attempt's steps. `num_nodes` is what they ran on; None where the attempt's record is gone."""
-
-    median_step_s: float
-    num_steps: int
-    attempt: int
-    num_nodes: int | None
-    num_remaining_steps: int | None
-
-    def node_hours_left(self, planned_nodes: int) -> float | None:
-        """Return steps x seconds x nodes / 3600, on the nodes measured; None where the run's length is not known."""
-        if self.num_remaining_steps is None:
-            return None
-        nodes = self.num_nodes or planned_nodes
-        return self.num_remaining_steps * self.median_step_s * nodes / 3600
-
-
-def workload(plan: Plan) -> Workload:
+def workload(plan: Plan) -> Workload | None:
+    """Return the work of a step; None without engines (SFT)."""
     config, cache = plan.config, plan.kv_cache
     if cache is None:
-        return Workload(config.sft.batch_size, None, None, 0, None)
-    sequences = config.rollout.prompts_per_step * config.rollout.group_size
-    engines = plan.num_nodes * engines_per_node(config)
-    prompts = config.rollout.prompts_per_step if budget_of(config).shares_prompts else sequences
+        return None
+    rollout = config.rollout
+    sequences, engines = rollout.prompts_per_step * rollout.group_size, plan.num_nodes * engines_per_node(config)
+    prompts = rollout.prompts_per_step if budget_of(config).shares_prompts else sequences
     return Workload(
         num_sequences=sequences,
         max_tokens=sequences * config.max_model_len,
-        max_new_tokens=sequences * config.rollout.max_new_tokens,
+        max_new_tokens=sequences * rollout.max_new_tokens,
         sequences_per_engine=ceil(sequences / engines),
         num_microbatches=_num_microbatches(config, plan.num_learners),
-        learner_tokens=prompts * config.data.max_prompt_tokens + sequences * config.rollout.max_new_tokens,
+        learner_tokens=prompts * config.data.max_prompt_tokens + sequences * rollout.max_new_tokens,
+        cache=cache,
     )
 
 
@@ -102,8 +76,8 @@ def num_steps(plan: Plan) -> int | None:
     Prompts that data.drop_long_prompts drops are counted: nothing is tokenized here.
     """
     config = plan.config
-    sources = [source for _, source in config.data.sources(for_eval=False)]
-    known = [source for _, source in config.data.sources(for_eval=True)] if config.data.deduplicate else []
+    sources, evals = ([source for _, source in config.data.sources(for_eval=which)] for which in (False, True))
+    known = evals if config.data.deduplicate else []
     if config.train.total_epochs is None:
         return train_length(config, 1).total_steps
     try:
@@ -134,27 +108,3 @@ def _hashes(source: SourceConfig) -> Iterator[int]:
     for number, item in enumerate(read_items(source)):
         check_item(source, item, number)
         yield prompt_hash(source, item)
-
-
-def read_measured_steps(config: Config) -> MeasuredSteps | None:
-    """Return what the run directory says of the steps already taken; None before the first."""
-    run = RunDir(config.run_path)
-    state = read_state(run)
-    is_known = config.train.total_epochs is None
-    total_steps = train_length(config, 1).total_steps if is_known else state.total_steps if state else None
-    nodes = {record.attempt: len(record.nodes) for record in read_attempts(run)}
-    return measured_steps(read_metrics(run.metrics), nodes, total_steps)
-
-
-def measured_steps(
-    metrics: Mapping[int, Mapping[str, Any]], nodes_by_attempt: Mapping[int, int], total_steps: int | None
-) -> MeasuredSteps | None:
-    """Return the newest attempt's steps in `metrics` (by step); None when none was measured."""
-    timed = {step: line for step, line in metrics.items() if step > 0 and math.isfinite(line.get(_STEP_TIME, math.nan))}
-    if not timed:
-        return None
-    last_step = max(timed)
-    attempt = int(timed[last_step].get("attempt", 1))
-    seconds = [line[_STEP_TIME] for line in timed.values() if line.get("attempt", 1) == attempt]
-    remaining = None if total_steps is None else max(0, total_steps - last_step)
-    return MeasuredSteps(statistics.median(seconds), len(seconds), attempt, nodes_by_attempt.get(attempt), remaining)

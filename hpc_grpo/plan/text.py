@@ -1,19 +1,16 @@
-"""Write a plan as text for a terminal."""
+"""Write what a plan tells of memory and disk as text for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus
-from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
-from hpc_grpo.plan.disk import DiskBudget, read_disk
-from hpc_grpo.plan.fit import Plan, plan_of
-from hpc_grpo.plan.learner_memory import is_checkpointed
-from hpc_grpo.plan.memory import ENGINE_GPU, GH200, MemoryBudget
-from hpc_grpo.plan.step import MeasuredSteps, read_measured_steps, workload
-from hpc_grpo.plan.time_text import time_sections
+from hpc_grpo.plan.budgets import is_checkpointed
+from hpc_grpo.plan.disk import DiskBudget
+from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.memory import ENGINE_GPU, MemoryBudget
+from hpc_grpo.plan.step import workload
 from hpc_grpo.system.readable import counted, wrapped
 from hpc_grpo.types import GIB
 
@@ -21,22 +18,17 @@ _MAX_CHANGES_SHOWN = 6
 _NAME_WIDTH = 46
 
 
-def plan_text(plan: Plan, measured: MeasuredSteps | None, disk: DiskBudget | None = None) -> str:
-    sections = [_head(plan), *map(_budget, plan.budgets), _verdict(plan), _step(plan), _sizes(plan)]
-    sections += [_disk(disk)] if disk else []
-    sections += time_sections(plan, measured)
-    return "\n\n".join(filter(None, map("\n".join, sections))) + "\n"
-
-
-def plan_or_reason(config: Config, environ: Mapping[str, str]) -> str:
-    """Return the plan on the hardware that `hpc-grpo plan` assumes, else one line that says why there is none."""
-    try:
-        plan = plan_of(config, environ, GH200)
-        text = plan_text(plan, read_measured_steps(config), read_disk(plan))
-    except ConfigError as error:
-        return f"No plan: {' '.join(str(error).split())}\n"
-    assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
-    return f"Plan, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{text}"
+def size_sections(plan: Plan, disk: DiskBudget) -> Iterator[str]:
+    """Return what a plan tells of memory and disk."""
+    sections = [
+        _head(plan),
+        *map(_budget, plan.budgets),
+        _verdict(plan),
+        _step(plan),
+        _sizes(plan),
+        _disk(disk),
+    ]
+    yield from map("\n".join, sections)
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -92,10 +84,11 @@ def _verdict(plan: Plan) -> Iterator[str]:
 
 
 def _step(plan: Plan) -> Iterator[str]:
-    load, cache = workload(plan), plan.kv_cache
-    if load.max_tokens is None or cache is None:
-        yield f"A step trains on {load.num_sequences:,} demonstrations."
+    load = workload(plan)
+    if load is None:
+        yield f"A step trains on {plan.config.sft.batch_size:,} demonstrations."
         return
+    cache = load.cache
     yield from wrapped(
         f"A step samples {load.num_sequences:,} sequences of at most {plan.config.max_model_len:,} tokens: "
         f"at most {load.max_tokens:,} tokens, {load.max_new_tokens:,} of them sampled."

@@ -1,6 +1,7 @@
-"""The inputs of a run, checked on the login node: Python, notify program, model, data, and what it asks Slurm for.
+"""The inputs of a run and its disk, checked on the login node.
 
-A job that would fail on one of them queues for hours to say so: `submit` and `resume` refuse it (`refusals`).
+A job that would fail on one of them queues for hours to say so. `submit` and `resume` refuse it (`refusals`), and the
+doctor prints a finding for each (`input_findings`).
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from math import inf
 from pathlib import Path
 
-from hpc_grpo.config import Config, LaunchConfig, SlurmConfig
+from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.config.resources import check_fits, node_demand
 from hpc_grpo.data.checks import check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
@@ -25,15 +26,26 @@ from hpc_grpo.launch.environment.rules import job_environ
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.launch.secrets import refuse_secrets
-from hpc_grpo.preflight.disk import refuse_full_disk
+from hpc_grpo.plan.disk import DiskBudget, read_disk
+from hpc_grpo.plan.fit import plan_of
+from hpc_grpo.plan.memory import GH200
+from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.prefetch.items import Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.hugging_face import find_model
+from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
+from hpc_grpo.types import GIB
 from hpc_grpo.weights.contract import refuse_experts, refuse_images
 
+MODEL, DATA, INPUTS, DISK = "model", "data", "inputs", "disk"
+"""Checks of the doctor."""
 _MAX_CHECKED_ROWS = 200_000
 """A second or two: a login node is everybody's."""
+_PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
+_MAKE_ROOM = (
+    "make room (hpc-grpo du, hpc-grpo clean RUN), lower checkpoint.keep_last or checkpoint.keep_exports, or set "
+    "run.root to a larger file system"
+)
 
 
 def refuse_what_fails(config: Config, *, accepts_changes: bool = False) -> None:
@@ -41,28 +53,132 @@ def refuse_what_fails(config: Config, *, accepts_changes: bool = False) -> None:
         raise error
 
 
-def refusals(config: Config, *, accepts_changes: bool = False) -> Iterator[ConfigError]:
-    """Yield each reason why the job would never start, or fail at once, as far as a login node can tell."""
+def refusals(
+    config: Config, environ: Mapping[str, str] = os.environ, *, only: str = "", accepts_changes: bool = False
+) -> Iterator[ConfigError]:
+    """Yield each reason why the job would never start, or fail at once, as far as a login node can tell.
+
+    `only` limits them to those that belong to one check of the doctor.
+    """
     run = RunDir(config.run_path)
     start = working_dir(run) if run.has_config() else Path.cwd()
-    for check in (
-        partial(refuse_secrets, config),
-        partial(refuse_missing_python, config.launch),
-        partial(refuse_missing_environment, config.launch, start),
-        partial(refuse_missing_notify, config.launch, start),
-        partial(refuse_missing_inputs, config, start),
-        partial(refuse_unsupported_model, config, start),
-        partial(refuse_unlike_vocabularies, config, start),
-        partial(refuse_unreadable_data, config, start),
-        partial(refuse_changed_inputs, run, config, start, accepts_changes),
-        partial(refuse_too_few_gpus, config),
-        partial(refuse_what_cannot_start, config.launch),
-        partial(refuse_full_disk, config),
+    for check, refuse in (
+        ("variables", partial(refuse_secrets, config)),
+        ("submit options", partial(refuse_missing_python, config.launch)),
+        (INPUTS, partial(refuse_missing_environment, config.launch, start)),
+        (INPUTS, partial(refuse_missing_notify, config.launch, start)),
+        ("paths", partial(refuse_missing_inputs, config, start)),
+        (MODEL, partial(refuse_unsupported_model, config, start, environ)),
+        (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
+        (INPUTS, partial(refuse_unreadable_data, config, start)),
+        (INPUTS, partial(refuse_changed_inputs, run, config, start, accepts_changes)),
+        (INPUTS, partial(refuse_too_few_gpus, config)),
+        ("partition", partial(refuse_what_cannot_start, config.launch)),
+        (DISK, partial(refuse_full_disk, config, environ)),
     ):
         try:
-            check()
+            if only in ("", check):
+                refuse()
         except ConfigError as error:
             yield error
+
+
+def input_findings(context: Context) -> list[Finding]:
+    """Return the doctor's findings about what the job reads, and the disk that it writes to."""
+    judges: dict[str, Callable[[Config, Context], Finding]] = {
+        MODEL: model_finding,
+        DATA: data_finding,
+        INPUTS: other_inputs_finding,
+        DISK: disk_finding,
+    }
+    config = context.config
+    if config is None:
+        return [skipped(check, context.why_no_config) for check in judges]
+    return [guarded(check, partial(judge, config, context)) for check, judge in judges.items()]
+
+
+def model_finding(config: Config, context: Context) -> Finding:
+    """Check that `model.path` is a model's folder, or in the cache that the job will use."""
+    environ = context.job_environ
+    if missing := _missing_paths(config, "model."):
+        return failure(MODEL, missing, "set model.path to the folder of a model")
+    try:
+        folder = find_model(config.model.path, environ)
+    except ConfigError:
+        return _not_cached(MODEL, config.model.path, hub_cache(environ), environ)
+    if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
+        return failure(MODEL, f"{folder} has a config.json but no weights", _PREFETCH)
+    for error in refusals(config, context.environ, only=MODEL):
+        return failure(MODEL, str(error), "set model.path to a dense decoder")
+    return ok(MODEL, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
+
+
+def data_finding(config: Config, context: Context) -> Finding:
+    """Check that the data sets of the config are files, folders, or in the cache that the job will use."""
+    environ = context.job_environ
+    if missing := _missing_paths(config, "data."):
+        return failure(DATA, missing, "set data.train.path and data.eval.path")
+    paths = [source.path for which in (False, True) for _, source in config.data.sources(for_eval=which)]
+    to_fetch = [
+        path
+        for path in paths
+        if not (is_generated(path) or Path(path).exists() or any(map(Path.is_dir, dataset_folders(path, environ))))
+    ]
+    if to_fetch:
+        return _not_cached(DATA, " and ".join(to_fetch), datasets_cache(environ), environ)
+    return ok(DATA, ", ".join(dict.fromkeys(paths)))
+
+
+def other_inputs_finding(config: Config, context: Context) -> Finding:
+    """Check the rest of what `submit` would refuse: programs, rows of the data, GPUs of a node."""
+    errors = list(map(str, refusals(config, context.environ, only=INPUTS)))
+    return failure(INPUTS, "\n".join(errors), "correct what it names") if errors else ok(INPUTS, "nothing is missing")
+
+
+def disk_finding(config: Config, context: Context) -> Finding:
+    """Check that what a run writes has room below run.root: a full disk or quota stops it in the middle of a job."""
+    try:
+        disk = _disk(config, context.environ)
+    except ConfigError as error:
+        return failure(DISK, str(error), _MAKE_ROOM)
+    if disk is None:
+        return skipped(DISK, "the model is not on this machine, or is none that can be planned")
+    return judged_disk(disk)
+
+
+def judged_disk(disk: DiskBudget) -> Finding:
+    """Judge a run's budget: what is sure must fit, what is estimated at its most should."""
+    room = f"{disk.room.num_bytes / GIB:,.0f} GiB {disk.room.limit} in {disk.folder}"
+    says = f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}"
+    if disk.is_too_large:
+        return failure(DISK, _sure(disk), _MAKE_ROOM)
+    if not disk.fits:
+        return warning(DISK, f"{says}, if completions get long", _MAKE_ROOM)
+    if disk.has_too_many_files:
+        says = f"the run makes about {disk.num_files:,} files, and {disk.room.num_files:,} files are"
+        return warning(DISK, f"{says} {disk.room.files_limit} in {disk.folder}", _MAKE_ROOM)
+    return ok(DISK, says)
+
+
+def refuse_full_disk(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError where the checkpoints and exports of the run would not fit, or nobody knows whether they do."""
+    disk = _disk(config, environ)
+    if disk is not None and disk.is_too_large:
+        raise ConfigError(f"run.root = {config.run.root}: {_sure(disk)}. To go on, {_MAKE_ROOM}.")
+
+
+def _sure(disk: DiskBudget) -> str:
+    parts = ", ".join(f"{part.name} {part.num_bytes / GIB:,.0f} GiB ({part.formula})" for part in disk.sure)
+    return f"the run keeps {parts}, and {disk.room.num_bytes / GIB:,.0f} GiB are {disk.room.limit} in {disk.folder}"
+
+
+def _disk(config: Config, environ: Mapping[str, str]) -> DiskBudget | None:
+    """Return the budget; None for a model that is not here. Raises ConfigError where the disk does not say its room."""
+    try:
+        plan = plan_of(config, environ, GH200)
+    except ConfigError:
+        return None  # the check of the model says why
+    return read_disk(plan)
 
 
 def refuse_missing_python(launch: LaunchConfig) -> None:
@@ -76,10 +192,9 @@ def refuse_missing_python(launch: LaunchConfig) -> None:
 
 def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
     """Raise ConfigError where nodes could not copy `launch.stage.environment`."""
-    if (named := launch.stage.environment) is None:
-        return
-    path = working_dir / named
-    if not path.is_file() and not (path / "bin" / "python").exists():
+    named = launch.stage.environment
+    path = working_dir / (named or "")
+    if named is not None and not path.is_file() and not (path / "bin" / "python").exists():
         raise ConfigError(
             f"launch.stage.environment = {named}: {path} must be the folder of a virtual environment, with bin/python, "
             f"or an image of one (mksquashfs ENVIRONMENT FILE.squashfs). Give one that this machine and the nodes see."
@@ -109,7 +224,7 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
         )
 
 
-def refuse_unsupported_model(config: Config, working_dir: Path) -> None:
+def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
     """Raise ConfigError where learners could not load the model, or not publish its weights to engines.
 
     Not judged: a model that is not on this machine, or whose config.json cannot be read.
@@ -117,7 +232,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path) -> None:
     path = config.model.path
     name = str(working_dir / path) if is_there(working_dir / path) else path
     try:
-        folder = find_model(name, job_environ(os.environ, config.launch.env))
+        folder = find_model(name, job_environ(environ, config.launch.env))
         settings = json.loads((folder / "config.json").read_text())
     except (ConfigError, OSError, ValueError):
         return
@@ -127,7 +242,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path) -> None:
             refuse_experts(settings, path)
 
 
-def refuse_unlike_vocabularies(config: Config, working_dir: Path) -> None:
+def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
     """Raise ConfigError where the vocabulary of a reference or teacher is not that of the model, by tokenizer.json.
 
     Not judged: models that are not on this machine, and tokenizers in other files; the driver compares those.
@@ -136,7 +251,7 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path) -> None:
         paths = (config.model.path, scoring)
         places = (str(working_dir / path) if is_there(working_dir / path) else path for path in paths)
         try:
-            folders = [find_model(place, job_environ(os.environ, config.launch.env)) for place in places]
+            folders = [find_model(place, job_environ(environ, config.launch.env)) for place in places]
         except ConfigError:
             continue
         own, others = map(read_vocabulary, folders)
@@ -177,7 +292,8 @@ def refuse_too_few_gpus(config: Config) -> None:
     up to whole cores.
     """
     slurm = config.launch.slurm
-    if config.placement.gpus == "none" or _may_bring_gpus(slurm):
+    others = any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra)
+    if config.placement.gpus == "none" or others or (slurm.exclusive and not slurm.gpus_per_node):
         return
     demand = node_demand(config, with_gpus=True)
     if slurm.gpus_per_node:
@@ -191,11 +307,16 @@ def refuse_too_few_gpus(config: Config) -> None:
         )
 
 
-def _may_bring_gpus(slurm: SlurmConfig) -> bool:
-    """Tell whether an option beside `gpus_per_node` may ask for GPUs: --exclusive, --gres, --gpus…, --tres…."""
-    return (slurm.exclusive and not slurm.gpus_per_node) or any(
-        key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra
-    )
+def _missing_paths(config: Config, section: str) -> str:
+    """Return the missing paths of one section of the config in one line; "" if all exist."""
+    return "; ".join(says for key, says in missing_inputs(config, Path.cwd()) if key.startswith(section))
+
+
+def _not_cached(check: str, name: str, cache: Path, environ: Mapping[str, str]) -> Finding:
+    says = f"no such path, and not in the cache {cache}: {name}"
+    if is_offline(environ):
+        return failure(check, f"{says}, and the job is offline", _PREFETCH)
+    return warning(check, f"{says}: the job will download it", _PREFETCH)
 
 
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:

@@ -13,13 +13,10 @@ from hpc_grpo.launch.environment.rules import PROXIES, SCHEDULER_PREFIXES, is_de
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_associations, ask_version
-from hpc_grpo.launch.secrets import refuse_secrets
 from hpc_grpo.preflight import scheduler
-from hpc_grpo.preflight.disk import disk_finding
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
-from hpc_grpo.preflight.input_findings import data_finding, model_finding
-from hpc_grpo.preflight.inputs import refuse_missing_python
+from hpc_grpo.preflight.inputs import input_findings, refusals, refuse_missing_python
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system import hugging_face
 from hpc_grpo.system.commands import Answer
@@ -44,9 +41,7 @@ def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> 
         findings += scheduler_findings(context, num_nodes, partitions)
     findings += [
         guarded("run folder", lambda: run_folder_finding(context.root)),
-        guarded("disk", lambda: disk_finding(context)),
-        guarded("model", lambda: model_finding(context)),
-        guarded("data", lambda: data_finding(context)),
+        *input_findings(context),
         guarded("secret files", lambda: secret_files_finding(context)),
         guarded("variables", lambda: variables_finding(context)),
         guarded("proxies", lambda: proxies_finding(context)),
@@ -100,10 +95,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
 def variables_finding(context: Context) -> Finding:
     """Check that no secret is in the config, and that nothing harmful reaches training or what starts it."""
     check, launch = "variables", context.launch
-    try:
-        if context.config is not None:
-            refuse_secrets(context.config)
-    except ConfigError as error:
+    for error in refusals(context.config, only=check) if context.config else ():
         return failure(check, str(error), "take it out of the config, in which it is written down")
     if refused := [name for name in launch.pass_env if is_denied(name.rstrip("*"))]:
         return warning(check, f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")

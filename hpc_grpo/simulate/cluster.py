@@ -1,73 +1,162 @@
-"""Stand in for engines, learners and the weight store in the driver's loop: each knows how long it takes.
+"""Simulate a run: the driver's own loop, batches and scheduler, with simulated engines and learners.
 
-The clock is the driver's: whatever it waits for moves it.
+Nothing is sampled or trained, so a day passes in seconds. Not simulated: the network between nodes (gradients, the
+publish to another number of nodes), failures, and processes that slow each other down on the same cores.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.batches import Batch, TrainItem, balanced
-from hpc_grpo.driver.rollouts import GradedGroup, spread
-from hpc_grpo.simulate.engine import Call, SimulatedEngine
-from hpc_grpo.simulate.lengths import Sequences, draw_lengths
-from hpc_grpo.simulate.rates import DrawnStep, Rates
+from hpc_grpo.driver.batches import Batch, RolloutBatches, TrainItem, balanced
+from hpc_grpo.driver.loop import TrainingLoop
+from hpc_grpo.driver.rollouts import DriverState, GradedGroup, RolloutScheduler, spread
+from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.simulate.rates import DrawnStep, Rates, draw_lengths
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, RemoteGroup
 
+if TYPE_CHECKING:
+    from hpc_grpo.data.stream import PromptStream
 
-@dataclass
-class Clock:
-    """Simulated seconds."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+FEWEST_STEPS = 30
+_MOST_STEPS, _MOST_ROLLOUTS = 300, 300_000
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Name nodes and a split that a run may be trained on; learners and engines are those of one node."""
+    """Nodes and a split to simulate. Learners and engines are those of one node; `width` is the GPUs of an engine."""
 
     nodes: int
     learners: int
     engines: int
     lag: int
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The speed of a run. Idle: the share of the time in which engines sample nothing, or learners train nothing."""
+
+    setting: Setting
+    steps_per_h: float
+    engines_idle: float
+    learners_idle: float
+
+    @property
+    def step_s(self) -> float:
+        return 3600 / self.steps_per_h
+
+    def node_hours(self, num_steps: int) -> float:
+        return num_steps / self.steps_per_h * self.setting.nodes
+
+
+def forecast(config: Config, rates: Rates, setting: Setting, num_steps: int | None = None, edge: int = 0) -> Forecast:
+    """Simulate a run of `config` at `setting`, with the same numbers each time.
+
+    The default of `num_steps` is enough for a mean. `edge` steps before and after are simulated and not counted: with a
+    lag the first steps of a run fill the pipeline, and the last steps have nothing to sample ahead.
+    """
+    if num_steps is None:
+        per_step = config.rollout.prompts_per_step * config.rollout.group_size
+        num_steps = min(_MOST_STEPS, max(FEWEST_STEPS, _MOST_ROLLOUTS // per_step))
+    run = SimulatedRun(config, rates, setting)
+    spent = [run.spent()]
+    run.take_steps(num_steps + 2 * edge, lambda: spent.append(run.spent()))
+    elapsed_s, sampled_s, trained_s = (
+        end - begin for begin, end in zip(spent[edge], spent[edge + num_steps], strict=True)
+    )
+    return Forecast(
+        setting,
+        steps_per_h=3600 * num_steps / elapsed_s,
+        # Not below 0: both are sums of many rounded numbers.
+        engines_idle=max(0.0, 1 - sampled_s / (elapsed_s * len(run.engines))),
+        learners_idle=max(0.0, 1 - trained_s / (elapsed_s * setting.nodes * setting.learners)),
+    )
 
 
 @dataclass
-class SimulatedCluster:
-    """The simulated run: a clock, what stands on the nodes, and which of the run's own steps each step is like."""
+class Call:
+    """One group in an engine; it ends with its last completion."""
 
-    config: Config
-    sequences: Sequences
-    rates: Rates
-    setting: Setting
-    drawing: random.Random = field(default_factory=lambda: random.Random(0))
-    clock: Clock = field(default_factory=Clock)
-    trained_s: float = 0.0
-    waited_s: float = 0.0
-    _draws: list[DrawnStep] = field(default_factory=list)
+    num_left: int
+    ended_at: float = 0.0
 
-    def __post_init__(self) -> None:
-        count = self.setting.nodes * self.setting.engines
-        self.engines = [SimulatedEngine(self.rates.decoding, self.config.engine.max_num_seqs) for _ in range(count)]
 
-    def draw(self, step: int) -> DrawnStep:
-        """Return the step of the run that this one is like: each of them once, in any order, and so on."""
-        while len(self._draws) <= step:
-            self._draws += self.drawing.sample(self.rates.draws, len(self.rates.draws))
-        return self._draws[step]
+class SimulatedEngine:
+    """Samples as vLLM does: sequences in the order they came, `max_num_seqs` at once, a token of each a decode step.
 
-    def spent(self) -> tuple[float, float, float]:
-        """Return the time, and the seconds that all engines have sampled and all learners trained until then."""
-        for engine in self.engines:
-            engine.finish_all(self.clock.now)
-        return self.clock.now, sum(engine.busy_s for engine in self.engines), self.trained_s
+    It has a time of its own: at least that of the last call, and later where somebody waited for an end.
+    """
+
+    def __init__(self, decoding: Callable[[float], float], max_num_seqs: int) -> None:
+        self._decoding, self._max_num_seqs = decoding, max_num_seqs
+        self._factor = 1.0
+        self._time = self._steps = self.busy_s = 0.0
+        self._order = itertools.count()
+        self._running: list[tuple[float, int, Call]] = []
+        self._waiting: deque[tuple[int, Call]] = deque()
+        self._num_open = 0
+
+    def load(self, now: float) -> int:
+        """Count the groups that have not ended by then."""
+        self.advance(now)
+        return self._num_open
+
+    def submit(self, lengths: Sequence[int], now: float, factor: float = 1.0) -> Call:
+        """Queue completions of so many tokens. `factor` is on the seconds of what is sampled from now on."""
+        self.advance(now)
+        self._factor = factor
+        call = Call(len(lengths), now)
+        self._num_open += 1
+        self._waiting.extend((length, call) for length in lengths)
+        self._admit()
+        return call
+
+    def end_of(self, call: Call) -> float:
+        """Sample until `call` has ended; return when that was."""
+        while call.num_left:
+            self._finish_next()
+        return call.ended_at
+
+    def advance(self, until: float) -> None:
+        """Sample what there is, up to a time."""
+        while self._running and self._time < until:
+            step_s = self._step_s()
+            if self._time + (self._running[0][0] - self._steps) * step_s > until:
+                self._steps += (until - self._time) / step_s
+                self.busy_s += until - self._time
+                self._time = until
+                return
+            self._finish_next()
+        self._time = max(self._time, until)
+
+    def _finish_next(self) -> None:
+        steps, _, call = self._running[0]
+        seconds = (steps - self._steps) * self._step_s()
+        heapq.heappop(self._running)
+        self._steps = steps
+        self._time += seconds
+        self.busy_s += seconds
+        call.num_left -= 1
+        call.ended_at = self._time
+        self._num_open -= not call.num_left
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_num_seqs:
+            length, call = self._waiting.popleft()
+            heapq.heappush(self._running, (self._steps + length, next(self._order), call))
+
+    def _step_s(self) -> float:
+        return self._factor * self._decoding(len(self._running))
 
 
 @dataclass(frozen=True)
@@ -78,44 +167,92 @@ class _Started:
     grades: GroupGrades
 
 
-class SimulatedPool:
-    """Stands in for the `RolloutPool`, and chooses engines as it does."""
+class SimulatedRun:
+    """All that the driver's loop works with. `now` is the driver's clock: whatever the driver waits for moves it."""
 
+    def __init__(self, config: Config, rates: Rates, setting: Setting, seed: int = 0) -> None:
+        # Without what needs the data itself: a curriculum, texts.
+        rollout = config.rollout.model_copy(update={"max_policy_lag": setting.lag, "logged_fraction": 0.0})
+        data = config.data.model_copy(update={"curriculum": None})
+        self.config = config.model_copy(update={"rollout": rollout, "data": data})
+        self.rates, self.setting = rates, setting
+        self.now = self.waited_s = self._trained_s = 0.0
+        self.engines = [
+            SimulatedEngine(rates.decoding, config.engine.max_num_seqs) for _ in range(setting.nodes * setting.engines)
+        ]
+        self.timer = StepTimer(lambda: self.now)
+        self._drawing = random.Random(seed)
+        self._draws: list[DrawnStep] = []
+        self._num_calls = self._num_trained = self._version = 0
+
+    def take_steps(self, num_steps: int, on_step: Callable[[], None] = lambda: None) -> None:
+        """Have the driver's loop take so many steps; `on_step` is called where the driver would record one."""
+        self._num_steps, self._on_step = num_steps, on_step
+        state = DriverState()
+        scheduler = RolloutScheduler(self.config, cast("PromptStream", self), self, state, num_steps)
+        TrainingLoop(self, RolloutBatches(self.config, scheduler), self, self).run(state)
+
+    def spent(self) -> tuple[float, float, float]:
+        """Return the time, and the seconds that all engines have sampled and all learners trained until then."""
+        for engine in self.engines:
+            engine.advance(self.now)
+        return self.now, sum(engine.busy_s for engine in self.engines), self._trained_s
+
+    def _draw(self, step: int) -> DrawnStep:
+        """Return the step of the run that this one is like: each of them once, in any order, and so on."""
+        while len(self._draws) <= step:
+            self._draws += self._drawing.sample(self.rates.draws, len(self.rates.draws))
+        return self._draws[step]
+
+    # The session: it goes on to the last step, and records nothing.
+    step_p95_s = None
+
+    def should_go_on(self, state: DriverState, *, evaluates: bool) -> bool:
+        return state.step < self._num_steps
+
+    def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None:
+        self.timer.finish_step()
+        self._on_step()
+
+    def batch_record(self, step: int) -> None:
+        return None
+
+    def record_eval(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def save_if_due(self, state: DriverState) -> None: ...
+
+    def save_before_ending(self, state: DriverState, record: Callable[[], None] | None) -> None: ...
+
+    # The prompts, as long as the run's.
+    num_items = 2**62
+
+    def prompt(self, ordinal: int) -> Prompt:
+        return Prompt(ordinal, 0, (0,) * max(self.rates.sequences.prompt_tokens, 1), "", {})
+
+    # The pool of engines; groups are dealt out as in the driver.
     num_engine_restarts = num_grader_restarts = 0
-
-    def __init__(self, cluster: SimulatedCluster) -> None:
-        self._cluster = cluster
-        self._num_calls = 0
-        self.version = 0
 
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
     ) -> list[_Started]:
-        cluster, engines = self._cluster, self._cluster.engines
-        draw = cluster.draw(self._num_calls)
+        draw = self._draw(self._num_calls)
         self._num_calls += 1
         grades = [self._grades(prompt.ordinal, draw) for prompt in prompts]
-        chosen = [
-            engines[index] for index in spread(len(prompts), [engine.load(cluster.clock.now) for engine in engines])
-        ]
+        engines = [self.engines[at] for at in spread(len(prompts), [engine.load(self.now) for engine in self.engines])]
         return [
-            _Started(
-                prompt, engine.submit(own.num_completion_tokens, cluster.clock.now, draw.sampling_factor), engine, own
-            )
-            for prompt, engine, own in zip(prompts, chosen, grades, strict=True)
+            _Started(prompt, engine.submit(own.num_completion_tokens, self.now, draw.sampling_factor), engine, own)
+            for prompt, engine, own in zip(prompts, engines, grades, strict=True)
         ]
 
     def wait(self, started: Sequence[_Started], waiting_for: str) -> list[GradedGroup]:
-        clock = self._cluster.clock
-        begun, clock.now = clock.now, max(clock.now, *(group.engine.end_of(group.call) for group in started))
-        self._cluster.waited_s += clock.now - begun
+        begun, self.now = self.now, max(self.now, *(group.engine.end_of(group.call) for group in started))
+        self.waited_s += self.now - begun
         return [GradedGroup(group.prompt, None, group.grades) for group in started]
 
     def _grades(self, ordinal: int, draw: DrawnStep) -> GroupGrades:
-        cluster, rollout = self._cluster, self._cluster.config.rollout
-        size, longest = rollout.group_size, rollout.max_new_tokens
-        lengths = draw_lengths(cluster.sequences.lengths, draw.scale, longest, size, cluster.drawing)
-        is_alike = cluster.drawing.random() < draw.alike_share
+        size, longest = self.config.rollout.group_size, self.config.rollout.max_new_tokens
+        lengths = draw_lengths(self.rates.sequences.lengths, draw.scale, longest, size, self._drawing)
+        is_alike = self._drawing.random() < draw.alike_share
         return GroupGrades(
             ordinal=ordinal,
             rewards=tuple(0.0 if is_alike else float(index % 2) for index in range(size)),
@@ -123,65 +260,36 @@ class SimulatedPool:
             valid=(True,) * size,
             num_completion_tokens=tuple(lengths),
             truncated=tuple(length == longest for length in lengths),
-            min_policy_versions=(self.version,) * size,
-            mean_policy_versions=(float(self.version),) * size,
+            min_policy_versions=(self._version,) * size,
+            mean_policy_versions=(float(self._version),) * size,
         )
 
-
-class SimulatedLearners:
-    """Stands in for the `LearnerGroup`: a step takes as long as its fullest learner."""
-
-    def __init__(self, cluster: SimulatedCluster) -> None:
-        self._cluster = cluster
-        self.num_trained = 0
-
-    def train(self, batch: Batch, record: Path | None = None) -> dict[str, float]:
-        cluster = self._cluster
-        count = cluster.setting.nodes * cluster.setting.learners
-        tokens = [0.0] * count
-        fullest = 0.0
+    # The learners: a step takes as long as the fullest of them.
+    def train(self, batch: Batch, record: Path | None) -> dict[str, float]:
+        count, training = self.setting.nodes * self.setting.learners, self.rates.training
+        tokens, fullest = [0.0] * count, 0.0
         for minibatch in batch.minibatches:
             parts = balanced(minibatch, [item.cost for item in minibatch], count)
             own = [sum(map(self._computed_tokens, part)) for part in parts]
             tokens = [total + more for total, more in zip(tokens, own, strict=True)]
             fullest += max(own)
-        draw = cluster.draw(self.num_trained)
-        self.num_trained += 1
-        cluster.clock.now += draw.training_factor * cluster.rates.training(fullest)
-        cluster.trained_s += draw.training_factor * sum(map(cluster.rates.training, tokens))
+        factor = self._draw(self._num_trained).training_factor
+        self._num_trained += 1
+        self.now += factor * training(fullest)
+        self._trained_s += factor * sum(map(training, tokens))
         return {}
 
     def _computed_tokens(self, item: TrainItem) -> int:
         is_alike = isinstance(item.data, RemoteGroup) and not any(item.data.advantages)
-        return 0 if is_alike and self._cluster.sequences.leaves_out else item.num_trained_tokens
+        return 0 if is_alike and self.rates.sequences.leaves_out else item.num_trained_tokens
 
-
-class SimulatedWeights:
-    """Stands in for the `WeightSync`; the run's evals, checkpoints and records take their time here, after it."""
-
-    def __init__(self, cluster: SimulatedCluster, pool: SimulatedPool, learners: SimulatedLearners) -> None:
-        self._cluster = cluster
-        self._pool = pool
-        self._learners = learners
-
+    # The weights. The run's evals, checkpoints and records take their time here, after the publish.
     def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
-        if self._learners.num_trained:
-            draw = self._cluster.draw(self._learners.num_trained - 1)
-            self._cluster.clock.now += draw.publish_s + draw.between_s
-        self._pool.version = version
+        if self._num_trained:
+            draw = self._draw(self._num_trained - 1)
+            self.now += draw.publish_s + draw.between_s
+        self._version = version
         return {}
 
     def put_engines_to_sleep(self) -> None:
-        """Cost nothing: it is in the seconds of the steps that were measured."""
-
-
-class SimulatedStream:
-    """Prompts as long as the run's, whatever they say."""
-
-    num_items = 2**62
-
-    def __init__(self, num_tokens: int) -> None:
-        self._token_ids = (0,) * max(num_tokens, 1)
-
-    def prompt(self, ordinal: int) -> Prompt:
-        return Prompt(ordinal, 0, self._token_ids, "", {})
+        """Cost nothing: this time is in the seconds of the steps that were measured."""

@@ -1,31 +1,81 @@
-"""Read what a run has measured of itself: how long its completions are, and what sampling and training them takes.
+"""What a run has measured of itself: how long its completions are, and what sampling and training them takes.
 
-Consumes the rollouts, and the steps of the newest attempt that has some. Seconds of sampling are not in its metrics as
-such. Without a policy lag they are those that the driver waited; with one, engines sample while learners train, and
-`forecast.measured_rates` finds what they take.
+Seconds of sampling are not in its metrics as such. Without a policy lag they are what the driver waited. With a lag
+engines sample while learners train, several steps at a time, and no line tells what that takes.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_grpo.config import Config
+from hpc_grpo.driver.length import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics, read_state
-from hpc_grpo.simulate.lengths import EXPONENTIAL, Sequences
+from hpc_grpo.simulate.cluster import FEWEST_STEPS, Setting, SimulatedEngine, SimulatedRun
+from hpc_grpo.simulate.rates import EXPONENTIAL, DrawnStep, Rate, Rates, Sequences, draw_lengths, scale_of
 from hpc_grpo.system.readable import counted
 
 _FEWEST_STEPS = 3
 _MOST_FILES = 20
+_DRAWN_ROLLOUTS = 2000
+_CALIBRATED_ROLLOUTS, _CALIBRATIONS = 10_000, 3
+"""The rates of a run with a lag are found over so many of its rollouts, drawn so many times."""
+_SHORTEST_S = 1e-6
+_LESS = 0.8
+"""The share that the second number must leave of the squared errors."""
 _WAIT, _TRAIN, _PUBLISH, _STEP = (f"time/{phase}_s" for phase in ("generate_wait", "train", "publish", "step"))
 _LEFT_OUT = "tokens/left_out_fraction"
+
+
+@dataclass(frozen=True)
+class MeasuredAttempt:
+    """The steps of one attempt, in their lines of metrics.jsonl. `num_nodes` is None where its record is gone."""
+
+    number: int
+    lines: tuple[Mapping[str, Any], ...]
+    num_nodes: int | None
+    last_step: int
+    total_steps: int | None
+
+    @property
+    def median_step_s(self) -> float:
+        return float(statistics.median(line[_STEP] for line in self.lines))
+
+    @property
+    def num_remaining_steps(self) -> int | None:
+        """The steps to the end of the run; None where the length of the run is not known."""
+        return None if self.total_steps is None else max(0, self.total_steps - self.last_step)
+
+
+def newest_attempt(run: RunDir, config: Config, fewest_steps: int = 1) -> MeasuredAttempt | None:
+    """Return the newest attempt that has taken so many steps; None where none has."""
+    lines = [
+        line
+        for step, line in read_metrics(run.metrics).items()
+        if step > 0 and math.isfinite(line.get(_STEP, math.nan))
+    ]
+    numbers = [int(line["attempt"]) for line in lines]
+    enough = [number for number in numbers if numbers.count(number) >= fewest_steps]
+    if not enough:
+        return None
+    state, number = read_state(run), max(enough)
+    is_known = config.train.total_epochs is None
+    return MeasuredAttempt(
+        number,
+        tuple(line for line, of in zip(lines, numbers, strict=True) if of == number),
+        {record.attempt: len(record.nodes) for record in read_attempts(run)}.get(number),
+        last_step=max(int(line["step"]) for line in lines),
+        total_steps=train_length(config, 1).total_steps if is_known else state.total_steps if state else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -48,7 +98,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Hold what one attempt has measured."""
+    """The steps of one attempt, and what is left of the run."""
 
     steps: tuple[MeasuredStep, ...]
     sequences: Sequences
@@ -66,20 +116,15 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
     """Read a run. Raises ConfigError where it samples nothing, or has taken too few steps."""
     if not config.needs.rollouts:
         raise ConfigError(f"task = {config.task.name} samples nothing: there is nothing to divide between engines.")
-    every = read_metrics(run.metrics)
-    attempts = Counter(line["attempt"] for step, line in every.items() if step > 0)
-    attempt = max((number for number, count in attempts.items() if count >= _FEWEST_STEPS), default=None)
+    attempt = newest_attempt(run, config, _FEWEST_STEPS)
     if attempt is None:
+        numbers = [line["attempt"] for step, line in read_metrics(run.metrics).items() if step > 0]
         raise ConfigError(
             f"{run.path} has no attempt of {_FEWEST_STEPS} steps or more to learn from: its "
-            f"{counted(len(attempts), 'attempt')} took {sum(attempts.values())}. Train a little longer, or see what "
+            f"{counted(len(set(numbers)), 'attempt')} took {len(numbers)}. Train a little longer, or see what "
             f"`hpc-grpo plan` expects."
         )
-    lines = [line for step, line in every.items() if step > 0 and line["attempt"] == attempt]
-    nodes = {record.attempt: len(record.nodes) for record in read_attempts(run)}
-    state = read_state(run)
-    total = state.total_steps if state else max(every)
-    to_go = total - max(every)
+    lines, to_go = attempt.lines, attempt.num_remaining_steps
     return Measurements(
         steps=measured_steps(lines, config),
         sequences=Sequences(
@@ -87,9 +132,9 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
             prompt_tokens=round(statistics.mean(line.get("tokens/prompt_mean", 0.0) for line in lines)),
             leaves_out=any(_LEFT_OUT in line for line in lines),
         ),
-        num_nodes=nodes.get(attempt, config.launch.num_nodes),
+        num_nodes=attempt.num_nodes or config.launch.num_nodes,
         measured_s=sum(line[_STEP] for line in lines),
-        steps_to_go=to_go or total,
+        steps_to_go=to_go or attempt.total_steps or attempt.last_step,
         which_steps="those to the end" if to_go else "the whole run, which is complete",
     )
 
@@ -139,3 +184,124 @@ def _relative_lengths(run: RunDir) -> tuple[float, ...]:
         if found:
             return tuple(found)
     return EXPONENTIAL
+
+
+def measured_rates(measured: Measurements, config: Config) -> Rates:
+    """Fit the rates of a run. With a lag, a decode step takes what makes the simulated run wait as the run did."""
+    rates, rollout = fit_rates(measured, config), config.rollout
+    if not rollout.max_policy_lag:
+        return rates
+    learners, engines = config.placement.learners_per_node, config.engine.engines_per_node
+    setting = Setting(measured.num_nodes, learners, engines, rollout.max_policy_lag)
+    most = max(FEWEST_STEPS, _CALIBRATED_ROLLOUTS // (rollout.prompts_per_step * rollout.group_size))
+    waited_s = max(sum(step.wait_s for step in measured.steps[:most]), _SHORTEST_S)
+
+    def waits_longer(decode_s: float) -> bool:
+        tried = replace(rates, decoding=Rate(decode_s, 0.0), draws=rates.draws[:most])
+        runs = [SimulatedRun(config, tried, setting, seed) for seed in range(_CALIBRATIONS)]
+        for run in runs:
+            run.take_steps(len(tried.draws))
+        return statistics.fmean(run.waited_s for run in runs) > waited_s
+
+    low = high = max(rates.decoding.fixed_s, _SHORTEST_S)
+    while waits_longer(low):
+        low /= 2
+    while not waits_longer(high):
+        high *= 2
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if waits_longer(middle) else (middle, high)
+    return replace(rates, decoding=Rate(low, 0.0))
+
+
+def fit_rates(measured: Measurements, config: Config) -> Rates:
+    """Fit both rates to a run's steps. With a lag `decoding` is but a beginning: that of the first step's wait.
+
+    Where the steps are too alike to tell, a decode step costs the same whatever is in it (it reads the weights), and
+    training costs by the token (it computes), as `plan` assumes.
+    """
+    engines = measured.num_nodes * config.engine.engines_per_node
+    learners = measured.num_nodes * config.placement.learners_per_node
+    steps, lengths, longest = measured.steps, measured.sequences.lengths, config.rollout.max_new_tokens
+    scales = [scale_of(lengths, step.num_tokens / step.num_rollouts, longest) for step in steps]
+    counts = [_decode_steps(lengths, config, scale, engines) for scale in scales]
+    sampled = [step.num_tokens / engines for step in steps]
+    waits_s = [step.wait_s for step in steps]
+    is_alone = config.rollout.max_policy_lag == 0
+    decoding = fit(counts, sampled, waits_s, _constant) if is_alone else Rate(waits_s[0] / counts[0], 0.0)
+    trained = [step.trained_tokens / learners for step in steps]
+    training = fit([1.0] * len(trained), trained, [step.train_s for step in steps], _proportional)
+    draws = tuple(
+        DrawnStep(
+            scale=scale,
+            sampling_factor=step.wait_s / (decoding.fixed_s * count + decoding.part_s * own) if is_alone else 1.0,
+            training_factor=step.train_s / training(of_learner) if training(of_learner) else 1.0,
+            publish_s=step.publish_s,
+            between_s=step.between_s,
+            alike_share=step.alike_share,
+        )
+        for step, scale, count, own, of_learner in zip(steps, scales, counts, sampled, trained, strict=True)
+    )
+    return Rates(decoding, training, draws, measured.sequences)
+
+
+def fit(
+    counts: Sequence[float],
+    parts: Sequence[float],
+    seconds: Sequence[float],
+    otherwise: Callable[[Sequence[float], Sequence[float], Sequence[float]], Rate],
+) -> Rate:
+    """Fit seconds = fixed_s counts + part_s parts by least squares, neither below 0.
+
+    `otherwise` fits one of the two alone; both are taken where they leave a fifth less of its squared errors.
+
+    >>> fit([1.0, 1.0, 1.0], [10.0, 20.0, 30.0], [3.0, 5.0, 7.0], otherwise=_proportional)
+    Rate(fixed_s=1.0, part_s=0.2)
+    >>> fit([1.0, 1.0], [10.0, 10.0], [3.0, 5.0], otherwise=_proportional)
+    Rate(fixed_s=0.0, part_s=0.4)
+    """
+    alone = otherwise(counts, parts, seconds)
+    cc, pp, cp = _dot(counts, counts), _dot(parts, parts), _dot(counts, parts)
+    cs, ps = _dot(counts, seconds), _dot(parts, seconds)
+    determinant = cc * pp - cp * cp
+    if determinant <= 1e-9 * cc * pp:
+        return alone
+    both = Rate((cs * pp - ps * cp) / determinant, (cc * ps - cp * cs) / determinant)
+    if min(both.fixed_s, both.part_s) < 0.0:
+        return alone
+    left, left_alone = (_squared_errors(rate, counts, parts, seconds) for rate in (both, alone))
+    return both if left < _LESS * left_alone else alone
+
+
+def _decode_steps(shares: Sequence[float], config: Config, scale: float, engines: int) -> float:
+    """Return the decode steps until the last engine has its share of a training step, the mean of some draws."""
+    groups, size = config.rollout.prompts_per_step, config.rollout.group_size
+    ends = []
+    for seed in range(max(5, _DRAWN_ROLLOUTS // (groups * size))):
+        drawing, last = random.Random(seed), 0.0
+        for index in range(min(engines, groups)):
+            engine = SimulatedEngine(Rate(1.0, 0.0), config.engine.max_num_seqs)
+            count = len(range(index, groups, engines)) * size
+            lengths = draw_lengths(shares, scale, config.rollout.max_new_tokens, count, drawing)
+            last = max(last, engine.end_of(engine.submit(lengths, 0.0)))
+        ends.append(last)
+    return statistics.fmean(ends)
+
+
+def _constant(counts: Sequence[float], _parts: Sequence[float], seconds: Sequence[float]) -> Rate:
+    return Rate(_dot(counts, seconds) / _dot(counts, counts), 0.0)
+
+
+def _proportional(counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float]) -> Rate:
+    if not any(parts):  # no step has trained on anything
+        return _constant(counts, parts, seconds)
+    return Rate(0.0, _dot(parts, seconds) / _dot(parts, parts))
+
+
+def _squared_errors(rate: Rate, counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float]) -> float:
+    rows = zip(counts, parts, seconds, strict=True)
+    return sum((rate.fixed_s * count + rate.part_s * part - own) ** 2 for count, part, own in rows)
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))

@@ -1,19 +1,31 @@
-"""Simulate a run at several settings, and write what comes of it as a table."""
+"""Write what a run would take, before its first step (`hpc-grpo plan`) and from its own (`hpc-grpo simulate`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import expects_gpus, gpus_per_node
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.simulate.cluster import Setting
-from hpc_grpo.simulate.forecast import Forecast, forecast, measured_rates
-from hpc_grpo.simulate.measured import Measurements
-from hpc_grpo.simulate.rates import Rates
-from hpc_grpo.system.readable import counted
+from hpc_grpo.plan.advise import Change
+from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.step import num_steps
+from hpc_grpo.simulate.assumed import MEAN_SHARE, READING_SHARE, TRAINING_SHARE, longest_step, mean_tokens, simulated
+from hpc_grpo.simulate.cluster import Forecast, Setting, forecast
+from hpc_grpo.simulate.measured import MeasuredAttempt, Measurements, measured_rates
+from hpc_grpo.simulate.placement import (
+    CARD_DEFAULT,
+    CLOSE,
+    LAG,
+    changed_settings,
+    fastest_in_turn,
+    layout,
+    ranked_splits,
+)
+from hpc_grpo.system.readable import UNKNOWN, counted, wrapped
 
 _AS_GOOD = 0.99
-_TITLES = ("nodes", "learners", "engines", "lag", "steps/h", "engines idle", "learners idle", "node-hours")
+_TITLES = ("nodes", "learners", "engines", "lag", "step, s", "steps/h", "engines idle", "learners idle", "node-hours")
 
 
 def settings_of(
@@ -49,70 +61,168 @@ def simulation_text(config: Config, measured: Measurements, settings: Sequence[S
     """Simulate the run as it was, to compare, and at each of the settings."""
     rates = measured_rates(measured, config)
     (as_it_was,) = settings_of(config, [measured.num_nodes], None, None)
-    again = forecast(config, measured.sequences, rates, as_it_was)
-    forecasts = [forecast(config, measured.sequences, rates, setting) for setting in settings]
-    lines = [
-        *_head(measured, rates, again),
-        "",
-        *_table(forecasts, measured.steps_to_go),
-        "",
-        *_foot(forecasts, measured),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _head(measured: Measurements, rates: Rates, again: Forecast) -> Iterator[str]:
-    off = again.steps_per_h / measured.steps_per_h - 1
-    yield (
-        f"{counted(len(measured.steps), 'step')} measured on {counted(measured.num_nodes, 'node')}: "
-        f"{measured.steps_per_h:,.1f} steps/h; simulated as it was: {again.steps_per_h:,.1f} ({off:+.1%})"
-    )
+    again = forecast(config, rates, as_it_was).steps_per_h
+    off = again / measured.steps_per_h - 1
+    found = [forecast(config, rates, setting) for setting in settings]
     decoding, training = rates.decoding, rates.training
-    yield f"decode step of n sequences: {decoding.fixed_s * 1e3:.3g} ms + {decoding.part_s * 1e3:.3g} ms n"
-    yield f"training on n tokens, in one learner: {training.fixed_s:.3g} s + {training.part_s * 1e6:.3g} µs n"
-    if again.setting.lag:
-        yield "engines sampled behind training: a decode step takes what makes the simulated run wait as long as it did"
-
-
-def _table(forecasts: Sequence[Forecast], num_steps: int) -> Iterator[str]:
-    best = {id(_best(of_nodes)) for of_nodes in _by_nodes(forecasts)}
-    rows = [_TITLES, *(_row(each, num_steps, is_best=id(each) in best) for each in forecasts)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _row(each: Forecast, num_steps: int, *, is_best: bool) -> tuple[str, ...]:
-    setting = each.setting
-    return (
-        f"{'*' if is_best else ''}{setting.nodes}",
-        str(setting.learners),
-        str(setting.engines),
-        str(setting.lag),
-        f"{each.steps_per_h:,.1f}",
-        f"{each.engines_idle:.0%}",
-        f"{each.learners_idle:.0%}",
-        f"{each.node_hours(num_steps):,.2f}",
-    )
-
-
-def _foot(forecasts: Sequence[Forecast], measured: Measurements) -> Iterator[str]:
-    cheapest = min(forecasts, key=lambda each: each.node_hours(1))
-    yield f"node-hours are those of {counted(measured.steps_to_go, 'step')}: {measured.which_steps}."
-    yield (
+    lines = [
+        f"{counted(len(measured.steps), 'step')} measured on {counted(measured.num_nodes, 'node')}: "
+        f"{measured.steps_per_h:,.1f} steps/h; simulated as it was: {again:,.1f} ({off:+.1%})",
+        f"decode step of n sequences: {decoding.fixed_s * 1e3:.3g} ms + {decoding.part_s * 1e3:.3g} ms n",
+        f"training on n tokens, in one learner: {training.fixed_s:.3g} s + {training.part_s * 1e6:.3g} µs n",
+    ]
+    if as_it_was.lag:
+        lines.append(
+            "engines sampled behind training: a decode step takes what makes the simulated run wait as long as it did"
+        )
+    cheapest = min(found, key=lambda each: each.node_hours(1))
+    best = [_best([each for each in found if each.setting.nodes == number]) for number in {s.nodes for s in settings}]
+    rows = [(each, "*" if each in best else "", "") for each in found]
+    lines += [
+        "",
+        *_table(rows, measured.steps_to_go),
+        "",
+        f"node-hours are those of {counted(measured.steps_to_go, 'step')}: {measured.which_steps}.",
         f"* most steps/h on so many nodes. Fewest node-hours a step: {counted(cheapest.setting.nodes, 'node')}, "
         f"{counted(cheapest.setting.learners, 'learner')} and {counted(cheapest.setting.engines, 'engine')} on each, "
-        f"lag {cheapest.setting.lag}."
-    )
-    yield "Not counted: the network between more nodes than were measured, failures, and cores that both sides share."
-
-
-def _by_nodes(forecasts: Sequence[Forecast]) -> list[list[Forecast]]:
-    numbers = dict.fromkeys(each.setting.nodes for each in forecasts)
-    return [[each for each in forecasts if each.setting.nodes == number] for number in numbers]
+        f"lag {cheapest.setting.lag}.",
+        "Not counted: the network between more nodes than were measured, failures, and cores that both sides share.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _best(forecasts: Sequence[Forecast]) -> Forecast:
     """Return the fastest, or one before it in the table that is as good."""
     enough = _AS_GOOD * max(each.steps_per_h for each in forecasts)
     return next(each for each in forecasts if each.steps_per_h >= enough)
+
+
+def _table(rows: Sequence[tuple[Forecast, str, str]], num_steps: int | None) -> Iterator[str]:
+    """Write forecasts, each with a mark and what it is beside its setting; node-hours are those of `num_steps`."""
+    notes = "ZeRO, offload" if any(note for _, _, note in rows) else ""
+    titles = (*_TITLES, notes)
+    cells = [
+        (
+            f"{mark}{each.setting.nodes}",
+            str(each.setting.learners),
+            f"{each.setting.engines}{f' of {each.setting.width} GPUs' if each.setting.width > 1 else ''}",
+            str(each.setting.lag),
+            _seconds(each.step_s),
+            f"{each.steps_per_h:,.1f}",
+            f"{each.engines_idle:.0%}",
+            f"{each.learners_idle:.0%}",
+            UNKNOWN if num_steps is None else f"{each.node_hours(num_steps):,.2f}",
+            note,
+        )
+        for each, mark, note in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    for row in (titles, *cells):
+        *right, note = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"{'  '.join(right)}  {note.strip()}".rstrip()
+
+
+def time_sections(plan: Plan, measured: MeasuredAttempt | None) -> Iterator[str]:
+    """Return what a plan tells of time: of its steps, if it has taken some, else of what they should take."""
+    yield "\n".join(_measured_time(plan, measured) if measured else _longest_step(plan))
+    yield "\n".join(_placement(plan, has_trained=measured is not None))
+
+
+def _measured_time(plan: Plan, measured: MeasuredAttempt) -> Iterator[str]:
+    where = f" on {counted(measured.num_nodes, 'node')}" if measured.num_nodes else ""
+    steps = counted(len(measured.lines), "step")
+    yield f"Step time: {measured.median_step_s:.1f} s, the median of {steps} of attempt {measured.number}{where}."
+    if plan.config.needs.rollouts:
+        yield f"On other nodes, splits and lags, as it measured itself: hpc-grpo simulate {plan.config.run_path}"
+    remaining = measured.num_remaining_steps
+    if remaining is None:
+        yield "Node-hours left: not known, since the length of the run is not (train.total_epochs)."
+        return
+    left = remaining * measured.median_step_s * (measured.num_nodes or plan.num_nodes) / 3600
+    yield f"Node-hours left: {left:.1f}, for {counted(remaining, 'step')}."
+    if expects_gpus(plan.config):
+        yield f"GPU-hours left: {left * gpus_per_node(plan.config):.1f}."
+    if measured.num_nodes and measured.num_nodes != plan.num_nodes:
+        yield f"  (on {counted(measured.num_nodes, 'node')}; how it changes with {plan.num_nodes} was not measured)"
+
+
+def _longest_step(plan: Plan) -> Iterator[str]:
+    found, steps, hardware, rollout = longest_step(plan), num_steps(plan), plan.hardware, plan.config.rollout
+    if found is None:
+        yield "Step time: not known until a step of this run was measured."
+        return
+    sample_s, train_s = found
+    gpus = plan.num_nodes * gpus_per_node(plan.config)
+
+    def step_s(rounds: int = 1) -> float:
+        return max(rounds * sample_s, train_s) if rollout.max_policy_lag else rounds * sample_s + train_s
+
+    side_by_side = ", side by side" if rollout.max_policy_lag else ""
+    yield from wrapped(
+        f"Step time: about {_seconds(step_s())} s (sampling {_seconds(sample_s)} s, training {_seconds(train_s)} "
+        f"s{side_by_side}), expected and not measured: every sequence as long as it may be, at {TRAINING_SHARE:.0%} of "
+        f"{hardware.gpu_flops_per_s / 1e12:.0f} TFLOP/s and {READING_SHARE:.0%} of "
+        f"{hardware.gpu_bytes_per_s / 1e12:.1f} TB/s a GPU."
+    )
+    if steps is not None:
+        yield f"GPU-hours: about {steps * step_s() * gpus / 3600:,.0f}, for {counted(steps, 'step')}."
+    if (bound := rollout.dynamic_sampling or 1) > 1:
+        worst_s = step_s(bound)
+        hours = f", {steps * worst_s * gpus / 3600:,.0f} GPU-hours" if steps is not None else ""
+        yield from wrapped(
+            f"With all that rollout.dynamic_sampling = {bound} may sample: {_seconds(worst_s)} s a step{hours}. "
+            f"Placements are without that."
+        )
+
+
+def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
+    splits, config = ranked_splits(plan), plan.config
+    lag, minibatches = config.rollout.max_policy_lag, config.train.num_minibatches
+    lags = [0] if config.placement.colocate else sorted({0, minibatches, lag})
+    ours = [found for each in lags if plan.fits and (found := simulated(plan, each))]
+    if not splits and not ours:
+        return
+    mean, longest = mean_tokens(config), config.rollout.max_new_tokens
+    yield from wrapped(
+        f"Placements of {counted(plan.num_nodes, 'node')}, each with the ZeRO stage and offload that suit it best, "
+        f"simulated with the driver's own scheduler. Lengths are assumed: lognormal with sigma 1, {mean:,} tokens on "
+        f"average ({MEAN_SHARE:.0%} of rollout.max_new_tokens), cut at {longest:,}."
+    )
+    rows = [(found, "", f"{_zero(plan)}, this config's") for found in ours]
+    for split in splits:
+        if ours and {key for key, _ in changed_settings(plan, split)} <= {LAG}:
+            continue
+        note = f"{_zero(split.plan)}{', the default' if split.layout == CARD_DEFAULT else ''}"
+        rows += [(split.in_turn, "", note), (split.ahead, "", note)]
+    yield from (f"  {line}" for line in _table(rows, num_steps(plan)))
+    if not splits:
+        return
+    best = splits[0]
+    own = next((found for found in ours if found.setting.lag == lag), None)
+    if own and own.step_s <= CLOSE * best.ahead.step_s:
+        yield f"Recommended: this config's own, {_seconds(own.step_s)} s a step; none is faster by {CLOSE - 1:.0%}."
+    else:
+        here = f"this config's takes {_seconds(own.step_s)} s" if own else "this config's does not fit"
+        yield f"Recommended, {_seconds(best.ahead.step_s)} s a step ({here}):"
+        yield f"  {Change(changed_settings(plan, best), plan.num_nodes).text}"
+    if has_trained:
+        yield "A run that has trained may change learners and engines, not the ZeRO stage, the offload or the lag."
+    in_turn = fastest_in_turn(splits)
+    yield from wrapped(
+        f"In turn ({LAG}=0: no rollout is older than the weights it trains) {_layout(in_turn.plan)} is the "
+        f"fastest, {_seconds(in_turn.in_turn.step_s)} s."
+    )
+    yield from (line for warning in best.plan.warnings for line in wrapped(warning))
+
+
+def _zero(plan: Plan) -> str:
+    return f"{plan.config.train.zero_stage}, {plan.config.train.offload_optimizer}"
+
+
+def _layout(plan: Plan) -> str:
+    learners, engines, parallel = layout(plan)
+    return f"{learners} + {engines}{f' of {parallel} GPUs' if parallel > 1 else ''}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2g}"

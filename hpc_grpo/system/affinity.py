@@ -8,30 +8,16 @@ starts, and an engine's tensor-parallel workers, inherit the cores.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_grpo.system.commands import Answer, run_command
-
-
-@dataclass(frozen=True)
-class ListedGpu:
-    """A GPU as nvidia-smi lists it; `pci_address` is its folder's name in sysfs."""
-
-    index: str
-    uuid: str
-    pci_address: str
-
-
-def list_gpus() -> Answer:
-    """Ask nvidia-smi, which touches no GPU: CUDA in this process would keep it from forking workers that use it."""
-    return run_command(["nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader"])
+from hpc_grpo.system.commands import Answer
+from hpc_grpo.system.gpus import ask_nvidia_smi, find_gpus, parse_gpus
 
 
 def keep_near_gpus(
-    environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys"), list_gpus: Callable[[], Answer] = list_gpus
+    environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys"), ask: Callable[[], Answer] = ask_nvidia_smi
 ) -> str:
     """Bind this process to the cores near the GPUs of CUDA_VISIBLE_DEVICES; return a line on it, "" if all may stay.
 
@@ -41,13 +27,14 @@ def keep_near_gpus(
     visible = visible_gpus(environ)
     if not visible or len(parse_cpulist(_read(sysfs / "devices/system/node/has_cpu"))) < 2:
         return ""
-    answer = list_gpus()
+    answer = ask()
     if answer.error:
         return f"Cores are not bound: {answer.error}."
     gpus = find_gpus(visible, parse_gpus(answer.text))
     if gpus is None:
         return f"Cores are not bound: nvidia-smi does not list all of CUDA_VISIBLE_DEVICES = {','.join(visible)}."
-    near = {core for gpu in gpus for core in parse_cpulist(_read(_pci_folder(sysfs, gpu) / "local_cpulist"))}
+    folders = [sysfs / "bus/pci/devices" / gpu.pci_address for gpu in gpus]
+    near = {core for folder in folders for core in parse_cpulist(_read(folder / "local_cpulist"))}
     allowed = os.sched_getaffinity(0)
     cores, where = near & allowed, "those near " + ", ".join(gpu.pci_address for gpu in gpus)
     if cores == allowed:
@@ -69,26 +56,6 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     return [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
 
 
-def parse_gpus(text: str) -> list[ListedGpu]:
-    """Read what `list_gpus` prints. Its PCI domains have eight digits, those in sysfs four, in small letters.
-
-    >>> parse_gpus("0, GPU-1a, 00000009:01:00.0")
-    [ListedGpu(index='0', uuid='GPU-1a', pci_address='0009:01:00.0')]
-    """
-    rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
-    # It may say other things too, such as "No devices were found".
-    return [ListedGpu(row[0], row[1], row[2].lower()[-len("0009:01:00.0") :]) for row in rows if len(row) == 3]
-
-
-def find_gpus(visible: Sequence[str], listed: Sequence[ListedGpu]) -> list[ListedGpu] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number or by the start of a UUID; None if one is not listed.
-
-    CUDA counts as nvidia-smi does, by PCI address, where a node's GPUs are of one kind.
-    """
-    found = [gpu for name in visible for gpu in listed if name == gpu.index or gpu.uuid.startswith(name)]
-    return found if len(found) == len(visible) else None
-
-
 def parse_cpulist(text: str) -> set[int]:
     """Read a list as the kernel writes them.
 
@@ -97,10 +64,6 @@ def parse_cpulist(text: str) -> set[int]:
     """
     ends = [part.partition("-") for part in text.strip().split(",") if part]
     return {number for first, _, last in ends for number in range(int(first), int(last or first) + 1)}
-
-
-def _pci_folder(sysfs: Path, gpu: ListedGpu) -> Path:
-    return sysfs / "bus/pci/devices" / gpu.pci_address
 
 
 def _read(path: Path) -> str:

@@ -49,7 +49,7 @@ def test_a_node_is_what_hardware_names_but_for_the_memory_that_is_given() -> Non
 
 def test_without_a_name_the_gpus_of_this_machine_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi = tmp_path / "nvidia-smi"
-    nvidia_smi.write_text("#!/bin/sh\necho '0, NVIDIA H200, 4, 0'\n")
+    nvidia_smi.write_text("#!/bin/sh\necho '0, NVIDIA H200, 4, 0, GPU-1a, 0:1'\n")
     nvidia_smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = call("plan", CONFIG_7B, "--size", "7B")
@@ -145,17 +145,17 @@ def python_of(program: str, cwd: Path) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=cwd).stdout
 
 
-def test_env_loads_nothing_heavy_and_plan_no_more_than_the_drivers_own_loop(tmp_path: Path) -> None:
+def test_env_and_plan_load_nothing_heavy(tmp_path: Path) -> None:
     heavy = "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'numpy', 'deepspeed'} & set(sys.modules)))\n"
     program = (
         "import sys\nfrom click.testing import CliRunner\nfrom hpc_grpo.cli import check\n"
         f"print(CliRunner().invoke(check.env, []).exit_code)\n{heavy}"
         f"print(CliRunner().invoke(check.plan, [{CONFIG_7B!r}, '--size', '7B']).exit_code)\n{heavy}"
     )
-    assert python_of(program, tmp_path) == "0\n[]\n0\n['numpy', 'ray']\n"
+    assert python_of(program, tmp_path) == "0\n[]\n0\n[]\n"
 
 
-def test_plan_does_without_what_trains_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_plan_does_without_what_trains(tmp_path: Path) -> None:
     program = (
         "import sys\nsys.modules.update(dict.fromkeys(('torch', 'ray', 'numpy')))\n"
         "from click.testing import CliRunner\nfrom hpc_grpo.cli import check\n"
@@ -164,5 +164,4 @@ def test_plan_does_without_what_trains_and_says_what_it_leaves_out(tmp_path: Pat
     )
     output = python_of(program, tmp_path)
     assert output.startswith("0 Qwen2.5-7B")
-    assert "Recommended: this config's own" in output
-    assert "What completions of unlike lengths cost is simulated where Ray is installed; here it is not.\n" in output
+    assert "Recommended, 60 s a step" in output

@@ -17,7 +17,7 @@ from hpc_grpo.plan.disk import (
     num_exports,
     room_for,
 )
-from hpc_grpo.plan.text import plan_text
+from hpc_grpo.plan.text import size_sections
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.disk import Room, room_in
 from hpc_grpo.types import GIB
@@ -120,8 +120,8 @@ def test_a_disk_without_room_for_checkpoints_is_too_small_and_one_without_room_f
     assert full.is_too_large
     assert not tight.is_too_large
     assert not tight.fits
-    assert " free: DOES NOT FIT\n" in plan_text(plan, None, full)
-    assert "left of the user quota: fits if completions stay shorter\n" in plan_text(plan, None, tight)
+    assert list(size_sections(plan, full))[-1].endswith(" free: DOES NOT FIT")
+    assert list(size_sections(plan, tight))[-1].endswith("left of the user quota: fits if completions stay shorter")
 
 
 def test_what_a_run_has_written_is_not_asked_for_twice(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from hpc_grpo.cli import check
-from hpc_grpo.plan import disk, engine_memory, expected, learner_memory, node_memory, scheduled
+from hpc_grpo.plan import budgets, disk
 from hpc_grpo.plan.memory import GH200, HARDWARE, STATES, StateBytes
-from hpc_grpo.plan.placement import CARD_DEFAULT, Split, ranked_splits
 from hpc_grpo.plan.step import num_steps
+from hpc_grpo.simulate import assumed
+from hpc_grpo.simulate.placement import CARD_DEFAULT, Split, ranked_splits
 from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import plan_7b_config
@@ -86,18 +87,18 @@ def placement_row(size: str, num_nodes: int) -> str:
         return f"| {size} | {num_nodes} | nothing fits | | | | | | |"
     best, default = splits[0], next(split for split in splits if split.layout == CARD_DEFAULT)
     cells = [f"{split_name(best)}{', no room for the export' if best.plan.warnings else ''}"]
-    times = (best.step.ahead_s, best.step.in_turn_s, default.step.ahead_s, default.step.in_turn_s)
+    times = (best.ahead.step_s, best.in_turn.step_s, default.ahead.step_s, default.in_turn.step_s)
     cells += [f"{seconds:,.0f}" for seconds in times]
-    cells[-1] += ", offload" if default.zero[1] == "cpu" else ""
+    cells[-1] += ", offload" if default.plan.config.train.offload_optimizer == "cpu" else ""
     cells += [f"{seconds * steps * num_nodes / 3600:,.0f}" for seconds in (times[0], times[-1])]
     return f"| {size} | {num_nodes} | {' | '.join(cells)} |"
 
 
 def split_name(split: Split) -> str:
     learners, engines, parallel = split.layout
-    stage, offload = split.zero
-    wide = f" of {parallel} GPUs" if parallel > 1 else ""
-    return f"{learners} + {engines}{wide}, ZeRO-{stage}{', offload' if offload == 'cpu' else ''}"
+    train, wide = split.plan.config.train, f" of {parallel} GPUs" if parallel > 1 else ""
+    offload = ", offload" if train.offload_optimizer == "cpu" else ""
+    return f"{learners} + {engines}{wide}, ZeRO-{train.zero_stage}{offload}"
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 4, 8])
@@ -108,28 +109,28 @@ def test_the_table_of_placements_is_what_the_plan_finds(size: str, num_nodes: in
 
 def test_assumed_numbers_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split())
-    assert f"{learner_memory.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
-    assert f"{learner_memory.CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
-    graphs_gib = (engine_memory.CONTEXT_BYTES + engine_memory.CUDA_GRAPH_BYTES) // GIB
+    assert f"{budgets.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
+    assert f"{budgets.LEARNER_CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
+    graphs_gib = (budgets.ENGINE_CONTEXT_BYTES + budgets.CUDA_GRAPH_BYTES) // GIB
     assert f"CUDA and its graphs {graphs_gib} GiB (assumed)" in text
-    assert f"{node_memory.GPU_PROCESS_GIB:g} GiB for each learner" in text
-    assert f"{node_memory.GRADING_PROCESS_GIB:g} GiB for each reward process" in text
-    assert f"{node_memory.SYSTEM_GIB:g} GiB for driver" in text
-    shares = (expected.TRAINING_SHARE, expected.READING_SHARE, expected.NETWORK_SHARE, expected.HOST_SHARE)
+    assert f"{budgets.GPU_PROCESS_GIB:g} GiB for each learner" in text
+    assert f"{budgets.GRADING_PROCESS_GIB:g} GiB for each reward process" in text
+    assert f"{budgets.SYSTEM_GIB:g} GiB for driver" in text
+    shares = (assumed.TRAINING_SHARE, assumed.READING_SHARE, assumed.NETWORK_SHARE, assumed.HOST_SHARE)
     assert shares == (0.4, 0.6, 0.8, 0.3)
     assert "(W · 0.4 · 989e12)" in text
     assert "(0.6 · 4.0e12)" in text
-    cpu = expected.CPU_DECODING
+    cpu = assumed.CPU_DECODING
     assert f"{cpu.fixed_s * 1e3:g} ms and {cpu.part_s * 1e6:g} µs a sequence" in text
-    assert f"all-reduces a layer of {expected.ALL_REDUCE_S * 1e6:g} µs" in text
-    assert f"at {expected.NETWORK_SHARE:.0%} of {GH200.network_bytes_per_s / 1e9:g} GB/s between nodes" in text
-    assert f"{expected.NETWORK_SHARE:.0%} of {GH200.nvlink_bytes_per_s / 1e9:g} GB/s" in text
-    assert f"{expected.READING_SHARE:.0%} of {GH200.host_link_bytes_per_s / 1e9:g} GB/s" in text
-    assert f"{expected.HOST_SHARE:.0%} of {GH200.host_memory_bytes_per_s / 1e9:g} GB/s of host memory" in text
-    assert f"lognormal with sigma 1, {scheduled.MEAN_SHARE:.0%} of `rollout.max_new_tokens` on average" in text
-    assert f"with more than {scheduled._MOST_ROLLOUTS:,} rollouts" in text
-    assert learner_memory.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
-    assert node_memory.SHARED_MEMORY_SHARE == 0.5
+    assert f"all-reduces a layer of {assumed.ALL_REDUCE_S * 1e6:g} µs" in text
+    assert f"at {assumed.NETWORK_SHARE:.0%} of {GH200.network_bytes_per_s / 1e9:g} GB/s between nodes" in text
+    assert f"{assumed.NETWORK_SHARE:.0%} of {GH200.nvlink_bytes_per_s / 1e9:g} GB/s" in text
+    assert f"{assumed.READING_SHARE:.0%} of {GH200.host_link_bytes_per_s / 1e9:g} GB/s" in text
+    assert f"{assumed.HOST_SHARE:.0%} of {GH200.host_memory_bytes_per_s / 1e9:g} GB/s of host memory" in text
+    assert f"lognormal with sigma 1, {assumed.MEAN_SHARE:.0%} of `rollout.max_new_tokens` on average" in text
+    assert f"with more than {assumed.MOST_ROLLOUTS:,} rollouts" in text
+    assert budgets.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
+    assert budgets.SHARED_MEMORY_SHARE == 0.5
 
 
 @pytest.mark.parametrize(
@@ -137,14 +138,14 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
 )
 def test_published_decode_steps_stand_beside_what_the_plan_expects(name: str, sequences: int, shown: float) -> None:
     """Llama 7B in FP8: 6.74e9 bytes of weights, and 2 x 32 x 4,096 of cache for each of 128 + 1,024 tokens."""
-    byte_s = 1 / (HARDWARE[name].gpu_bytes_per_s * expected.READING_SHARE)
-    rate = expected.DecodeRate(6.74e9 * byte_s, 1152 * 2 * 32 * 4096 * byte_s, held=sequences, is_ahead=True)
+    byte_s = 1 / (HARDWARE[name].gpu_bytes_per_s * assumed.READING_SHARE)
+    rate = assumed.DecodeRate(6.74e9 * byte_s, 1152 * 2 * 32 * 4096 * byte_s, held=sequences, is_ahead=True)
     assert rate(sequences) * 1e3 == pytest.approx(shown, abs=0.05)
     assert f"| {shown} ms |" in PAGE
 
 
 def test_published_training_stands_beside_what_the_plan_expects() -> None:
-    rates = [expected.TRAINING_SHARE * GH200.gpu_flops_per_s / (flops * 8.03e9) for flops in (8, 6)]
+    rates = [assumed.TRAINING_SHARE * GH200.gpu_flops_per_s / (flops * 8.03e9) for flops in (8, 6)]
     assert "{:,.0f} with, {:,.0f} without".format(*rates) in PAGE
 
 

@@ -19,7 +19,7 @@ from hpc_grpo.learner.loading import load_policy
 from hpc_grpo.learner.model import PolicyModel
 from hpc_grpo.learner.packing import PackedBatch, pack
 from hpc_grpo.learner.split import split_microbatches
-from hpc_grpo.plan.learner_memory import activation_parts
+from hpc_grpo.plan.budgets import activation_parts
 from hpc_grpo.plan.memory import (
     STATES,
     activations,

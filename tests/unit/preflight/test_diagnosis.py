@@ -14,6 +14,7 @@ from hpc_grpo.cli import main
 from hpc_grpo.errors import EXIT_CONFIG
 
 PARTITION = "PartitionName=workq AllowAccounts=ALL Default=YES MaxTime=UNLIMITED State=UP TotalNodes=2 TRES=cpu=16"
+ROW = '{"question": "What is 1+1?", "answer": "2"}\n'
 JOB = 'bash -c "$script" > /dev/null 2>&1 &'
 SBATCH_RUNS_IT = f"""script=$(cat)
 [[ $1 == --test-only ]] && {{ echo 'sbatch: Job 7 to start at 2026-01-01T00:00:00' >&2; exit; }}
@@ -26,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a model and data for local/debug, on a machine without Slurm and without GPUs."""
     for name in ("demo/train.jsonl", "demo/eval.jsonl", "demo/model/model.safetensors"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text(ROW if name.endswith(".jsonl") else "")
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "demo/model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **shape}))
     (tmp_path / "demo/model/model.safetensors").unlink()
@@ -106,7 +107,7 @@ def test_without_a_config_the_checks_that_need_one_say_so(place: Path) -> None:
     result = doctor("--json")
     assert result.exit_code == 0
     needing = {check for check, finding in findings(result).items() if finding["says"] == "give a CONFIG"}
-    assert needing == {"config", "disk", "model", "data"}
+    assert needing == {"config", "disk", "model", "data", "inputs"}
 
 
 def test_an_override_needs_a_config_to_change(place: Path) -> None:
@@ -199,6 +200,6 @@ def test_a_refusal_of_sbatch_is_a_finding_in_its_own_words(place: Path) -> None:
     found = findings(doctor("local/debug", "--json"))
     assert "Invalid qos specification" in found["submit options"]["says"]
     owned = findings(doctor("local/debug", "launch.slurm.extra.nodes=4", "--json"))
-    assert "launch.num_nodes" in owned["submit options"]["says"]
+    assert "launch.num_nodes" in owned["config"]["says"]
     absent = findings(doctor("local/debug", "launch.python=/no/such/python", "--json"))
     assert "launch.python = /no/such/python: must be a file" in absent["submit options"]["says"]

@@ -10,9 +10,9 @@ import pytest
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.disk import disk_budget
-from hpc_grpo.preflight import disk
-from hpc_grpo.preflight.disk import disk_finding, judged_disk
+from hpc_grpo.preflight import inputs
 from hpc_grpo.preflight.findings import Context
+from hpc_grpo.preflight.inputs import disk_finding, input_findings, judged_disk
 from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import plan_shipped_7b
@@ -41,8 +41,8 @@ def test_a_quota_of_files_that_the_run_will_pass_is_a_warning(num_files: int | N
 
 def test_a_model_that_is_not_here_is_not_judged() -> None:
     config = load_config("local/debug", ["model.path=org/nowhere"])
-    assert disk_finding(Context(config, config.launch, {})).status == "skipped"
-    assert disk_finding(Context(None, config.launch, {})).status == "skipped"
+    assert disk_finding(config, Context(config, config.launch, {})).status == "skipped"
+    assert {found.status for found in input_findings(Context(None, config.launch, {}))} == {"skipped"}
 
 
 def test_a_file_system_that_does_not_say_what_is_free_fails_the_check_and_the_submission(
@@ -51,10 +51,10 @@ def test_a_file_system_that_does_not_say_what_is_free_fails_the_check_and_the_su
     def silent(_plan: Any) -> Any:
         raise ConfigError("The file system of /x does not say what is free (Input/output error).")
 
-    monkeypatch.setattr(disk, "plan_of", lambda *_: None)
-    monkeypatch.setattr(disk, "read_disk", silent)
+    monkeypatch.setattr(inputs, "plan_of", lambda *_: None)
+    monkeypatch.setattr(inputs, "read_disk", silent)
     config = load_config("local/debug", ["model.path=org/m"])
-    finding = disk_finding(Context(config, config.launch, {}))
+    finding = disk_finding(config, Context(config, config.launch, {}))
     assert (finding.status, "does not say" in finding.says) == ("failure", True)
     with pytest.raises(ConfigError, match="does not say"):
-        disk.refuse_full_disk(config)
+        inputs.refuse_full_disk(config, {})

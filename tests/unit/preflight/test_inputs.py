@@ -9,8 +9,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.preflight.findings import Context, Finding
-from hpc_grpo.preflight.input_findings import data_finding, model_finding
-from hpc_grpo.preflight.inputs import missing_inputs
+from hpc_grpo.preflight.inputs import input_findings, missing_inputs
 from tests.support.configs import minimal_config
 
 PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
@@ -19,6 +18,14 @@ PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
 def context(environ: dict[str, str] | None = None, **sections: Any) -> Context:
     config = minimal_config(**sections)
     return Context(config, config.launch, environ or {})
+
+
+def model_finding(own: Context) -> Finding:
+    return next(finding for finding in input_findings(own) if finding.check == "model")
+
+
+def data_finding(own: Context) -> Finding:
+    return next(finding for finding in input_findings(own) if finding.check == "data")
 
 
 def cached(home: Path, kind: str, name: str) -> Path:

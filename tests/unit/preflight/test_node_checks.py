@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hpc_grpo.preflight.node_checks import CHECKS, NodeNeeds, node_findings
-from hpc_grpo.preflight.node_facts import Gpu, NodeFacts
+from hpc_grpo.preflight.node_facts import NodeFacts
+from hpc_grpo.system.gpus import Gpu
 
 GPU = Gpu(0, "NVIDIA GH200 120GB", 12, 0)
 GOOD = NodeFacts(

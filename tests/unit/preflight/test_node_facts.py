@@ -7,19 +7,15 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.preflight.node_facts import (
-    Gpu,
     cannot_compile,
     gpus_of_job,
     parse_driver_cuda,
-    parse_gpus,
     parse_wheel_cuda,
 )
+from hpc_grpo.system.gpus import Gpu
 
 
-def test_what_nvidia_smi_prints_is_read() -> None:
-    printed = "0, NVIDIA GH200 120GB, 12, 3\n1, NVIDIA GH200 120GB, 7, [N/A]\n"
-    assert [(gpu.index, gpu.used_mib, gpu.utilization) for gpu in parse_gpus(printed)] == [(0, 12, 3), (1, 7, 0)]
-    assert parse_gpus("") == []
+def test_the_cuda_of_the_driver_is_read() -> None:
     assert parse_driver_cuda("| NVIDIA-SMI 580.1  Driver Version: 580.1  CUDA Version: 13.0 |") == "13.0"
     assert parse_driver_cuda("garbage") == ""
 

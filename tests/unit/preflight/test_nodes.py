@@ -16,8 +16,7 @@ from hpc_grpo.preflight.findings import Context
 from hpc_grpo.preflight.folders import own_folder
 from hpc_grpo.preflight.network import Measured, gloo
 from hpc_grpo.preflight.node_facts import facts_from, gather
-from hpc_grpo.preflight.node_links import NodeLinks
-from hpc_grpo.preflight.nodes import examine, needs_of
+from hpc_grpo.preflight.nodes import NodeLinks, examine, needs_of
 from hpc_grpo.preflight.torch_probe import ProbeSpec
 from tests.support.configs import minimal_config
 from tests.support.places import FakePlace, allocation

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.system import affinity
-from hpc_grpo.system.affinity import find_gpus, keep_near_gpus, parse_cpulist, parse_gpus
+from hpc_grpo.system.affinity import keep_near_gpus, parse_cpulist
 from hpc_grpo.system.commands import Answer
+from hpc_grpo.system.gpus import find_gpus, parse_gpus
 
 GH200 = """\
-0, GPU-aa11, 00000009:01:00.0
-1, GPU-bb22, 00000019:01:00.0
-2, GPU-cc33, 00000029:01:00.0
-3, GPU-cd44, 00000039:01:00.0
+0, NVIDIA GH200 120GB, 12, 3, GPU-aa11, 00000009:01:00.0
+1, NVIDIA GH200 120GB, 7, [N/A], GPU-bb22, 00000019:01:00.0
+2, NVIDIA GH200 120GB, 7, 0, GPU-cc33, 00000029:01:00.0
+3, NVIDIA GH200 120GB, 7, 0, GPU-cd44, 00000039:01:00.0
 """
 ADDRESSES = ["0009:01:00.0", "0019:01:00.0", "0029:01:00.0", "0039:01:00.0"]
 ALL_CORES = set(range(288))
@@ -170,6 +171,7 @@ def test_threads_that_run_already_are_bound_too(node: Path, own_cores: set[int])
 def test_gpus_are_found_by_number_and_uuid() -> None:
     listed = parse_gpus(GH200)
     assert [gpu.pci_address for gpu in listed] == ADDRESSES
+    assert [(gpu.index, gpu.used_mib, gpu.utilization) for gpu in listed[:2]] == [(0, 12, 3), (1, 7, 0)]
     assert find_gpus(["GPU-aa11", "1"], listed) == listed[:2]
 
 

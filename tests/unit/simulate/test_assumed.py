@@ -1,11 +1,15 @@
-"""A step's expected time, by hand."""
+"""The seconds that are expected of a step, by hand, and what a tail of long completions costs."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
-from hpc_grpo.plan.expected import ExpectedStep, expected_step
-from hpc_grpo.plan.step import num_steps
+from hpc_grpo.plan.fit import Plan, replanned
+from hpc_grpo.simulate import assumed
+from hpc_grpo.simulate.assumed import longest_step, simulated
+from hpc_grpo.simulate.cluster import Forecast
 from tests.unit.plan.plan_configs import plan_shipped_7b
 
 P = 7_615_616_512
@@ -15,10 +19,21 @@ AVERAGE = LENGTH - NEW / 2
 """Tokens of a sequence, over the time in which it is sampled."""
 
 
-def expected(num_nodes: int, *overrides: str, size: str = "7B") -> ExpectedStep:
-    step = expected_step(plan_shipped_7b(size, num_nodes, *overrides))
+class Expected(NamedTuple):
+    sample_s: float
+    train_s: float
+
+
+def expected(num_nodes: int, *overrides: str, size: str = "7B") -> Expected:
+    step = longest_step(plan_shipped_7b(size, num_nodes, *overrides))
     assert step is not None
-    return step
+    return Expected(*step)
+
+
+def simulated_at(plan: Plan, lag: int) -> Forecast:
+    found = simulated(plan, lag)
+    assert found is not None
+    return found
 
 
 def test_training_takes_its_arithmetic_where_that_is_longer_than_its_communication() -> None:
@@ -46,15 +61,6 @@ def test_the_cpus_share_of_a_decode_step_comes_on_top_or_hides_behind_the_gpu() 
         == expected(4, in_turn).sample_s
     )
     assert expected(4, few, size="0.5B").sample_s == pytest.approx(NEW * (0.002 + 16 * 12e-6))
-
-
-@pytest.mark.parametrize("lag", [0, 1])
-def test_at_worst_a_step_samples_as_often_as_its_bound_allows_and_trains_once(lag: int) -> None:
-    bound, plain = (f"rollout.max_policy_lag={lag}", "rollout.dynamic_sampling=3"), expected(4)
-    step = expected(4, *bound)
-    assert (step.sample_s, step.train_s) == (plain.sample_s, plain.train_s)
-    both = (3 * plain.sample_s, plain.train_s)
-    assert step.at_worst.step_s == (max(both) if lag else sum(both))
 
 
 def test_the_last_batch_of_an_engine_holds_the_rest() -> None:
@@ -119,28 +125,59 @@ def test_a_reference_and_proximal_logprobs_are_forward_passes_more(override: str
     assert expected(4, in_turn, override).train_s == pytest.approx(expected(4, in_turn).train_s * flops / 8)
 
 
-def test_a_step_that_samples_ahead_takes_the_longer_of_the_two_and_one_in_turn_their_sum() -> None:
-    ahead, in_turn = expected(4), expected(4, "rollout.max_policy_lag=0")
-    assert ahead.step_s == max(ahead.sample_s, ahead.train_s)
-    assert in_turn.step_s == in_turn.sample_s + in_turn.train_s
-
-
-def test_gpu_hours_count_the_gpus_that_are_used() -> None:
-    step, steps = expected(4), num_steps(plan_shipped_7b("7B", 4))
-    assert steps is not None
-    assert step.num_gpus == 16
-    assert step.gpu_hours(steps) == pytest.approx(steps * step.step_s * 16 / 3600)
-
-
-def test_twice_the_nodes_halve_training_and_shorten_sampling() -> None:
-    few, many = expected(4), expected(8)
-    assert many.train_s == pytest.approx(few.train_s / 2)
-    assert many.sample_s < few.sample_s
-
-
 def test_nothing_is_expected_of_cpus() -> None:
-    assert expected_step(plan_shipped_7b("7B", 4, "model.device=cpu")) is None
+    plan = plan_shipped_7b("7B", 4, "model.device=cpu")
+    assert longest_step(plan) is None
+    assert simulated(plan, 0) is None
 
 
 def test_a_critic_is_trained_as_long_as_the_policy() -> None:
     assert expected(4, "task=ppo").train_s == pytest.approx(2 * expected(4).train_s)
+
+
+@pytest.mark.parametrize(("size", "num_nodes"), [("0.5B", 2), ("7B", 2), ("7B", 8), ("14B", 4)])
+def test_a_lag_hides_some_of_the_tail(size: str, num_nodes: int) -> None:
+    in_turn, ahead = (simulated_at(plan_shipped_7b(size, num_nodes), lag) for lag in (0, 1))
+    assert ahead.step_s < 0.8 * in_turn.step_s
+    assert ahead.engines_idle < in_turn.engines_idle
+    assert ahead.learners_idle < in_turn.learners_idle
+
+
+def test_a_longer_lag_hides_what_one_step_ahead_does_not() -> None:
+    """Where sampling is the longer half, a step waits for its last completion, unless the next ones are under way."""
+    plan = plan_shipped_7b("0.5B", 2)
+    assert simulated_at(plan, 4).step_s < 0.7 * simulated_at(plan, 1).step_s
+
+
+def test_at_a_long_lag_a_step_takes_what_learners_take_for_their_share_of_the_mean_length() -> None:
+    """Learners set the pace of a 7B: 1,024 prompts of 1,024 tokens, with 1,024 tokens of completions on average."""
+    step = simulated_at(plan_shipped_7b("7B", 2), 4)
+    assert step.learners_idle < 0.01
+    assert step.step_s == pytest.approx(expected(2).train_s * 2048 / 5120, rel=0.02)
+
+
+def test_of_a_large_step_some_nodes_are_simulated_and_tell_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_shipped_7b("7B", 16, "rollout.prompts_per_step=512")
+    parts = [simulated_at(plan, lag) for lag in range(3)]
+    monkeypatch.setattr(assumed, "MOST_ROLLOUTS", 8192)
+    for lag, part in enumerate(parts):
+        whole = simulated_at(plan, lag)
+        assert part.step_s == pytest.approx(whole.step_s, rel=0.05)
+        assert part.engines_idle == pytest.approx(whole.engines_idle, abs=0.03)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 4])
+def test_a_few_steps_tell_as_much_as_many(lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that one step leaves half empty sample several at once, and those end together: bursts of lag + 1."""
+    plan = plan_shipped_7b("0.5B", 8)
+    few = simulated_at(plan, lag)
+    monkeypatch.setattr(assumed, "_ROLLOUTS", 60 * 1024)
+    many = simulated_at(plan, lag)
+    assert few.step_s == pytest.approx(many.step_s, rel=0.05)
+    assert few.learners_idle == pytest.approx(many.learners_idle, abs=0.03)
+
+
+def test_no_advantage_or_algorithm_of_a_users_is_run() -> None:
+    plan = plan_shipped_7b("7B", 2)
+    theirs = replanned(plan, (("loss.advantage", "nowhere:gone"),), 2)
+    assert simulated(theirs, 1) == simulated(plan, 1)

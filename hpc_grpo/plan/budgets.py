@@ -1,0 +1,298 @@
+"""Add up each device at the peak of a step: one learner's GPU, one engine's GPU, a node's host and shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.resources import (
+    KEYS_OF_A_TOKEN,
+    LOGPROB_CHUNK_TOKENS,
+    budget_of,
+    engines_per_node,
+    expects_gpus,
+    kv_cache_gib,
+    max_batched_tokens,
+    weight_store_bytes,
+)
+from hpc_grpo.plan.memory import (
+    ENGINE_GPU,
+    HOST_MEMORY,
+    LEARNER_GPU,
+    SHARED_GPU,
+    SHARED_MEMORY,
+    STATES,
+    Hardware,
+    MemoryBudget,
+    Part,
+    activations,
+    nonzero,
+    pinned_rounding_bytes,
+)
+from hpc_grpo.plan.model import Model, ModelShape
+from hpc_grpo.types import DTYPE_BYTES, GIB
+
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's `reduce_bucket_size`: allocated in full, however small the model is."""
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""DeepSpeed's `sub_group_size`: ZeRO-3 takes the optimizer's step for so many parameters at once."""
+MAX_LIVE_ELEMENTS = 1_000_000_000
+"""DeepSpeed's `stage3_max_live_parameters`: gathered at once under ZeRO-3."""
+LEARNER_CONTEXT_BYTES = 2 * GIB
+"""CUDA context, NCCL's buffers and cuBLAS workspaces (assumed)."""
+FRAGMENTATION = 0.05
+"""Share by which torch's allocator reserves more than it hands out (assumed)."""
+
+BLOCK_TOKENS = 16
+SAMPLING_ARRAYS = 4
+"""float32 arrays [max_num_seqs, V] of the sampler: logits, sorted logits, probabilities, logprobs (assumed)."""
+ENGINE_CONTEXT_BYTES, CUDA_GRAPH_BYTES = 1 * GIB, 1 * GIB
+"""Assumed."""
+_RUNTIME = ("CUDA context", "CUDA context and graphs")
+
+GPU_PROCESS_GIB, CPU_PROCESS_GIB, GRADING_PROCESS_GIB, SYSTEM_GIB = 5.0, 1.5, 0.25, 4.0
+"""Assumed: libraries and staging buffers of a learner or engine; a reward process; driver, Ray, operating system."""
+SHARED_MEMORY_SHARE = 0.5
+"""A share of a node's memory: the kernel's default size of /dev/shm (tmpfs(5), option `size`)."""
+
+
+def is_checkpointed(config: Config, *, on_gpu: bool) -> bool:
+    """Say whether gradient checkpointing is on: where the config leaves it open, on GPUs alone."""
+    chosen = config.train.gradient_checkpointing
+    return on_gpu if chosen is None else chosen
+
+
+def learner_budget(model: Model, config: Config, num_learners: int, hardware: Hardware) -> MemoryBudget:
+    """Return one learner's GPU at the peak of a step."""
+    states, working = state_parts(model, config, num_learners), activation_parts(model, config, on_gpu=True)
+    parts = [*states, *working, communication_part(model, config)]
+    # What the optimizer's step needs beyond the room that activations, gone by then, have left. Stages 1 and 2 take the
+    # norm of the largest gradient in float64; stage 3 copies a sub-group's gradients.
+    needed, formula = 8 * model.shape.largest_parameter, "8 V d"
+    if config.train.zero_stage == 3:
+        needed, formula = 4 * min(SUB_GROUP_ELEMENTS, model.num_parameters // num_learners), "4 min(10^9, P / W)"
+    if config.train.offload_optimizer == "none":
+        beyond = max(0, needed - sum(part.num_bytes for part in working))
+        parts.append(Part("optimizer step, beyond activations", beyond, f"{formula} - activations"))
+    tensors = sum(part.num_bytes for part in parts)
+    parts.append(Part("allocator's slack", int(tensors * FRAGMENTATION), f"{FRAGMENTATION:.0%} of the above, assumed"))
+    parts.append(Part("CUDA context, NCCL", LEARNER_CONTEXT_BYTES, "assumed"))
+    return MemoryBudget(LEARNER_GPU, nonzero(*parts), hardware.gpu_bytes)
+
+
+def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
+    """List weights, gradients, optimizer and reference, where the learner computes."""
+    states = STATES[config.model.dtype, config.train.zero_stage, config.train.offload_optimizer != "none"]
+    p, dtype = model.num_parameters, config.model.dtype
+
+    def part(name: str, whole: int, shard: int, parameters: int = p) -> Part:
+        terms = [f"{whole} P"] * bool(whole) + [f"{shard} P / W"] * bool(shard)
+        return Part(name, whole * parameters + shard * parameters // num_learners, " + ".join(terms) or "0")
+
+    def frozen(name: str, size: int, parameters: int) -> Part:
+        """Count a model that is not trained: whole on each learner, or sharded by ZeRO-3."""
+        return part(name, *((0, size) if config.train.zero_stage == 3 else (size, 0)), parameters)
+
+    parts = [
+        part(f"weights ({dtype})", states.weights_whole, states.weights_shard),
+        part("gradients (summed in float32)", states.gradients_whole, states.gradients_shard),
+        part("optimizer (float32 weights, moments)", 0, states.optimizer_shard),
+    ]
+    if config.needs.critic:
+        parts += [replace(each, name=f"critic: {each.name}") for each in parts]
+    if config.needs.reference:
+        parts.append(frozen("reference model", DTYPE_BYTES[dtype], model.reference_parameters or p))
+        if config.loss.kl.averages and dtype != "float32":
+            parts.append(frozen("reference's average (float32)", 4, p))
+    if config.needs.teacher:
+        parts.append(frozen("teacher", DTYPE_BYTES[dtype], model.teacher_parameters))
+    return parts
+
+
+def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part]:
+    """List what the fullest microbatch keeps for its backward pass, and works with in it."""
+    train, b, saves = config.train, DTYPE_BYTES[config.model.dtype], is_checkpointed(config, on_gpu=on_gpu)
+    tokens = train.max_tokens_per_microbatch
+    peak = activations(model.shape, b, tokens, LOGPROB_CHUNK_TOKENS, is_checkpointed=saves)
+    # On a GPU a kernel with a mask takes as many heads of keys as of queries: own ones are repeated, too.
+    copies, size = (
+        (KEYS_OF_A_TOKEN, model.shape.attention_size) if on_gpu else (KEYS_OF_A_TOKEN - 1, model.shape.kv_size)
+    )
+    repeated = tokens * b * 2 * copies * size * (1 if saves else model.shape.num_layers)
+    shared = repeated + tokens * b * config.max_model_len if budget_of(config).shares_prompts else 0
+    larger = "one layer" if peak.one_layer > peak.head else "one chunk of logits"
+    return [
+        Part("activations kept", peak.kept, peak.kept_formula),
+        Part(f"working set: {larger}", peak.working, "max(one layer, 20 c V + 2 b V d)"),
+        *nonzero(Part("keys of shared prompts, masks", shared, f"{2 * copies} b {'a' if on_gpu else 'k'} L T + b S T")),
+    ]
+
+
+def communication_part(model: Model, config: Config) -> Part:
+    """Return DeepSpeed's buffers in a backward pass.
+
+    Stages 1 and 2: two buckets (`overlap_comm`), and the one being reduced in float32. Stage 3: one float32
+    bucket, its copy, and the gathered weights. bfloat16 stage 1 reduces its gradients where they are.
+    """
+    stage, b = config.train.zero_stage, DTYPE_BYTES[config.model.dtype]
+    bucket, p = REDUCE_BUCKET_ELEMENTS, model.num_parameters
+    if stage == 1 and b == 2 and config.train.offload_optimizer == "none":
+        return Part("communication buffers", 0, "0")
+    if stage == 3:
+        total = 4 * bucket + 4 * min(bucket, p) + b * min(MAX_LIVE_ELEMENTS, p)
+        return Part("communication, gathered weights", total, "4 B + 4 min(B, P) + b min(10^9, P)")
+    if stage == 2 and b == 2:
+        total = 2 * b * bucket + 4 * max(min(bucket, p), model.shape.largest_parameter)
+        return Part("communication buffers", total, "2 b B + 4 max(min(B, P), V d)")
+    return Part("communication buffers", 8 * bucket, "8 B")
+
+
+def host_parts(model: Model, config: Config, num_learners: int, learners_on_node: int) -> list[Part]:
+    """List what the optimizer of a node's learners takes of host memory: nothing without offload."""
+    is_offloaded, n = config.train.offload_optimizer != "none", learners_on_node
+    states = STATES[config.model.dtype, config.train.zero_stage, is_offloaded]
+    p = model.num_parameters * (2 if config.needs.critic else 1)
+    pinned = [size * (p // num_learners) for size in states.host_pinned_shard]
+    if is_offloaded and config.train.zero_stage == 3:
+        full, rest = divmod(p // num_learners, SUB_GROUP_ELEMENTS)
+        pinned += [4 * SUB_GROUP_ELEMENTS] * full + [4 * rest]
+    times = "" if n == 1 else f" x {n}"
+    rows = [
+        ("optimizer (float32 weights, moments)", states.host_optimizer_shard),
+        ("gradients (float32)", states.host_gradients_shard),
+        ("copies on their way to the GPU", states.host_staging_shard),
+    ]
+    parts = [Part(name, n * size * p // num_learners, f"{size} P / W{times}") for name, size in rows]
+    rounding = Part("rounding of page-locked arrays", n * pinned_rounding_bytes(pinned), "to powers of two")
+    return list(nonzero(*parts, rounding))
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The KV cache of one engine. `num_bytes` and `bytes_per_token` are of one GPU; tokens and sequences of the engine.
+
+    `num_sequences` counts full-length ones (max_model_len): shorter ones share the same tokens.
+    """
+
+    num_bytes: int
+    bytes_per_token: int
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return max(0, self.num_bytes // (self.bytes_per_token * BLOCK_TOKENS)) * BLOCK_TOKENS
+
+    @property
+    def num_sequences(self) -> int:
+        return self.num_sequences_of(self.max_model_len)
+
+    def num_sequences_of(self, tokens: float) -> int:
+        """Return how many sequences of so many tokens it holds."""
+        return self.num_tokens // (ceil(tokens / BLOCK_TOKENS) * BLOCK_TOKENS)
+
+
+def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int = 1) -> int:
+    """Return 2 L k b: a key and a value of every layer; tensor parallelism divides the heads, down to one a GPU.
+
+    >>> from hpc_grpo.plan.model import FAMILY
+    >>> kv_bytes_per_token(FAMILY["7B"], 2)
+    57344
+    """
+    heads = max(1, shape.num_kv_heads // tensor_parallel)
+    return 2 * shape.num_layers * heads * shape.head_dim * dtype_bytes
+
+
+def kv_cache(model: Model, config: Config, num_bytes: int) -> KvCache:
+    per_token = kv_bytes_per_token(model.shape, DTYPE_BYTES[config.engine_dtype], config.engine.tensor_parallel)
+    return KvCache(num_bytes, per_token, config.max_model_len)
+
+
+def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
+    """Return one GPU of one engine; its cache holds at least one sequence of full length, whether it fits or not.
+
+    vLLM (Kwon et al. 2023, arXiv:2309.06180) takes `gpu_memory_utilization` of the GPU, runs the largest batch once to
+    see what the model needs, and gives the rest to the KV cache in blocks.
+    """
+    engine, given_gib = config.engine, kv_cache_gib(config, on_gpu=True)
+    runtime = Part(_RUNTIME[1], ENGINE_CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")
+    if engine.vllm.get("enforce_eager"):
+        runtime = Part(_RUNTIME[0], ENGINE_CONTEXT_BYTES, "assumed")
+    parts = [*model_parts(model, config), runtime]
+    limit = int(hardware.gpu_bytes * (1.0 if given_gib else engine.gpu_memory_utilization))
+    needed = kv_cache(model, config, 0).bytes_per_token * (config.max_model_len + BLOCK_TOKENS)
+    left = limit - sum(part.num_bytes for part in parts)
+    if given_gib:
+        kv_bytes, formula = int(given_gib * GIB), "engine.kv_cache_gib"
+    elif left >= needed:
+        kv_bytes, formula = left, f"the rest of {engine.gpu_memory_utilization:g} of the GPU"
+    else:
+        kv_bytes, formula = needed, "2 L k b (max_model_len + 16)"
+    budget = MemoryBudget(ENGINE_GPU, nonzero(*parts, Part("KV cache", kv_bytes, formula)), limit)
+    return budget, kv_cache(model, config, kv_bytes)
+
+
+def model_parts(model: Model, config: Config) -> list[Part]:
+    """List weights and the largest forward pass, on one GPU of the engine."""
+    b, parallel, shape = DTYPE_BYTES[config.engine_dtype], config.engine.tensor_parallel, model.shape
+    max_num_seqs = config.engine.max_num_seqs
+    tokens = min(max_batched_tokens(config, on_gpu=expects_gpus(config)), max_num_seqs * config.max_model_len)
+    forward = tokens * b * (4 * shape.hidden_size + 3 * shape.intermediate_size // parallel)
+    sampling = SAMPLING_ARRAYS * 4 * max_num_seqs * shape.vocab_size
+    return [
+        Part(f"weights ({config.engine_dtype})", b * model.num_parameters // parallel, "b P / tensor_parallel"),
+        Part("largest batch, sampling", forward + sampling, "b (4 d + 3 f / tensor_parallel) N + 16 S V"),
+    ]
+
+
+def shared_gpu_budget(learner: MemoryBudget, states: Sequence[Part], engine: MemoryBudget) -> MemoryBudget:
+    """Return a GPU that learner and engine have in turn (placement.colocate), in the fuller of the two phases.
+
+    While the engine samples, the learner's `states` and its context stay; while the learner trains, of the engine its
+    own context and CUDA graphs alone: vLLM's sleep, level 2, gives back weights and KV cache.
+    """
+    asleep = next(replace(part, name=f"engine asleep: {part.name}") for part in engine.parts if part.name in _RUNTIME)
+    context = Part("learner: CUDA context, NCCL", LEARNER_CONTEXT_BYTES, "assumed")
+    waiting = [replace(part, name=f"learner: {part.name}") for part in states]
+    sampling = [*waiting, context, *(replace(part, name=f"engine: {part.name}") for part in engine.parts)]
+    fuller = max(([*learner.parts, asleep], sampling), key=lambda parts: sum(part.num_bytes for part in parts))
+    return MemoryBudget(SHARED_GPU, nonzero(*fuller), learner.capacity_bytes)
+
+
+def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
+    """Return a node's host memory at the peak of a step.
+
+    On CPU learners and engines lie in it, but for communication buffers: untouched pages take nothing.
+    """
+    learners, engines = config.placement.learners_per_node, engines_per_node(config)
+    parts = [*shared_memory_parts(model, config), *host_parts(model, config, num_learners, learners)]
+    parallel, each = config.engine.tensor_parallel, GPU_PROCESS_GIB
+    if not expects_gpus(config):
+        learner = [*state_parts(model, config, num_learners), *activation_parts(model, config, on_gpu=False)]
+        weights = engines * sum(part.num_bytes for part in model_parts(model, config)) * parallel
+        parts += [Part(f"learner: {part.name}", learners * part.num_bytes, part.formula) for part in learner]
+        parts.append(Part("engines: weights, largest batch", weights, "b P + ..."))
+        parts.append(Part("engines: KV cache", engines * parallel * kv_bytes, "engine.kv_cache_gib"))
+        each = CPU_PROCESS_GIB
+    workers = learners + engines * parallel
+    grading = GRADING_PROCESS_GIB * config.grading.num_workers if engines else 0.0
+    formula = f"{workers} x {each:g} + {grading:g} + {SYSTEM_GIB:g} GiB, assumed"
+    parts.append(Part("processes", int((workers * each + grading + SYSTEM_GIB) * GIB), formula))
+    return MemoryBudget(HOST_MEMORY, nonzero(*parts), hardware.host_bytes)
+
+
+def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> MemoryBudget:
+    """Return the part of it in /dev/shm, whose size is half of a node's memory unless the site changed it."""
+    capacity = int(hardware.host_bytes * SHARED_MEMORY_SHARE)
+    return MemoryBudget(SHARED_MEMORY, shared_memory_parts(model, config), capacity)
+
+
+def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:
+    """List the weight store (weights/store.py; none without engines) and Ray's object store."""
+    store = weight_store_bytes(config, model.num_parameters)
+    objects = int(config.launch.object_store_gib * GIB)
+    return nonzero(
+        Part("weight store in /dev/shm", store, "b P"),
+        Part("Ray's object store in /dev/shm", objects, "launch.object_store_gib"),
+    )

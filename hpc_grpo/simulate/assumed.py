@@ -1,0 +1,193 @@
+"""Rates of a run before it starts: from the peaks of GPUs, links and memory, and assumed shares of them.
+
+Nothing here was measured. Not counted: prefill, publishing, grading, and microbatches that are not full.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hpc_grpo.algorithms.advantages import AdvantageSettings
+from hpc_grpo.config import Config
+from hpc_grpo.config.resources import expects_gpus, schedules_ahead, trained_parameters
+from hpc_grpo.config.train import GrpoTask
+from hpc_grpo.plan.budgets import is_checkpointed
+from hpc_grpo.plan.fit import Plan
+from hpc_grpo.plan.step import workload
+from hpc_grpo.simulate.cluster import Forecast, Setting, forecast
+from hpc_grpo.simulate.rates import LOGNORMAL, DrawnStep, Rate, Rates, Sequences, cut_lengths, scale_of
+from hpc_grpo.types import DTYPE_BYTES
+
+TRAINING_SHARE = 0.4
+"""A share of the peak FLOP/s, assumed."""
+READING_SHARE = 0.6
+"""A share of the peak bandwidth of a GPU's memory and of its link to the host, assumed."""
+NETWORK_SHARE = 0.8
+"""A share of the peak bandwidth between GPUs, in a node and between nodes, assumed."""
+HOST_SHARE = 0.3
+"""A share of the host memory's peak that torch's AdamW reaches on a learner's 16 threads, assumed."""
+CPU_DECODING = Rate(0.002, 12e-6)
+"""Seconds that a CPU takes to schedule a decode step of n sequences and to handle their tokens, assumed."""
+ALL_REDUCE_S = 10e-6
+"""Latency of an all-reduce between the GPUs of one engine, assumed."""
+MEAN_SHARE = 0.25
+"""The mean of the lengths, a share of rollout.max_new_tokens. Lengths are lognormal, and cut there. Assumed."""
+MOST_ROLLOUTS = 2048
+"""Of a step with more, some of the nodes are simulated, with their share of it."""
+_ROLLOUTS, _MOST_STEPS = 8192, 100
+"""A simulation counts so many rollouts: a tenth of a second or two."""
+
+
+class _Advantage(AdvantageSettings):
+    """Tells alike groups from others, without numpy, which a login node may lack."""
+
+    name: Literal["simulated"] = "simulated"
+
+    def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
+        return [reward - statistics.fmean(rewards) for reward in rewards]
+
+
+@dataclass(frozen=True)
+class DecodeRate(Rate):
+    """The seconds of a decode step of n sequences: `fixed_s` + `part_s` n on the GPU, and those of the CPU.
+
+    The KV cache holds `held` sequences of average length. vLLM starts more, and preempts some of them once the cache is
+    full: then n sequences take turns. A CPU that `is_ahead` works while the GPU does (vLLM's async_scheduling).
+    """
+
+    held: float
+    is_ahead: bool
+
+    def __call__(self, parts: float) -> float:
+        turns = max(1.0, parts / self.held)
+        gpu_s, cpu_s = super().__call__(parts / turns), CPU_DECODING(parts / turns)
+        return turns * (max(gpu_s, cpu_s) if self.is_ahead else gpu_s + cpu_s)
+
+
+def longest_step(plan: Plan) -> tuple[float, float] | None:
+    """Return the seconds of sampling and of training a step of longest completions, each on its own.
+
+    None on CPUs, without engines, and where an engine holds no full sequence: there no time is known.
+    """
+    load, longest = workload(plan), plan.config.rollout.max_new_tokens
+    if not expects_gpus(plan.config) or load is None or not load.cache.num_sequences:
+        return None
+    decoding, at_once = _decoding(plan, longest), plan.config.engine.max_num_seqs
+    full, rest = divmod(load.sequences_per_engine, at_once)
+    decode_s = full * decoding(at_once) + (decoding(rest) if rest else 0.0)
+    return longest * decode_s, training_rate(plan)(load.max_new_tokens / plan.num_learners)
+
+
+def simulated(plan: Plan, lag: int) -> Forecast | None:
+    """Simulate the plan, with a tail of long completions; None where no time is known."""
+    config, longest, load = plan.config, plan.config.rollout.max_new_tokens, workload(plan)
+    if load is None or longest_step(plan) is None:
+        return None
+    scale = scale_of(LOGNORMAL, mean_tokens(config), longest)
+    lengths = cut_lengths(LOGNORMAL, scale, longest)
+    # A token is likelier one of a long completion than of a short one.
+    decoding = _decoding(plan, sum(length**2 for length in lengths) / sum(lengths))
+    per_node = load.num_sequences / plan.num_nodes
+    nodes = min(plan.num_nodes, max(1, int(MOST_ROLLOUTS / per_node)))
+    # Steps that begin together end together: with a lag they come in bursts, of which whole ones are counted.
+    ahead = lag // config.train.num_minibatches
+    num_bursts = max(1, round(min(_MOST_STEPS, _ROLLOUTS / (per_node * nodes)) / (ahead + 1)))
+    # Some of the prompts for some of the nodes. No algorithm or advantage of a user's is run.
+    prompts = max(1, round(nodes / plan.num_nodes * config.rollout.prompts_per_step))
+    rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
+    loss = config.loss.model_copy(update={"advantage": _Advantage()})
+    sequences = Sequences(LOGNORMAL, config.data.max_prompt_tokens)
+    engine = config.engine
+    found = forecast(
+        config.model_copy(update={"task": GrpoTask(), "rollout": rollout, "loss": loss}),
+        Rates(decoding, training_rate(plan), (DrawnStep(scale),), sequences),
+        Setting(nodes, config.placement.learners_per_node, engine.engines_per_node, lag, engine.tensor_parallel),
+        num_steps=num_bursts * (ahead + 1),
+        edge=ahead,
+    )
+    return replace(found, setting=replace(found.setting, nodes=plan.num_nodes))
+
+
+def mean_tokens(config: Config) -> int:
+    return max(1, round(MEAN_SHARE * config.rollout.max_new_tokens))
+
+
+def _decoding(plan: Plan, tokens: float) -> DecodeRate:
+    """Rate a decode step of completions of so many tokens: on average a prompt and half of the completion are there.
+
+    A decode step is bound by memory: each token of a batch reads the weights and the batch's KV cache once. Tensor
+    parallelism adds two all-reduces a layer, of the sequences' hidden states.
+    """
+    config, shape, cache = plan.config, plan.model.shape, plan.kv_cache
+    assert cache is not None
+    parallel, num_bytes = config.engine.tensor_parallel, DTYPE_BYTES[config.engine_dtype]
+    byte_s = 1 / (plan.hardware.gpu_bytes_per_s * READING_SHARE)
+    average = config.data.max_prompt_tokens + tokens / 2
+    all_reduces = 2 * shape.num_layers if parallel > 1 else 0
+    sent_bytes = 2 * (parallel - 1) / parallel * shape.hidden_size * num_bytes
+    return DecodeRate(
+        fixed_s=num_bytes * plan.model.num_parameters / parallel * byte_s + all_reduces * ALL_REDUCE_S,
+        part_s=average * cache.bytes_per_token * byte_s
+        + all_reduces * sent_bytes / (plan.hardware.nvlink_bytes_per_s * NETWORK_SHARE),
+        held=cache.num_sequences_of(average),
+        is_ahead=schedules_ahead(config, on_gpu=True),
+    )
+
+
+def training_rate(plan: Plan) -> Rate:
+    """Rate a learner's part of a step, of n sampled tokens with their prompts.
+
+    Arithmetic is F P T / (W c): F FLOPs a parameter and token, P parameters, T tokens, W learners, c the FLOP/s one
+    reaches (Kaplan et al. 2020, section 2.1). DeepSpeed moves the bytes of a microbatch behind it (`overlap_comm`,
+    ZeRO-3's prefetch); those of the optimizer step follow. An offloaded AdamW reads and writes 40 bytes a parameter.
+    """
+    config, hardware, workers, load = plan.config, plan.hardware, plan.num_learners, workload(plan)
+    assert load is not None
+    parameters = trained_parameters(config, plan.model.num_parameters)
+    reference = (plan.model.reference_parameters or plan.model.num_parameters) * config.needs.reference
+    flops = _flops_per_token(config) * parameters + 2 * (reference + plan.model.teacher_parameters)
+    in_microbatch, in_step = _communicated_bytes(config)
+    # One byte a parameter between all learners, in rings through each learner's own link.
+    between_nodes = hardware.network_bytes_per_s * config.placement.learners_per_node
+    bandwidth = between_nodes if plan.num_nodes > 1 else hardware.nvlink_bytes_per_s
+    exchange_s = parameters * (workers - 1) / workers / (bandwidth * NETWORK_SHARE)
+    shard, is_offloaded = parameters / workers, config.train.offload_optimizer != "none"
+    # A gradient sum that lies in host memory comes to the GPU to be added to, and goes back.
+    host_s = 8 * shard / (hardware.host_link_bytes_per_s * READING_SHARE)
+    update_s = 40 * shard / (hardware.host_memory_bytes_per_s * HOST_SHARE)
+    microbatch_s = in_microbatch * exchange_s + host_s * is_offloaded
+    step_s = in_step * exchange_s + update_s * is_offloaded
+    tokens, sampled = load.learner_tokens / workers, load.max_new_tokens / workers
+    token_s = max(flops / (hardware.gpu_flops_per_s * TRAINING_SHARE), load.num_microbatches * microbatch_s / tokens)
+    return Rate(config.train.num_minibatches * step_s + (tokens - sampled) * token_s, token_s)
+
+
+def _flops_per_token(config: Config) -> float:
+    """Return F: 2 forward and 4 backward, and 2 for each further forward pass over all or some of the tokens.
+
+    Those are gradient checkpointing's, and the proximal logprobs' of those minibatches that need one: all but the
+    first, unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated, and
+    none with engine.
+    """
+    proximal = 1.0 - 1.0 / config.train.num_minibatches
+    if config.loss.proximal == "engine":
+        proximal = 0.0
+    elif config.loss.compares_minibatch or config.loss.correction.compares_minibatch:
+        proximal = 1.0
+    elif config.loss.proximal == "interpolated":
+        proximal = 0.0
+    return 6 + 2 * is_checkpointed(config, on_gpu=True) + 2 * proximal
+
+
+def _communicated_bytes(config: Config) -> tuple[int, int]:
+    """Return the bytes a parameter that learners exchange in a microbatch and in an optimizer step (DeepSpeed 0.19.8).
+
+    Gradients travel in float32. Stage 1 all-reduces them once a step (4 there, 4 back), stage 2 in every microbatch
+    (`use_multi_rank_bucket_allreduce`); both gather the new weights. Stage 3 gathers weights for the forward and the
+    backward pass of every microbatch, and scatters the gradients' sum.
+    """
+    weights = DTYPE_BYTES[config.model.dtype]
+    return {1: (0, 8 + weights), 2: (8, weights), 3: (2 * weights + 4, 0)}[config.train.zero_stage]

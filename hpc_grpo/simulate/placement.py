@@ -1,0 +1,118 @@
+"""Rank placements: how many of a node's GPUs learn and how many sample, under which ZeRO stage, with which offload.
+
+Every split is planned, and simulated where it fits. Not ranked, since the code cannot place them: nodes with engines
+alone or learners alone. Where each GPU does both in turn (placement.colocate) there is nothing to split.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from hpc_grpo.config.resources import gpus_per_node
+from hpc_grpo.plan.fit import Plan, Settings, replanned
+from hpc_grpo.simulate.assumed import longest_step, simulated
+from hpc_grpo.simulate.cluster import Forecast
+
+CARD_DEFAULT = (1, 3, 1)
+"""Learners and engines a node, GPUs an engine: the layout where the config says nothing."""
+CLOSE, _EQUAL = 1.05, 1.01
+"""A step longer by less than that is not worth another split, or another ZeRO stage of one: the shares are assumed."""
+LAG = "rollout.max_policy_lag"
+_KEYS = (
+    "placement.learners_per_node",
+    "engine.engines_per_node",
+    "engine.tensor_parallel",
+    "train.zero_stage",
+    "train.offload_optimizer",
+    LAG,
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A planned placement that fits, simulated in turn (lag 0) and at the plan's lag."""
+
+    plan: Plan
+    in_turn: Forecast
+    ahead: Forecast
+
+    @property
+    def layout(self) -> tuple[int, int, int]:
+        return layout(self.plan)
+
+
+def layout(plan: Plan) -> tuple[int, int, int]:
+    """Return learners a node, engines a node, GPUs an engine."""
+    engine = plan.config.engine
+    return plan.config.placement.learners_per_node, engine.engines_per_node, engine.tensor_parallel
+
+
+def ranked_splits(plan: Plan) -> list[Split]:
+    """Return the best split of each layout that fits the plan's nodes, fastest first; none where no time is known.
+
+    All sample a step ahead, the shortest lag with which engines and learners work side by side, unless the plan's own
+    lag is longer. Splits whose export may not fit the head node's memory come last. Of splits that take equally
+    long, those with the simplest engines come first.
+    """
+    found = [
+        Split(best, in_turn, ahead)
+        for _, same_layout in itertools.groupby(_candidates(plan), layout)
+        for best in [_plainest(plan, list(same_layout))]
+        if (in_turn := simulated(best, 0)) and (ahead := simulated(best, best.config.rollout.max_policy_lag))
+    ]
+    return sorted(
+        found,
+        key=lambda split: (
+            bool(split.plan.warnings),
+            round(math.log(split.ahead.step_s, _EQUAL)),
+            split.layout[2],
+            split.in_turn.step_s,
+        ),
+    )
+
+
+def fastest_in_turn(splits: Sequence[Split]) -> Split:
+    """Return the best split where learners and engines take turns: no rollout is older than the weights it trains."""
+    return min(splits, key=lambda split: (bool(split.plan.warnings), split.in_turn.step_s))
+
+
+def changed_settings(plan: Plan, split: Split) -> Settings:
+    """Return the keys in which a split differs from the plan, with its values."""
+    values = ((key, attrgetter(key)(split.plan.config)) for key in _KEYS)
+    return tuple((key, value) for key, value in values if value != attrgetter(key)(plan.config))
+
+
+def _candidates(plan: Plan) -> Iterator[Plan]:
+    """Yield what fits and has a time, by layout."""
+    num_gpus = plan.config.launch.slurm.gpus_per_node or gpus_per_node(plan.config)
+    lag = max(plan.config.rollout.max_policy_lag, plan.config.train.num_minibatches)
+    for learners in range(1, 1 if plan.config.placement.colocate else num_gpus):
+        for parallel in (1, 2, 4, 8):
+            if (num_gpus - learners) % parallel or plan.model.shape.num_heads % parallel:
+                continue  # it leaves GPUs without work, or does not divide the heads
+            engines = (num_gpus - learners) // parallel
+            for zero in itertools.product((1, 2, 3), ("none", "cpu")):
+                values = (learners, engines, parallel, *zero, lag)
+                candidate = replanned(plan, tuple(zip(_KEYS, values, strict=True)), plan.num_nodes)
+                if candidate.fits and longest_step(candidate):
+                    yield candidate
+
+
+def _plainest(plan: Plan, same_layout: Sequence[Plan]) -> Plan:
+    """Return the candidate of one layout that changes least of the plan, of those whose learners are as good as any.
+
+    They differ in the learners' part alone, so that the longest step in turn tells them apart.
+    """
+    safe = [each for each in same_layout if not each.warnings] or same_layout
+    in_turn_s = [sum(longest_step(each) or ()) for each in safe]
+    own = attrgetter(*_KEYS)(plan.config)
+    equals = [(s, each) for s, each in zip(in_turn_s, safe, strict=True) if s <= min(in_turn_s) * _EQUAL]
+
+    def changes(found: tuple[float, Plan]) -> tuple[int, float]:
+        return sum(a != b for a, b in zip(attrgetter(*_KEYS)(found[1].config), own, strict=True)), found[0]
+
+    return min(equals, key=changes)[1]
