@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_grpo.run.files import known_fields, read_record, write_record
+from hpc_grpo.run.files import from_known, read_record, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import not_worth_the_run
 
@@ -84,4 +84,4 @@ def _read(path: Path) -> AttemptRecord | None:
 
 
 def _from_values(values: dict[str, Any]) -> AttemptRecord:
-    return AttemptRecord(**known_fields(AttemptRecord, values))
+    return from_known(AttemptRecord)(values)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.run.files import known_fields, read_record, write_record
+from hpc_grpo.run.files import from_known, read_record, write_record
 from hpc_grpo.run.paths import RunDir
 
 if TYPE_CHECKING:
@@ -151,5 +151,5 @@ def write_chain(run: RunDir, record: ChainRecord) -> None:
 
 
 def _from_values(values: dict[str, Any]) -> ChainRecord:
-    links = tuple(Link(**known_fields(Link, link)) for link in values["links"])
-    return ChainRecord(**{**known_fields(ChainRecord, values), "links": links})
+    links = tuple(map(from_known(Link), values["links"]))
+    return from_known(ChainRecord)({**values, "links": links})

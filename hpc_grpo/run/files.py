@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,10 +81,10 @@ def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
     return None
 
 
-def known_fields(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is no field of this dataclass: a newer version of this package may have written more."""
-    names = {entry.name for entry in fields(record)}
-    return {key: value for key, value in values.items() if key in names}
+def from_known(record: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
+    """Return what builds a dataclass from values: a newer version of this package may have written more fields."""
+    names = {entry.name for entry in fields(record)}  # type: ignore[arg-type]
+    return lambda values: record(**{key: value for key, value in values.items() if key in names})
 
 
 def is_damaged(path: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> bool:

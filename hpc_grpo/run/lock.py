@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.run.files import is_damaged, known_fields, read_record, when_there_is_space, write_record
+from hpc_grpo.run.files import from_known, is_damaged, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import ProcessIdentity, pid_namespace
 from hpc_grpo.system.say import not_worth_the_run, say
@@ -180,7 +180,7 @@ def _owner_there(run: RunDir, sleep: Callable[[float], None]) -> LockOwner | Non
 
 
 def _from_values(values: dict[str, Any]) -> LockOwner:
-    return LockOwner(**known_fields(LockOwner, values))
+    return from_known(LockOwner)(values)
 
 
 def _read(path: Path) -> LockOwner | None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_grpo.run.files import known_fields, read_jsonl, read_record, when_there_is_space, write_record
+from hpc_grpo.run.files import from_known, read_jsonl, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import number_or_none
 
@@ -50,7 +50,7 @@ def write_state(run_dir: RunDir, state: RunState) -> None:
 
 def read_state(run_dir: RunDir) -> RunState | None:
     """Return the last published state; None before the driver's first, and of a damaged one: it tells the time only."""
-    return read_record(run_dir.state, lambda values: RunState(**known_fields(RunState, values)))
+    return read_record(run_dir.state, from_known(RunState))
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
