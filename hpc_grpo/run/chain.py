@@ -143,13 +143,12 @@ def before_it_ran(run: RunDir, job_id: str) -> str:
 
 def read_chain(run: RunDir) -> ChainRecord:
     """Return the run's jobs; an empty record for a run that never was submitted."""
-    return read_record(run.chain, _from_values) or ChainRecord()
+
+    def parse(values: dict[str, Any]) -> ChainRecord:
+        return from_known(ChainRecord)({**values, "links": tuple(map(from_known(Link), values["links"]))})
+
+    return read_record(run.chain, parse) or ChainRecord()
 
 
 def write_chain(run: RunDir, record: ChainRecord) -> None:
     write_record(run.chain, asdict(record), keep_copy=True)
-
-
-def _from_values(values: dict[str, Any]) -> ChainRecord:
-    links = tuple(map(from_known(Link), values["links"]))
-    return from_known(ChainRecord)({**values, "links": links})
