@@ -26,9 +26,9 @@ class AttemptRecord:
     """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
 
     `first_step` is the step of the checkpoint the attempt started from; `ray_dashboard` an address on the head's
-    loopback, "" without one. `restarts` says why the driver was started again in place, once for each time. `stuck` says
-    why the driver was ended, `late` which other processes were, and why. `signalled` is the first signal to end, "" for
-    none. Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
+    loopback, "" without one. `restarts` says why the driver was started again in place, once for each time. `stuck`
+    says why the driver was ended, `late` why other processes were. `signalled` is the first signal to end, "" for none.
+    Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
     """
 
     attempt: int

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,8 @@ class Taken(NamedTuple):
     num_files: int
 
 
-class Usage(NamedTuple):
+@dataclass(frozen=True)
+class Usage:
     """A part of the run directory, the bytes and files it takes on disk; `note` says more in a few words."""
 
     name: str
@@ -34,7 +36,8 @@ class Usage(NamedTuple):
     note: str = ""
 
 
-class Removable(NamedTuple):
+@dataclass(frozen=True)
+class Removable:
     """A folder of a run that the run does not need, and why."""
 
     path: Path
