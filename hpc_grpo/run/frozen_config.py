@@ -126,8 +126,8 @@ def _frozen(run: RunDir) -> Config:
     if not _is_as_written(copy):
         if path.is_file() and _SIGNED.match(_text(path)):
             raise ConfigError(
-                f"{path} is damaged, and so is its copy beside it: they are not what hpc-grpo wrote. Bring one back from "
-                f"a backup; without it, start a new run: hpc-grpo submit CONFIG run.name=NAME."
+                f"{path} is damaged, and so is its copy beside it: they are not what hpc-grpo wrote. Bring one back "
+                f"from a backup; without it, start a new run: hpc-grpo submit CONFIG run.name=NAME."
             )
         return load_resolved(path)  # of a run from before there were copies
     written = load_resolved(copy)

@@ -117,8 +117,8 @@ class RunLock:
     ) -> RunLock:
         """Become the run's owner. Raises RunHeldError where another one lives.
 
-        Waits up to 20 s for the beat of an owner on another host, or whose file is damaged. An owner of the job `before`
-        is replaced all the same, and has 90 s to end itself. `asked` may know whether an owner on another host lives.
+        Waits up to 20 s for the beat of an owner on another host, or whose file is damaged. One of the job `before` is
+        replaced all the same, and has 90 s to end itself. `asked` may know whether an owner on another host lives.
         """
         mine = LockOwner.here(job_id, attempt)
         survivor: LockOwner | None = None

@@ -1,14 +1,14 @@
 """The pulse of a process of training: what it works on, its signs of progress, and how long it may do without one.
 
 Each process publishes one small record in shared memory. The supervisor reads the driver's, each node's agent those of
-its actors (`launch/agent/watch.py` decides who is late). Neither side touches a disk or a lock, so a stalled file system
-is seen and holds nobody up.
+its actors (`launch/agent/watch.py` decides who is late). Neither side touches a disk or a lock, so a stalled file
+system is seen and holds nobody up.
 
 Only the code that does the work gives a sign, between two pieces of work:
 
 - the driver at a change of phase, and when an actor answers. Any phase that takes far too long is late.
-- a learner after a microbatch, an engine after a step of vLLM, a grader after a group. Only training steps, sampling and
-  grading are limited: the driver waits for everything else.
+- a learner after a microbatch, an engine after a step of vLLM, a grader after a group. Only training steps, sampling
+  and grading are limited: the driver waits for everything else.
 - a wait for space on a full disk, and for Ray, gives signs itself.
 """
 
@@ -56,8 +56,8 @@ class Patience:
     """Limits how long a process may show no progress, in seconds.
 
     `deadlines_s` by kind of work, `other_s` for work not named there. Work in `repeats` is late sooner: after `factor`
-    times the longest pause that it ever made in the run, but no less than `least_s`. The longest, not the usual pause: a
-    false alarm costs more than a late one. `extra_s` is added, by kind of work.
+    times the longest pause that it ever made in the run, but no less than `least_s`. The longest, not the usual:
+    a false alarm costs more than a late one. `extra_s` is added, by kind of work.
     """
 
     factor: float
@@ -120,7 +120,7 @@ def _longest_reward_s(config: Config) -> float:
 class Pulse:
     """This process's pulse. Only measures until `open`, and where nobody watches. For the thread that does the work.
 
-    `longest_s` holds the longest pause of each kind of work, without the time of a stopped process or suspended machine.
+    `longest_s` holds the longest pause of each kind of work, without the time of a stopped process or machine.
     """
 
     def __init__(self, clock: WakingClock | None = None) -> None:

@@ -1,28 +1,18 @@
 """Keep a process on the cores next to its GPUs where a node is several NUMA nodes: a GH200 node is four of 72 cores.
 
-Nothing else does: steps of a job run with --cpu-bind=none, and Ray chooses a process's GPUs but leaves it every core.
-Its memory follows: Linux takes a page from the NUMA node of the core that touches it first. Threads that a library
-starts, and an engine's tensor-parallel workers, inherit the cores.
+Nothing else does: job steps run with --cpu-bind=none, and Ray leaves an actor every core. Memory follows: Linux takes a
+page from the NUMA node of the core that touches it first. A library's threads, and an engine's tensor-parallel workers,
+inherit the cores.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_grpo.system.commands import Answer, run_command
-
-
-@dataclass(frozen=True)
-class ListedGpu:
-    """A GPU as nvidia-smi lists it; `pci_address` is its folder's name in sysfs."""
-
-    index: str
-    uuid: str
-    pci_address: str
 
 
 def list_gpus() -> Answer:
@@ -35,7 +25,7 @@ def keep_near_gpus(
 ) -> str:
     """Bind this process to the cores near the GPUs of CUDA_VISIBLE_DEVICES; return a line on it, "" if all may stay.
 
-    Stays within the cores that the process has, those of its cgroup's cpuset. Leaves it alone where these are too few
+    Stays within the process's own cores, those of its cgroup's cpuset. Leaves the process alone where these are too few
     for its OMP_NUM_THREADS: slow memory costs less than threads that wait for each other.
     """
     visible = visible_gpus(environ)
@@ -44,12 +34,13 @@ def keep_near_gpus(
     answer = list_gpus()
     if answer.error:
         return f"Cores are not bound: {answer.error}."
-    gpus = find_gpus(visible, parse_gpus(answer.text))
-    if gpus is None:
+    addresses = find_gpus(visible, answer.text)
+    if len(addresses) != len(visible):
         return f"Cores are not bound: nvidia-smi does not list all of CUDA_VISIBLE_DEVICES = {','.join(visible)}."
-    near = {core for gpu in gpus for core in parse_cpulist(_read(_pci_folder(sysfs, gpu) / "local_cpulist"))}
+    lists = (_read(sysfs / "bus/pci/devices" / address / "local_cpulist") for address in addresses)
+    near = {core for cpulist in lists for core in parse_cpulist(cpulist)}
     allowed = os.sched_getaffinity(0)
-    cores, where = near & allowed, "those near " + ", ".join(gpu.pci_address for gpu in gpus)
+    cores, where = near & allowed, "those near " + ", ".join(addresses)
     if cores == allowed:
         return ""
     num_threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "16,1": of nested teams too
@@ -65,28 +56,23 @@ def keep_near_gpus(
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Return the numbers or UUIDs of CUDA_VISIBLE_DEVICES, in which Ray tells an actor its GPUs."""
+    """Return the numbers or UUIDs of CUDA_VISIBLE_DEVICES, by which Ray gives an actor its GPUs."""
     return [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
 
 
-def parse_gpus(text: str) -> list[ListedGpu]:
-    """Read what `list_gpus` prints. Its PCI domains have eight digits, those in sysfs four, in small letters.
+def find_gpus(visible: list[str], listed: str) -> list[str]:
+    """Return the folders in sysfs of the GPUs that are named by number or by the start of a UUID.
 
-    >>> parse_gpus("0, GPU-1a, 00000009:01:00.0")
-    [ListedGpu(index='0', uuid='GPU-1a', pci_address='0009:01:00.0')]
+    `listed` is what `list_gpus` prints, with eight digits for PCI domains; sysfs has four, in small letters. CUDA and
+    nvidia-smi both count by PCI address, where a node's GPUs are of one kind.
+
+    >>> find_gpus(["GPU-1"], "0, GPU-1a, 00000009:01:00.0")
+    ['0009:01:00.0']
     """
-    rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
-    # It may say other things too, such as "No devices were found".
-    return [ListedGpu(row[0], row[1], row[2].lower()[-len("0009:01:00.0") :]) for row in rows if len(row) == 3]
-
-
-def find_gpus(visible: Sequence[str], listed: Sequence[ListedGpu]) -> list[ListedGpu] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number or by the start of a UUID; None if one is not listed.
-
-    CUDA counts as nvidia-smi does, by PCI address, where a node's GPUs are of one kind.
-    """
-    found = [gpu for name in visible for gpu in listed if name == gpu.index or gpu.uuid.startswith(name)]
-    return found if len(found) == len(visible) else None
+    rows = [[field.strip() for field in line.split(",")] for line in listed.splitlines()]
+    gpus = [row for row in rows if len(row) == 3]  # not "No devices were found"
+    found = [address for name in visible for index, uuid, address in gpus if name == index or uuid.startswith(name)]
+    return [address.lower()[-len("0009:01:00.0") :] for address in found]
 
 
 def parse_cpulist(text: str) -> set[int]:
@@ -99,13 +85,9 @@ def parse_cpulist(text: str) -> set[int]:
     return {number for first, _, last in ends for number in range(int(first), int(last or first) + 1)}
 
 
-def _pci_folder(sysfs: Path, gpu: ListedGpu) -> Path:
-    return sysfs / "bus/pci/devices" / gpu.pci_address
-
-
 def _read(path: Path) -> str:
     """Return the text of a file of sysfs; "" where this kernel or container has none: cores are then not bound."""
     try:
         return path.read_text()
-    except OSError:  # not only that it is not there: a driver answers with ENODEV, ENXIO or EINVAL
+    except OSError:  # not only a missing file: a driver answers with ENODEV, ENXIO or EINVAL
         return ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.system import affinity
-from hpc_grpo.system.affinity import find_gpus, keep_near_gpus, parse_cpulist, parse_gpus
+from hpc_grpo.system.affinity import find_gpus, keep_near_gpus, parse_cpulist
 from hpc_grpo.system.commands import Answer
 
 GH200 = """\
@@ -168,9 +168,7 @@ def test_threads_that_run_already_are_bound_too(node: Path, own_cores: set[int])
 
 
 def test_gpus_are_found_by_number_and_uuid() -> None:
-    listed = parse_gpus(GH200)
-    assert [gpu.pci_address for gpu in listed] == ADDRESSES
-    assert find_gpus(["GPU-aa11", "1"], listed) == listed[:2]
+    assert find_gpus(["GPU-aa11", "1"], GH200) == ADDRESSES[:2]
 
 
 def test_lists_of_the_kernel() -> None:
