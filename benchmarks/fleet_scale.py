@@ -24,8 +24,7 @@ from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.dispatch import Dispatcher, place_jobs
 from hpc_grpo.fleet.messages import AttemptKey, Orders, Outcome
-from hpc_grpo.fleet.poll import Poller
-from hpc_grpo.fleet.requeue import Requeuer
+from hpc_grpo.fleet.poll import Poller, Requeuer
 from hpc_grpo.fleet.schema import jobs
 from hpc_grpo.fleet.settings import Fleet, FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState
@@ -67,7 +66,7 @@ def main(folder: Path, num_vms: int, num_jobs: int) -> None:
     started_at: dict[str, float] = {}
     machines: dict[int, TimedVm] = {}
     controller = Controller(fleet, lambda vm: machines[vm.vm_id])
-    controller.db.migrate()
+    controller.db.create_tables()
     machines.update({vm_id: TimedVm(started_at) for vm_id in add_vms(controller.db, num_vms)})
     needs = random.Random(0).choices([1, 2, 4, 8], [6, 2, 1, 1], k=num_jobs)
     with controller.db.write() as connection:

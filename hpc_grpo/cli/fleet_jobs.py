@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from hpc_grpo.cli.fleet_folder import open_database, open_folder
 from hpc_grpo.cli.options import OVERRIDES, echo
 from hpc_grpo.errors import ConfigError
 
@@ -37,6 +36,7 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
 
     Paths in it are the VMs'. Its run lies below the VM's work directory unless run.root says where.
     """
+    from hpc_grpo.fleet.db import open_folder
     from hpc_grpo.fleet.doorbell import announce
     from hpc_grpo.fleet.jobs import NewJob, submit_job
     from hpc_grpo.fleet.spec import config_text
@@ -64,13 +64,14 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
 @click.pass_obj
 def jobs(folder: Path | None, states: tuple[str, ...]) -> None:
     """List the jobs, the newest first."""
+    from hpc_grpo.fleet.db import open_folder
     from hpc_grpo.fleet.jobs import count_jobs, list_jobs
     from hpc_grpo.fleet.states import JobState
     from hpc_grpo.fleet.tables import counts_line, job_table
 
     if wrong := [state for state in states if state not in set(JobState)]:
         raise ConfigError(f"--state = {wrong[0]!r} must be one of {', '.join(JobState)}.")
-    database = open_database(folder)
+    _, database = open_folder(folder)
     rows = list_jobs(database, states)
     echo(job_table(rows, time.time()) if rows else "No jobs: hpc-grpo fleet submit")
     if rows:
@@ -82,10 +83,11 @@ def jobs(folder: Path | None, states: tuple[str, ...]) -> None:
 @click.pass_obj
 def job(folder: Path | None, job_id: str) -> None:
     """Say where a job stands, and what became of each attempt at it."""
+    from hpc_grpo.fleet.db import open_folder
     from hpc_grpo.fleet.jobs import find_job, job_attempts
     from hpc_grpo.fleet.tables import attempt_table, job_table
 
-    database = open_database(folder)
+    _, database = open_folder(folder)
     row = find_job(database, job_id)
     echo(job_table([row], time.time()))
     if row["failure_reason"]:
@@ -102,6 +104,7 @@ def job(folder: Path | None, job_id: str) -> None:
 @click.pass_obj
 def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, lines: int) -> None:
     """Print the end of a job's log, as it was fetched from its VM: logs/JOB.log in the fleet's folder."""
+    from hpc_grpo.fleet.db import open_folder
     from hpc_grpo.fleet.jobs import find_job
     from hpc_grpo.fleet.logs import JobLogs, read_from, tail
 
@@ -130,9 +133,10 @@ def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, l
 def cancel(folder: Path | None, job_ids: tuple[str, ...]) -> None:
     """Cancel jobs; one that runs ends with a checkpoint, at its VM's next visit."""
     from hpc_grpo.fleet.claims import cancel as cancel_job
+    from hpc_grpo.fleet.db import open_folder
     from hpc_grpo.fleet.jobs import find_job
 
-    database = open_database(folder)
+    _, database = open_folder(folder)
     for job_id in job_ids:
         find_job(database, job_id)
         state = cancel_job(database, job_id)

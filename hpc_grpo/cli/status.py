@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_grpo.cli.options import RUN, RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
-from hpc_grpo.system.output import undrawn
 from hpc_grpo.system.readable import printable
+from hpc_grpo.system.say import undrawn
 
 if TYPE_CHECKING:
     from hpc_grpo.report.queue import QueueReport

@@ -24,7 +24,7 @@ from typing import Any
 
 from hpc_grpo.fleet.messages import AttemptKey
 from hpc_grpo.fleet.states import Ending
-from hpc_grpo.run.files import known_fields, read_record, write_atomic, write_record
+from hpc_grpo.run.files import from_known, read_record, write_atomic, write_record
 from hpc_grpo.system.processes import ProcessIdentity
 
 MARK = "HPC_GRPO_FLEET_ATTEMPT"
@@ -43,9 +43,10 @@ class AttemptFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = path / "output.log"
+        self.runner = path / "runner.json"
 
     def make(self) -> bool:
-        """Make the folder; False if it is there: somebody else has decided this attempt."""
+        """Make the folder; False if it exists: somebody else has decided this attempt."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.path.mkdir(mode=0o700)
@@ -60,15 +61,15 @@ class AttemptFolder:
         return read_record(self.path / "spec.json", dict)
 
     def key(self) -> AttemptKey | None:
-        """Return which attempt this is; None where its folder was made and no key was written into it."""
+        """Return which attempt this is; None where no key was written into the folder."""
         return read_record(self.path / "key.json", lambda values: AttemptKey(values["job_id"], values["attempt"]))
 
     def write_key(self, key: AttemptKey) -> None:
         write_record(self.path / "key.json", {**key._asdict(), "visit": asdict(ProcessIdentity.of_this_process())})
 
     def is_of_this_machine(self) -> bool:
-        """Tell whether a visit to this machine made the attempt; one to another machine sees this folder on NFS."""
-        visit = read_record(self.path / "key.json", lambda values: _identity(values["visit"]))
+        """Tell whether a visit to this machine made the attempt. Other machines may see the folder over NFS."""
+        visit = read_record(self.path / "key.json", lambda values: from_known(ProcessIdentity)(values["visit"]))
         return visit is None or visit.is_on_this_machine
 
     def is_abandoned(self) -> bool:
@@ -95,11 +96,11 @@ class AttemptFolder:
 
     def write_runner(self) -> None:
         """Say that this process is the runner."""
-        write_record(self.path / "runner.json", asdict(ProcessIdentity.of_this_process()))
+        write_record(self.runner, asdict(ProcessIdentity.of_this_process()))
 
     def runner_lives(self) -> bool:
-        """Tell whether the process that said it is the runner still runs. Only to be asked on its machine."""
-        runner = read_record(self.path / "runner.json", _identity)
+        """Tell whether the runner still runs. Call it only on the attempt's machine."""
+        runner = read_record(self.runner, from_known(ProcessIdentity))
         return runner is not None and runner.is_on_this_host and runner.has_process
 
     def end(self, ending: Ending) -> None:
@@ -110,11 +111,11 @@ class AttemptFolder:
         (self.path / "exit.json").unlink(missing_ok=True)
 
     def ending(self) -> Ending | None:
-        return read_record(self.path / "exit.json", lambda values: Ending(**known_fields(Ending, values)))
+        return read_record(self.path / "exit.json", from_known(Ending))
 
 
 def prune(over: Path) -> None:
-    """Delete what is left of the attempts that ended a week ago, as far as this user may: a visit's orders go on."""
+    """Delete attempts that ended a week ago, as far as this user may: a visit's orders go on."""
     for path in over.glob("*"):
         with contextlib.suppress(FileNotFoundError):  # another visit was first
             if time.time() - path.stat().st_mtime > _KEPT_S:
@@ -122,22 +123,16 @@ def prune(over: Path) -> None:
 
 
 def uptime() -> float:
-    """Return seconds since boot, those in which the machine was suspended too: no clock that anybody sets."""
+    """Return seconds since boot, those of a suspended machine too: no clock that anybody sets."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _identity(values: dict[str, Any]) -> ProcessIdentity:
-    return ProcessIdentity(**known_fields(ProcessIdentity, values))
-
-
 def marked_processes(folder: Path) -> list[int]:
-    """Return the living processes of the attempt in `folder`, by the variable that they were given."""
+    """Return the living processes of the attempt in `folder`, by their environment."""
     mark = f"{MARK}={folder}".encode()
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if _has(path, mark)]
-
-
-def _has(environ: Path, mark: bytes) -> bool:
-    try:
-        return mark in environ.read_bytes().split(b"\0")
-    except OSError:  # gone, or somebody else's
-        return False
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # the process is gone, or another user's
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found

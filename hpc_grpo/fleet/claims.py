@@ -1,7 +1,7 @@
 """The transactions on a job: claim it with its GPUs, confirm the claim, end an attempt, cancel, queue again.
 
-Each is a compare-and-set on the job's row that repeats what it rests on, and counts the rows it changed. A claim gets
-all of its GPUs or none; a job's new state and the release of its GPUs are one transaction.
+Each is a compare-and-set on the job's row, and counts the rows that it changed. A claim gets all of its GPUs or none. A
+job's new state and the release of its GPUs are one transaction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey, GpuSeen
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
-from hpc_grpo.fleet.states import TRANSITIONS, Ending, JobState, Standing, Verdict, VmState, judge
+from hpc_grpo.fleet.states import TRANSITIONS, Ending, JobState, Tries, Verdict, VmState, judge
 from hpc_grpo.system.readable import printable
 
 
@@ -53,35 +53,35 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
     newest = connection.scalar(sa.select(sa.func.max(attempts.c.attempt)).where(attempts.c.job_id == place.job_id))
     key = AttemptKey(place.job_id, max(place.attempt, newest or 0) + 1)
     is_ready = sa.and_(vms.c.vm_id == place.vm_id, vms.c.state == VmState.READY, vms.c.is_drained == 0)
-    its_gpus = sa.and_(gpus.c.vm_id == place.vm_id, gpus.c.gpu_index.in_(place.gpus))
     share = place.gpu_memory_mib
     has_room = gpus.c.memory_mib - gpus.c.claimed_mib >= share if share else gpus.c.claimed_mib == 0
+    its_gpus = sa.and_(gpus.c.vm_id == place.vm_id, gpus.c.gpu_index.in_(place.gpus))
     is_free = sa.and_(its_gpus, gpus.c.job_id.is_(None), gpus.c.is_busy == 0, has_room)
-    is_there = connection.execute(sa.select(vms.c.vm_id).where(is_ready).with_for_update(read=True)).first()
-    # On PostgreSQL, what another claim is looking at is not waited for; SQLite has one writer at a time anyway.
+    has_vm = connection.execute(sa.select(vms.c.vm_id).where(is_ready).with_for_update(read=True)).first()
+    # On PostgreSQL, GPUs that another claim has locked are not waited for; SQLite has one writer at a time anyway.
     locked = connection.execute(sa.select(gpus.c.gpu_index).where(is_free).with_for_update(skip_locked=True)).all()
-    if is_there is None or len(locked) != len(place.gpus):
-        raise _LostRaceError
-    is_same = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == place.attempt)
-    is_queued = sa.and_(is_same, jobs.c.status == JobState.QUEUED)
-    values = {
-        "status": JobState.RUNNING,
-        "attempt": key.attempt,
-        "vm_id": place.vm_id,
-        "started_at": None,
-        "changed_at": now,
-        "retry_at": None,
-        "failure_reason": "",
-        "exit_code": None,
-    }
-    if connection.execute(sa.update(jobs).where(is_queued).values(values)).rowcount != 1:
-        raise _LostRaceError
-    owner = {"job_id": key.job_id, "attempt": key.attempt}
-    taken = {"claimed_mib": gpus.c.claimed_mib + share} if share else owner
-    if connection.execute(sa.update(gpus).where(is_free).values(taken)).rowcount != len(place.gpus):
+    is_queued = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == place.attempt, jobs.c.status == JobState.QUEUED)
+    taken_job = sa.update(jobs).where(is_queued).values(
+        status=JobState.RUNNING,
+        attempt=key.attempt,
+        vm_id=place.vm_id,
+        started_at=None,
+        changed_at=now,
+        retry_at=None,
+        failure_reason="",
+        exit_code=None,
+    )  # fmt: skip
+    claimed: dict[str, Any] = {"claimed_mib": gpus.c.claimed_mib + share} if share else key._asdict()
+    taken_gpus = sa.update(gpus).where(is_free).values(claimed)
+    if (
+        has_vm is None
+        or len(locked) != len(place.gpus)
+        or connection.execute(taken_job).rowcount != 1
+        or connection.execute(taken_gpus).rowcount != len(place.gpus)
+    ):
         raise _LostRaceError
     entry = {"vm_id": place.vm_id, "gpus": json.dumps(sorted(place.gpus)), "gpu_memory_mib": share, "claimed_at": now}
-    connection.execute(sa.insert(attempts).values(**owner, **entry))
+    connection.execute(sa.insert(attempts).values(**key._asdict(), **entry))
     return key
 
 
@@ -90,7 +90,7 @@ def confirm(
 ) -> dict[AttemptKey, Mapping[str, Any]]:
     """Return the rows of the claims that may start now, on a VM that has just answered; the others are given back.
 
-    A claim on a GPU with load that is no job's is given back. The VM counts as seen: nobody takes its jobs to be lost
+    A claim on a GPU with load that is no job's is given back. The VM counts as seen: its jobs do not count as lost
     before what is started now would have ended its lease.
     """
     with db.write() as connection:
@@ -103,20 +103,22 @@ def confirm(
             row = connection.execute(sa.select(jobs).where(_is_current(key)).with_for_update()).mappings().first()
             if row is None:
                 continue
-            claimed, share = claimed_gpus(connection, key)
+            claimed, share = _claimed_gpus(connection, key)
             busy = [
                 gpu.index
                 for gpu in seen
                 if gpu.index in claimed and is_foreign(gpu, settings, claimed_mib.get(gpu.index, share) - share)
             ]
-            is_late = now - row["changed_at"] > settings.start_s - 2 * ORDERS_S
             if busy:
                 is_one = sa.and_(gpus.c.vm_id == vm_id, gpus.c.gpu_index.in_(busy))
                 connection.execute(sa.update(gpus).where(is_one).values(is_busy=1))
-            if busy or is_late or is_gone or row["is_cancelled"]:
-                why = "its GPUs were taken by somebody else" if busy else "its VM was reached too late"
-                why = "its VM's row was deleted" if is_gone else why
-                why = "it was cancelled" if row["is_cancelled"] else why
+            reasons = {
+                "it was cancelled": row["is_cancelled"],
+                "its VM's row was deleted": is_gone,
+                "its GPUs were taken by somebody else": busy,
+                "its VM was reached too late": now - row["changed_at"] > settings.start_s - 2 * ORDERS_S,
+            }
+            if why := next((why for why, holds in reasons.items() if holds), ""):
                 end_attempt(connection, key, Ending("not_started", why=why), settings, now)
             else:
                 may_start[key] = {**row, "gpus": claimed}
@@ -124,7 +126,7 @@ def confirm(
 
 
 def give_back(db: Database, keys: Sequence[AttemptKey], why: str, settings: FleetSettings) -> None:
-    """End attempts that have not begun and, for certain, never will: their jobs are queued again."""
+    """End attempts that have not begun and never will: their jobs are queued again."""
     with db.write() as connection:
         for key in keys:
             end_attempt(connection, key, Ending("not_started", why=why), settings, db.now(connection))
@@ -133,16 +135,15 @@ def give_back(db: Database, keys: Sequence[AttemptKey], why: str, settings: Flee
 def end_attempt(
     connection: sa.Connection, key: AttemptKey, end: Ending, settings: FleetSettings, now: float
 ) -> Verdict | None:
-    """Give the job its next state and free its GPUs; None, and nothing, if the attempt is not the job's current one."""
+    """Give the job its next state and free its GPUs. Return None, and change nothing, for an older attempt."""
     row = connection.execute(sa.select(jobs).where(_is_current(key)).with_for_update()).mappings().first()
     if row is None:
         return None
     max_retries = settings.max_retries if row["max_retries"] is None else row["max_retries"]
-    is_cancelled = bool(row["is_cancelled"])
-    standing = Standing(row["retry_count"], max_retries, row["stalled"], row["step"], is_cancelled)
-    why = printable(end.why)  # PostgreSQL takes no NUL
-    verdict = judge(standing, end, settings.retry_s, settings.max_retry_s, settings.no_retry)
+    tries = Tries(row["retry_count"], max_retries, row["stalled"], row["step"], bool(row["is_cancelled"]))
+    verdict = judge(tries, end, settings.retry_s, settings.max_retry_s, settings.no_retry)
     assert verdict.state in TRANSITIONS[JobState.RUNNING]
+    why = printable(end.why)  # PostgreSQL takes no NUL
     values = {
         "status": verdict.state,
         "retry_count": verdict.retry_count,
@@ -155,15 +156,13 @@ def end_attempt(
     }
     if connection.execute(sa.update(jobs).where(_is_current(key)).values(values)).rowcount != 1:
         return None
-    is_its = sa.and_(gpus.c.job_id == key.job_id, gpus.c.attempt == key.attempt)
-    connection.execute(sa.update(gpus).where(is_its).values(job_id=None, attempt=None))
-    claimed, share = claimed_gpus(connection, key)
-    is_shared = sa.and_(gpus.c.vm_id == row["vm_id"], gpus.c.gpu_index.in_(claimed))
+    connection.execute(sa.update(gpus).where(_is_of(key, gpus)).values(job_id=None, attempt=None))
+    claimed, share = _claimed_gpus(connection, key)
     if share:
+        is_shared = sa.and_(gpus.c.vm_id == row["vm_id"], gpus.c.gpu_index.in_(claimed))
         connection.execute(sa.update(gpus).where(is_shared).values(claimed_mib=gpus.c.claimed_mib - share))
-    is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
     closed = {"ended_at": now, "outcome": end.kind, "exit_code": end.code, "reason": why}
-    connection.execute(sa.update(attempts).where(is_it).values(closed))
+    connection.execute(sa.update(attempts).where(_is_of(key, attempts)).values(closed))
     return verdict
 
 
@@ -171,50 +170,50 @@ def mark_started(connection: sa.Connection, key: AttemptKey, now: float) -> None
     """Note that the VM has the attempt."""
     is_new = sa.and_(_is_current(key), jobs.c.started_at.is_(None))
     if connection.execute(sa.update(jobs).where(is_new).values(started_at=now)).rowcount:
-        is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
-        connection.execute(sa.update(attempts).where(is_it).values(started_at=now))
+        connection.execute(sa.update(attempts).where(_is_of(key, attempts)).values(started_at=now))
 
 
-def cancel(db: Database, job_id: str) -> JobState | None:
-    """Cancel a job, or have its VM end it at the next visit; returns its state then, None if there is no such job."""
+def cancel(db: Database, job_id: str) -> JobState:
+    """Cancel a job, or have its VM end it at the next visit; return the job's state then."""
     with db.write() as connection:
-        row = connection.execute(sa.select(jobs).where(jobs.c.job_id == job_id).with_for_update()).mappings().first()
-        if row is None:
-            return None
+        is_it = jobs.c.job_id == job_id
+        row = connection.execute(sa.select(jobs).where(is_it).with_for_update()).mappings().one()
         state = JobState(row["status"])
-        now = db.now(connection)
+        values: dict[str, Any] = {}
         if state == JobState.RUNNING:
-            connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(is_cancelled=1))
+            values = {"is_cancelled": 1}
         elif JobState.CANCELLED in TRANSITIONS[state] and (state != JobState.FAILED or row["retry_at"] is not None):
             state = JobState.CANCELLED
-            values = {"status": state, "changed_at": now, "retry_at": None}
-            connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(values))
+            values = {"status": state, "changed_at": db.now(connection), "retry_at": None}
+        if values:
+            connection.execute(sa.update(jobs).where(is_it).values(values))
         return state
 
 
-def queue_again(db: Database, job_id: str) -> JobState | None:
-    """Queue a job that is over, with all its retries; returns the state it had, None if there is no such job."""
+def queue_again(db: Database, job_id: str) -> JobState:
+    """Queue a job that is over, with all its retries; return the state that it had."""
     with db.write() as connection:
-        row = connection.execute(sa.select(jobs).where(jobs.c.job_id == job_id).with_for_update()).mappings().first()
-        if row is None:
-            return None
-        state = JobState(row["status"])
+        is_it = jobs.c.job_id == job_id
+        state = JobState(connection.scalars(sa.select(jobs.c.status).where(is_it).with_for_update()).one())
         if JobState.QUEUED in TRANSITIONS[state] and state != JobState.RUNNING:
             fresh = {"retry_count": 0, "stalled": 0, "is_cancelled": 0, "retry_at": None, "exit_code": None}
             values = {"status": JobState.QUEUED, "changed_at": db.now(connection), **fresh}
-            connection.execute(sa.update(jobs).where(jobs.c.job_id == job_id).values(values))
+            connection.execute(sa.update(jobs).where(is_it).values(values))
         return state
 
 
+def _is_of(key: AttemptKey, table: sa.Table) -> sa.ColumnElement[bool]:
+    return sa.and_(table.c.job_id == key.job_id, table.c.attempt == key.attempt)
+
+
 def _is_current(key: AttemptKey) -> sa.ColumnElement[bool]:
-    is_it = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == key.attempt)
-    return sa.and_(is_it, jobs.c.status == JobState.RUNNING)
+    return sa.and_(_is_of(key, jobs), jobs.c.status == JobState.RUNNING)
 
 
-def claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[tuple[int, ...], int]:
+def _claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[tuple[int, ...], int]:
     """Return the indices of an attempt's GPUs, and the MiB that it has of each; 0 where it has them alone."""
-    is_it = sa.and_(attempts.c.job_id == key.job_id, attempts.c.attempt == key.attempt)
-    row = connection.execute(sa.select(attempts.c.gpus, attempts.c.gpu_memory_mib).where(is_it)).first()
+    found = sa.select(attempts.c.gpus, attempts.c.gpu_memory_mib).where(_is_of(key, attempts))
+    row = connection.execute(found).first()
     return (tuple(json.loads(row.gpus)), row.gpu_memory_mib) if row else ((), 0)
 
 

@@ -8,40 +8,36 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
-from hpc_grpo.fleet.doorbell import Bell, NatsBell
-from hpc_grpo.fleet.local import LocalMachine
+from hpc_grpo.fleet.doorbell import Bell
 from hpc_grpo.fleet.logs import JobLogs
-from hpc_grpo.fleet.machine import Machine, Vm
+from hpc_grpo.fleet.machine import LocalMachine, Machine, Vm
 from hpc_grpo.fleet.settings import Fleet
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import end_signals
 
 _AGAIN_S = (0.5, 1.0, 2.0, 5.0)
 
-MakeMachine = Callable[[Vm], Machine]
-
 
 class Controller:
     """One process of a fleet's control. Several may run at once: each decision is a compare-and-set in the database."""
 
-    def __init__(self, fleet: Fleet, make_machine: MakeMachine | None = None) -> None:
+    def __init__(self, fleet: Fleet, make_machine: Callable[[Vm], Machine] | None = None) -> None:
         self.settings = fleet.settings
         self.db = Database(fleet.database_url)
         self.logs = JobLogs(fleet.logs)
-        self.bell = NatsBell(fleet.nats_url) if fleet.nats_url else Bell()
-        self._make_machine = make_machine or (lambda vm: connect(vm, fleet))
+        self.bell = Bell(fleet.nats_url)
+        self._make_machine = make_machine or (lambda vm: _connect(vm, fleet))
         self._machines: dict[int, tuple[Vm, Machine]] = {}
 
     def machine(self, vm: Vm) -> Machine:
         """Return the machine of a row; another one once the row has changed."""
         known = self._machines.get(vm.vm_id)
         if known is None or known[0] != vm:
-            known = (vm, self._make_machine(vm))
-            self._machines[vm.vm_id] = known
+            known = self._machines[vm.vm_id] = (vm, self._make_machine(vm))
         return known[1]
 
     async def drop(self, vm: Vm) -> None:
-        """Let go of a machine whose visit failed."""
+        """Close a machine whose visit failed."""
         _, machine = self._machines.pop(vm.vm_id, (vm, None))
         if machine is not None:
             await machine.close()
@@ -51,13 +47,12 @@ class Controller:
 
         `listens`: one of the loops dispatches, and others may announce jobs.
         """
-        tasks = [asyncio.ensure_future(_for_ever(loop)) for loop in loops]
-        if listens:
-            tasks.append(asyncio.ensure_future(self.bell.listen()))
         ended = asyncio.Event()
         for sig in (*end_signals(), signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(sig, ended.set)
-        tasks.append(asyncio.ensure_future(_wait(ended)))
+        tasks: list[asyncio.Task[object]] = [asyncio.create_task(_run_again(loop)) for loop in loops]
+        tasks += [asyncio.create_task(self.bell.listen())] if listens else []
+        tasks.append(asyncio.create_task(ended.wait()))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
@@ -68,7 +63,6 @@ class Controller:
                 raise error
 
     async def close(self) -> None:
-        """Let go of everything."""
         for _, machine in self._machines.values():
             with contextlib.suppress(OSError):
                 await machine.close()
@@ -76,8 +70,7 @@ class Controller:
         self.db.close()
 
 
-def connect(vm: Vm, fleet: Fleet) -> Machine:
-    """Return the machine that a row describes."""
+def _connect(vm: Vm, fleet: Fleet) -> Machine:
     if vm.transport == "local":
         return LocalMachine(vm)
     from hpc_grpo.fleet.ssh import SshMachine
@@ -85,11 +78,7 @@ def connect(vm: Vm, fleet: Fleet) -> Machine:
     return SshMachine(vm, fleet.known_hosts)
 
 
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()
-
-
-async def _for_ever(loop: Callable[[], Awaitable[None]]) -> None:
+async def _run_again(loop: Callable[[], Awaitable[None]]) -> None:
     """Run a loop, and run it again after the database was away."""
     tries = 0
     while True:

@@ -1,9 +1,10 @@
-"""Open a fleet's database, SQLite or PostgreSQL, bring its schema up to date, and run transactions on it."""
+"""Open a fleet's database, SQLite or PostgreSQL, make its tables, and run transactions on it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError
-from hpc_grpo.fleet.settings import DATABASE_VARIABLE
+from hpc_grpo.fleet.schema import metadata
+from hpc_grpo.fleet.settings import DATABASE_VARIABLE, Fleet, open_fleet
 from hpc_grpo.run.owner import SHARED_VARIABLE
 
 _BUSY_S = 30
 _CONNECT_S = 5
-_UNDEFINED_TABLE = "42P01"
-MIGRATIONS = Path(__file__).parent / "migrations"
+_UNDEFINED = ("42P01", "42703")
+"""PostgreSQL's codes of a table and a column that are not there."""
+
+_NOT_IN_SQLITE = re.compile(r"no such (table|column)|table \w+ has no column")
 
 
 class DatabaseAwayError(HpcGrpoError):
@@ -54,8 +58,21 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
         """Open a transaction that changes nothing. Raises DatabaseAwayError."""
-        with self._connected() as connection:
-            yield connection
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except sa.exc.TimeoutError as error:  # all connections wait for an answer
+            raise DatabaseAwayError("The database does not answer: transactions wait for it.") from error
+        except sa.exc.DBAPIError as error:
+            if getattr(error.orig, "sqlstate", "") in _UNDEFINED or _NOT_IN_SQLITE.match(str(error.orig)):
+                raise ConfigError(
+                    "The fleet's database lacks tables or columns of this version. `hpc-grpo fleet init` makes missing "
+                    "tables. Drop the tables of an older version first, or give the fleet a new database."
+                ) from error
+            if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
+                first = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
+                raise DatabaseAwayError(f"The database does not answer: {first}") from error
+            raise
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
@@ -63,10 +80,8 @@ class Database:
 
         On SQLite it is the only writer from its beginning on, so what it reads stays true.
         """
-        with self._connected() as connection:
-            connection = connection.execution_options(writes=True)
-            with connection.begin():
-                yield connection
+        with self.read() as connection, connection.execution_options(writes=True).begin():
+            yield connection
 
     def now(self, connection: sa.Connection) -> float:
         """Return the time by the clock that all controllers share: the server's, or this machine's."""
@@ -74,35 +89,15 @@ class Database:
             return time.time()
         return float(connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")))
 
-    def migrate(self, revision: str = "head") -> None:
-        """Make the tables, or bring those of an older version up to `revision`; jobs and VMs stay."""
-        from alembic import command
-        from alembic.config import Config
-
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    def create_tables(self) -> None:
+        """Make the tables that are missing; rows stay."""
         with self.write() as connection:
             if not self.is_sqlite:  # one controller at a time
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(4862718)"))
-            config.attributes["connection"] = connection
-            command.upgrade(config, revision)
+            metadata.create_all(connection)
 
     def close(self) -> None:
         self._engine.dispose()
-
-    @contextmanager
-    def _connected(self) -> Iterator[sa.Connection]:
-        try:
-            with self._engine.connect() as connection:
-                yield connection
-        except sa.exc.TimeoutError as error:  # all connections wait for an answer
-            raise DatabaseAwayError("The database does not answer: transactions wait for it.") from error
-        except sa.exc.DBAPIError as error:
-            if _lacks_tables(error):
-                raise ConfigError("The fleet's database has no tables. `hpc-grpo fleet init` makes them.") from error
-            if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
-                raise DatabaseAwayError(f"The database does not answer: {_first_line(error)}") from error
-            raise
 
 
 def _make_private(file: Path) -> None:
@@ -131,14 +126,6 @@ _OF_URL = (
 )
 
 
-def _first_line(error: sa.exc.DBAPIError) -> str:
-    return next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
-
-
-def _lacks_tables(error: sa.exc.DBAPIError) -> bool:
-    return getattr(error.orig, "sqlstate", "") == _UNDEFINED_TABLE or "no such table" in str(error.orig)
-
-
 def _prepare_sqlite(engine: sa.Engine) -> None:
     """Have SQLite keep a write-ahead log, so that readers do not wait, and transactions begin where they are begun."""
 
@@ -153,3 +140,9 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
     def _begin(connection: sa.Connection) -> None:
         writes = connection.get_execution_options().get("writes")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def open_folder(folder: Path | None) -> tuple[Fleet, Database]:
+    """Return the fleet in `folder`, by default $HPC_GRPO_FLEET or ./fleet, and its database. Raises ConfigError."""
+    fleet = open_fleet(folder)
+    return fleet, Database(fleet.database_url)

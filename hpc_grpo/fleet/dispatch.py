@@ -33,12 +33,10 @@ class Dispatcher:
         self._starting: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Dispatch for ever."""
-        bell = self._controller.bell
         while True:
-            announced = await bell.wait(self._controller.settings.sweep_s)
+            announced = await self._controller.bell.wait(self._controller.settings.sweep_s)
             if announced:
-                await asyncio.to_thread(_tell_of_unknown, self._controller.db, announced)
+                await asyncio.to_thread(_report_unknown, self._controller.db, announced)
             await self.sweep()
 
     async def sweep(self) -> None:
@@ -46,8 +44,7 @@ class Dispatcher:
         db = self._controller.db
         plan = await asyncio.to_thread(place_jobs, db)
         for first in range(0, len(plan.placements), _CLAIMED_AT_ONCE):
-            chosen = plan.placements[first : first + _CLAIMED_AT_ONCE]
-            claimed = await asyncio.to_thread(claim_each, db, chosen)
+            claimed = await asyncio.to_thread(claim_each, db, plan.placements[first : first + _CLAIMED_AT_ONCE])
             for vm_id, keys in claimed.items():
                 task = asyncio.create_task(self.start(plan.machines[vm_id], keys))
                 self._starting.add(task)
@@ -69,29 +66,23 @@ class Dispatcher:
             return Orders(start=tuple(specs)) if specs else None
 
         try:
-            async with asyncio.timeout(settings.visit_s):
-                request = Request(vm.work_dir, vm.nvidia_smi, with_logs=False)
-                outcome = await controller.machine(vm).visit(request, decide)
-            await asyncio.to_thread(self._note, outcome)
-        except VisitError as error:
-            await self._unreached(vm, keys if error.is_before_orders else (), str(error))
-        except TimeoutError:
-            await self._unreached(vm, (), f"no answer within {settings.visit_s:.0f} s")
+            try:
+                async with asyncio.timeout(settings.visit_s):
+                    request = Request(vm.work_dir, vm.nvidia_smi, with_logs=False)
+                    outcome = await controller.machine(vm).visit(request, decide)
+                await asyncio.to_thread(self._note, outcome)
+            except (VisitError, TimeoutError) as error:
+                why = str(error) or f"no answer within {settings.visit_s:.0f} s"
+                await controller.drop(vm)
+                await asyncio.to_thread(missed, controller.db, vm.vm_id, why)
+                if isinstance(error, VisitError) and error.is_before_orders:
+                    reason = f"{vm.name} was not reached: {why}"
+                    await asyncio.to_thread(give_back, controller.db, keys, reason, settings)
         except DatabaseAwayError:
             return  # the claims stay, their start is overdue some time, and the poller revokes them
 
-    async def _unreached(self, vm: Vm, not_started: Sequence[AttemptKey], why: str) -> None:
-        await self._controller.drop(vm)
-        try:
-            await asyncio.to_thread(missed, self._controller.db, vm.vm_id, why)
-            if not_started:
-                reason = f"{vm.name} was not reached: {why}"
-                await asyncio.to_thread(give_back, self._controller.db, not_started, reason, self._controller.settings)
-        except DatabaseAwayError:
-            return
-
     def _specs(self, rows: Mapping[AttemptKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return what the VM is told; a job whose row says nothing that can be run has failed for good."""
+        """Return the specs for the VM; a job whose row says nothing that can be run has failed for good."""
         specs = []
         for key, row in rows.items():
             try:
@@ -120,41 +111,41 @@ class FreeGpus:
     def __init__(self, rows: Iterable[tuple[int, int, int, bool]]) -> None:
         """`rows` are a VM's id, an index, the MiB that no job has claimed, and whether no job has any of it."""
         self._mib: dict[int, dict[int, int]] = defaultdict(dict)
-        self._whole: dict[int, dict[int, None]] = defaultdict(dict)
-        for vm_id, index, free_mib, is_whole in rows:
+        self._unused: dict[int, dict[int, None]] = defaultdict(dict)
+        self._by_count: dict[int, dict[int, None]] = defaultdict(dict)
+        """Number of unused GPUs -> the VMs that have so many."""
+        for vm_id, index, free_mib, is_unused in rows:
             self._mib[vm_id][index] = free_mib
-            if is_whole:
-                self._whole[vm_id][index] = None
-        self._with: dict[int, dict[int, None]] = defaultdict(dict)
-        for vm_id, free in self._whole.items():
-            self._with[len(free)][vm_id] = None
+            if is_unused:
+                self._unused[vm_id][index] = None
+        for vm_id, free in self._unused.items():
+            self._by_count[len(free)][vm_id] = None
 
     def take(self, count: int, preferred: int | None, share_mib: int = 0) -> tuple[int, tuple[int, ...]] | None:
         """Take GPUs of one VM, or MiB of each; None if no VM has them.
 
         Takes the preferred VM, else the VM where the least is left over.
         """
-        found = self._shares(count, preferred, share_mib) if share_mib else self._alone(count, preferred)
+        found = self._find_shares(count, preferred, share_mib) if share_mib else self._find_unused(count, preferred)
         if found is not None:
             vm_id, indices = found
-            before = len(self._whole[vm_id])
+            self._by_count[len(self._unused[vm_id])].pop(vm_id, None)
             for index in indices:
-                self._whole[vm_id].pop(index, None)
+                self._unused[vm_id].pop(index, None)
                 self._mib[vm_id][index] -= share_mib or self._mib[vm_id][index]
-            self._with[before].pop(vm_id, None)
-            self._with[len(self._whole[vm_id])][vm_id] = None
+            self._by_count[len(self._unused[vm_id])][vm_id] = None
         return found
 
-    def _alone(self, count: int, preferred: int | None) -> tuple[int, tuple[int, ...]] | None:
-        vm_id = preferred if preferred is not None and len(self._whole.get(preferred, ())) >= count else None
+    def _find_unused(self, count: int, preferred: int | None) -> tuple[int, tuple[int, ...]] | None:
+        vm_id = preferred if preferred is not None and len(self._unused.get(preferred, ())) >= count else None
         if vm_id is None:
-            fitting = [free for free, ids in self._with.items() if free >= count and ids]
+            fitting = [free for free, ids in self._by_count.items() if free >= count and ids]
             if not fitting:
                 return None
-            vm_id = next(iter(self._with[min(fitting)]))
-        return vm_id, tuple(self._whole[vm_id])[:count]
+            vm_id = next(iter(self._by_count[min(fitting)]))
+        return vm_id, tuple(self._unused[vm_id])[:count]
 
-    def _shares(self, count: int, preferred: int | None, share_mib: int) -> tuple[int, tuple[int, ...]] | None:
+    def _find_shares(self, count: int, preferred: int | None, share_mib: int) -> tuple[int, tuple[int, ...]] | None:
         """Find the fullest GPUs with room. Looks at all VMs: such jobs are for few and small machines."""
         found: dict[int, list[tuple[int, int]]] = {}
         for vm_id, mib in self._mib.items():
@@ -197,7 +188,7 @@ def place_jobs(db: Database) -> Plan:
 
 
 def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[AttemptKey]]:
-    """Claim what is planned, each in a transaction of its own; returns what was still free, by VM."""
+    """Claim what is planned, each in a transaction of its own; return what was still free, by VM."""
     claimed: dict[int, list[AttemptKey]] = defaultdict(list)
     for place in placements:
         if key := claim(db, place):
@@ -205,7 +196,7 @@ def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[
     return claimed
 
 
-def _tell_of_unknown(db: Database, job_ids: Sequence[str]) -> None:
+def _report_unknown(db: Database, job_ids: Sequence[str]) -> None:
     """Say which announced jobs have no row: an announcement is an id, and the job is its row."""
     with db.read() as connection:
         known = set(connection.scalars(sa.select(jobs.c.job_id).where(jobs.c.job_id.in_(job_ids))))

@@ -23,20 +23,34 @@ _AGAIN_S = 2.0
 
 
 class Bell:
-    """Rings in this process alone: without NATS, the sweep finds what others submit."""
+    """Wakes who waits in this process, and with NATS every controller: by a plain publish of a job's id on `jobs.new`.
 
-    def __init__(self) -> None:
+    Nothing is stored and nothing acknowledged: the sweep finds the jobs of announcements that nobody heard.
+    """
+
+    def __init__(self, url: str = "") -> None:
+        """`url` is that of NATS, "" to ring in this process alone."""
+        self._url = url
+        self._client: Client | None = None
         self._event = asyncio.Event()
         self._rung: list[str] = []
+        self._is_silent = False
 
     def nudge(self) -> None:
         """Wake who waits in this process: GPUs became free."""
         self._event.set()
 
     async def ring(self, job_ids: Sequence[str]) -> None:
-        """Announce jobs to all controllers."""
-        if job_ids:
-            self._event.set()
+        """Announce jobs to all controllers; where NATS is away the sweep finds the jobs, here at once."""
+        self._event.set()
+        if self._url and self._client is None:  # this process does not listen, or NATS is away
+            await announce(self._url, job_ids)
+        elif self._client is not None:
+            import nats.errors
+
+            with contextlib.suppress(OSError, nats.errors.Error):
+                for job_id in job_ids:
+                    await self._client.publish(SUBJECT, job_id.encode())
 
     async def wait(self, timeout_s: float) -> list[str]:
         """Return the jobs that were announced, after `timeout_s` at the latest."""
@@ -47,46 +61,19 @@ class Bell:
         return rung
 
     async def listen(self) -> None:
-        """Hear what others announce, for ever."""
-        await asyncio.Event().wait()
-
-
-class NatsBell(Bell):
-    """Wakes every controller that listens, by NATS: a plain publish of a job's id on `jobs.new` is all that it takes.
-
-    Nothing is stored and nothing acknowledged: the sweep finds the jobs of announcements that nobody heard.
-    """
-
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._url = url
-        self._client: Client | None = None
-        self._has_told = False
-
-    async def listen(self) -> None:
         """Hear announcements for ever, whatever becomes of NATS."""
+        if not self._url:
+            await asyncio.Event().wait()
         import nats.errors
 
         while True:
             try:
                 await self._hear()
             except (OSError, nats.errors.Error) as error:
-                if not self._has_told:
+                if not self._is_silent:
                     say(f"NATS does not answer ({type(error).__name__}); the sweep goes on without it.")
-                    self._has_told = True
+                    self._is_silent = True
             await asyncio.sleep(_AGAIN_S)
-
-    async def ring(self, job_ids: Sequence[str]) -> None:
-        """Announce jobs to all controllers; where NATS is away the sweep finds the jobs, here at once."""
-        import nats.errors
-
-        await super().ring(job_ids)
-        if self._client is None:  # this process does not listen, or NATS is away
-            await announce(self._url, job_ids)
-            return
-        with contextlib.suppress(OSError, nats.errors.Error):
-            for job_id in job_ids:
-                await self._client.publish(SUBJECT, job_id.encode())
 
     async def _hear(self) -> None:
         """Hear announcements until the connection ends. Raises OSError or nats.errors.Error."""
@@ -105,9 +92,9 @@ class NatsBell(Bell):
         try:
             await client.subscribe(SUBJECT, cb=on_message)
             self._client = client
-            if self._has_told:
+            if self._is_silent:
                 say("NATS answers again.")
-                self._has_told = False
+                self._is_silent = False
             self._event.set()  # for what was announced before
             await closed.wait()
             raise nats.errors.ConnectionClosedError
@@ -136,9 +123,9 @@ async def connect(url: str, **options: Any) -> Client:
     """Connect at once or not at all; the library would try for two minutes. Raises OSError or nats.errors.Error."""
     import nats
 
-    async def quiet(_error: Exception) -> None:
-        """Pass over an exception: it comes to the caller as well."""
+    async def ignore(_error: Exception) -> None:
+        """The caller gets the exception as well."""
 
     # `allow_reconnect` is about connections that were made: a server that is away counts as a reconnect.
     once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
-    return await nats.connect(url, connect_timeout=_CONNECT_S, error_cb=quiet, **once, **options)
+    return await nats.connect(url, connect_timeout=_CONNECT_S, error_cb=ignore, **once, **options)

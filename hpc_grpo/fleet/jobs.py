@@ -1,11 +1,11 @@
-"""Jobs as users see them: submit one, list them, tell its story."""
+"""Jobs as users see them: submit one, list them, show one with its attempts."""
 
 from __future__ import annotations
 
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,12 +19,33 @@ from hpc_grpo.fleet.states import JobState
 
 _LONGEST_ID = 200
 
+_OF_VM = sa.select(sa.func.count().label("free")).join_from(gpus, vms).where(IS_FREE).group_by(gpus.c.vm_id).subquery()
+_MOST_FREE = sa.select(sa.func.coalesce(sa.func.max(_OF_VM.c.free), 0)).scalar_subquery()
+_HAS_SHARES = (
+    sa.select(gpus.c.vm_id)
+    .join_from(gpus, vms)
+    .where(HAS_ROOM, gpus.c.memory_mib - gpus.c.claimed_mib >= jobs.c.gpu_memory_mib)
+    .group_by(gpus.c.vm_id)
+    .having(sa.func.count() >= jobs.c.num_gpus)
+    .correlate(jobs)
+    .exists()
+)
+_HAS_NO_PLACE = sa.case((jobs.c.gpu_memory_mib == 0, jobs.c.num_gpus > _MOST_FREE), else_=~_HAS_SHARES)
+_IS_PENDING = sa.and_(jobs.c.status == JobState.QUEUED, _HAS_NO_PLACE)
+_STATE = sa.case((_IS_PENDING, sa.literal(JobState.PENDING)), else_=jobs.c.status).label("state")
+_VM_NAME = sa.func.coalesce(sa.func.nullif(vms.c.name, ""), vms.c.ip_address).label("vm")
+_IS_NEWEST = sa.and_(attempts.c.job_id == jobs.c.job_id, attempts.c.attempt == jobs.c.attempt)
+_WITH_VM = sa.select(jobs, _STATE, _VM_NAME, attempts.c.gpus.label("gpus")).select_from(
+    jobs.outerjoin(vms, jobs.c.vm_id == vms.c.vm_id).outerjoin(attempts, _IS_NEWEST)
+)
+"""Rows of jobs, each with its `state`, the name of its VM and its GPUs."""
+
 
 @dataclass(frozen=True)
 class NewJob:
     """What a user asks for: a config (its text, or the name of a shipped one), or arguments of train_grpo.py.
 
-    `job_id` "" has one made up; `max_retries` None takes the fleet's.
+    `job_id` "" makes one up; `max_retries` None takes the fleet's.
     """
 
     job_id: str = ""
@@ -49,8 +70,8 @@ def submit_job(db: Database, job: NewJob, settings: FleetSettings) -> str:
     job_id = job.job_id or f"job-{secrets.token_hex(4)}"
     if len(job_id) > _LONGEST_ID:
         raise ConfigError(f"job_id = {job_id[:20]!r}… must have at most {_LONGEST_ID} characters.")
-    values = {name: getattr(job, name) for name in NewJob.__dataclass_fields__}
-    values |= {"job_id": job_id, "overrides": json.dumps(job.overrides), "use_unsloth": int(job.use_unsloth)}
+    values = asdict(job) | {"job_id": job_id, "overrides": json.dumps(job.overrides)}
+    values["use_unsloth"] = int(job.use_unsloth)
     if named := [name for name, value in values.items() if isinstance(value, str) and "\0" in value]:
         raise ConfigError(f"{named[0]} must not hold the character NUL.")
     make_spec({**values, "attempt": 1}, (0,), settings)
@@ -71,8 +92,8 @@ def submit_job(db: Database, job: NewJob, settings: FleetSettings) -> str:
 
 
 def list_jobs(db: Database, states: Sequence[str] = (), limit: int = 1000) -> list[dict[str, Any]]:
-    """Return rows of jobs, the newest first, each with its `state`, the name of its VM and its GPUs."""
-    query = _with_vm().order_by(jobs.c.submitted_at.desc(), jobs.c.job_id).limit(limit)
+    """Return rows of jobs, the newest first."""
+    query = _WITH_VM.order_by(jobs.c.submitted_at.desc(), jobs.c.job_id).limit(limit)
     if states:
         query = query.where(_STATE.in_(states))
     with db.read() as connection:
@@ -83,14 +104,14 @@ def count_jobs(db: Database) -> dict[str, int]:
     """Return how many jobs there are in each state."""
     with db.read() as connection:
         rows = connection.execute(sa.select(_STATE, sa.func.count()).group_by(_STATE)).all()
-    found = {str(row[0]): int(row[1]) for row in rows}
+    found: dict[str, int] = {str(state): int(number) for state, number in rows}
     return {state.value: found.get(state, 0) for state in JobState}
 
 
 def find_job(db: Database, job_id: str) -> dict[str, Any]:
     """Return a job's row. Raises ConfigError with near matches."""
     with db.read() as connection:
-        row = connection.execute(_with_vm().where(jobs.c.job_id == job_id)).mappings().first()
+        row = connection.execute(_WITH_VM.where(jobs.c.job_id == job_id)).mappings().first()
         if row is not None:
             return dict(row)
         known = list(connection.scalars(sa.select(jobs.c.job_id).order_by(jobs.c.submitted_at.desc()).limit(1000)))
@@ -101,33 +122,7 @@ def find_job(db: Database, job_id: str) -> dict[str, Any]:
 
 def job_attempts(db: Database, job_id: str) -> list[Mapping[Any, Any]]:
     """Return what became of each attempt at a job, in order."""
-    query = sa.select(attempts, _vm_name()).join_from(attempts, vms, attempts.c.vm_id == vms.c.vm_id, isouter=True)
+    query = sa.select(attempts, _VM_NAME).join_from(attempts, vms, attempts.c.vm_id == vms.c.vm_id, isouter=True)
     with db.read() as connection:
         rows = connection.execute(query.where(attempts.c.job_id == job_id).order_by(attempts.c.attempt))
         return list(rows.mappings())
-
-
-_OF_VM = sa.select(sa.func.count().label("free")).join_from(gpus, vms).where(IS_FREE).group_by(gpus.c.vm_id).subquery()
-_MOST_FREE = sa.select(sa.func.coalesce(sa.func.max(_OF_VM.c.free), 0)).scalar_subquery()
-_HAS_SHARES = (
-    sa.select(gpus.c.vm_id)
-    .join_from(gpus, vms)
-    .where(HAS_ROOM, gpus.c.memory_mib - gpus.c.claimed_mib >= jobs.c.gpu_memory_mib)
-    .group_by(gpus.c.vm_id)
-    .having(sa.func.count() >= jobs.c.num_gpus)
-    .correlate(jobs)
-    .exists()
-)
-_HAS_NO_PLACE = sa.case((jobs.c.gpu_memory_mib == 0, jobs.c.num_gpus > _MOST_FREE), else_=~_HAS_SHARES)
-_IS_PENDING = sa.and_(jobs.c.status == JobState.QUEUED, _HAS_NO_PLACE)
-_STATE = sa.case((_IS_PENDING, sa.literal(JobState.PENDING)), else_=jobs.c.status).label("state")
-
-
-def _vm_name() -> sa.ColumnElement[str]:
-    return sa.func.coalesce(sa.func.nullif(vms.c.name, ""), vms.c.ip_address).label("vm")
-
-
-def _with_vm() -> sa.Select[Any]:
-    is_newest = sa.and_(attempts.c.job_id == jobs.c.job_id, attempts.c.attempt == jobs.c.attempt)
-    joined = jobs.outerjoin(vms, jobs.c.vm_id == vms.c.vm_id).outerjoin(attempts, is_newest)
-    return sa.select(jobs, _STATE, _vm_name(), attempts.c.gpus.label("gpus")).select_from(joined)

@@ -15,18 +15,16 @@ class JobLogs:
         self._folder = folder
 
     def path(self, job_id: str, attempt: int | None = None) -> Path:
-        """Return the log of an attempt, by default of the newest one that has any."""
+        """Return the log of an attempt; by default of the newest one that has a log."""
         name = file_name(job_id)
         return self._folder / f"{name}.log" if attempt is None else self._folder / name / f"{attempt}.log"
 
     def size(self, key: AttemptKey) -> int:
-        try:
-            return self.path(*key).stat().st_size
-        except FileNotFoundError:
-            return 0
+        path = self.path(*key)
+        return path.stat().st_size if path.exists() else 0
 
     def add(self, seen: AttemptSeen, offset: int) -> bool:
-        """Write a piece of a log that begins at `offset`; returns whether the log is whole as far as the VM has it."""
+        """Write a piece of a log that begins at `offset`; return whether all that the VM has is here."""
         path = self.path(*seen.key)
         if seen.log:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,35 +33,26 @@ class JobLogs:
                 os.pwrite(descriptor, seen.log, offset)
             finally:
                 os.close(descriptor)
-            if offset == 0:
-                self._point_to(seen.key)
+            link = self.path(seen.key.job_id)
+            # An older attempt's log may come after a newer one's.
+            if offset == 0 and not (link.is_symlink() and int(link.readlink().stem) > seen.key.attempt):
+                beside = link.with_name(f".{link.name}.{os.getpid()}")
+                beside.unlink(missing_ok=True)
+                beside.symlink_to(path.relative_to(self._folder))
+                beside.replace(link)
         return self.size(seen.key) >= seen.log_size
-
-    def _point_to(self, key: AttemptKey) -> None:
-        link = self.path(key.job_id)
-        target = Path(file_name(key.job_id)) / f"{key.attempt}.log"
-        if link.is_symlink() and int(link.readlink().stem) > key.attempt:  # an older attempt's log comes late
-            return
-        beside = link.with_name(f".{link.name}.{os.getpid()}")
-        beside.unlink(missing_ok=True)
-        beside.symlink_to(target)
-        beside.replace(link)
 
 
 def tail(path: Path, num_lines: int, num_bytes: int = 1 << 20) -> tuple[int, str]:
-    """Return the size of a log and its last lines, of the last `num_bytes`; (0, "") where there is none."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - num_bytes))
-            lines = file.read().decode(errors="replace").splitlines(keepends=True)
-    except FileNotFoundError:
-        return 0, ""
-    return size, "".join(lines[-num_lines:] if num_lines else [])
+    """Return the size of a log and its last lines, of the last `num_bytes`; (0, "") without a log."""
+    begin = max(0, path.stat().st_size - num_bytes) if path.exists() else 0
+    data = read_from(path, begin)
+    lines = data.decode(errors="replace").splitlines(keepends=True)
+    return begin + len(data), "".join(lines[-num_lines:] if num_lines else [])
 
 
 def read_from(path: Path, offset: int) -> bytes:
-    """Return what a log has from `offset` on; nothing where there is no log."""
+    """Return the bytes of a log from `offset` on; none without a log."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

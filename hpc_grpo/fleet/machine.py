@@ -1,25 +1,22 @@
-"""A VM as a controller sees it: something that can be visited. Over ssh, or this machine itself."""
+"""A VM as a controller sees it: something that can be visited. Over ssh (ssh.py), or this machine itself."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.fleet.messages import (
-    Observation,
-    Orders,
-    Outcome,
-    Request,
-    decode_observation,
-    decode_outcome,
-    encode,
-)
+from hpc_grpo.fleet.messages import Observation, Orders, Outcome, Request, encode, reader
+from hpc_grpo.fleet.settings import DATABASE_VARIABLE, NATS_VARIABLE
 from hpc_grpo.system.commands import MARK
 
 LONGEST_LINE = 64 << 20
+_END_S = 2.0
+_STDERR_S = 1.0
 
 Decide = Callable[[Observation], Awaitable[Orders | None]]
 """Commits what was seen, and returns the orders; None for none."""
@@ -62,11 +59,43 @@ class Machine(Protocol):
         """Look at the VM, have `decide` commit what was seen, and give its orders. Raises VisitError."""
 
     async def close(self) -> None:
-        """Let go of whatever is kept open between visits."""
+        """Close whatever is kept open between visits."""
+
+
+class LocalMachine:
+    """This machine as a VM: visits by a child process. `python` of the row may name another interpreter."""
+
+    def __init__(self, vm: Vm) -> None:
+        self._python = sys.executable if vm.python in ("", "python3") else vm.python
+
+    async def visit(self, request: Request, decide: Decide) -> Outcome:
+        pipe = asyncio.subprocess.PIPE
+        argv = (self._python, "-m", "hpc_grpo.fleet.visit")
+        # The URLs' passwords are none of the jobs' business.
+        environ = {name: value for name, value in os.environ.items() if name not in (DATABASE_VARIABLE, NATS_VARIABLE)}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=pipe, stdout=pipe, stderr=pipe, limit=LONGEST_LINE, env=environ
+            )
+        except OSError as error:
+            raise VisitError(f"{self._python} could not be run: {error.strerror}", is_before_orders=True) from error
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        try:
+            return await converse(process.stdout, process.stdin, process.stderr, request, decide)
+        finally:
+            process.stdin.close()  # the program ends at the end of its stdin
+            try:
+                await asyncio.wait_for(process.wait(), _END_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+    async def close(self) -> None: ...
 
 
 class Reader(Protocol):
     async def readline(self) -> bytes: ...
+    async def read(self) -> bytes: ...
 
 
 class Writer(Protocol):
@@ -74,31 +103,38 @@ class Writer(Protocol):
 
 
 async def converse(
-    reader: Reader, writer: Writer, request: Request, decide: Decide, *, is_marked: bool = False
+    stdout: Reader, stdin: Writer, stderr: Reader, request: Request, decide: Decide, *, is_marked: bool = False
 ) -> Outcome:
-    """Hold a visit over the stdin and stdout of its program. Raises VisitError.
+    """Hold a visit over the streams of its program. Raises VisitError, with the last line of stderr.
 
-    `is_marked`: a shell started the program by `marked`, and what the shell printed before is passed over.
+    `is_marked`: a shell started the program by `marked`, and the lines that the shell printed before are skipped.
     """
     ordered = False
     try:
-        writer.write(encode(request))
-        line = await reader.readline()
+        stdin.write(encode(request))
+        line = await stdout.readline()
         while is_marked and line:
             is_marked = line.strip() != MARK.encode()
-            line = await reader.readline()
+            line = await stdout.readline()
         if not line:
-            raise VisitError("the visit's program said nothing", is_before_orders=True)
-        orders = await decide(decode_observation(line))
-        if orders is None:
+            raise OSError("its program printed nothing")
+        if (orders := await decide(reader(Observation)(line))) is None:
             return Outcome()
         ordered = True
-        writer.write(encode(orders))
-        outcome = decode_outcome(await reader.readline()).of(orders)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise VisitError(f"the visit's program answered what is no answer: {error}", not ordered) from error
-    except (OSError, asyncio.IncompleteReadError) as error:
-        raise VisitError(f"the visit was cut off: {error}", not ordered) from error
+        stdin.write(encode(orders))
+        outcome: Outcome = reader(Outcome)(await stdout.readline()).of(orders)
+    except (ValueError, OSError, asyncio.IncompleteReadError) as error:
+        said = await _last_line(stderr)
+        why = "answered what is no answer" if isinstance(error, ValueError) else "was cut off"
+        raise VisitError(f"the visit {why}: {said or error}", not ordered) from error
     if outcome.problem:
         raise VisitError(outcome.problem, is_before_orders=True)
     return outcome
+
+
+async def _last_line(stderr: Reader) -> str:
+    try:
+        said = await asyncio.wait_for(stderr.read(), _STDERR_S)
+    except (TimeoutError, OSError):
+        return ""
+    return next(iter(said.decode(errors="replace").strip().splitlines()[-1:]), "")

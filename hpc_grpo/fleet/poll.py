@@ -1,4 +1,4 @@
-"""The loop that visits VMs: their GPUs, their attempts, the logs; it renews leases and settles what nobody started."""
+"""The loops that keep the database true: one visits VMs and renews leases, one mends what was lost or is due."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+import sqlalchemy as sa
+
 from hpc_grpo.fleet.controller import Controller
-from hpc_grpo.fleet.db import DatabaseAwayError
+from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.machine import VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen, Observation, Orders, Request
-from hpc_grpo.fleet.observe import attempts_of, end_revoked, missed, record, take_due
+from hpc_grpo.fleet.observe import attempts_of, end_revoked, lose, missed, record, take_due
+from hpc_grpo.fleet.schema import jobs
+from hpc_grpo.fleet.states import JobState
 from hpc_grpo.system.say import say
 
 _LOOK_S = 0.5
@@ -29,31 +33,27 @@ class Poller:
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def run(self) -> None:
-        """Poll for ever."""
         try:
             while True:
-                await self.start_due()
+                await self._start_due()
                 await asyncio.sleep(min(_LOOK_S, self._controller.settings.poll_s / 4))
         finally:
             for task in self._busy.values():
                 task.cancel()
 
-    async def start_due(self) -> None:
-        """Begin a visit of every VM that is due, but for one that is being visited."""
-        due = await asyncio.to_thread(take_due, self._controller.db, self._controller.settings)
-        for vm in due:
-            if vm.vm_id not in self._busy:
-                task = asyncio.create_task(self._poll(vm))
-                self._busy[vm.vm_id] = task
-                task.add_done_callback(partial(self._over, vm.vm_id))
-
-    def _over(self, vm_id: int, _task: asyncio.Task[None]) -> None:
-        self._busy.pop(vm_id, None)
-
     async def round(self) -> None:
         """Visit what is due, to the end."""
-        await self.start_due()
+        await self._start_due()
         await asyncio.gather(*self._busy.values())
+
+    async def _start_due(self) -> None:
+        for vm in await asyncio.to_thread(take_due, self._controller.db, self._controller.settings):
+            if vm.vm_id not in self._busy:
+                task = self._busy[vm.vm_id] = asyncio.create_task(self._poll(vm))
+                task.add_done_callback(partial(self._forget, vm.vm_id))
+
+    def _forget(self, vm_id: int, _task: asyncio.Task[None]) -> None:
+        self._busy.pop(vm_id, None)
 
     async def _poll(self, vm: Vm) -> None:
         async with self._slots:
@@ -65,11 +65,10 @@ class Poller:
                 return  # the loop says so; nothing was renewed
 
     async def visit(self, vm: Vm) -> bool:
-        """Visit a VM once; returns whether more of a log is there than one visit brings."""
+        """Visit a VM once; return whether more of a log is there than one visit brings."""
         controller = self._controller
         settings = controller.settings
-        known = self._known.get(vm.vm_id, ())
-        offsets = {key.folder: controller.logs.size(key) for key in known}
+        offsets = {key.folder: controller.logs.size(key) for key in self._known.get(vm.vm_id, ())}
         has_more = False
 
         async def decide(seen: Observation) -> Orders:
@@ -77,8 +76,8 @@ class Poller:
             self._known[vm.vm_id] = tuple(one.key for one in seen.attempts)
             own = await asyncio.to_thread(attempts_of, controller.db, vm.vm_id)
             own_seen = [one for one in seen.attempts if one.key in own]
-            whole, has_more = await asyncio.to_thread(self._keep_logs, own_seen, offsets)
-            recorded = await asyncio.to_thread(record, controller.db, vm.vm_id, seen, whole, settings)
+            complete, has_more = await asyncio.to_thread(self._keep_logs, own_seen, offsets)
+            recorded = await asyncio.to_thread(record, controller.db, vm.vm_id, seen, complete, settings)
             if recorded.frees_gpus:
                 controller.bell.nudge()
             return recorded.orders
@@ -97,15 +96,47 @@ class Poller:
         return has_more
 
     def _keep_logs(self, seen: Sequence[AttemptSeen], offsets: dict[str, int]) -> tuple[frozenset[AttemptKey], bool]:
-        """Write what came of the logs; returns the attempts whose log is whole, and whether more is to be fetched."""
-        whole, behind = set(), False
+        """Write the pieces of logs; return the attempts whose log is complete, and whether a VM has more."""
+        complete, has_more = set(), False
         for one in seen:
             try:
-                is_whole = self._controller.logs.add(one, offsets.get(one.key.folder, 0))
+                is_complete = self._controller.logs.add(one, offsets.get(one.key.folder, 0))
             except OSError as error:
                 say(f"The log of {one.key.job_id} could not be kept: {error}")
                 continue
-            behind = behind or not is_whole
-            if is_whole:
-                whole.add(one.key)
-        return frozenset(whole), behind
+            has_more = has_more or not is_complete
+            if is_complete:
+                complete.add(one.key)
+        return frozenset(complete), has_more
+
+
+class Requeuer:
+    """Mends jobs of lost VMs and retries that are due, every `sweep_s`."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def run(self) -> None:
+        while True:
+            await self.round()
+            await asyncio.sleep(self._controller.settings.sweep_s)
+
+    async def round(self) -> None:
+        """Mend once, and announce what is queued again."""
+        for key in await asyncio.to_thread(lose, self._controller.db, self._controller.settings):
+            say(f"Job {key.job_id}: its VM is lost, attempt {key.attempt} is over.")
+        if queued := await asyncio.to_thread(queue_due, self._controller.db):
+            await self._controller.bell.ring(queued)
+
+
+def queue_due(db: Database) -> list[str]:
+    """Queue the failed jobs whose retry is due, and return them."""
+    is_due = sa.and_(jobs.c.status == JobState.FAILED, jobs.c.retry_at <= sa.bindparam("now"))
+    with db.read() as connection:  # most looks find nothing, and take no lock
+        if connection.scalar(sa.select(jobs.c.job_id).where(is_due).limit(1), {"now": db.now(connection)}) is None:
+            return []
+    with db.write() as connection:
+        now = db.now(connection)
+        values = {"status": JobState.QUEUED, "changed_at": now, "retry_at": None}
+        change = sa.update(jobs).where(is_due).values(values).returning(jobs.c.job_id)
+        return list(connection.scalars(change, {"now": now}))

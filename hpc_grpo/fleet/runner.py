@@ -1,7 +1,7 @@
 """The process that owns one attempt on its VM: `python -m hpc_grpo.fleet.runner FOLDER`, started by a visit.
 
-It outlives the visit and the controller. It starts the job's command on the GPUs that were claimed, ends it when it is
-told to or when nobody has visited for the length of the lease, collects what the job leaves, and writes exit.json.
+It outlives the visit and the controller. It starts the job's command on the claimed GPUs, collects what the job leaves,
+and writes exit.json. It ends the job on an order, and when nobody has visited for the length of the lease.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hpc_grpo.errors import EXIT_UNAVAILABLE
 from hpc_grpo.fleet.attempt_folder import CONFIG_FILE, MARK, AttemptFolder, uptime
@@ -50,15 +50,33 @@ def main(path: str) -> None:
 def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> Ending:
     """Run the job until it is over, and return how it ended."""
     run = run_dir(folder.path, spec)
+    argv = _argv(folder, spec, run)
+    own = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the numbers of nvidia-smi
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in spec["gpus"]),
+        MARK: str(folder.path),
+        STOP_GRACE_VARIABLE: str(max(spec["end_s"] / 2, spec["end_s"] - _OWN_TEARDOWN_S)),
+    }
     with folder.log.open("ab") as log:
         try:
-            job = _start(folder, spec, run, log)
+            if spec["config"]:
+                (folder.path / CONFIG_FILE).write_text(spec["config"])
+            job = subprocess.Popen(
+                argv,
+                cwd=folder.path.parents[1],
+                env={**os.environ, **spec["env"], **own},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGTERM),  # a killed runner takes its job along, with a checkpoint
+            )
         except OSError as error:
-            return Ending("exit", EXIT_UNAVAILABLE, f"{_argv(folder, spec, run)[0]} could not be run: {error.strerror}")
-        ended_by = _wait(job, folder, spec, signals)
+            return Ending("exit", EXIT_UNAVAILABLE, f"{argv[0]} could not be run: {error.strerror}")
+        why = _wait(job, folder, spec, signals)
         end_processes(lambda: descendants(os.getpid()), _TEARDOWN_S)
     steps = step_dirs(run.checkpoints)
-    why = "" if job.returncode == 0 else _why(folder, run, job.returncode, ended_by)
+    why = "" if job.returncode == 0 else why or _why(folder, run, job.returncode)
     return Ending("exit", job.returncode, why, max(steps) if steps else None)
 
 
@@ -74,17 +92,6 @@ def run_dir(folder: Path, spec: dict[str, Any]) -> RunDir:
     return RunDir(folder.parents[1] / base / spec["run"]["name"])
 
 
-def job_environment(folder: Path, spec: dict[str, Any]) -> dict[str, str]:
-    """Return the job's environment: this process's, the fleet's `env`, and its GPUs by nvidia-smi's own numbers."""
-    own = {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in spec["gpus"]),
-        MARK: str(folder),
-        STOP_GRACE_VARIABLE: str(max(spec["end_s"] / 2, spec["end_s"] - _OWN_TEARDOWN_S)),
-    }
-    return {**os.environ, **spec["env"], **own}
-
-
 def _argv(folder: AttemptFolder, spec: dict[str, Any], run: RunDir) -> list[str]:
     program = spec["program"] or [sys.executable, "-m", "hpc_grpo.cli"]
     command, *words = spec["words"]
@@ -96,57 +103,37 @@ def _argv(folder: AttemptFolder, spec: dict[str, Any], run: RunDir) -> list[str]
     return [*program, command, config, *own, *overrides]
 
 
-def _start(folder: AttemptFolder, spec: dict[str, Any], run: RunDir, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    if spec["config"]:
-        (folder.path / CONFIG_FILE).write_text(spec["config"])
-    return subprocess.Popen(
-        _argv(folder, spec, run),
-        cwd=folder.path.parents[1],
-        env=job_environment(folder.path, spec),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        preexec_fn=die_with_parent(signal.SIGTERM),  # a runner that is killed takes its job along, with a checkpoint
-    )
-
-
 def _wait(job: subprocess.Popen[bytes], folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> str:
-    """Wait for the job; returns why it was ended, "" if it ended by itself."""
+    """Wait for the job; return why it was ended, "" if it ended by itself."""
     why, kill_at = "", float("inf")
     while job.poll() is None:
-        if not why and (why := _reason_to_end(folder, spec, signals)):
-            job.send_signal(signal.SIGTERM)
-            kill_at = time.monotonic() + float(spec["end_s"])
+        if not why:
+            leased_at = folder.leased_at()
+            if folder.is_cancelled():
+                why = "it was cancelled"
+            elif signals.pending:
+                why = f"its VM's runner got {signal_name(signals.pending[0])}"
+            elif leased_at is None or uptime() - leased_at > float(spec["lease_s"]):
+                why = f"nobody visited its VM for {spec['lease_s']:.0f} s"
+            if why:
+                job.send_signal(signal.SIGTERM)
+                kill_at = time.monotonic() + float(spec["end_s"])
         if time.monotonic() > kill_at:
             end_processes(lambda: [job.pid, *descendants(job.pid)] if job.poll() is None else [], 0.0)
         time.sleep(_LOOK_S)
     return why
 
 
-def _reason_to_end(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> str:
-    if folder.is_cancelled():
-        return "it was cancelled"
-    if signals.pending:
-        return f"its VM's runner got {signal_name(signals.pending[0])}"
-    leased_at = folder.leased_at()
-    if leased_at is None or uptime() - leased_at > float(spec["lease_s"]):
-        return f"nobody visited its VM for {spec['lease_s']:.0f} s"
-    return ""
-
-
-def _why(folder: AttemptFolder, run: RunDir, code: int, ended_by: str) -> str:
-    """Return one line: why it was ended, or what the run's own record says, or the last error that it printed."""
-    recorded = [record.why for record in read_attempts(run) if record.why and record.started_at > _began(folder)]
+def _why(folder: AttemptFolder, run: RunDir, code: int) -> str:
+    """Return one line: what the run's own record says, or the last error that it printed."""
+    began = folder.runner.stat().st_mtime
+    recorded = [record.why for record in read_attempts(run) if record.why and record.started_at > began]
+    if recorded:
+        return recorded[-1]
     with folder.log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         printed = last_error_in_a_line(file.read().decode(errors="replace"))
-    ended = f"killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
-    return ended_by or (recorded[-1] if recorded else "") or printed or ended
-
-
-def _began(folder: AttemptFolder) -> float:
-    return (folder.path / "runner.json").stat().st_mtime
+    return printed or (f"killed by {signal_name(-code)}" if code < 0 else f"ended with {code}")
 
 
 if __name__ == "__main__":

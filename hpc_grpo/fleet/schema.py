@@ -1,7 +1,6 @@
 """The tables of a fleet. A row is added by a command or by anybody's INSERT: whatever is left out has a default.
 
-Times are unix seconds by the database's clock. The schema on disk is made by the migrations, which a test compares with
-this one.
+Times are unix seconds by the database's clock.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from hpc_grpo.config.checked import checked
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.owner import Holding, refuse_shared
 from hpc_grpo.section import Section
@@ -18,6 +19,7 @@ from hpc_grpo.system.secret import secret_keys
 FOLDER_VARIABLE = "HPC_GRPO_FLEET"
 DATABASE_VARIABLE = "HPC_GRPO_FLEET_DATABASE"
 NATS_VARIABLE = "HPC_GRPO_FLEET_NATS"
+SETTINGS = "fleet.yaml"
 _LOST_MARGIN_S = 30.0
 _JOBS = Holding("run code on every VM: the jobs of a fleet are in its folder", "Choose another folder with --fleet.")
 
@@ -46,7 +48,7 @@ class FleetSettings(Section):
     max_retries: int = Field(default=3, ge=0, description="Of a job whose row does not say.")
     retry_s: float = Field(default=30.0, ge=0, description="Before the first retry; each further one waits twice that.")
     max_retry_s: float = Field(default=3600.0, ge=0, description="The longest wait before a retry.")
-    no_retry: tuple[str, ...] = Field(
+    no_retry: tuple[re.Pattern[str], ...] = Field(
         default=(), description="Regular expressions: a job whose failure_reason has a match is not tried again."
     )
     free_memory_mib: int = Field(default=512, ge=0, description="A GPU with more in use is somebody else's.")
@@ -57,36 +59,15 @@ class FleetSettings(Section):
 
     @property
     def lost_s(self) -> float:
-        """Return how long a VM is not seen until its jobs are over for certain, so that others may run them."""
+        """Return after how long without a visit a VM's jobs are over for certain, so that others may run them."""
         return self.lease_s + self.end_s + _LOST_MARGIN_S
 
-    @model_validator(mode="after")
-    def _polls_are_in_time(self) -> FleetSettings:
-        for name in ("lease_s", "stale_s"):
-            if (value := getattr(self, name)) < 2 * self.poll_s:
-                raise ValueError(f"{name} = {value} must be at least twice poll_s = {self.poll_s}")
-        return self
-
-    @field_validator("no_retry")
+    @field_validator("lease_s", "stale_s")
     @classmethod
-    def _are_expressions(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-        return patterns
-
-    @model_validator(mode="after")
-    def _no_secret(self) -> FleetSettings:
-        found = secret_keys(self.model_dump(mode="json"))
-        if "database" in found:
-            raise ValueError(f"database must have no password. Put the whole URL into {DATABASE_VARIABLE}")
-        if "nats" in found:
-            raise ValueError(f"nats must have no password. Put the whole URL into {NATS_VARIABLE}")
-        if found:
-            raise ValueError(f"{found[0]} must hold no secret. Set it in the environment on the VMs")
-        return self
+    def _polls_are_in_time(cls, value: float, info: ValidationInfo) -> float:
+        if "poll_s" in info.data and value < 2 * info.data["poll_s"]:
+            raise ValueError(f"must be at least twice poll_s = {info.data['poll_s']}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -108,17 +89,18 @@ class Fleet:
         return self.folder / "known_hosts"
 
 
-def settings_file(folder: Path) -> Path:
-    return folder / "fleet.yaml"
+def fleet_folder(folder: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the fleet's folder, by default $HPC_GRPO_FLEET or ./fleet."""
+    return (folder or Path(environ.get(FOLDER_VARIABLE) or "fleet")).expanduser().absolute()
 
 
 def open_fleet(folder: Path | None, environ: Mapping[str, str] = os.environ) -> Fleet:
-    """Read the fleet in `folder`, by default $HPC_GRPO_FLEET or ./fleet. Raises ConfigError."""
-    folder = (folder or Path(environ.get(FOLDER_VARIABLE) or "fleet")).expanduser().absolute()
-    path = settings_file(folder)
+    """Read the settings of the fleet in a folder. Raises ConfigError."""
+    folder = fleet_folder(folder, environ)
+    path = folder / SETTINGS
     if not path.is_file():
         raise ConfigError(
-            f"FLEET = {str(folder)!r} must be a fleet's folder (with a fleet.yaml). Make one with `hpc-grpo fleet "
+            f"FLEET = {str(folder)!r} must be a fleet's folder (with a {SETTINGS}). Make one with `hpc-grpo fleet "
             f"init`, or name another in --fleet or {FOLDER_VARIABLE}."
         )
     refuse_shared(folder, environ, _JOBS)
@@ -143,13 +125,13 @@ def _read(path: Path) -> FleetSettings:
     try:
         values = yaml.safe_load(path.read_text()) or {}
         given = {key: value for key, value in values.items() if value is not None}
-        return FleetSettings.model_validate(given)
     except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} must be a YAML mapping: {error}") from error
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
+    for key in secret_keys(given):  # first: further errors repeat values
+        variable = {"database": DATABASE_VARIABLE, "nats": NATS_VARIABLE}.get(key)
         raise ConfigError(
-            f"{path}: {key + ': ' if key else ''}{message}. Keys: {', '.join(FleetSettings.model_fields)}."
-        ) from None
+            f"{path}: {key} must have no password. Put the whole URL into {variable}."
+            if variable
+            else f"{path}: {key} must hold no secret. Set it in the environment on the VMs."
+        )
+    return checked(FleetSettings, given, str(path))

@@ -29,54 +29,44 @@ class SshMachine:
         self._connecting = asyncio.Lock()
 
     async def visit(self, request: Request, decide: Decide) -> Outcome:
-        """See Machine. The command line is fixed: its one variable part, the row's `python`, is quoted."""
+        """The command line is fixed: its one variable part, the row's `python`, is quoted."""
         command = marked(f"{shlex.quote(self._vm.python)} -m hpc_grpo.fleet.visit")
         try:
             connection = await self._connected()
             process = await connection.create_process(command, encoding=None, window=LONGEST_LINE)
         except (OSError, ValueError, asyncssh.Error, ConfigError) as error:  # the row's key may be no key
-            self._drop()
+            await self.close()
             raise VisitError(f"ssh to {self._vm.ip_address}: {_text(error)}", is_before_orders=True) from error
         try:
-            return await converse(process.stdout, process.stdin, request, decide, is_marked=True)
-        except VisitError as error:
-            said = await _last_line(process)
-            raise VisitError(f"{error}: {said}" if said else str(error), error.is_before_orders) from error
+            return await converse(process.stdout, process.stdin, process.stderr, request, decide, is_marked=True)
         except asyncssh.Error as error:
             raise VisitError(f"the visit was cut off: {_text(error)}", is_before_orders=False) from error
         finally:
             process.close()
 
     async def close(self) -> None:
-        """See Machine."""
-        self._drop()
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
 
     async def _connected(self) -> asyncssh.SSHClientConnection:
-        async with self._connecting:
-            if self._connection is None or self._connection.is_closed():
-                self._connection = await asyncio.wait_for(self._connect(), _CONNECT_S)
-            return self._connection
-
-    async def _connect(self) -> asyncssh.SSHClientConnection:
         vm = self._vm
         options: dict[str, Any] = {"username": vm.user} if vm.user else {}
         if vm.ssh_key_path:
             options["client_keys"] = [str(Path(vm.ssh_key_path).expanduser())]
-        trusted = pinned([vm.host_key], vm.port) if vm.host_key else str(self._known_hosts)
-        return await asyncssh.connect(
-            vm.ip_address,
-            port=vm.port,
-            known_hosts=trusted,
-            config=None,  # nothing but the row decides, least of all a ProxyCommand
-            keepalive_interval=_KEEPALIVE_S,
-            keepalive_count_max=3,
-            **options,
-        )
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.abort()
-            self._connection = None
+        async with self._connecting:
+            if self._connection is None or self._connection.is_closed():
+                connecting = asyncssh.connect(
+                    vm.ip_address,
+                    port=vm.port,
+                    known_hosts=pinned([vm.host_key], vm.port) if vm.host_key else str(self._known_hosts),
+                    config=None,  # nothing but the row decides, least of all a ProxyCommand
+                    keepalive_interval=_KEEPALIVE_S,
+                    keepalive_count_max=3,
+                    **options,
+                )
+                self._connection = await asyncio.wait_for(connecting, _CONNECT_S)
+            return self._connection
 
 
 def pinned(keys: Sequence[str], port: int) -> asyncssh.SSHKnownHosts:
@@ -91,7 +81,7 @@ def pinned(keys: Sequence[str], port: int) -> asyncssh.SSHKnownHosts:
 
 
 async def fetch_host_key(address: str, port: int) -> tuple[str, str]:
-    """Ask a VM for its host key; returns it with its fingerprint. Raises ConfigError where it does not answer."""
+    """Return the host key that a VM shows, and its fingerprint. Raises ConfigError where it does not answer."""
     try:
         key = await asyncio.wait_for(asyncssh.get_server_host_key(address, port=port, config=None), _CONNECT_S)
     except (OSError, asyncssh.Error, TimeoutError) as error:
@@ -105,12 +95,3 @@ async def fetch_host_key(address: str, port: int) -> tuple[str, str]:
 
 def _text(error: BaseException) -> str:
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
-
-
-async def _last_line(process: asyncssh.SSHClientProcess[bytes]) -> str:
-    """Return the last line that the visit's program wrote to stderr."""
-    try:
-        said = await asyncio.wait_for(process.stderr.read(), 1.0)
-    except (TimeoutError, OSError, asyncssh.Error):
-        return ""
-    return next(iter(said.decode(errors="replace").strip().splitlines()[-1:]), "")

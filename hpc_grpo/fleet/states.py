@@ -11,7 +11,7 @@
 | 73 (held), any other code, a signal     | failed          | + 1         | back-off    |
 | its VM was lost                         | failed          | + 1         | at once     |
 
-`failed` with a `retry_at` is queued again then; without one, and where retries are used up, it is final.
+`failed` with a `retry_at` is queued again then. Without one, or with all retries used, the state is final.
 """
 
 from __future__ import annotations
@@ -20,13 +20,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_RESUMABLE
 
+_MAX_STALLED = 3
+
+EndKind = Literal["exit", "not_started", "lost"]
+Int32 = Annotated[int, Interval(ge=-(1 << 31), lt=1 << 31)]
+"""A number that every database takes."""
+
 
 class JobState(StrEnum):
-    """`pending` is computed for users (jobs.py), and in no row: a queued job that the free GPUs of no VM fit."""
+    """`pending` is in no row: jobs.py computes it for a queued job that the free GPUs of no VM fit."""
 
     QUEUED = "queued"
     PENDING = "pending"
@@ -52,29 +60,25 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED}),
 }
-"""`completed` and `cancelled` are left by the user's own `requeue` alone; `failed` also by a retry that is due."""
-
-_MAX_STALLED = 3
-
-EndKind = Literal["exit", "not_started", "lost"]
+"""Only the user's own `requeue` leaves `completed` and `cancelled`. A retry that is due also leaves `failed`."""
 
 
 @dataclass(frozen=True)
 class Ending:
     """How an attempt ended. `code` is its exit code, negative for a signal, None where nobody knows.
 
-    `step` is that of the run's newest checkpoint, None where it has none; `why` one line for the user.
+    `why` is one line for the user. `step` is that of the run's newest checkpoint, None where the run has none.
     """
 
     kind: EndKind
-    code: int | None = None
+    code: Int32 | None = None
     why: str = ""
-    step: int | None = None
+    step: Int32 | None = None
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What a job's row says that decides what comes after an attempt."""
+class Tries:
+    """The columns of a job's row that decide what follows an attempt."""
 
     retry_count: int
     max_retries: int
@@ -85,7 +89,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`retry_in_s` is None where nothing is tried again."""
+    """`retry_in_s` is None where no retry follows."""
 
     state: JobState
     retry_count: int
@@ -93,7 +97,9 @@ class Verdict:
     retry_in_s: float | None = None
 
 
-def judge(job: Standing, end: Ending, retry_s: float, max_retry_s: float, no_retry: Sequence[str] = ()) -> Verdict:
+def judge(
+    job: Tries, end: Ending, retry_s: float, max_retry_s: float, no_retry: Sequence[re.Pattern[str]] = ()
+) -> Verdict:
     """Return what becomes of a job after an attempt: the table above."""
     if end.kind == "exit" and end.code == EXIT_COMPLETE:
         return Verdict(JobState.COMPLETED, job.retry_count)
@@ -101,15 +107,14 @@ def judge(job: Standing, end: Ending, retry_s: float, max_retry_s: float, no_ret
         return Verdict(JobState.CANCELLED, job.retry_count)
     if end.kind == "not_started":
         return Verdict(JobState.QUEUED, job.retry_count, job.stalled)
-    is_final = end.code == EXIT_CONFIG or any(re.search(pattern, end.why) for pattern in no_retry)
-    if end.kind == "exit" and end.code != EXIT_RESUMABLE and is_final:
-        return Verdict(JobState.FAILED, job.retry_count)
     stalled = 0
     if end.kind == "exit" and end.code == EXIT_RESUMABLE:
         has_moved = end.step is not None and (job.step is None or end.step > job.step)
         stalled = 0 if has_moved else job.stalled + 1
         if stalled < _MAX_STALLED:
             return Verdict(JobState.QUEUED, job.retry_count, stalled)
+    elif end.kind == "exit" and (end.code == EXIT_CONFIG or any(pattern.search(end.why) for pattern in no_retry)):
+        return Verdict(JobState.FAILED, job.retry_count)
     if job.retry_count >= job.max_retries:
         return Verdict(JobState.FAILED, job.retry_count, stalled)
     wait_s = 0.0 if end.kind == "lost" else min(max_retry_s, retry_s * 2.0**job.retry_count)

@@ -23,9 +23,9 @@ _VM_TITLES = ("vm", "state", "gpus", "free", "jobs", "busy", "seen", "error")
 _JOB_TITLES = ("job", "state", "attempt", "retries", "vm", "gpus", "for", "reason")
 _COLOURS = {
     "running": "green",
+    "ready": "green",
     "completed": "blue",
     "failed": "red",
-    "ready": "green",
     "lost": "red",
     "stale": "yellow",
 }
@@ -42,8 +42,6 @@ def job_table(rows: Sequence[Mapping[str, Any]], now: float) -> str:
 
 
 def attempt_table(rows: Sequence[Mapping[Any, Any]]) -> str:
-    """Return a table of a job's attempts."""
-    titles = ("attempt", "vm", "gpus", "claimed", "took", "ended as", "code", "reason")
     cells = [
         (
             str(row["attempt"]),
@@ -57,7 +55,7 @@ def attempt_table(rows: Sequence[Mapping[Any, Any]]) -> str:
         )
         for row in rows
     ]
-    return table(titles, cells)
+    return table(("attempt", "vm", "gpus", "claimed", "took", "ended as", "code", "reason"), cells)
 
 
 def counts_line(counts: Mapping[str, int]) -> str:
@@ -66,7 +64,7 @@ def counts_line(counts: Mapping[str, int]) -> str:
 
 
 def watch(db: Database, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Draw the fleet on a terminal, again and again in place, until Ctrl+C; a database that is away is waited for."""
+    """Draw the fleet on a terminal, again and again in place, until Ctrl+C; wait for a database that is away."""
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as live:

@@ -1,7 +1,7 @@
 """The program of one visit, on a VM: `python -m hpc_grpo.fleet.visit`, a fixed command line; all else is on its stdin.
 
-See messages.py for what is said. It looks, says what it sees, waits for orders, obeys and ends; the jobs' runners stay.
-Whatever a job's row says reaches this machine as JSON, and its processes as words: no shell reads any of it.
+It looks, says what it sees, waits for orders, obeys and ends (messages.py); the jobs' runners stay. What a job's row
+says reaches this machine as JSON, and its processes as words: no shell reads any of it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, prune, uptime
-from hpc_grpo.fleet.gpus import NoGpusError, read_gpus
 from hpc_grpo.fleet.messages import (
     ORDERS_S,
     PROTOCOL,
     AttemptKey,
     AttemptSeen,
+    GpuSeen,
     Observation,
     Orders,
     Outcome,
@@ -31,15 +32,17 @@ from hpc_grpo.fleet.messages import (
     encode,
 )
 from hpc_grpo.fleet.states import Ending
+from hpc_grpo.system.commands import run_command
 
 _LOG_BYTES = 1 << 20
 _BEGIN_S = 10.0
+_NVIDIA_SMI_S = 7.0
+"""Twice that is less than `visit_s`: the jobs of a VM whose nvidia-smi hangs must not end for want of visits."""
 
 
 def main() -> None:
     """Hold one visit over stdin and stdout. A controller that leaves in the middle changes nothing."""
-    line = sys.stdin.buffer.readline()
-    request = decode_request(line)
+    request = decode_request(sys.stdin.buffer.readline())
     if request.protocol != PROTOCOL:
         _say(Observation(problem=f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"))
         return
@@ -58,109 +61,116 @@ def main() -> None:
 def observe(work_dir: Path, request: Request) -> Observation:
     """Return the GPUs and the attempts of this machine."""
     work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    gpus, problem = _read_gpus(request.nvidia_smi)
+    attempts = []
+    for path in sorted(path for path in (work_dir / "attempts").glob("*") if path.is_dir()):
+        with contextlib.suppress(FileNotFoundError):  # another visit has forgotten it meanwhile
+            if (seen := _seen(AttemptFolder(path), request)) is not None:
+                attempts.append(seen)
+    return Observation(gpus, tuple(attempts), problem)
+
+
+def _read_gpus(command: str) -> tuple[tuple[GpuSeen, ...], str]:
+    """Return the GPUs as nvidia-smi lists them, or why it does not."""
+    answers = []
+    for query in ("--query-gpu=index,uuid,memory.total,memory.used", "--query-compute-apps=gpu_uuid,pid"):
+        answer = run_command([command, query, "--format=csv,noheader,nounits"], _NVIDIA_SMI_S)
+        if answer.error:
+            return (), answer.error
+        answers.append([line.split(", ") for line in answer.text.splitlines() if line.strip()])
+    listed, apps = answers
+    owners = [row[0] for row in apps]
     try:
-        gpus = read_gpus(request.nvidia_smi)
-    except NoGpusError as error:
-        return Observation(attempts=_attempts(work_dir, request), problem=str(error))
-    return Observation(gpus, _attempts(work_dir, request))
-
-
-def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
-    """Do what a controller has committed; a lease counts from `seen_at`, before the controller could commit it."""
-    for key in orders.renew:
-        folder = _folder(work_dir, key)
-        if folder.path.is_dir():
-            folder.renew(seen_at)
-    for key in orders.cancel:
-        folder = _folder(work_dir, key)
-        if folder.path.is_dir():
-            folder.cancel()
-    revoked = tuple(key for key in orders.revoke if _revoke(_folder(work_dir, key), key))
-    for key in orders.forget:
-        _forget(work_dir, key)
-    if orders.forget:
-        prune(work_dir / "over")
-    begun: list[tuple[AttemptKey, subprocess.Popen[bytes]]] = []
-    failed: list[tuple[AttemptKey, str]] = []
-    for spec in orders.start:
-        key = AttemptKey(spec["job_id"], spec["attempt"])
-        if (runner := _begin(_folder(work_dir, key), key, spec, seen_at)) is None:
-            failed.append((key, "this attempt was decided before"))
-        else:
-            begun.append((key, runner))
-    deadline = time.monotonic() + _BEGIN_S
-    failed += [(key, why) for key, one in begun if (why := _why_not_begun(_folder(work_dir, key), one, deadline))]
-    started = {key for key, _ in begun} - {key for key, _ in failed}
-    return Outcome(tuple(sorted(started)), revoked, tuple(failed))
-
-
-def _attempts(work_dir: Path, request: Request) -> tuple[AttemptSeen, ...]:
-    found = sorted(path for path in (work_dir / "attempts").glob("*") if path.is_dir())
-    return tuple(seen for path in found if (seen := _seen(AttemptFolder(path), request)) is not None)
+        return tuple(
+            GpuSeen(int(i), uuid, int(mib), int(used), owners.count(uuid)) for i, uuid, mib, used in listed
+        ), ""
+    except ValueError:
+        return (), f"{command} answered what is no list of GPUs: {str(listed)[:200]}"
 
 
 def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
-    try:
-        return _look(folder, request)
-    except FileNotFoundError:  # another visit has forgotten it meanwhile
-        return None
-
-
-def _look(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
     key, spec = folder.key(), folder.spec()
-    if key is None:  # made this moment by another visit, or by one that was killed there: `revoke` settles it
-        return None
-    if not folder.is_of_this_machine():
+    # Without a key: made this moment by another visit, or by one that was killed there, which `revoke` settles.
+    if key is None or not folder.is_of_this_machine():
         return None
     lives = folder.runner_lives()
     ended = folder.ending()
     if ended is None and not lives:
         ended = folder.ending() or _end_of_dead_runner(folder, spec)
-    log, size = _read_log(folder.log, request.log_offsets.get(key.folder, 0)) if request.with_logs else (b"", 0)
+    log, size = b"", 0
+    if request.with_logs and folder.log.exists():
+        with folder.log.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(request.log_offsets.get(key.folder, 0))
+            log = file.read(_LOG_BYTES)
     return AttemptSeen(key, tuple(spec["gpus"]) if spec else (), ended, size, log)
 
 
-def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, object] | None) -> Ending | None:
+def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, Any] | None) -> Ending | None:
     """Write the end of an attempt whose runner was killed; None while processes of its job are left.
 
-    The kernel has told the job's first process to end; what is left when the time for a checkpoint is over is killed.
+    The kernel has told the job's first process to end. What is left after the time for a checkpoint is killed.
     """
-    age_s = time.time() - folder.path.stat().st_mtime
-    if not (folder.path / "runner.json").exists() and age_s < 2 * _BEGIN_S:
+    if not folder.runner.exists() and time.time() - folder.path.stat().st_mtime < 2 * _BEGIN_S:
         return None  # it is being started
     if pids := marked_processes(folder.path):
         died = folder.path / "runner_died"
         if not died.exists():
             died.touch()
-        if spec is None or time.time() - died.stat().st_mtime > float(str(spec["end_s"])):
+        if spec is None or time.time() - died.stat().st_mtime > float(spec["end_s"]):
             for pid in pids:
-                _kill(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         return None
-    began = (folder.path / "runner.json").exists()
+    began = folder.runner.exists()
     ending = Ending("exit", None, "its runner died: the VM was started anew, or somebody killed it")
     ending = ending if began else Ending("not_started", None, "its runner did not begin")
     folder.end(ending)
-    if not began and (folder.path / "runner.json").exists():  # it has begun this moment
+    if not began and folder.runner.exists():  # it has begun this moment
         folder.retract()
         return None
     return ending
 
 
-def _read_log(path: Path, offset: int) -> tuple[bytes, int]:
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(offset)
-            return file.read(_LOG_BYTES), size
-    except FileNotFoundError:
-        return b"", 0
+def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
+    """Do what a controller has committed; a lease counts from `seen_at`, before the controller could commit it."""
+
+    def folder_of(key: AttemptKey) -> AttemptFolder:
+        return AttemptFolder(work_dir / "attempts" / key.folder)
+
+    for key in orders.renew:
+        if (folder := folder_of(key)).path.is_dir():
+            folder.renew(seen_at)
+    for key in orders.cancel:
+        if (folder := folder_of(key)).path.is_dir():
+            folder.cancel()
+    revoked = tuple(key for key in orders.revoke if _revoke(folder_of(key), key))
+    for key in orders.forget:
+        if (folder := folder_of(key)).ending() is not None:
+            (work_dir / "over").mkdir(exist_ok=True, mode=0o700)
+            folder.log.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another visit was first
+                folder.path.replace(work_dir / "over" / key.folder)
+    if orders.forget:
+        prune(work_dir / "over")
+    begun: dict[AttemptKey, subprocess.Popen[bytes]] = {}
+    failed: list[tuple[AttemptKey, str]] = []
+    for spec in orders.start:
+        key = AttemptKey(spec["job_id"], spec["attempt"])
+        if (runner := _begin(folder_of(key), key, spec, seen_at)) is None:
+            failed.append((key, "this attempt was decided before"))
+        else:
+            begun[key] = runner
+    deadline = time.monotonic() + _BEGIN_S
+    failed += [(key, why) for key, one in begun.items() if (why := _why_not_begun(folder_of(key), one, deadline))]
+    return Outcome(tuple(sorted(begun.keys() - {key for key, _ in failed})), revoked, tuple(failed))
 
 
 def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
     """Decide that an attempt never starts here, or never goes on; False if it has begun and may still run.
 
     A runner whose folder was deleted ends its job, which may take `end_s`: the attempt is not over before that. A
-    machine that was given another name takes none of its attempts for its own: their leases run out.
+    renamed machine takes none of its attempts for its own: their leases run out.
     """
     if not folder.path.exists() and marked_processes(folder.path):
         return False
@@ -177,20 +187,8 @@ def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
     return ending is not None and ending.kind != "exit"
 
 
-def _forget(work_dir: Path, key: AttemptKey) -> None:
-    """Put an attempt that is over, and whose log was fetched, out of the way; the log itself goes."""
-    folder = _folder(work_dir, key)
-    if folder.ending() is None:
-        return
-    over = work_dir / "over" / key.folder
-    over.parent.mkdir(exist_ok=True, mode=0o700)
-    folder.log.unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # another visit was first
-        folder.path.replace(over)
-
-
 def _begin(
-    folder: AttemptFolder, key: AttemptKey, spec: dict[str, object], seen_at: float
+    folder: AttemptFolder, key: AttemptKey, spec: dict[str, Any], seen_at: float
 ) -> subprocess.Popen[bytes] | None:
     """Start a runner; None if the attempt has begun before, or was revoked."""
     if (folder.path.parents[1] / "over" / key.folder).exists() or not folder.make():
@@ -204,19 +202,15 @@ def _begin(
 
 
 def _why_not_begun(folder: AttemptFolder, runner: subprocess.Popen[bytes], deadline: float) -> str:
-    """Wait until a runner says that it is there; returns why it is not, "" also for one that is slow and lives."""
-    while not (folder.path / "runner.json").exists() and runner.poll() is None and time.monotonic() < deadline:
+    """Wait for a runner's record; return why there is none, "" also for a slow runner that lives."""
+    while not folder.runner.exists() and runner.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    if (folder.path / "runner.json").exists() or runner.poll() is None:
+    if folder.runner.exists() or runner.poll() is None:
         return ""
     said = (folder.path / "runner.log").read_text(errors="replace").strip().splitlines()
     why = f"its runner did not begin: {said[-1] if said else runner.returncode}"
     folder.end(Ending("not_started", None, why))
     return why
-
-
-def _folder(work_dir: Path, key: AttemptKey) -> AttemptFolder:
-    return AttemptFolder(work_dir / "attempts" / key.folder)
 
 
 def _orders_line() -> bytes:
@@ -228,13 +222,6 @@ def _orders_line() -> bytes:
 def _say(message: Observation | Outcome) -> None:
     sys.stdout.buffer.write(encode(message))
     sys.stdout.buffer.flush()
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 if __name__ == "__main__":

@@ -11,17 +11,19 @@ from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.schema import gpus, jobs, vms
 from hpc_grpo.fleet.states import JobState
 
+shown_name: sa.ColumnElement[str] = sa.func.coalesce(sa.func.nullif(vms.c.name, ""), vms.c.ip_address)
+
 
 def add_vm(db: Database, values: dict[str, Any]) -> int:
     """Add a row and return its id; the poller visits it soon. Raises ConfigError for a name that is taken."""
     name = values.get("name") or values["ip_address"]
+    same = sa.select(vms.c.vm_id).where(
+        vms.c.ip_address == values["ip_address"], vms.c.port == values["port"], vms.c.transport == "ssh"
+    )
     with db.write() as connection:
-        if _id_of(connection, name) is not None:
+        if connection.scalar(sa.select(vms.c.vm_id).where(shown_name == name)) is not None:
             raise ConfigError(f"NAME = {name!r} must be new, and there is such a VM. Give another with --name.")
-        is_same = sa.and_(
-            vms.c.ip_address == values["ip_address"], vms.c.port == values["port"], vms.c.transport == "ssh"
-        )
-        if values["transport"] == "ssh" and connection.scalar(sa.select(vms.c.vm_id).where(is_same)) is not None:
+        if values["transport"] == "ssh" and connection.scalar(same) is not None:
             raise ConfigError(f"ADDRESS = {values['ip_address']!r} must be new: its GPUs are in the fleet already.")
         added = connection.execute(sa.insert(vms).values({**values, "name": name}))
         (vm_id,) = added.inserted_primary_key or (0,)
@@ -44,34 +46,25 @@ def list_vms(db: Database) -> list[dict[str, Any]]:
 def drain_vm(db: Database, name: str, is_drained: bool) -> None:
     """Keep new jobs off a VM, or let them on again; what runs there goes on. Raises ConfigError."""
     with db.write() as connection:
-        change = sa.update(vms).where(vms.c.vm_id == _found(connection, name)).values(is_drained=int(is_drained))
+        change = sa.update(vms).where(vms.c.vm_id == _id_of(connection, name)).values(is_drained=int(is_drained))
         connection.execute(change)
 
 
 def remove_vm(db: Database, name: str) -> None:
-    """Take a VM out. Raises ConfigError where jobs run on it."""
+    """Take a VM out, with its GPUs. Raises ConfigError where jobs run on it."""
     with db.write() as connection:
-        vm_id = _found(connection, name)
+        vm_id = _id_of(connection, name)
         is_on_it = sa.and_(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)
         if running := connection.scalars(sa.select(jobs.c.job_id).where(is_on_it)).all():
             raise ConfigError(
                 f"A VM that is removed must have no jobs, and {name} has {', '.join(running[:5])}. "
                 f"`hpc-grpo fleet vm drain {name}` keeps further ones off; cancel these, or wait for them."
             )
-        connection.execute(sa.delete(gpus).where(gpus.c.vm_id == vm_id))
         connection.execute(sa.delete(vms).where(vms.c.vm_id == vm_id))
 
 
-def _found(connection: sa.Connection, name: str) -> int:
-    vm_id = _id_of(connection, name)
-    if vm_id is None:
-        names = [row[0] or row[1] for row in connection.execute(sa.select(vms.c.name, vms.c.ip_address))]
-        raise ConfigError(
-            f"VM = {name!r} must be a VM's name{nearest(name, names)} `hpc-grpo fleet vm list` lists them."
-        )
-    return vm_id
-
-
-def _id_of(connection: sa.Connection, name: str) -> int | None:
-    is_it = sa.or_(vms.c.name == name, sa.and_(vms.c.name == "", vms.c.ip_address == name))
-    return connection.scalar(sa.select(vms.c.vm_id).where(is_it))
+def _id_of(connection: sa.Connection, name: str) -> int:
+    if (vm_id := connection.scalar(sa.select(vms.c.vm_id).where(shown_name == name))) is not None:
+        return int(vm_id)
+    names = list(connection.scalars(sa.select(shown_name)))
+    raise ConfigError(f"VM = {name!r} must be a VM's name{nearest(name, names)} `hpc-grpo fleet vm list` lists them.")

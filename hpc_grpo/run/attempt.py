@@ -1,13 +1,14 @@
-"""Record an attempt: what it was and how it ended (`attempt.json`), in words a user can act on."""
+"""`attempt.json`: what an attempt was and how it ended, in words a user can act on."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from hpc_grpo.run.files import known_fields, read_record, write_record
+from hpc_grpo.run.files import from_known, read_record, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import not_worth_the_run
 
@@ -25,9 +26,9 @@ class AttemptRecord:
     """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
 
     `first_step` is the step of the checkpoint the attempt started from; `ray_dashboard` an address on the head's
-    loopback, "" without one; `restarts` says why the driver was started again in place, once for each time; `stuck` why
-    it was ended, `late` which other processes were, and why; `signalled` which signal first asked it to end, "" if none
-    did. Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
+    loopback, "" without one. `restarts` says why the driver was started again in place, once for each time. `stuck`
+    says why the driver was ended, `late` why other processes were. `signalled` is the first signal to end, "" for none.
+    Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
     """
 
     attempt: int
@@ -71,17 +72,10 @@ class AttemptRecord:
 
 
 def read_attempts(run: RunDir) -> list[AttemptRecord]:
-    """Return a run's attempts, in order, but for a record that cannot be read: its disk was full."""
-    records = [_read(folder / "attempt.json") for folder in run.attempts.glob("[0-9]*-*")]
-    return sorted((record for record in records if record is not None), key=lambda record: record.attempt)
-
-
-def _read(path: Path) -> AttemptRecord | None:
-    try:
-        return read_record(path, _from_values)
-    except OSError:
-        return None
-
-
-def _from_values(values: dict[str, Any]) -> AttemptRecord:
-    return AttemptRecord(**known_fields(AttemptRecord, values))
+    """Return a run's attempts in order, without records that cannot be read: their disk was full."""
+    records = []
+    for folder in run.attempts.glob("[0-9]*-*"):
+        with contextlib.suppress(OSError):
+            if (record := read_record(folder / "attempt.json", from_known(AttemptRecord))) is not None:
+                records.append(record)
+    return sorted(records, key=lambda record: record.attempt)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.run.files import known_fields, read_record, write_record
+from hpc_grpo.run.files import from_known, read_record, write_record
 from hpc_grpo.run.paths import RunDir
 
 if TYPE_CHECKING:
@@ -141,13 +141,12 @@ def before_it_ran(run: RunDir, job_id: str) -> str:
 
 def read_chain(run: RunDir) -> ChainRecord:
     """Return the run's jobs; an empty record for a run that never was submitted."""
-    return read_record(run.chain, _from_values) or ChainRecord()
+
+    def parse(values: dict[str, Any]) -> ChainRecord:
+        return from_known(ChainRecord)({**values, "links": tuple(map(from_known(Link), values["links"]))})
+
+    return read_record(run.chain, parse) or ChainRecord()
 
 
 def write_chain(run: RunDir, record: ChainRecord) -> None:
     write_record(run.chain, asdict(record), keep_copy=True)
-
-
-def _from_values(values: dict[str, Any]) -> ChainRecord:
-    links = tuple(Link(**known_fields(Link, link)) for link in values["links"])
-    return ChainRecord(**{**known_fields(ChainRecord, values), "links": links})

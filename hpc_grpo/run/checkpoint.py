@@ -1,8 +1,7 @@
-"""Find, check and prune checkpoints. Without torch: the driver asks before anything is loaded, commands at any time.
+"""Find, check and prune checkpoints. Without torch: commands use it, and the driver before anything is loaded.
 
-A checkpoint is a folder with a `manifest.json` that lists every file in it, with its size and hash, and nothing else.
-The manifest is written last, so a save that was cut short leaves none. The learners write the files
-(learner/checkpoint.py).
+A checkpoint is a folder whose `manifest.json` lists every file in it with size and hash. The manifest is written last,
+so a save that was cut short has none. The learners write the files (learner/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A folder of a step that is no whole checkpoint, and what is wrong with it."""
+    """A folder of a step that is no valid checkpoint, and what is wrong with it."""
 
     step: int
     path: Path
@@ -79,56 +78,63 @@ class Damaged:
 
 
 def inspect_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint | Damaged]:
-    """Yield what is in the folders of steps, newest first; each is verified when it is asked for.
+    """Yield what is in the folders of steps, newest first; each is verified when the caller comes to it.
 
-    Without `check_hashes` only the presence and sizes of files are looked at: fast however large they are.
+    Without `check_hashes` only names and sizes of files are checked: fast however large the files are.
     """
     for step, path in sorted(step_dirs(run_dir.checkpoints).items(), reverse=True):
-        manifest = read_manifest(path)
-        wrong = [_no_manifest(path)] if manifest is None else problems(path, manifest, check_hashes)
-        if manifest is not None and manifest.driver_state.get("step", step) != step:
-            wrong.append(f"its manifest is that of step {manifest.driver_state['step']}")
-        yield Damaged(step, path, tuple(wrong)) if manifest is None or wrong else Checkpoint(step, path, manifest)
+        if (manifest := read_manifest(path)) is None:
+            wrong = "cut short, changed or of another format" if (path / MANIFEST).exists() else "missing"
+            yield Damaged(step, path, (f"{MANIFEST} is {wrong}",))
+            continue
+        found = problems(path, manifest, check_hashes)
+        if manifest.driver_state.get("step", step) != step:
+            found.append(f"its manifest is that of step {manifest.driver_state['step']}")
+        yield Damaged(step, path, tuple(found)) if found else Checkpoint(step, path, manifest)
 
 
 def valid_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint]:
     """Yield the run's valid checkpoints, as `inspect_checkpoints` does."""
-    for found in inspect_checkpoints(run_dir, check_hashes):
-        if isinstance(found, Checkpoint):
-            yield found
+    yield from (found for found in inspect_checkpoints(run_dir, check_hashes) if isinstance(found, Checkpoint))
 
 
 def find_checkpoint(run_dir: RunDir, check_hashes: bool = True) -> tuple[Checkpoint | None, list[Damaged]]:
     """Return the checkpoint to resume from, and the damaged ones that are newer; None for a run that has saved none.
 
-    Raises ConfigError for a run that has saved some of which none is left whole: starting over is for the user to say.
+    Raises ConfigError for a run that has saved some of which none is valid: only the user may start over.
     """
     damaged: list[Damaged] = []
     for found in inspect_checkpoints(run_dir, check_hashes):
         if isinstance(found, Checkpoint):
             return found, damaged
         damaged.append(found)
+    start_over = (
+        f"To start over from step 0: mv {run_dir.path} {run_dir.path}.before, then the same command; or give another "
+        f"run.name."
+    )
     if damaged:
         listed = "\n".join(f"  {checkpoint}" for checkpoint in damaged)
         raise ConfigError(
             f"No checkpoint in {run_dir.checkpoints} is whole, so the run cannot go on from where it was:\n{listed}\n"
-            f"Nothing was changed or removed. Bring a checkpoint back from a backup. {_start_over(run_dir)}"
+            f"Nothing was changed or removed. Bring a checkpoint back from a backup. {start_over}"
         )
-    if _has_saved(run_dir):
+    state = read_state(run_dir)
+    has_saved = (state is not None and state.save_p95_s is not None) or any(
+        attempt.first_step > 0 for attempt in read_attempts(run_dir)
+    )
+    is_between_renames = any(run_dir.checkpoints.glob(".step_*.old"))
+    if has_saved and not is_between_renames:
         raise ConfigError(
             f"The run has written checkpoints, and {run_dir.checkpoints} holds none, so it cannot go on from where it "
-            f"was. Bring them back. {_start_over(run_dir)}"
+            f"was. Bring them back. {start_over}"
         )
     return None, damaged
 
 
 def set_aside(damaged: Damaged) -> Path:
     """Rename a damaged checkpoint, so that the run may write that step again; returns where it is now."""
-    for number in count(1):
-        aside = damaged.path.with_name(f"{damaged.path.name}.damaged{'' if number == 1 else f'-{number}'}")
-        if not aside.exists():
-            break
-    return damaged.path.rename(aside)
+    names = (f"{damaged.path.name}.damaged{'' if number == 1 else f'-{number}'}" for number in count(1))
+    return damaged.path.rename(next(aside for aside in map(damaged.path.with_name, names) if not aside.exists()))
 
 
 def newest_step(run_dir: RunDir) -> int:
@@ -138,8 +144,12 @@ def newest_step(run_dir: RunDir) -> int:
 
 def read_manifest(path: Path) -> Manifest | None:
     """Return the manifest of the checkpoint folder `path`; None if it is absent, damaged or of another format."""
+
+    def parse(values: dict[str, Any]) -> Manifest:
+        return Manifest(**{**values, "files": tuple(FileEntry(**entry) for entry in values["files"])})
+
     try:
-        return read_record(path / MANIFEST, _from_values)
+        return read_record(path / MANIFEST, parse)
     except OSError:
         return None
 
@@ -178,46 +188,20 @@ def _file_problem(path: Path, entry: FileEntry) -> str:
     return "" if size == entry.size else f"{entry.name} has {size} bytes instead of {entry.size}"
 
 
-def _from_values(values: dict[str, Any]) -> Manifest:
-    return Manifest(**{**values, "files": tuple(FileEntry(**entry) for entry in values["files"])})
-
-
-def _no_manifest(path: Path) -> str:
-    if (path / MANIFEST).exists():
-        return f"{MANIFEST} is cut short, changed or of another format"
-    return f"{MANIFEST} is missing"
-
-
-def _has_saved(run_dir: RunDir) -> bool:
-    """Tell from its other records whether the run has had a checkpoint that is not merely between two renames."""
-    if any(run_dir.checkpoints.glob(".step_*.old")):
-        return False
-    state = read_state(run_dir)
-    has_measured_one = state is not None and state.save_p95_s is not None
-    return has_measured_one or any(attempt.first_step > 0 for attempt in read_attempts(run_dir))
-
-
-def _start_over(run_dir: RunDir) -> str:
-    aside = f"{run_dir.path}.before"
-    return f"To start over from step 0: mv {run_dir.path} {aside}, then the same command; or give another run.name."
-
-
 def hash_files(path: Path, names: list[str]) -> list[FileEntry]:
     """Return size and digest of each file, in the order of `names`."""
-    with ThreadPoolExecutor(_HASH_THREADS) as pool:
-        return list(pool.map(lambda name: _hash_file(path, name), names))
-
-
-def _hash_file(path: Path, name: str) -> FileEntry:
     import xxhash
 
-    hasher = xxhash.xxh3_128()
-    size = 0
-    with (path / name).open("rb") as file:
-        while block := file.read(_HASH_BLOCK_BYTES):
-            hasher.update(block)
-            size += len(block)
-    return FileEntry(name, size, hasher.hexdigest())
+    def entry_of(name: str) -> FileEntry:
+        hasher, size = xxhash.xxh3_128(), 0
+        with (path / name).open("rb") as file:
+            while block := file.read(_HASH_BLOCK_BYTES):
+                hasher.update(block)
+                size += len(block)
+        return FileEntry(name, size, hasher.hexdigest())
+
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        return list(pool.map(entry_of, names))
 
 
 def prune_checkpoints(run_dir: RunDir, keep_last: int) -> list[int]:

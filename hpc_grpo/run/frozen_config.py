@@ -1,7 +1,7 @@
 """The frozen config of a run, `config.yaml`: written with a digest and a copy beside it, read as it was written.
 
-Everything a run does follows from this file, and a YAML file that is cut short is a YAML file with other values. So a
-damaged one is read from its copy, and one that was edited is refused: by hand no rule says what may change.
+A YAML file that is cut short is a YAML file with other values. So a damaged file is read from its copy, and an edited
+one is refused: only `hpc-grpo resume` knows what may change.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ def read_config(run: RunDir) -> Config:
     are damaged, or where the config was edited.
     """
     refuse_shared(run.path)
-    return _where_it_is(_frozen(run), run)
+    config = _frozen(run)
+    there = config.run_path
+    if there == run.path or (there.is_dir() and there.samefile(run.path)):
+        return config
+    moved = config.run.model_copy(update={"root": run.path.parent, "name": run.path.name})
+    return config.model_copy(update={"run": moved})
 
 
 def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
@@ -86,7 +91,7 @@ def _write(run: RunDir, values: dict[str, Any]) -> None:
 
 
 def _is_new(key: str, config: Config, written: Any) -> bool:
-    """Tell whether a dotted key names a field that a package that has `written` a config did not know."""
+    """Tell whether a dotted key names a field that the package that has `written` a config did not know."""
     value: Any = config
     for part in key.split("."):
         if isinstance(value, BaseModel) and isinstance(written, dict):
@@ -118,8 +123,13 @@ def _frozen(run: RunDir) -> Config:
     path, copy = run.config, copy_path(run.config)
     if _is_as_written(path):
         return load_resolved(path)
-    if not _is_as_written(copy):  # none: of a run from before there were copies
-        return load_resolved(_unsigned(path))
+    if not _is_as_written(copy):
+        if path.is_file() and _SIGNED.match(_text(path)):
+            raise ConfigError(
+                f"{path} is damaged, and so is its copy beside it: they are not what hpc-grpo wrote. Bring one back "
+                f"from a backup; without it, start a new run: hpc-grpo submit CONFIG run.name=NAME."
+            )
+        return load_resolved(path)  # of a run from before there were copies
     written = load_resolved(copy)
     try:
         found = load_resolved(path)
@@ -134,16 +144,6 @@ def _frozen(run: RunDir) -> Config:
     return written
 
 
-def _unsigned(path: Path) -> Path:
-    """Return `path` if it has no digest. Raises ConfigError for one whose digest says that it is damaged."""
-    if path.is_file() and _SIGNED.match(_text(path)):
-        raise ConfigError(
-            f"{path} is damaged, and so is its copy beside it: they are not what hpc-grpo wrote. Bring one back from a "
-            f"backup; without it, start a new run: hpc-grpo submit CONFIG run.name=NAME."
-        )
-    return path
-
-
 def _is_as_written(path: Path) -> bool:
     text = _text(path) if path.is_file() else ""
     signed = _SIGNED.match(text)
@@ -152,12 +152,3 @@ def _is_as_written(path: Path) -> bool:
 
 def _text(path: Path) -> str:
     return path.read_bytes().decode(errors="replace")
-
-
-def _where_it_is(config: Config, run: RunDir) -> Config:
-    """Return `config` with the folder that the run is in by now: it may have been moved, with its config in it."""
-    there = config.run_path
-    if there == run.path or (there.is_dir() and there.samefile(run.path)):
-        return config
-    moved = config.run.model_copy(update={"root": run.path.parent, "name": run.path.name})
-    return config.model_copy(update={"run": moved})

@@ -1,7 +1,6 @@
-"""`inputs.json`: what a run was started with outside of its config, as fingerprints, and changes that were accepted.
+"""`inputs.json`: fingerprints of what a run reads besides its config, and changes that were accepted.
 
-"Every ordinal is trained exactly once" is a sentence about one data set: the driver compares at every start what it is
-about to read with what the first start read (data/fingerprint.py), before anything is trained.
+At every start, before anything is trained, the driver compares them with those of the first (data/fingerprint.py).
 """
 
 from __future__ import annotations
@@ -35,7 +34,12 @@ class InputsRecord:
 
 def read_inputs(run: RunDir) -> InputsRecord:
     """Return the record; an empty one for a run that has not started, or started before there were fingerprints."""
-    return read_record(run.inputs, _from_values) or InputsRecord({})
+
+    def parse(values: dict[str, Any]) -> InputsRecord:
+        fingerprints = {key: dict(parts) for key, parts in values["fingerprints"].items()}
+        return InputsRecord(fingerprints, tuple(values["accepting"]), tuple(values["accepted"]))
+
+    return read_record(run.inputs, parse) or InputsRecord({})
 
 
 def accept_changes(run: RunDir, argv: Sequence[str]) -> None:
@@ -83,8 +87,3 @@ def changed_inputs(before: Fingerprints, now: Fingerprints) -> dict[str, tuple[s
 
 def _write(run: RunDir, record: InputsRecord) -> None:
     write_record(run.inputs, asdict(record), keep_copy=True)
-
-
-def _from_values(values: dict[str, Any]) -> InputsRecord:
-    fingerprints = {key: dict(parts) for key, parts in values["fingerprints"].items()}
-    return InputsRecord(fingerprints, tuple(values["accepting"]), tuple(values["accepted"]))

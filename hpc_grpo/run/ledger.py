@@ -1,7 +1,7 @@
-"""Keep the ledger, the ordinals that each step used. `python -m hpc_grpo.run.ledger RUN_DIR` checks a run's.
+"""The ledger: the ordinals that each step used. `python -m hpc_grpo.run.ledger RUN_DIR` checks a run's.
 
-`ledger.jsonl` is append-only. Steps after the checkpoint that an attempt resumes from are trained again, so a line
-undoes every earlier line of its own step and later ones; what is left is the lineage of the weights that survived.
+`ledger.jsonl` is append-only. Steps after the checkpoint that an attempt resumes from are trained again. So a line
+undoes every earlier line of its own step and later ones. What is left is the lineage of the surviving weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpc_grpo.run.files import drop_torn_line, read_jsonl, when_there_is_space
 from hpc_grpo.run.paths import RunDir
@@ -46,17 +45,18 @@ class Ledger:
         line = {"step": step, "attempt": self._attempt, "ordinals": list(ordinals)}
         untrained = {"dropped": list(dropped), "passed_over": list(passed_over)}
         line |= {name: own for name, own in untrained.items() if own}
-        when_there_is_space(lambda: self._write(json.dumps(line) + "\n"), self._path.name)
 
-    def _write(self, line: str) -> None:
-        try:
-            with self._path.open("a") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            drop_torn_line(self._path)
-            raise
+        def write() -> None:
+            try:
+                with self._path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                drop_torn_line(self._path)
+                raise
+
+        when_there_is_space(write, self._path.name)
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,18 @@ class LedgerVerdict:
 
     def __str__(self) -> str:
         counted = f"{self.steps} steps, {self.ordinals} ordinals, {self.undone} steps undone by a resume"
-        wrong = [
-            f"{name} {list(values)}"
-            for name, values in (
-                ("ordinals used twice:", self.repeated),
-                ("ordinals skipped:", self.skipped),
-                ("steps without a line:", self.gaps),
-            )
-            if values
-        ]
-        return f"{counted}: {'; '.join(wrong) or self._sound}"
-
-    @property
-    def _sound(self) -> str:
-        if not (self.dropped or self.passed_over):
-            return "every ordinal trained exactly once"
-        trained = self.ordinals - self.dropped - self.passed_over
-        untrained = f"{self.dropped} sampled and dropped, {self.passed_over} passed over"
-        return f"every ordinal used exactly once, {trained} trained, {untrained}"
+        faults = {
+            "ordinals used twice": self.repeated,
+            "ordinals skipped": self.skipped,
+            "steps without a line": self.gaps,
+        }
+        wrong = "; ".join(f"{name}: {list(values)}" for name, values in faults.items() if values)
+        sound = "every ordinal trained exactly once"
+        if self.dropped or self.passed_over:
+            trained = self.ordinals - self.dropped - self.passed_over
+            untrained = f"{self.dropped} sampled and dropped, {self.passed_over} passed over"
+            sound = f"every ordinal used exactly once, {trained} trained, {untrained}"
+        return f"{counted}: {wrong or sound}"
 
 
 def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
@@ -118,7 +112,13 @@ def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
 
 def check_ledger(run_dir: RunDir) -> LedgerVerdict:
     """Judge whether the surviving lineage used every ordinal exactly once."""
-    lines = [line for values in read_jsonl(run_dir.ledger) if (line := _ledger_line(values)) is not None]
+    lines = []
+    for values in read_jsonl(run_dir.ledger):
+        step, attempt, ordinals = values.get("step"), values.get("attempt"), values.get("ordinals")
+        # A line that the disk changed is left out, so that its step counts as a gap.
+        if isinstance(step, int) and isinstance(attempt, int) and isinstance(ordinals, list):
+            dropped, passed_over = (len(values.get(name, ())) for name in ("dropped", "passed_over"))
+            lines.append(LedgerLine(step, attempt, tuple(ordinals), dropped, passed_over))
     lineage = surviving_lineage(lines)
     counts = Counter(ordinal for line in lineage for ordinal in line.ordinals)
     steps = {line.step for line in lineage}
@@ -132,15 +132,6 @@ def check_ledger(run_dir: RunDir) -> LedgerVerdict:
         dropped=sum(line.num_dropped for line in lineage),
         passed_over=sum(line.num_passed_over for line in lineage),
     )
-
-
-def _ledger_line(values: dict[str, Any]) -> LedgerLine | None:
-    """Return the line; None for one that the disk changed, whose step then counts as a gap."""
-    step, attempt, ordinals = values.get("step"), values.get("attempt"), values.get("ordinals")
-    if not (isinstance(step, int) and isinstance(attempt, int) and isinstance(ordinals, list)):
-        return None
-    dropped, passed_over = (len(values.get(name, ())) for name in ("dropped", "passed_over"))
-    return LedgerLine(step, attempt, tuple(ordinals), dropped, passed_over)
 
 
 def main() -> int:

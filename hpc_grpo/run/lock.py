@@ -1,12 +1,12 @@
 """Hold a run for one attempt at a time, by a lease: a file that the attempt's supervisor keeps beating.
 
-`holder.json` names the attempt that owns the run directory. Another supervisor takes it over only when the owner is
-provably gone: its process on this host, or its beat, watched for longer than it ever pauses, so that clocks of
-different nodes are not compared. An owner that finds another's name in the file was taken for dead (its node was
-suspended, say): it ends itself. Readers (`hpc-grpo status`) see from it when a run was last alive.
+`holder.json` names the attempt that owns the run directory. Another supervisor takes the run over only when the owner
+is gone: its process on this host, or its beat, watched for longer than it ever pauses. So no clocks of different nodes
+are compared. An owner that finds another's name in the file was taken for dead (its node was suspended, say) and ends
+itself. `hpc-grpo status` reads when a run was last alive.
 
-No library's lock does this: those of the kernel do not reach other nodes on every parallel file system, those by file
-alone outlive a killed owner, and neither ends an owner that was replaced or says when it was last alive.
+No library's lock does this. Kernel locks do not reach other nodes on every parallel file system; lock files outlive a
+killed owner; neither ends an owner that was replaced.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hpc_grpo.errors import RunHeldError
-from hpc_grpo.run.files import is_damaged, known_fields, read_record, when_there_is_space, write_record
+from hpc_grpo.run.files import from_known, is_damaged, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import ProcessIdentity, pid_namespace
 from hpc_grpo.system.say import not_worth_the_run, say
@@ -69,13 +68,13 @@ class LockOwner(ProcessIdentity):
 
 def read_lock_owner(run: RunDir) -> LockOwner | None:
     """Return the attempt that holds the run, or was killed while it did; None if the last one ended properly."""
-    return _read(run.holder)
+    return read_record(run.holder, from_known(LockOwner))
 
 
 def refuse_if_held(run: RunDir, sleep: Callable[[float], None] | None = None) -> None:
-    """Raise RunHeldError when an attempt seems to train the run: `RunLock.take` is the one to decide.
+    """Raise RunHeldError when an attempt seems to train the run; `RunLock.take` decides.
 
-    Does not wait, but with `sleep` watches as that does: an owner elsewhere may have been killed a moment ago.
+    Does not wait, but with `sleep` watches an owner elsewhere for its beat: it may have been killed a moment ago.
     """
     if (owner := read_lock_owner(run)) is None:
         return
@@ -118,13 +117,17 @@ class RunLock:
     ) -> RunLock:
         """Become the run's owner. Raises RunHeldError where another one lives.
 
-        Waits up to 20 s to see whether an owner on another host, or one whose file is damaged, still beats. One of
-        the job `before` is replaced all the same, and has 90 s to end itself. `asked` may know of one on another host.
+        Waits up to 20 s for the beat of an owner on another host, or whose file is damaged. One of the job `before` is
+        replaced all the same, and has 90 s to end itself. `asked` may know whether an owner on another host lives.
         """
         mine = LockOwner.here(job_id, attempt)
         survivor: LockOwner | None = None
         while not when_there_is_space(lambda: _create(run.holder, mine), run.holder.name):
-            other = _owner_there(run, sleep)
+            for _ in range(int(_SILENT_S)):  # an owner that lives rewrites a damaged file
+                if not is_damaged(run.holder, from_known(LockOwner)):
+                    break
+                sleep(1.0)
+            other = read_lock_owner(run)
             is_before = other is not None and before is not None and other.job_id == before.job_id
             is_gone = is_before and before is not None and before.is_gone
             if other is not None and not is_gone and _is_alive(run, other, asked, sleep):
@@ -170,23 +173,6 @@ def _held(run: RunDir, owner: LockOwner) -> RunHeldError:
     )
 
 
-def _owner_there(run: RunDir, sleep: Callable[[float], None]) -> LockOwner | None:
-    """Return the owner that the file names. One that cannot be read is waited for: an owner that lives rewrites it."""
-    for _ in range(int(_SILENT_S)):
-        if not is_damaged(run.holder, _from_values):
-            break
-        sleep(1.0)
-    return read_lock_owner(run)
-
-
-def _from_values(values: dict[str, Any]) -> LockOwner:
-    return LockOwner(**known_fields(LockOwner, values))
-
-
-def _read(path: Path) -> LockOwner | None:
-    return read_record(path, _from_values)
-
-
 def _create(path: Path, owner: LockOwner) -> bool:
     """Write the file unless there is one; a link is made or not, on every file system."""
     beside = path.with_name(f".{path.name}.{owner.host}.{owner.pid}.{owner.pid_namespace}")
@@ -216,7 +202,7 @@ def _retire(path: Path, judged: LockOwner | None) -> None:
         path.replace(aside)
     except FileNotFoundError:
         return
-    found = _read(aside)
+    found = read_record(aside, from_known(LockOwner))
     if found is not None and not found.is_same(judged) and not _linked(aside, path):
         say(f"Attempts {found.attempt} and another one took the run at the same time.")
     aside.unlink()

@@ -1,12 +1,11 @@
 """Refuse folders that another user may write, where what lies in them is code or data of this user's runs.
 
-Checks owner and mode of a folder and of its direct children, not those of the folders above: what a member of a group
-puts in the place of a run belongs to that member, and is refused for that.
+Checks owner and mode of a folder and of its direct children, not of the folders above. What a member of a group puts in
+the place of a run belongs to that member, and is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from hpc_grpo.errors import ConfigError
 
 SHARED_VARIABLE = "HPC_GRPO_SHARED_RUNS"
-"""Set to 1 by a user who trusts all who may write their runs. Not a key: the config lies in what is to be judged."""
+"""Set to 1 by a user who trusts all who may write their runs. Not a key of the config, which lies in the run."""
 
 PRIVATE_DIR_MODE = 0o700
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -40,15 +39,24 @@ def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding
     """Raise ConfigError where another user owns or may write a folder or its children. Accepts a missing folder."""
     if environ.get(SHARED_VARIABLE) == "1" or not folder.is_dir():
         return
-    found = folder.stat()
-    _refuse_owner(folder, found, holding)
-    _refuse_writable(folder, found, folder, holding)
-    for path in sorted(folder.iterdir()):
-        with contextlib.suppress(FileNotFoundError):  # a link to nowhere, or gone meanwhile
-            inside = path.stat()
-            _refuse_owner(path, inside, holding)
-            if found.st_mode & _OTHERS_ENTER:  # else nobody gets to it: a site's default ACL may make all writable
-                _refuse_writable(path, inside, folder, holding)
+    outer = folder.stat()
+    for path in (folder, *sorted(folder.iterdir())):
+        try:
+            found = path.stat()
+        except FileNotFoundError:  # a link to nowhere, or gone meanwhile
+            continue
+        if found.st_uid != os.geteuid():
+            raise ConfigError(
+                f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could {holding.risk}. "
+                f"{holding.instead} If you trust that user: export {SHARED_VARIABLE}=1"
+            )
+        # In a folder that others cannot enter they reach no child, however a site's default ACL makes them.
+        if found.st_mode & _OTHERS_WRITE and (path == folder or outer.st_mode & _OTHERS_ENTER):
+            raise ConfigError(
+                f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could "
+                f"{holding.risk}. Look whether they did, then: chmod -R go-w {folder}. "
+                f"If you trust them: export {SHARED_VARIABLE}=1"
+            )
 
 
 def keep_others_from_writing(environ: Mapping[str, str] = os.environ) -> None:
@@ -70,21 +78,3 @@ def make_private_dir(path: Path) -> None:
                 f"{path} must be a folder of yours that nobody else can enter; it is {stat.filemode(found.st_mode)} of "
                 f"user {found.st_uid}. Remove it, and it is made anew: rm -r {path}"
             ) from None
-
-
-def _refuse_owner(path: Path, found: os.stat_result, holding: Holding) -> None:
-    if found.st_uid != os.geteuid():
-        raise ConfigError(
-            f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could {holding.risk}. "
-            f"{holding.instead} "
-            f"If you trust that user: export {SHARED_VARIABLE}=1"
-        )
-
-
-def _refuse_writable(path: Path, found: os.stat_result, folder: Path, holding: Holding) -> None:
-    if found.st_mode & _OTHERS_WRITE:
-        raise ConfigError(
-            f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could "
-            f"{holding.risk}. Look whether they did, then: chmod -R go-w {folder}. "
-            f"If you trust them: export {SHARED_VARIABLE}=1"
-        )

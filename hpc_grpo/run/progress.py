@@ -1,7 +1,6 @@
-"""Read and write a run's progress as its driver tells it: state.json and metrics.jsonl.
+"""A run's progress as its driver writes it: state.json, the last finished step in a few numbers, and metrics.jsonl.
 
-state.json holds the last finished step in a few numbers and is published atomically. metrics.jsonl has a line for
-every step and is only appended to (by `JsonlSink` in metrics/sinks.py); any command may read it meanwhile.
+metrics.jsonl has a line for every step and is only appended to (metrics/sinks.py), so any command may read it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_grpo.run.files import known_fields, read_jsonl, read_record, when_there_is_space, write_record
+from hpc_grpo.run.files import from_known, read_jsonl, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import number_or_none
 
@@ -49,8 +48,8 @@ def write_state(run_dir: RunDir, state: RunState) -> None:
 
 
 def read_state(run_dir: RunDir) -> RunState | None:
-    """Return the last published state; None before the driver's first, and of a damaged one: it tells the time only."""
-    return read_record(run_dir.state, lambda values: RunState(**known_fields(RunState, values)))
+    """Return the last published state; None before the driver's first, and for a damaged one."""
+    return read_record(run_dir.state, from_known(RunState))
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
@@ -70,10 +69,9 @@ def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
             while lines and next(reversed(lines)) >= step:
                 lines.popitem()
         # Interned: of a hundred thousand lines each name is held once.
-        lines[step] = {sys.intern(name): value if _is_finite(value) else math.nan for name, value in line.items()}
+        numbers = {name: value if type(value) is float else number_or_none(value) for name, value in line.items()}
+        lines[step] = {
+            sys.intern(name): line[name] if number is not None and math.isfinite(number) else math.nan
+            for name, number in numbers.items()
+        }
     return {step: lines[step] for step in sorted(lines)}
-
-
-def _is_finite(value: Any) -> bool:
-    number = value if type(value) is float else number_or_none(value)
-    return number is not None and math.isfinite(number)

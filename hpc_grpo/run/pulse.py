@@ -1,16 +1,15 @@
 """The pulse of a process of training: what it works on, its signs of progress, and how long it may do without one.
 
-Each process publishes one small record in shared memory: the driver's is read by the supervisor, those of actors by
-the agent of their node (`launch/agent/watch.py`, which decides who is late). Neither side touches a disk or a lock, so
-that a stalled file system is seen, and holds nobody up.
+Each process publishes one small record in shared memory. The supervisor reads the driver's, each node's agent those of
+its actors (`launch/agent/watch.py` decides who is late). Neither side touches a disk or a lock, so a stalled file
+system is seen and holds nobody up.
 
-A sign means progress, not that a thread runs: only the code that does the work gives one, between two pieces of it.
+Only the code that does the work gives a sign, between two pieces of work:
 
-- The driver's is a change of its phase, and the answer of an actor it waits for: any phase that takes far too long is
-  late, whoever is to blame.
-- A learner's is a microbatch, an engine's a step of vLLM, a grader's the end of a group. Only a training step, sampling
-  and grading are limited: whatever else an actor hangs in, the driver waits for.
-- A wait for space on a full disk, and for Ray to come up, gives signs itself: it says what it waits for.
+- the driver at a change of phase, and when an actor answers. Any phase that takes far too long is late.
+- a learner after a microbatch, an engine after a step of vLLM, a grader after a group. Only training steps, sampling
+  and grading are limited: the driver waits for everything else.
+- a wait for space on a full disk, and for Ray, gives signs itself.
 """
 
 from __future__ import annotations
@@ -65,10 +64,9 @@ class Beat:
 class Patience:
     """Limits how long a process may show no progress, in seconds.
 
-    `deadlines_s` by kind of work, `other_s` for work not named there. Work in `repeats` is late sooner, once it is
-    known: after `factor` times the longest pause that it ever made in the run, but no less than `least_s`. The longest,
-    not the usual one, since a false alarm costs more than a late one; and no other work, since how long one start, one
-    resume or one checkpoint takes says little of the next. `extra_s` is added, by kind of work.
+    `deadlines_s` by kind of work, `other_s` for work not named there. Work in `repeats` is late sooner: after `factor`
+    times the longest pause that it ever made in the run, but no less than `least_s`. The longest, not the usual:
+    a false alarm costs more than a late one. `extra_s` is added, by kind of work.
     """
 
     factor: float
@@ -92,7 +90,7 @@ class Patience:
 
 
 def patience_of_driver(config: Config) -> Patience:
-    """Return the patience with the phases of the driver's loop; what is no phase of it belongs to the start."""
+    """Return the patience with the phases of the driver's loop. All other work belongs to the start."""
     start_s, rewards_s = config.deadlines.start_s, _longest_reward_s(config)
     deadlines_s = {work: factor * start_s for work, factor in _STARTS_OF_PHASE.items()}
     repeats = frozenset(["generate_wait", "train", "publish", "eval"])
@@ -123,10 +121,9 @@ def _longest_reward_s(config: Config) -> float:
 
 
 class Pulse:
-    """This process's pulse. Until `open` it only measures, and so it does where nobody watches.
+    """This process's pulse. Only measures until `open`, and where nobody watches. For the thread that does the work.
 
-    For one thread at a time: that which does the work. `longest_s` holds the longest pause of each kind of work,
-    without the time in which this process was stopped or its machine slept: a job may be suspended for hours.
+    `longest_s` holds the longest pause of each kind of work, without the time of a stopped process or machine.
     """
 
     def __init__(self, clock: WakingClock | None = None) -> None:
@@ -172,8 +169,7 @@ class Pulse:
         self._show(work, self._patience.limit_s(work, self.longest_s.get(work)) if work else math.inf)
 
     def beat(self) -> None:
-        """Show that a piece of the work is done. What that teaches counts from the next work on: the first step of a
-        run is slow in one piece or another, so that none of its pieces is held to the others."""
+        """Show that a piece of the work is done. Its time limits the next work only: a run's first step is uneven."""
         self._learn()
         self._signs += 1
         if self._signs == _ENDLESS_SIGNS:

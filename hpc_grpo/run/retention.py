@@ -1,14 +1,16 @@
-"""Say what a run takes on disk and what of it may go; remove exports beyond those to keep, and what `clean` names.
+"""What a run takes on disk, and what of it may go.
 
-What a run needs stays: its newest whole checkpoint and newest export, its config, ledger, metrics and records.
+What a run needs stays: its newest valid checkpoint and newest export, its config, ledger, metrics and records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,11 @@ from hpc_grpo.run.checkpoint import newest_step, remove_checkpoint, valid_checkp
 from hpc_grpo.run.paths import RunDir, step_dirs
 
 _REWRITTEN = "_universal"
+
+
+class Taken(NamedTuple):
+    num_bytes: int
+    num_files: int
 
 
 @dataclass(frozen=True)
@@ -29,14 +36,9 @@ class Usage:
     note: str = ""
 
 
-class Taken(NamedTuple):
-    num_bytes: int
-    num_files: int
-
-
 @dataclass(frozen=True)
 class Removable:
-    """A folder of a run that it does not need, and why."""
+    """A folder of a run that the run does not need, and why."""
 
     path: Path
     taken: Taken
@@ -44,7 +46,7 @@ class Removable:
 
 
 def usage(run: RunDir) -> list[Usage]:
-    """Return what each part of a run takes, largest first; parts that take nothing are left out."""
+    """Return what each part of a run takes, largest first, without parts that take nothing."""
     named = {
         "checkpoints": (run.checkpoints, _steps(run.checkpoints)),
         "exports": (run.exports, _steps(run.exports)),
@@ -57,46 +59,65 @@ def usage(run: RunDir) -> list[Usage]:
         "TensorBoard": (run.tensorboard, ""),
     }
     parts = [Usage(name, *taken_on_disk(path), note) for name, (path, note) in named.items()]
-    whole = taken_on_disk(run.path)
-    rest = whole.num_bytes - sum(part.num_bytes for part in parts)
-    files = whole.num_files - sum(part.num_files for part in parts)
-    parts.append(Usage("records", rest, files, "config, metrics, ledger and the rest"))
+    num_bytes, num_files = taken_on_disk(run.path)
+    num_bytes -= sum(part.num_bytes for part in parts)
+    num_files -= sum(part.num_files for part in parts)
+    parts.append(Usage("records", num_bytes, num_files, "config, metrics, ledger and the rest"))
     return sorted((part for part in parts if part.num_bytes > 0), key=lambda part: -part.num_bytes)
 
 
 def taken_on_disk(path: Path) -> Taken:
-    """Count the bytes and files that a file or folder takes, links not followed; a file that vanishes counts nothing.
+    """Count the bytes and files that a file or folder takes, links not followed, without files that vanish.
 
-    Folders and links count as files, as quotas of files (inodes) count them.
-
-    Raises ConfigError for what cannot be looked at: a sum without it would say that there is room.
+    Folders and links count as files, as in quotas of files (inodes). Raises ConfigError for what cannot be read: a sum
+    without it would say that there is room.
     """
+
+    def pass_over_gone(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    blocks = []
     try:
-        blocks = [_blocks(path)]
-        for parent, folders, files in os.walk(path, onerror=_unless_gone):
-            blocks += [_blocks(Path(parent, name)) for name in (*folders, *files)]
+        inside = os.walk(path, onerror=pass_over_gone)
+        paths = (Path(parent, name) for parent, folders, files in inside for name in (*folders, *files))
+        for each in chain((path,), paths):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                blocks.append(each.lstat().st_blocks)
     except OSError as error:
         raise ConfigError(
             f"{error.filename} cannot be read ({error.strerror}), so that what {path} takes on disk is not known. Make "
             f"it readable, chmod -R u+rwX {path}, or look by hand: du -sh {path}"
         ) from error
-    there = [size for size in blocks if size is not None]
-    return Taken(sum(there), len(there))
+    return Taken(512 * sum(blocks), len(blocks))
 
 
 def removable(run: RunDir) -> list[Removable]:
     """List what `clean` would remove: older checkpoints and exports, and what cut or damaged saves left.
 
-    Without a whole checkpoint no checkpoint goes, damaged or not: one may be mended. A link is the user's, and stays.
+    Without a valid checkpoint no checkpoint goes, damaged or not: one may be mended. A link is the user's, and stays.
     """
-    found = [*_old_checkpoints(run), *_old_exports(run), *_leftovers(run)]
+    newest = newest_step(run)
+    exports = step_dirs(run.exports)
+    found = [
+        (path, f"older than checkpoint {newest}")
+        for step, path in sorted(step_dirs(run.checkpoints).items())
+        if step < newest
+    ]
+    found += [(exports[step], f"older than export {max(exports)}") for step in sorted(exports)[:-1]]
+    for parent in (run.checkpoints, run.exports):
+        for path in sorted(parent.glob(".step_*.tmp")):
+            why = "a rewritten checkpoint" if path.name.endswith(f"{_REWRITTEN}.tmp") else "a save that was cut"
+            found.append((path, why))
+    if newest:
+        found += [(path, "a damaged checkpoint, set aside") for path in sorted(run.checkpoints.glob("step_*.damaged*"))]
     return [Removable(path, taken_on_disk(path), why) for path, why in found if not path.is_symlink()]
 
 
 def refuse_unless_newest_is_whole(run: RunDir, items: Sequence[Removable]) -> None:
-    """Raise ConfigError where a checkpoint would go while the one that stays has wrong hashes: it may be the better.
+    """Raise ConfigError where a checkpoint would go while the one that stays has wrong hashes.
 
-    Reads the whole of the newest checkpoint, once for a run, and nothing where no checkpoint would go.
+    Reads all of the newest checkpoint, and nothing where no checkpoint would go.
     """
     if not any(run.checkpoints in item.path.parents for item in items):
         return
@@ -127,43 +148,6 @@ def prune_exports(run: RunDir, newest: int, keep: int | None) -> list[int]:
     return removed
 
 
-def _old_checkpoints(run: RunDir) -> Iterator[tuple[Path, str]]:
-    newest = newest_step(run)
-    for step, path in sorted(step_dirs(run.checkpoints).items()):
-        if step < newest:
-            yield path, f"older than checkpoint {newest}"
-
-
-def _old_exports(run: RunDir) -> Iterator[tuple[Path, str]]:
-    exports = sorted(step_dirs(run.exports).items())
-    for _, path in exports[:-1]:
-        yield path, f"older than export {exports[-1][0]}"
-
-
-def _leftovers(run: RunDir) -> Iterator[tuple[Path, str]]:
-    """Yield staging folders of cut saves, and damaged checkpoints that a run has set aside and gone past."""
-    newest = newest_step(run)
-    for parent in (run.checkpoints, run.exports):
-        for path in sorted(parent.glob(".step_*.tmp")):
-            yield path, "a rewritten checkpoint" if path.name.endswith(f"{_REWRITTEN}.tmp") else "a save that was cut"
-    if newest:
-        for path in sorted(run.checkpoints.glob("step_*.damaged*")):
-            yield path, "a damaged checkpoint, set aside"
-
-
 def _steps(parent: Path) -> str:
     steps = sorted(step_dirs(parent))
     return f"{'step' if len(steps) == 1 else 'steps'} {', '.join(map(str, steps))}" if steps else ""
-
-
-def _blocks(path: Path) -> int | None:
-    """Return the bytes of one file, None where it has vanished."""
-    try:
-        return path.lstat().st_blocks * 512
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error

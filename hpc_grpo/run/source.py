@@ -22,10 +22,10 @@ import shutil
 import stat
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.config import Config
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.registry import copied_as, names_function
 from hpc_grpo.run.files import publish_dir, start_staging, write_atomic
@@ -42,18 +42,14 @@ _ENTRY = PACKAGE / "run" / "copied_main.py"
 
 
 def own_command(*words: str, flags: Sequence[str] = (), python: str = sys.executable) -> list[str]:
-    """Return the command that starts `-m MODULE` or a .py file with this package: the run's copy, where this is it."""
+    """Return the command that starts `-m MODULE` or a .py file with the copy of this package that runs here."""
     return [python, *flags, *([str(PACKAGE.parent)] if runs_from_copy() else []), *words]
 
 
 def command_anywhere(*words: str) -> list[str]:
     """Return `own_command` for a node that may not see the run's copy, and takes the installed package then."""
-    return [
-        sys.executable,
-        "-E",
-        *(["-c", _COPY_OR_INSTALLED, str(PACKAGE.parent)] if runs_from_copy() else []),
-        *words,
-    ]
+    start = ["-c", _COPY_OR_INSTALLED, str(PACKAGE.parent)] if runs_from_copy() else []
+    return [sys.executable, "-E", *start, *words]
 
 
 def runs_from_copy() -> bool:
@@ -159,12 +155,9 @@ def functions_of(config: Config) -> dict[str, str]:
     """Return the names of the user's functions, by key; those of built-ins are left out."""
     named = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
     named |= config.loss.functions | config.eval.functions
-    named |= {f"{key}.path": source.path for key, source in _sources(config) if names_function(source.path)}
+    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
+    named |= {f"{key}.path": source.path for key, source in sources if names_function(source.path)}
     return {key: name for key, name in named.items() if ":" in name}
-
-
-def _sources(config: Config) -> list[tuple[str, SourceConfig]]:
-    return [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
 
 
 def used_file(name: str, folder: Path) -> Path | None:
@@ -173,11 +166,11 @@ def used_file(name: str, folder: Path) -> Path | None:
     None for a module that is installed: its package has a version.
     """
     module = name.rpartition(":")[0]
-    if module.endswith(".py"):
-        copy = PACKAGE.parent / copied_as(module)
-        return copy if copy.is_file() else _existing(folder / module)
     path = folder.joinpath(*module.split("."))
-    return _existing(path.with_suffix(".py")) or _existing(path / "__init__.py")
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    if module.endswith(".py"):
+        files = (PACKAGE.parent / copied_as(module), folder / module)
+    return next((file for file in files if file.is_file()), None)
 
 
 def copyable(config: Config, folder: Path) -> dict[str, Path]:
@@ -209,31 +202,18 @@ def changed_functions(run: RunDir, config: Config, folder: Path) -> list[str]:
 
 def imported_files(file: Path) -> list[Path]:
     """Return a Python file and those beside it that it imports, directly or through another; packages whole."""
-    found, waiting = {file: None}, [file]
-    while waiting:
-        for name in _imported_names(waiting.pop()):
+    found = [file]
+    for waiting in found:  # grows meanwhile
+        try:
+            nodes = list(ast.walk(ast.parse(waiting.read_bytes())))
+        except (SyntaxError, ValueError):  # no Python
+            continue
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+        for name in dict.fromkeys(name.split(".")[0] for name in names):
             beside = [file.parent / f"{name}.py", *sorted((file.parent / name).rglob("*.py"))]
-            new = [path for path in beside if path.is_file() and path not in found]
-            found.update(dict.fromkeys(new))
-            waiting += new
-    return list(found)
-
-
-def _imported_names(file: Path) -> Iterator[str]:
-    """Yield the top names that a Python file imports anywhere; none of one that is no Python."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
-
-
-def _existing(path: Path) -> Path | None:
-    return path if path.is_file() else None
+            found += [path for path in beside if path.is_file() and path not in found]
+    return found
 
 
 def _sha256(path: Path) -> str:

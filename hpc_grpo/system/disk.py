@@ -1,7 +1,7 @@
-"""Say how much may still be written to a folder, in bytes and in files: what is free, and what quotas leave.
+"""How much may still be written to a folder, in bytes and in files: what is free, and what quotas leave.
 
-Quotas are asked of the programs that a site has (`lfs quota` on Lustre, `quota` elsewhere); without them, or where they
-do not answer, the file system's word stands.
+Quotas come from the site's programs (`lfs quota` on Lustre, `quota` elsewhere). Without an answer the file system's own
+numbers count.
 """
 
 from __future__ import annotations
@@ -81,7 +81,14 @@ def room_in(folder: Path, run: Run = run_command) -> Room:
 
 def existing(path: Path) -> Path:
     """Return the folder itself, else the nearest one above it that exists and may be seen."""
-    return next(folder for folder in (path, *path.parents) if _is_dir(folder))
+
+    def is_seen(folder: Path) -> bool:
+        try:
+            return folder.is_dir()
+        except PermissionError:  # below another user's folder
+            return False
+
+    return next(filter(is_seen, (path, *path.parents)))
 
 
 def mount_of(path: Path, mounts: str) -> Mount:
@@ -91,8 +98,10 @@ def mount_of(path: Path, mounts: str) -> Mount:
     Mount(device='b', point='/x', kind='lustre')
     """
     rows = [line.split() for line in mounts.splitlines()]
-    # Blanks are escaped in octal; the last mount at a point is on top.
-    found = {point: Mount(row[0], point, row[2]) for row in rows if len(row) > 2 for point in [_unescaped(row[1])]}
+    found = {}  # the last mount at a point is on top
+    for device, escaped, kind in (row[:3] for row in rows if len(row) > 2):
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), escaped)  # of blanks
+        found[point] = Mount(device, point, kind)
     unknown = Mount("", "/", "unknown")
     return next((found[str(folder)] for folder in (path, *path.parents) if str(folder) in found), unknown)
 
@@ -125,21 +134,16 @@ def parse_quota(text: str) -> list[Quota]:
 def _quota_rows(text: str) -> Iterator[Quota]:
     words = text.split()
     for index, word in enumerate(words[:-3]):
-        after = [_number(other) for other in words[index + 1 : index + 8]]
-        if "/" not in word or None in after[:3]:
+        after = [other.strip("[]*") for other in words[index + 1 : index + 8]]
+        if "/" not in word or not all(map(str.isdigit, after[:3])):
             continue
+        used, soft, hard = map(int, after[:3])
         # The grace period between blocks and files is blank in `quota -w` where there is none.
-        blocks, files = after[:3], [number for number in after[3:7] if number is not None][:3]
-        used, soft, hard = (number or 0 for number in blocks)
+        files = [int(other) for other in after[3:7] if other.isdigit()][:3]
         used_files, soft_files, hard_files = files if len(files) == 3 else (0, 0, 0)
         quota = Quota(word, used * _KIB, (hard or soft) * _KIB, used_files, hard_files or soft_files)
         if quota.allowed or quota.allowed_files:
             yield quota
-
-
-def _number(word: str) -> int | None:
-    number = word.strip("[]*")
-    return int(number) if number.isdigit() else None
 
 
 def _quotas(folder: Path, run: Run) -> Iterator[tuple[str, Quota]]:
@@ -165,14 +169,3 @@ def _lustre_owners(folder: Path, run: Run) -> Iterator[tuple[str, list[str]]]:
     number = next(iter(project.text.split()), "0")
     if number.isdigit() and number != "0":
         yield "project", ["-p", number]
-
-
-def _is_dir(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except PermissionError:  # below somebody else's folder
-        return False
-
-
-def _unescaped(text: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

@@ -1,7 +1,6 @@
 """Hugging Face's files on this disk: its caches, models in them, and the headers of their weights.
 
-Imports no library of Hugging Face, for two reasons: a login node may have none, and they read the environment once,
-when they are imported, while here a job's environment decides.
+Imports no library of Hugging Face: a login node may have none, and they read the environment only at their import.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def dataset_folders(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
 def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -> Path:
     """Return the model's folder: `path` itself, or its snapshot in the cache of `environ`.
 
-    Raises ConfigError that names the config's `key` where there is none.
+    Takes the snapshot of the main branch, else the newest. Raises ConfigError that names the config's `key`.
     """
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
@@ -76,8 +75,13 @@ def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -
     if folder.is_dir():
         raise ConfigError(f"{key} = {path}: the folder has no config.json. Give the folder of a model.")
     cache = hub_cache(environ)
-    if (snapshot := _snapshot(cache / f"models--{path.replace('/', '--')}")) is not None:
+    repository = cache / f"models--{path.replace('/', '--')}"
+    main = repository / "refs" / "main"
+    snapshots = {config.parent.name: config.parent for config in repository.glob("snapshots/*/config.json")}
+    if main.is_file() and (snapshot := snapshots.get(main.read_text().strip())):
         return snapshot
+    if snapshots:
+        return max(snapshots.values(), key=lambda folder: folder.stat().st_mtime)
     raise ConfigError(
         f"{key} = {path} is not on this machine: there is no such folder, and no such name in the Hugging Face "
         f"cache {cache}. Give the folder of a model, or fetch it first (hf download {path})."
@@ -111,14 +115,3 @@ def read_header(file: Path) -> WeightsHeader:
     entries.pop("__metadata__", None)
     end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     return WeightsHeader({name: tuple(entry["shape"]) for name, entry in entries.items()}, 8 + length + end)
-
-
-def _snapshot(repository: Path) -> Path | None:
-    """Return the cached snapshot of a repository: of its main branch, else the newest with a config.json."""
-    main = repository / "refs" / "main"
-    if main.is_file():
-        snapshot = repository / "snapshots" / main.read_text().strip()
-        if (snapshot / "config.json").is_file():
-            return snapshot
-    found = [config.parent for config in repository.glob("snapshots/*/config.json")]
-    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)

@@ -1,17 +1,22 @@
-"""The processes below this one: find them, end them, collect what is left of them.
+"""The processes below this one: find them and their sockets, end them, reap them.
 
-Every kill is by the id of a process this one started, or of a descendant of it. The process table is psutil's.
+Every kill is by the id of a process that this one started, or of a descendant.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 
 import psutil
+
+_LISTENS = "0A"
+_TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def descendants(root: int, depth: float = math.inf) -> list[int]:
@@ -32,7 +37,12 @@ def descendants(root: int, depth: float = math.inf) -> list[int]:
 
 def session_members(session: int) -> list[int]:
     """Return the living processes of a session started with `start_new_session=True`; its id is the leader's pid."""
-    return [pid for pid in psutil.pids() if _session_of(pid) == session and not _is_zombie(pid)]
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
 
 
 def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
@@ -63,21 +73,29 @@ def reap_adopted(keep: Collection[int]) -> None:
 
 def _signal_all(pids: Iterable[int], sig: int) -> None:
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sig)
-        except ProcessLookupError:
-            continue
 
 
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return 0
+def listeners(port: int) -> dict[int, int]:
+    """Return the sockets that listen on a TCP port, whatever their address: inode -> user. Linux only."""
+    found: dict[int, int] = {}
+    for table in map(Path, _TCP_TABLES):
+        rows = table.read_text().splitlines()[1:] if table.exists() else []
+        for _, local, _, state, _, _, _, user, _, inode, *_ in (row.split() for row in rows):
+            if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                found[int(inode)] = int(user)
+    return found
 
 
-def _is_zombie(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
+def holders(inodes: Iterable[int], pids: Iterable[int]) -> dict[int, list[int]]:
+    """Return which of the processes hold which of the sockets: inode -> pids."""
+    names = {f"socket:[{inode}]": inode for inode in inodes}
+    found: dict[int, list[int]] = {inode: [] for inode in names.values()}
+    for pid in pids if names else ():
+        with contextlib.suppress(OSError):  # a process that has ended, or another user's
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if (inode := names.get(str(descriptor.readlink()))) is not None:
+                        found[inode].append(pid)
+    return found

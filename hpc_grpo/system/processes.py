@@ -1,8 +1,7 @@
-"""Single processes: tie a child to its parent, tell when one was started and which signals it handles. Linux only.
+"""Single processes: tie a child to its parent, identify one, read which signals it handles. Linux only.
 
-Ours, not psutil's: prctl, which no library offers; `catches` and `hold_on`, which psutil does not tell; and
-`start_time`, which run directories hold in clock ticks since boot, while psutil's moves with the machine's clock. So
-`hpc-grpo status`, which needs no more than that, does not load it.
+Not psutil's: psutil lacks prctl, `catches` and `hold_on`, and its start times move with the machine's clock. So
+`hpc-grpo status` does not load psutil.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def tie_to_parent(parent: int, sig: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent dies, so that `descendants` sees them."""
+    """Make this process the parent of descendants whose own parent dies: `descendants` then sees them."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -84,10 +83,10 @@ def machine_id() -> str:
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Which process of which machine. Run directories hold it, and several machines may read them.
+    """Which process of which machine, as files that several machines read have it.
 
-    `pid_started`: clock ticks since boot. `boot_id` and `pid_namespace` tell whose processes the number `pid` is one
-    of: two containers may share a hostname. `machine_id` tells another machine from this one after a reboot.
+    `pid_started`: clock ticks since boot. `boot_id` and `pid_namespace` say whose number `pid` is: two containers may
+    share a hostname. `machine_id` tells another machine from this one after a reboot.
     """
 
     host: str

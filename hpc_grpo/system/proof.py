@@ -4,11 +4,9 @@
     caller   -> listener  nonce of the caller, HMAC-SHA256(token, purpose, "caller", both nonces)
     listener -> caller    HMAC-SHA256(token, purpose, "listener", both nonces), or REFUSAL
 
-The challenge of `multiprocessing.connection`, made mutual and with the roles in what is signed, so that no side's
-answer serves the other one. Messages have a fixed length, so nothing that a stranger says is parsed. A recorded
-handshake proves nothing, since both nonces are new. The token is never sent.
-
-The functions do no input or output: the gate of nodes that join and the reward server call them.
+The challenge of `multiprocessing.connection`, made mutual. The role is signed, so no side's answer serves the other.
+Messages have a fixed length: nothing that a stranger says is parsed. Both nonces are new: a recorded handshake proves
+nothing. The token is never sent. Pure functions, for the gate of nodes that join and the reward server.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ MOST_UNPROVED = 256
 def crowded(addresses: Sequence[str], address: str) -> str | None:
     """Return the address of which a caller must go before one of `address` comes, None where there is room.
 
-    `addresses` are those of the callers that have not proved the token. Hang up on any one of them, not the oldest: a
-    stranger at an honest caller's own address would always hit the honest one, whose proof takes longest.
+    `addresses` are those of callers without a proof. Hang up on any of them, not on the oldest: that would always be an
+    honest caller, whose proof takes longest.
     """
     per_address = Counter(addresses)
     if len(addresses) >= MOST_UNPROVED:

@@ -37,20 +37,20 @@ def printable(text: str, longest_line: int | None = _LONGEST_LINE) -> str:
     >>> print(printable("right \x1b]52;c;ZXZpbA==\x07 \u202egnp.exe"))
     right \x1b]52;c;ZXZpbA==\x07 \u202egnp.exe
     """
-    text = _UNPRINTABLE.sub(_spelled, text.replace("\r\n", "\n"))
+
+    def spelled(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0]
+        code = ord(found[1])
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+    text = _UNPRINTABLE.sub(spelled, text.replace("\r\n", "\n"))
     if longest_line is None or len(text) <= longest_line:
         return text
     return "\n".join(
         line if len(line) <= longest_line else f"{line[:longest_line]}… ({len(line) - longest_line:,} more)"
         for line in text.split("\n")
     )
-
-
-def _spelled(found: re.Match[str]) -> str:
-    if found[1] is None:
-        return found[0]
-    code = ord(found[1])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def duration(seconds: float | None) -> str:

@@ -1,19 +1,26 @@
-"""Tell the user, where that must not cost the run: a full disk below the job's output ends no healthy attempt.
+"""Print for the user: lines that must not cost the run, and another program's output.
 
-What is told may hold what others wrote, so it is made printable here: on a terminal, text is also commands.
+What is printed may hold what others wrote, so it is made printable here: on a terminal, text is also commands.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import TextIO
 
 from hpc_grpo.system.readable import printable
 
+_DRAWING = re.compile(r"(\r|\x1b\[(?:[0-9;]{0,32}[A-HJKm]|\?25[hl]))")
+"""Colours, the cursor's moves, erasing, hiding the cursor: what a live panel is drawn with."""
+
+_UNFINISHED = re.compile(r"(\r|\x1b(\[[0-9;?]{0,32})?)\Z")
+
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print to `stream`, by default stdout; characters that it does not have, or should not get, are spelled out."""
+    """Print to `stream`, by default stdout, also where the disk below is full or the encoding lacks characters."""
     text = printable(text)
     with contextlib.suppress(OSError):
         try:
@@ -29,3 +36,38 @@ def not_worth_the_run(what: str, stream: TextIO | None = None) -> Iterator[None]
         yield
     except OSError as error:
         say(f"{what}: {error}", stream)
+
+
+class ForeignOutput:
+    """Takes a program's bytes as they come, in any pieces."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+
+    def take(self, data: bytes, final: bool = False) -> str:
+        """Return the text that is complete by now; an escape sequence that is cut waits for its rest."""
+        text = self._held + self._decoder.decode(data, final)
+        cut = None if final else _UNFINISHED.search(text)
+        self._held = cut[0] if cut else ""
+        return text[: cut.start()] if cut else text
+
+
+def drawn(text: str) -> str:
+    """Return a program's output for a terminal: drawing passes, other commands to the terminal are spelled out.
+
+    >>> drawn("\\x1b[1mbold\\x1b[0m \\x1b]0;title\\x07")
+    '\\x1b[1mbold\\x1b[0m \\\\x1b]0;title\\\\x07'
+    """
+    pieces = _DRAWING.split(text.replace("\r\n", "\n"))
+    return "".join(piece if index % 2 else printable(piece) for index, piece in enumerate(pieces))
+
+
+def undrawn(text: str) -> str:
+    """Return a program's output for a file: without drawing, each version of a line that was drawn over on its own.
+
+    >>> undrawn("\\x1b[1mbold\\x1b[0m 10 %\\r20 %\\r\\n")
+    'bold 10 %\\n20 %\\n'
+    """
+    lines = re.sub(r"\r+(\n|(?=\x1b))", r"\1", text)
+    return printable(_DRAWING.sub(lambda found: "\n" if found[0] == "\r" else "", lines))

@@ -1,8 +1,7 @@
 """Know a secret by its name or by its value: it must stay out of every file, argument, log and copy of the config.
 
-The one place of this rule. `secret_keys` judges a config, `is_secret` a variable, and `without_secrets` masks a text.
-Values are known by what services put in front of their keys. Any other value is known by what it is given to: a
-variable, a key of a mapping, an option of a command, a header, a part of a URL.
+`secret_keys` judges a config, `is_secret` a variable, and `without_secrets` masks a text. Some values have a service's
+prefix. Other values are judged by what they are given to: a variable, key, option, header or part of a URL.
 """
 
 from __future__ import annotations
@@ -156,12 +155,12 @@ def without_secrets(text: str) -> str:
     >>> without_secrets('+API_KEY = "0123456789abcdef0123"')
     '+API_KEY = "********"'
     """
+
+    def masked(found: re.Match[str]) -> str:
+        value = found["value"]
+        is_key = len(value) >= _SHORTEST_KEY and _KEY_LIKE.fullmatch(value) is not None
+        return found[0].replace(value, MASK) if is_key and is_secret(found["name"]) else found[0]
+
     for pattern in _VALUES:
         text = pattern.sub(MASK, text)
-    return _ASSIGNMENT.sub(_masked_value, text)
-
-
-def _masked_value(found: re.Match[str]) -> str:
-    value = found["value"]
-    is_key = len(value) >= _SHORTEST_KEY and _KEY_LIKE.fullmatch(value) is not None
-    return found[0].replace(value, MASK) if is_key and is_secret(found["name"]) else found[0]
+    return _ASSIGNMENT.sub(masked, text)

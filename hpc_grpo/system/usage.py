@@ -5,25 +5,29 @@ Every process of a run has one METER, as it has one PULSE (run/pulse.py). A read
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
-from hpc_grpo.system.gpu_usage import GpuMeter
+from hpc_grpo.system.affinity import visible_gpus
 from hpc_grpo.system.processes import children
+
+_FETCH_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Hold what a process used since the reading before, over `wall_s` seconds; memory as it is now, in bytes.
+    """What a process used since the reading before, over `wall_s` seconds; memory as it is now, in bytes.
 
-    `busy_s`: of these seconds, those in its own part of a step. `gpu_memory` is torch's most, None without a GPU.
-    `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None where nobody samples them.
+    `busy_s`: of these seconds, those in the process's own part of a step. `gpu_memory` is torch's most, None without a
+    GPU. `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None where nobody samples them.
     """
 
     wall_s: float
@@ -37,11 +41,11 @@ class Usage:
 class Meter:
     """Measures a process, with all that it has started, from one reading to the next; the first counts from its start.
 
-    Looks at a process only when it is read, so that one inherited over a fork measures the child.
+    Reads the process only in `read`: a meter that was inherited over a fork measures the child.
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        """Measure the process `pid`, None: this one."""
+        """Measure the process `pid`. Default: this process."""
         self._pid = pid
         self._read_at: float | None = None
         self._cpu_s = 0.0
@@ -51,8 +55,8 @@ class Meter:
         """The thread that works adds to `busy_s`, another one reads."""
 
     def watch_gpus(self) -> None:
-        """Measure from here on how busy the GPUs are that this process was given."""
-        self._gpus.keep_fetching()
+        """Measure from here on how busy the GPUs of this process are."""
+        threading.Thread(target=self._gpus.keep_fetching, name="gpu-samples", daemon=True).start()
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -87,6 +91,62 @@ class Meter:
         return usage
 
 
+class GpuMeter:
+    """Averages how busy GPUs are: the share of the time in which a kernel ran, whichever process's it was.
+
+    NVIDIA's driver samples that several times a second and keeps 100 samples, less than 20 s. A step takes longer, so a
+    thread fetches them. Another thread reads: a driver that hangs holds up no reading.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sum = self._count = 0
+        self._seen_us: dict[int, int] = {}
+        """Position of a GPU -> the driver's time of its last sample that was fetched."""
+
+    def keep_fetching(self) -> None:
+        """Fetch the samples of this process's GPUs as long as it runs, where nvidia-ml-py is installed."""
+        try:
+            import pynvml
+        except ImportError:
+            return
+        try:
+            handles = find_handles(pynvml, visible_gpus(os.environ))
+        except pynvml.NVMLError:
+            return
+        self.fetch(pynvml, handles)
+        self.read()  # sampled before this process had its GPUs
+        while handles:
+            time.sleep(_FETCH_EVERY_S)
+            self.fetch(pynvml, handles)
+
+    def fetch(self, nvml: Any, handles: Sequence[Any]) -> None:
+        for number, handle in enumerate(handles):
+            seen_us = self._seen_us.get(number, 0)
+            try:
+                _, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, seen_us)
+            except nvml.NVMLError:  # no new sample, or a GPU that is not sampled (MIG, vGPU)
+                continue
+            new = [sample for sample in samples if sample.timeStamp > seen_us]
+            self._seen_us[number] = max((sample.timeStamp for sample in new), default=seen_us)
+            with self._lock:
+                self._sum += sum(sample.sampleValue.uiVal for sample in new)
+                self._count += len(new)
+
+    def read(self) -> float | None:
+        """Return the mean of what was fetched since the reading before, from 0 to 1; None without samples."""
+        with self._lock:
+            total, count, self._sum, self._count = self._sum, self._count, 0, 0
+        return total / count / 100.0 if count else None
+
+
+def find_handles(nvml: Any, names: Sequence[str]) -> list[Any]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID. Raises NVMLError where NVML lacks one."""
+    nvml.nvmlInit()
+    by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+    return [by_index(int(name)) if name.isdecimal() else by_uuid(name) for name in names]
+
+
 def _measured(process: psutil.Process, *, with_children: bool) -> tuple[float, int]:
     """Return the CPU seconds since a process's start, and its resident memory in bytes."""
     with process.oneshot():
@@ -115,4 +175,4 @@ def _gpu_memory() -> int | None:
 
 
 METER = Meter()
-"""That of this process."""
+"""The meter of this process."""

@@ -11,10 +11,7 @@ LOOK_S = 5.0
 
 
 class WakingClock:
-    """Counts the seconds in which it was looked at: of a longer absence only `most_s` count.
-
-    One thread looks at it, which does no work itself; any may read it.
-    """
+    """Counts time, at most `most_s` between two looks. One thread looks, which does no work itself; any may read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most_s: float = 2 * LOOK_S) -> None:
         self._clock, self._most_s = clock, most_s

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.dispatch import Dispatcher
-from hpc_grpo.fleet.doorbell import NatsBell, announce
+from hpc_grpo.fleet.doorbell import Bell, announce
 from hpc_grpo.fleet.observe import record
 from hpc_grpo.fleet.schema import jobs
 from hpc_grpo.fleet.settings import Fleet, FleetSettings
@@ -38,7 +38,7 @@ def nats() -> Iterator[str]:
 
 def test_an_announcement_has_a_dispatcher_start_the_job_long_before_its_sweep(nats: str, tmp_path: Path) -> None:
     database = Database(url := f"sqlite:///{tmp_path / 'fleet.db'}")
-    database.migrate()
+    database.create_tables()
     (vm_id,) = add_vms(database, 1)
     machine = SimulatedVm()
     record(database, vm_id, machine.observe(), frozenset(), SELDOM)
@@ -76,7 +76,7 @@ def test_an_announcement_wakes_every_controller_and_one_that_nobody_heard_is_the
     async def hear() -> list[list[str]]:
         assert not await announce(url, ["nobody-hears"])
         with subprocess.Popen(["nats-server", "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL) as server:
-            bells = [NatsBell(url), NatsBell(url)]
+            bells = [Bell(url), Bell(url)]
             listening = [asyncio.ensure_future(bell.listen()) for bell in bells]
             try:
                 assert [await bell.wait(30.0) for bell in bells] == [[], []]  # they hear from now on: sweep once

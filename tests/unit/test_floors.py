@@ -217,7 +217,6 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
         "rich",
         "numpy",
         "sqlalchemy",
-        "alembic",
         "asyncssh",
         "nats",
     }
@@ -241,7 +240,7 @@ def test_a_simulation_runs_the_drivers_loop_and_imports_nothing_heavy() -> None:
 
 
 def test_the_programs_of_a_visit_load_nothing_that_a_controller_needs() -> None:
-    theirs = HEAVY | {"pydantic", "sqlalchemy", "asyncssh", "nats", "alembic", "rich", "click"}
+    theirs = HEAVY | {"pydantic", "sqlalchemy", "asyncssh", "nats", "rich", "click"}
     program = f"import sys, hpc_grpo.fleet.visit, hpc_grpo.fleet.runner\nprint(sorted(set(sys.modules) & {theirs!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -24,8 +24,8 @@ from hpc_grpo.run.contract import PULSE_VARIABLE
 from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.pulse import read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
-from hpc_grpo.system.output import ForeignOutput, drawn, undrawn
 from hpc_grpo.system.processes import catches, hold_on, start_time
+from hpc_grpo.system.say import ForeignOutput, drawn, undrawn
 
 _KEPT_BYTES = 1 << 16
 

@@ -15,8 +15,7 @@ from hpc_grpo.config.launch import RewardServerConfig
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.environment.rules import is_denied
 from hpc_grpo.run.files import when_there_is_space
-from hpc_grpo.system.listeners import holders, listeners
-from hpc_grpo.system.process_tree import descendants, end_processes, session_members
+from hpc_grpo.system.process_tree import descendants, end_processes, holders, listeners, session_members
 from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.say import say
 

@@ -9,7 +9,6 @@ import pytest
 
 from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.schema import metadata
 from hpc_grpo.fleet.settings import Fleet, FleetSettings
 from tests.support.simulated_vms import SimulatedVm, add_vms
 
@@ -19,8 +18,7 @@ SETTINGS = FleetSettings()
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
     database = Database(f"sqlite:///{tmp_path / 'fleet.db'}")
-    with database.write() as connection:
-        metadata.create_all(connection)
+    database.create_tables()
     yield database
     database.close()
 

@@ -26,7 +26,7 @@ from hpc_grpo.fleet.dispatch import claim_each, place_jobs
 from hpc_grpo.fleet.jobs import find_job, job_attempts
 from hpc_grpo.fleet.messages import AttemptKey, GpuSeen, Orders
 from hpc_grpo.fleet.observe import record
-from hpc_grpo.fleet.requeue import queue_due
+from hpc_grpo.fleet.poll import queue_due
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, metadata
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState
@@ -239,7 +239,7 @@ def test_whatever_happens_gpus_and_attempts_and_jobs_agree(
     db = Database(f"sqlite:///{tmp_path / 'fleet.db'}")
     with db.write() as connection:
         metadata.drop_all(connection)
-        metadata.create_all(connection)
+    db.create_tables()
     for vm in add_vms(db, 2):
         see(db, vm, SimulatedVm(num_gpus=3))
     with db.write() as connection:

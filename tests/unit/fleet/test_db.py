@@ -6,68 +6,52 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
-from hpc_grpo.fleet.schema import gpus, jobs, metadata, vms
-from hpc_grpo.fleet.settings import DATABASE_VARIABLE, Fleet, open_fleet, settings_file, template
+from hpc_grpo.fleet.schema import gpus, jobs, vms
+from hpc_grpo.fleet.settings import DATABASE_VARIABLE, SETTINGS, Fleet, open_fleet, template
 
 
-@pytest.fixture
-def migrated(tmp_path: Path) -> Database:
-    database = Database(f"sqlite:///{tmp_path / 'new.db'}")
-    database.migrate()
-    return database
-
-
-def test_the_migrations_make_the_tables_that_the_code_uses(migrated: Database) -> None:
-    with migrated.read() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    migrated.migrate()  # a second time changes nothing
-
-
-def test_the_id_of_a_deleted_vm_is_never_anothers_and_gpus_and_jobs_outlive_the_migration(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'older.db'}")
-    database.migrate("0001")
-    with database.write() as connection:
+def test_the_id_of_a_deleted_vm_is_never_anothers_and_its_gpus_go(db: Database) -> None:
+    with db.write() as connection:
         for address in ("a", "b"):
             connection.execute(sa.insert(vms).values(ip_address=address))
         connection.execute(sa.insert(gpus).values(vm_id=2, gpu_index=7, uuid="GPU-x"))
-        connection.execute(sa.insert(jobs).values(job_id="job123", status="pending"))
-    database.migrate()
-    with database.write() as connection:
-        assert connection.execute(sa.select(gpus.c.vm_id, gpus.c.gpu_index, gpus.c.uuid)).all() == [(2, 7, "GPU-x")]
-        assert connection.scalar(sa.select(jobs.c.status)) == "queued"
         connection.execute(sa.delete(vms).where(vms.c.vm_id == 2))
         assert connection.scalars(sa.select(gpus.c.vm_id)).all() == []
         connection.execute(sa.insert(vms).values(ip_address="c"))
+    db.create_tables()  # a second time changes nothing
+    with db.read() as connection:
         assert connection.scalars(sa.select(vms.c.vm_id).order_by(vms.c.vm_id)).all() == [1, 3]
 
 
-def test_a_row_of_somebodys_own_insert_has_a_default_for_whatever_it_left_out(migrated: Database) -> None:
-    with migrated.write() as connection:
+def test_a_row_of_somebodys_own_insert_has_a_default_for_whatever_it_left_out(db: Database) -> None:
+    with db.write() as connection:
         connection.execute(
             sa.text("INSERT INTO jobs (job_id, model, dataset, reward_function) VALUES ('job123', 'm', 'd', 'r')")
         )
         connection.execute(sa.text("INSERT INTO vms (ip_address, user, ssh_key_path) VALUES ('10.0.0.1', 'me', '/k')"))
-    with migrated.read() as connection:
+    with db.read() as connection:
         assert connection.scalar(sa.select(jobs.c.status)) == "queued"
         assert connection.scalar(sa.select(vms.c.state)) == "new"
 
 
-def test_a_database_without_tables_is_told_apart_from_one_that_is_away(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'empty.db'}")
-    with pytest.raises(ConfigError, match="fleet init"), database.read() as connection:
+@pytest.mark.parametrize("statement", ["DROP TABLE jobs", "ALTER TABLE jobs DROP COLUMN step"])
+def test_a_database_without_tables_or_columns_is_told_apart_from_one_that_is_away(db: Database, statement: str) -> None:
+    with db.write() as connection:
+        connection.execute(sa.text(statement))
+    with pytest.raises(ConfigError, match="fleet init"), db.read() as connection:
         connection.execute(sa.select(jobs))
+    with pytest.raises(ConfigError, match="fleet init"), db.write() as connection:
+        connection.execute(sa.insert(jobs).values(job_id="a", step=1))
 
 
-def test_a_failed_transaction_leaves_nothing(migrated: Database) -> None:
-    with pytest.raises(ZeroDivisionError), migrated.write() as connection:
+def test_a_failed_transaction_leaves_nothing(db: Database) -> None:
+    with pytest.raises(ZeroDivisionError), db.write() as connection:
         connection.execute(sa.insert(jobs).values(job_id="a", model="m"))
         raise ZeroDivisionError
-    with migrated.read() as connection:
+    with db.read() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(jobs)) == 0
 
 
@@ -79,12 +63,12 @@ def test_a_database_that_is_away_says_so_without_its_password() -> None:
     assert "hunter2secret" not in f"{caught.value}{caught.value.__cause__}"
 
 
-def test_transactions_that_wait_too_long_for_a_connection_wait_for_the_database(migrated: Database) -> None:
-    pool = migrated._engine.pool
+def test_transactions_that_wait_too_long_for_a_connection_wait_for_the_database(db: Database) -> None:
+    pool = db._engine.pool
     assert isinstance(pool, sa.QueuePool)
     pool._timeout, pool._max_overflow = 0.01, 0
     held = [pool.connect() for _ in range(pool.size())]
-    with pytest.raises(DatabaseAwayError, match="wait"), migrated.read():
+    with pytest.raises(DatabaseAwayError, match="wait"), db.read():
         pass
     for connection in held:
         connection.close()
@@ -99,7 +83,7 @@ def test_a_url_of_no_known_database_is_refused_without_repeating_it(url: str) ->
 
 
 def fleet_with(folder: Path, text: str, **environ: str) -> Fleet:
-    settings_file(folder).write_text(text)
+    (folder / SETTINGS).write_text(text)
     return open_fleet(folder, environ)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from hpc_grpo.fleet.doorbell import NatsBell, announce
+from hpc_grpo.fleet.doorbell import Bell, announce
 
 
 def test_a_nats_that_is_away_holds_nobody_up() -> None:
@@ -14,7 +14,7 @@ def test_a_nats_that_is_away_holds_nobody_up() -> None:
         url = f"nats://127.0.0.1:{free.getsockname()[1]}"
 
         async def ring() -> bool:
-            await NatsBell(url).ring(["job-1"])
+            await Bell(url).ring(["job-1"])
             return await announce(url, ["job-1"])
 
         assert not asyncio.run(asyncio.wait_for(ring(), 30.0))

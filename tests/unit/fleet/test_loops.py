@@ -16,8 +16,7 @@ from hpc_grpo.fleet.dispatch import Dispatcher, FreeGpus
 from hpc_grpo.fleet.jobs import count_jobs, find_job, list_jobs
 from hpc_grpo.fleet.messages import AttemptKey, Observation
 from hpc_grpo.fleet.observe import lose, missed
-from hpc_grpo.fleet.poll import Poller
-from hpc_grpo.fleet.requeue import Requeuer
+from hpc_grpo.fleet.poll import Poller, Requeuer
 from hpc_grpo.fleet.schema import jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState

@@ -17,11 +17,10 @@ from hpc_grpo.fleet.messages import (
     Observation,
     Orders,
     Outcome,
-    decode_observation,
     decode_orders,
-    decode_outcome,
     encode,
     file_name,
+    reader,
 )
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.spec import config_text, make_spec
@@ -55,11 +54,11 @@ def test_messages_come_back_as_they_were_sent() -> None:
     seen = Observation(
         (GpuSeen(0, "GPU-0", 80, 3, 1),), (AttemptSeen(KEY, (0,), Ending("exit", 75, "w", 4), 9, b"\xff\n"),)
     )
-    assert decode_observation(encode(seen)) == seen
+    assert reader(Observation)(encode(seen)) == seen
     orders = Orders((KEY,), (KEY,), (KEY,), (KEY,), ({"job_id": "a"},))
-    assert decode_orders(encode(orders)) == Orders((KEY,), (KEY,), (KEY,), (KEY,), [{"job_id": "a"}])  # type: ignore[arg-type]
+    assert decode_orders(encode(orders)) == orders
     outcome = Outcome((KEY,), (KEY,), ((KEY, "why"),), "late")
-    assert decode_outcome(encode(outcome)) == outcome
+    assert reader(Outcome)(encode(outcome)) == outcome
     assert all(encode(message).count(b"\n") == 1 for message in (seen, orders, outcome))
 
 

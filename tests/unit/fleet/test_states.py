@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hpc_grpo.errors import EXIT_HELD
-from hpc_grpo.fleet.states import Ending, JobState, Standing, Verdict, judge
+from hpc_grpo.fleet.states import Ending, JobState, Tries, Verdict, judge
 
-FRESH = Standing(retry_count=0, max_retries=2, stalled=0, step=None, is_cancelled=False)
-TRIED = Standing(retry_count=1, max_retries=2, stalled=0, step=4, is_cancelled=False)
-USED_UP = Standing(retry_count=2, max_retries=2, stalled=0, step=4, is_cancelled=False)
-STALLED = Standing(retry_count=0, max_retries=2, stalled=2, step=4, is_cancelled=False)
-CANCELLED = Standing(retry_count=0, max_retries=2, stalled=0, step=4, is_cancelled=True)
+FRESH = Tries(retry_count=0, max_retries=2, stalled=0, step=None, is_cancelled=False)
+TRIED = Tries(retry_count=1, max_retries=2, stalled=0, step=4, is_cancelled=False)
+USED_UP = Tries(retry_count=2, max_retries=2, stalled=0, step=4, is_cancelled=False)
+STALLED = Tries(retry_count=0, max_retries=2, stalled=2, step=4, is_cancelled=False)
+CANCELLED = Tries(retry_count=0, max_retries=2, stalled=0, step=4, is_cancelled=True)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +40,12 @@ CANCELLED = Standing(retry_count=0, max_retries=2, stalled=0, step=4, is_cancell
         (USED_UP, Ending("lost"), Verdict(JobState.FAILED, 2)),
     ],
 )
-def test_a_job_after_an_attempt_is_what_the_table_says(job: Standing, end: Ending, verdict: Verdict) -> None:
+def test_a_job_after_an_attempt_is_what_the_table_says(job: Tries, end: Ending, verdict: Verdict) -> None:
     assert judge(job, end, retry_s=30.0, max_retry_s=3600.0) == verdict
 
 
 def test_waits_before_retries_double_up_to_a_bound() -> None:
-    waits = [judge(Standing(n, 9, 0, None, False), Ending("exit", 1), 30.0, 100.0).retry_in_s for n in range(4)]
+    waits = [judge(Tries(n, 9, 0, None, False), Ending("exit", 1), 30.0, 100.0).retry_in_s for n in range(4)]
     assert waits == [30.0, 60.0, 100.0, 100.0]
 
 
@@ -56,4 +58,4 @@ def test_waits_before_retries_double_up_to_a_bound() -> None:
     ],
 )
 def test_a_reason_that_the_settings_name_is_not_tried_again(end: Ending, is_tried_again: bool) -> None:
-    assert (judge(FRESH, end, 30.0, 3600.0, [r"out of mem\w+"]).retry_in_s is not None) == is_tried_again
+    assert (judge(FRESH, end, 30.0, 3600.0, [re.compile(r"out of mem\w+")]).retry_in_s is not None) == is_tried_again

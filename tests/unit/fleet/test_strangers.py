@@ -40,12 +40,15 @@ class HostileVm:
     async def readline(self) -> bytes:
         return self._lines.pop(0) if self._lines else json.dumps(self.outcome).encode() + b"\n"
 
+    async def read(self) -> bytes:
+        return b""
+
     def write(self, data: bytes) -> None:
         """Take no notice."""
 
     async def visit(self, request: Request, decide: Decide) -> Outcome:
         self.num_visits += 1
-        return await converse(self, self, request, decide)
+        return await converse(self, self, self, request, decide)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -110,7 +113,7 @@ def test_nonsense_of_a_vm_is_a_visit_that_failed(db: Database, tmp_path: Path, a
 def test_a_gpu_that_a_vm_names_twice_is_one(db: Database, tmp_path: Path) -> None:
     from hpc_grpo.fleet.vms import list_vms
 
-    gpu = {"index": 0, "uuid": "\x00\ud800", "memory_mib": 1, "used_mib": 1, "num_processes": 0}
+    gpu = {"index": 0, "uuid": "\x00", "memory_mib": 1, "used_mib": 1, "num_processes": 0}
     visit(db, tmp_path, {"gpus": [gpu, gpu], "attempts": [], "problem": ""})
     (vm,) = list_vms(db)
     assert (vm["state"], vm["available_gpus"]) == ("ready", 1)

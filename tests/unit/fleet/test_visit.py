@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, uptime
-from hpc_grpo.fleet.local import LocalMachine
-from hpc_grpo.fleet.machine import VisitError, Vm, converse
+from hpc_grpo.fleet.machine import LocalMachine, VisitError, Vm, converse
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request, encode
 from hpc_grpo.fleet.states import Ending
 from hpc_grpo.fleet.visit import obey, observe
@@ -116,6 +115,9 @@ class Pipe:
     async def readline(self) -> bytes:
         return self._lines.readline()
 
+    async def read(self) -> bytes:
+        return self._lines.read()
+
     def write(self, data: bytes) -> None:
         self.sent.append(data)
 
@@ -130,7 +132,7 @@ def test_a_visit_passes_over_what_a_login_shell_prints() -> None:
         return Orders(start=(KEY._asdict(),))
 
     pipe = Pipe(printed)
-    outcome = asyncio.run(converse(pipe, pipe, Request("w", "nvidia-smi"), decide, is_marked=True))
+    outcome = asyncio.run(converse(pipe, pipe, pipe, Request("w", "nvidia-smi"), decide, is_marked=True))
     assert ([one.problem for one in seen], outcome.started) == (["none"], (KEY,))
 
 

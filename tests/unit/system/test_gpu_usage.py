@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.system import gpu_usage
-from hpc_grpo.system.gpu_usage import GpuMeter, find_sampled_gpus
+from hpc_grpo.system import usage
+from hpc_grpo.system.usage import GpuMeter, find_handles
 
 
 class NVMLError(Exception):
@@ -49,32 +49,23 @@ class FakeNvml:
         return 1, [SimpleNamespace(timeStamp=at, sampleValue=SimpleNamespace(uiVal=percent)) for at, percent in new]
 
 
-def test_samples_since_the_last_reading_are_averaged_over_all_fetches() -> None:
+@pytest.mark.parametrize(
+    ("visible", "fetches", "mean"),
+    [
+        (["0"], [{"GPU-a": [(1, 100), (2, 50)]}, {"GPU-a": [(2, 50), (3, 0), (4, 30)]}], 0.45),
+        (["1", "GPU-a"], [{"GPU-a": [(1, 20)], "GPU-b": [(7, 80)]}], 0.5),
+        (["MIG-c6b63f1b"], [{}], None),
+        (["0"], [{}], None),
+    ],
+    ids=["over all fetches", "by number and UUID", "not supported", "no samples"],
+)
+def test_samples_since_the_last_reading_are_averaged(visible: Any, fetches: Any, mean: Any) -> None:
     nvml, meter = FakeNvml(), GpuMeter()
-    gpus = find_sampled_gpus(nvml, ["0"])
-    nvml.kept["GPU-a"] = [(1_000, 100), (2_000, 50)]
-    meter.fetch(nvml, gpus)
-    nvml.kept["GPU-a"] = [(2_000, 50), (3_000, 0), (4_000, 30)]
-    meter.fetch(nvml, gpus)
-    assert meter.read() == 0.45
-    assert meter.read() is None
-    nvml.kept["GPU-a"].append((5_000, 10))
-    meter.fetch(nvml, gpus)
-    assert meter.read() == 0.1
-
-
-def test_gpus_of_an_engine_are_averaged_by_number_and_by_uuid() -> None:
-    nvml, meter = FakeNvml(), GpuMeter()
-    gpus = find_sampled_gpus(nvml, ["1", "GPU-a"])
-    nvml.kept = {"GPU-a": [(1_000, 20)], "GPU-b": [(7_000, 80)]}
-    meter.fetch(nvml, gpus)
-    assert meter.read() == 0.5
-
-
-@pytest.mark.parametrize("name", ["MIG-c6b63f1b", "0"], ids=["not supported", "no samples"])
-def test_a_gpu_without_samples_has_no_utilization(name: str) -> None:
-    nvml, meter = FakeNvml(), GpuMeter()
-    meter.fetch(nvml, find_sampled_gpus(nvml, [name]))
+    handles = find_handles(nvml, visible)
+    for kept in fetches:
+        nvml.kept |= kept
+        meter.fetch(nvml, handles)
+    assert meter.read() == mean
     assert meter.read() is None
 
 
@@ -90,9 +81,9 @@ def test_what_was_sampled_before_the_process_had_its_gpus_does_not_count(monkeyp
 
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setattr(gpu_usage, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(usage, "time", SimpleNamespace(sleep=sleep))
     with pytest.raises(InterruptedError):
-        meter._keep_on()
+        meter.keep_fetching()
     assert readings == [None, 0.4]
 
 
@@ -107,5 +98,5 @@ def test_a_process_whose_gpus_cannot_be_sampled_goes_on_without(
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     meter = GpuMeter()
-    meter._keep_on()
+    meter.keep_fetching()
     assert meter.read() is None

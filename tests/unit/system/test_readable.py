@@ -7,8 +7,8 @@ import unicodedata
 
 import pytest
 
-from hpc_grpo.system.output import ForeignOutput, drawn, undrawn
 from hpc_grpo.system.readable import printable
+from hpc_grpo.system.say import ForeignOutput, drawn, undrawn
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from hpc_grpo.run.files import known_fields, read_record, write_record
+from hpc_grpo.run.files import from_known, read_record, write_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
@@ -63,7 +63,7 @@ def stop_here(run: RunDir) -> Iterator[str]:
 
 def _members(run: RunDir) -> Iterator[tuple[Path, LockOwner]]:
     for path in sorted(run.members.glob("*.json")):
-        process = read_record(path, lambda values: LockOwner(**known_fields(LockOwner, values)))
+        process = read_record(path, from_known(LockOwner))
         if process is not None:
             yield path, process
 

@@ -15,7 +15,7 @@ import pytest
 from hpc_grpo.config.launch import RewardServerConfig
 from hpc_grpo.errors import EXIT_UNAVAILABLE, NodesUnavailableError
 from hpc_grpo.launch.supervisor.reward_server import RewardServer
-from hpc_grpo.system.listeners import listeners
+from hpc_grpo.system.process_tree import listeners
 from tests.support.second_user import LISTENER, NOBODY, as_second_user
 
 
