@@ -37,7 +37,7 @@ def _lines(
     lines: list[str] = []
     fields = list(type(model).model_fields.items())
     if kinds:
-        fields.sort(key=lambda field: isinstance(getattr(model, field[0]), BaseModel))
+        fields.sort(key=lambda field: (field[0] != "name", isinstance(getattr(model, field[0]), BaseModel)))
     for name, info in fields:
         value, default = getattr(model, name), info.get_default(call_default_factory=True, validated_data={})
         if isinstance(default_model, type(model)):
