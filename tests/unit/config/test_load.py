@@ -193,6 +193,8 @@ def test_a_task_of_the_users_own_file_is_found_from_any_folder(tmp_path: Path, m
         ("checkpoint.every=1 epoch, 2 epochs", "must be such as"),
         ("eval.every=1.5 steps", "must be such as"),
         ("engine.vllm={max_num_batched_tokens: 0}", "engine.vllm.max_num_batched_tokens = 0"),
+        ("metrics.wandb={id: a}", "id is set by hpc-grpo alone"),
+        ("metrics.wandb.mode=off", "metrics.wandb.mode = False"),
         ("engine.vllm={max_model_len: 9}", "max_model_len is set by data.max_prompt_tokens and rollout.max_new_tokens"),
         ("engine.vllm.speculative_config={method: eagle, num_speculative_tokens: 1}", "'ngram'"),
     ],
