@@ -56,7 +56,9 @@ def explain_moved(key: str, value: Any) -> Iterator[str]:
     """Yield what became of `key`, or of the keys of such a section as `ppo`; nothing for others."""
     if key in _MOVED:
         new, form = _MOVED[key]
-        how = "leave it out" if value is None else f"set {new}={form.format(_text(value))} instead"
+        how = f"set {new}={form.format(_text(value))} instead"
+        if value is None:  # the default of checkpoint.every alone is not null
+            how = f"set {new}=null, or epochs or seconds alone" if key == "checkpoint.every_steps" else "leave it out"
         yield f"{key} is now {new}: {how}."
     elif key in _REMOVED:
         yield f"{key} is no key any more, but always {_REMOVED[key]}. Leave it out."

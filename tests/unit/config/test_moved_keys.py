@@ -19,7 +19,8 @@ from tests.unit.config.files import MINIMAL, error_of
 OLD = """\
 task: ppo
 ppo: {critic: critics/a, value_clip: 0.3}
-checkpoint: {every_steps: 20, every_s: null}
+checkpoint: {every_steps: null, every_s: null}
+eval: {every_epochs: 2}
 engine: {enforce_eager: true, ngram_tokens: 3}
 launch: {slurm: {num_nodes: 3}}
 weights: {num_buffers: 2}
@@ -32,7 +33,8 @@ def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path
     for line in (
         "ppo.critic is now task.critic: set task.critic=critics/a instead.",
         "ppo.value_clip is now task.value_clip: set task.value_clip=0.3 instead.",
-        "checkpoint.every_steps is now checkpoint.every: set checkpoint.every='20 steps' instead.",
+        "checkpoint.every_steps is now checkpoint.every: set checkpoint.every=null, or epochs or seconds alone.",
+        "eval.every_epochs is now eval.every: set eval.every='2 epochs' instead.",
         "checkpoint.every_s is now checkpoint.every: leave it out.",
         "engine.enforce_eager is now engine.vllm.enforce_eager: set engine.vllm.enforce_eager=true instead.",
         "set engine.vllm.speculative_config='{method: ngram, num_speculative_tokens: 3}' instead.",
