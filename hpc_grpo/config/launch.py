@@ -29,8 +29,6 @@ class PlacementConfig(Section):
     gpus: Literal["auto", "none"] = Field(
         "auto", description="auto: reserve GPUs where the cluster has any; none: CPUs alone."
     )
-    cpus_per_learner: PositiveFloat = Field(0.5, description="CPUs reserved for a learner.")
-    cpus_per_engine: PositiveFloat = Field(0.5, description="CPUs reserved for an engine.")
     bind_cores: bool = Field(
         True, description="Keep learners and engines on the cores near their GPUs, where a node is several NUMA nodes."
     )

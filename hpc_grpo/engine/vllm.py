@@ -35,7 +35,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    # numpy's own threads: nobody uses them, and a process that has threads is no template (driver/template.py).
+    # numpy's own threads: nobody uses them, and a process that has threads is no template (template/server.py).
     "OPENBLAS_NUM_THREADS": "1",
     # An engine's workers share a node: vLLM's Gloo groups, which know no password, need no other network.
     "GLOO_SOCKET_IFNAME": "lo",

@@ -24,6 +24,7 @@ FLOORS = (
     ("run", "foreign"),
     ("metrics", "data", "rewards", "algorithms", "weights"),
     ("grading", "engine", "learner"),
+    ("template",),
     ("driver",),
     ("launch.environment", "launch.agent", "launch.place"),
     ("launch.supervisor", "launch.chain", "launch"),

@@ -67,7 +67,6 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"engine": {"vllm": {"async_scheduling": True, **GUESSES}}},
             "engine.vllm.async_scheduling = true and engine.vllm.speculative_config exclude each other",
         ),
-        ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
         (
             {"data": {"train": EVAL, "curriculum": {"hard_to": 1.0}}},
             "data.curriculum.hard_to = 1 must be less than data.curriculum.easy_from = 1",

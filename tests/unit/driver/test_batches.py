@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,7 @@ def group(ordinal: int, **changes: Any) -> GradedGroup:
 
 
 class FakeScheduler:
-    num_engine_restarts = 2
-    num_grader_restarts = 1
+    pool = SimpleNamespace(num_engine_restarts=2, num_grader_restarts=1)
     curriculum: Curriculum | None = None
     ahead: Sequence[int] = ()
 
