@@ -21,9 +21,8 @@ from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failur
 from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, first_error, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import GroupRequest
-from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
-from hpc_grpo.weights.store import StoredVersion, StoreSpec
+from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec, bucket_layout
 
 _ENGINE_ERROR_GRACE_S = 5.0
 

@@ -26,9 +26,8 @@ from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
-    from hpc_grpo.weights.buckets import BucketLayout
     from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import StoredVersion, StoreSpec
+    from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ class Steppable(Protocol):
         """Finish the steps in flight, and begin no other."""
 
     def fail(self, error: BaseException) -> None:
-        """Raise this error from every call that still waits for a result."""
+        """Raise this error from every call that waits for a result."""
 
 
 S = TypeVar("S", bound=Steppable)
@@ -56,16 +56,15 @@ class StepLoop(Generic[S]):
         return future
 
     def _run(self, make: Callable[[], S]) -> None:
+        engine = None
         try:
-            self._engine.set_result(make())
+            engine = make()
+            self._engine.set_result(engine)
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the engine
             self._engine.set_exception(error)
-            while True:
-                self._run_calls(wait=True)
-        engine = self._engine.result()
         while True:
-            self._run_calls(wait=not engine.has_work())
-            if not engine.has_work():
+            self._run_calls(wait=engine is None or not engine.has_work())
+            if engine is None or not engine.has_work():
                 continue
             if PULSE.work != _SAMPLING:
                 PULSE.turn_to(_SAMPLING)
@@ -88,18 +87,13 @@ class StepLoop(Generic[S]):
                 return
             wait = False
             try:
-                engine = self._drained()
+                engine = self._engine.result()
+                try:
+                    engine.drain()
+                except BaseException as error:
+                    engine.fail(error)
+                    raise
                 PULSE.turn_to("")
                 future.set_result(function(engine))
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 future.set_exception(error)
-
-    def _drained(self) -> S:
-        """Return the engine with no step in flight. A step that fails now fails all who wait."""
-        engine = self._engine.result()
-        try:
-            engine.drain()
-        except BaseException as error:
-            engine.fail(error)
-            raise
-        return engine

@@ -31,8 +31,6 @@ from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 
 if TYPE_CHECKING:
-    from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.learner.publish import WeightPublisher
     from hpc_grpo.metrics.reductions import Reduction
     from hpc_grpo.types import Float32Array
     from hpc_grpo.weights.node_group import GroupMembership
@@ -79,19 +77,19 @@ class LearnerActor:
         self._world_size = world_size
         self._keeper = keeper
         self._total_optimizer_steps = total_optimizer_steps
-        self._publisher: WeightPublisher | None = None
 
     def start(self, rendezvous: Any) -> None:
         """Join the other learners, who meet at the actor `rendezvous` (None for a single one), and load the model."""
-        from hpc_grpo.learner.heads_disk import disk_of
+        from hpc_grpo.learner.group import RendezvousStore
+        from hpc_grpo.learner.head_disk import disk_of
         from hpc_grpo.learner.learner import Learner
-        from hpc_grpo.learner.rendezvous_store import RendezvousStore
+
+        def call(method: str, *args: Any) -> Any:
+            return ray.get(getattr(rendezvous, method).remote(*args))
 
         # Held here: torch keeps only the part of it that is not Python.
-        self._store = RendezvousStore(rendezvous) if rendezvous is not None else None
-        self._learner: Learner = Learner(
-            self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
-        )
+        self._store = RendezvousStore(call) if rendezvous is not None else None
+        self._learner = Learner(self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps)
         if self._learner.device.type == "cuda":
             METER.watch_gpus()
         self._learner.files.disk = disk_of(self._keeper, self._config.run_path)
@@ -99,19 +97,21 @@ class LearnerActor:
     def train(
         self, minibatches: Sequence[RemoteMinibatch], record: Path | None, measured: Sequence[RemoteGroup] | None
     ) -> dict[str, Reduction]:
-        """Train on this learner's share of a step, which is put on `record` where that names a folder.
+        """Train on this learner's share of a step; record it in the folder `record`, if there is one.
 
-        `measured` is its share of what tells the mismatch (`Batch.measured`).
+        `measured` is this learner's share of the groups that the mismatch is measured on (`Batch.measured`).
         """
         with PULSE.working("train"):
-            fetched = [self._fetch(minibatch) for minibatch in minibatches]
+            fetched = []
+            for minibatch in minibatches:
+                sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)]
+                sequences += self._sequences([item for item in minibatch.items if isinstance(item, RemoteGroup)])
+                fetched.append(Minibatch(tuple(sequences), minibatch.num_valid_tokens, minibatch.num_sequences))
             if record is not None:
                 from hpc_grpo.learner.record import save_share
 
-                save = functools.partial(
-                    save_share, self._learner.files.disk, record, self._rank, self._world_size, fetched
-                )
-                when_there_is_space(save, "the step's batch")
+                save = functools.partial(save_share, self._learner.files.disk, record, self._rank, self._world_size)
+                when_there_is_space(functools.partial(save, fetched), "the step's batch")
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def usage(self) -> Usage:
@@ -159,7 +159,7 @@ class LearnerActor:
         load_checkpoint(self._learner, path)
 
     def export(self, path: Path) -> None:
-        from hpc_grpo.learner.export import export_model
+        from hpc_grpo.learner.checkpoint import export_model
 
         export_model(self._learner, path)
 
@@ -172,43 +172,32 @@ class LearnerActor:
         from hpc_grpo.weights.cuda import open_store
         from hpc_grpo.weights.node_group import RENDEZVOUS
 
-        if not writes:
-            self._publisher = WeightPublisher(spec.layout, self._learner.gathered, None)
-            return None
-        folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
-        # One left by a driver before this one: its group's addresses would be taken for this one's.
-        (folder / RENDEZVOUS).unlink(missing_ok=True)
-        store = open_store(folder, spec, create=True)
+        folder = store = None
+        if writes:
+            folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
+            # One left by a driver before this one: its group's addresses would be taken for this one's.
+            (folder / RENDEZVOUS).unlink(missing_ok=True)
+            store = open_store(folder, spec, create=True)
         self._publisher = WeightPublisher(spec.layout, self._learner.gathered, store)
         return folder
 
     def join_weight_group(self, membership: GroupMembership) -> None:
         from hpc_grpo.weights.node_group import NodeGroup
 
-        self._require_publisher().join(NodeGroup(membership))
+        self._publisher.group = NodeGroup(membership)
 
     def stage_weights(self, version: int) -> StoredVersion | None:
-        return self._require_publisher().stage(version)
+        return self._publisher.stage(version)
 
     def announce_weights(self) -> None:
-        self._require_publisher().announce()
+        self._publisher.announce()
 
     def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
         """Return the logprobs `[C]` of the tokens of each completion of `prompt`, in nats."""
         with PULSE.working("publish"):
             return self._learner.score(prompt, completions)
 
-    def _fetch(self, minibatch: RemoteMinibatch) -> Minibatch:
-        groups = [item for item in minibatch.items if isinstance(item, RemoteGroup)]
-        sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)] + self._sequences(groups)
-        return Minibatch(tuple(sequences), minibatch.num_valid_tokens, minibatch.num_sequences)
-
     def _sequences(self, groups: Sequence[RemoteGroup]) -> list[TrainSequence]:
         fetched = zip(groups, ray.get([group.samples for group in groups]), strict=True)
         made = [self._algorithm.sequences(samples, group.advantages, group.valid) for group, samples in fetched]
         return list(itertools.chain(*made))
-
-    def _require_publisher(self) -> WeightPublisher:
-        if self._publisher is None:
-            raise RuntimeError("the weight store was used before open_weight_store")
-        return self._publisher

@@ -1,25 +1,221 @@
 """Attention over packed documents that never sees across a document's border, and never builds a T x T mask.
 
-Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width.
+Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width. A document may continue another one, its prompt:
+it attends to the prompt's tokens, then to its own.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.layout import DocumentLayout, VarlenLayout
 
 PACKED_SDPA, PACKED_VARLEN = "packed_sdpa", "packed_varlen"
 
+_CELLS_OF_A_CALL = {"cpu": 64**2, "cuda": 512**2}
+"""The cost of one more kernel call, in scores that it could compute in that time: a guess of the right magnitude."""
+
 _OLDEST_CAPABILITY = (8, 0)
-_WIDEST_HEAD, _HEAD_STEP = 256, 8
 _NEEDED_OF_VARLEN = {"window_size", "enable_gqa"}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Documents of like lengths, right-padded to `length`.
+
+    With `prompt`, an index into `DocumentLayout.prompt_lengths`, all of them continue that prompt; `mask`
+    `[length, prompt + length]` then adds 0 to the scores that a query may see, and -inf to those after it.
+    """
+
+    num_rows: int
+    length: int
+    prompt: int | None = None
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Takes rows `index` of a tensor `[rows, H, D]`, in both directions of autograd.
+
+    For the backward pass `inverse` is the row of the result that each row went to. A row of `missing` went nowhere that
+    counts, and gets no gradient.
+    """
+
+    index: Tensor
+    inverse: Tensor
+    missing: Tensor | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return _Gather.apply(rows, self)
+
+
+class _Gather(torch.autograd.Function):  # type: ignore[misc]
+    """Gathers rows with a backward of its own, since index_add_ works row by row on CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, gathering: Gathering) -> Tensor:
+        ctx.gathering = gathering
+        return rows.index_select(0, gathering.index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        missing, own = ctx.gathering.missing, grad.index_select(0, ctx.gathering.inverse)
+        return own if missing is None else own.masked_fill_(missing.view(-1, *(1,) * (grad.dim() - 1)), 0.0), None
+
+
+@dataclass(frozen=True)
+class DocumentLayout:
+    """The grids, one after the other, and how tokens come there.
+
+    `to_grids` and `to_tokens` gather the cells of all grids and back; None where the tokens already lie in that order.
+    `to_prompts` gathers the tokens of all prompts, `prompt_lengths` each; None without prompts. `max_length` is that of
+    the longest document with its prompt.
+    """
+
+    grids: tuple[Grid, ...]
+    max_length: int
+    to_grids: Gathering | None = None
+    to_tokens: Gathering | None = None
+    to_prompts: Gathering | None = None
+    prompt_lengths: tuple[int, ...] = ()
+
+    def rows(self, heads: Tensor, *, with_prompts: bool = False) -> list[Tensor]:
+        """Turn `[1, H, T, D]` into `[rows, H, length, D]` for each grid; `with_prompts`: before each row its prompt."""
+        tokens = heads[0].transpose(0, 1)
+        cells = tokens if self.to_grids is None else self.to_grids(tokens)
+        parts = cells.split([grid.num_rows * grid.length for grid in self.grids])
+        prompts: Sequence[Tensor] = ()
+        if with_prompts and self.to_prompts is not None:
+            prompts = self.to_prompts(tokens).split(self.prompt_lengths)
+        rows = []
+        for grid, part in zip(self.grids, parts, strict=True):
+            own = part.reshape(grid.num_rows, grid.length, *tokens.shape[1:])
+            if prompts and grid.prompt is not None:
+                prompt = prompts[grid.prompt]
+                own = torch.cat([prompt.expand(len(own), *prompt.shape), own], dim=1)
+            rows.append(own.transpose(1, 2))
+        return rows
+
+    def tokens(self, rows: Sequence[Tensor]) -> Tensor:
+        """Turn `[rows, H, length, D]` of each grid into `[1, T, H, D]`."""
+        cells = torch.cat([own.transpose(1, 2).flatten(0, 1) for own in rows])
+        return (cells if self.to_tokens is None else self.to_tokens(cells)).unsqueeze(0)
+
+
+def document_layout(
+    lengths: Sequence[int],
+    device: Any,
+    prompts: Sequence[int | None] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> DocumentLayout:
+    """Lay out documents of `lengths`, one after the other; `prompts` has the document that each one continues.
+
+    `dtype` is that of the heads, for masks.
+    """
+    sizes, of_documents = np.asarray(lengths, dtype=np.int64), prompts or [None] * len(lengths)
+    num_tokens, starts = int(sizes.sum()), np.cumsum(sizes) - sizes
+    used = sorted({each for each in of_documents if each is not None})
+    grids, grid_cells, grid_real = [], [], []
+    for prompt in (None, *used):
+        before = 0 if prompt is None else int(sizes[prompt])
+        own = np.array([index for index, each in enumerate(of_documents) if each == prompt], dtype=np.int64)
+        own = own[np.argsort(-sizes[own], kind="stable")]
+        for rows in _cut_by_length(own, sizes[own], before, _CELLS_OF_A_CALL[torch.device(device).type]):
+            longest = int(sizes[rows[0]])
+            if prompt is None:
+                grids.append(Grid(len(rows), longest))
+            else:
+                # What causal attention adds to the scores: the last query sees all keys.
+                mask = torch.full((longest, before + longest), -torch.inf, dtype=dtype, device=device)
+                grids.append(Grid(len(rows), longest, used.index(prompt), mask.triu_(before + 1)))
+            column = np.arange(longest)
+            is_real = column[None, :] < sizes[rows][:, None]
+            grid_cells.append(np.where(is_real, starts[rows][:, None] + column, 0).reshape(-1))
+            grid_real.append(is_real.reshape(-1))
+    to_grids = to_tokens = to_prompts = None
+    cells, real = np.concatenate(grid_cells), np.concatenate(grid_real)
+    if len(cells) != num_tokens or (cells != np.arange(num_tokens)).any():
+        places = np.empty(num_tokens, np.int64)
+        places[cells[real]] = np.flatnonzero(real)
+        index, inverse, missing = (_on(device, array) for array in (cells, places, ~real))
+        # A padding cell comes after every token of its document, so causal attention gives it no gradient.
+        to_grids, to_tokens = Gathering(index, inverse), Gathering(inverse, index, missing)
+    if used:
+        taken = np.concatenate([starts[each] + np.arange(sizes[each]) for each in used])
+        places, unused = np.zeros(num_tokens, np.int64), np.ones(num_tokens, bool)
+        places[taken], unused[taken] = np.arange(len(taken)), False
+        to_prompts = Gathering(*(_on(device, array) for array in (taken, places, unused)))
+    befores = [0 if each is None else int(sizes[each]) for each in of_documents]
+    longest, prompt_lengths = int((sizes + befores).max()), tuple(int(sizes[each]) for each in used)
+    return DocumentLayout(tuple(grids), longest, to_grids, to_tokens, to_prompts, prompt_lengths)
+
+
+def _cut_by_length(documents: Any, sizes: Any, before: int, cost_of_a_call: int) -> list[Any]:
+    """Cut documents, the longest first, into runs of like lengths, so that padding and calls together cost least.
+
+    A run of n documents of up to `m` tokens after `before` others costs n m (before + m) scores, and its call.
+    """
+    if not len(sizes):
+        return []
+    borders = np.flatnonzero(np.concatenate(([True], sizes[1:] != sizes[:-1])))
+    ends = np.append(borders[1:], len(sizes))
+    scores = sizes[borders] * (before + sizes[borders])
+    best, first = np.zeros(len(ends) + 1, np.int64), np.zeros(len(ends), np.int64)
+    for last, end in enumerate(ends):
+        costs = best[: last + 1] + (end - borders[: last + 1]) * scores[: last + 1] + cost_of_a_call
+        first[last] = costs.argmin()
+        best[last + 1] = costs[first[last]]
+    runs, last = [], len(ends) - 1
+    while last >= 0:
+        runs.append(documents[borders[first[last]] : ends[last]])
+        last = int(first[last]) - 1
+    return runs[::-1]
+
+
+@dataclass(frozen=True)
+class VarlenLayout:
+    """The borders of documents for a kernel that takes their tokens as they lie, without padding.
+
+    `query_borders` and `key_borders` `[N + 1]` int32 say where each document's queries and keys start, and where the
+    last ones end; `most_queries` and `most_keys` are those of the longest. `keys` has the places of all keys, each
+    document's prompt before its own; None where keys lie as queries do.
+    """
+
+    query_borders: Tensor
+    key_borders: Tensor
+    most_queries: int
+    most_keys: int
+    keys: Tensor | None = None
+
+
+def varlen_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | None] | None = None) -> VarlenLayout:
+    """Lay out documents of `lengths` as `document_layout` does, for a kernel without a grid."""
+    borders = np.append(0, np.cumsum(np.asarray(lengths, dtype=np.int64)))
+    queries, longest = _on(device, borders.astype(np.int32)), max(lengths)
+    if prompts is None or all(prompt is None for prompt in prompts):
+        return VarlenLayout(queries, queries, longest, longest)
+    own = [np.arange(start, start + size) for start, size in zip(borders, lengths, strict=False)]
+    keys = [
+        each if prompt is None else np.concatenate([own[prompt], each])
+        for each, prompt in zip(own, prompts, strict=True)
+    ]
+    num_keys = [len(each) for each in keys]
+    key_borders = np.append(0, np.cumsum(num_keys)).astype(np.int32)
+    return VarlenLayout(queries, _on(device, key_borders), longest, max(num_keys), _on(device, np.concatenate(keys)))
+
+
+def _on(device: Any, array: Any) -> Tensor:
+    """Copy an array to the device; from page-locked memory, for other copies wait until a GPU has done its work."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
 
 
 def packed_sdpa(
@@ -42,7 +238,7 @@ def packed_sdpa(
     of one document's size. Raises ConfigError without a layout, and for what this kernel does not compute.
     """
     if document_layout is None:
-        raise _not_told(module)
+        raise _without_borders(module)
     window = kwargs.get("sliding_window")
     is_within = window is None or window >= document_layout.max_length
     _check_supported("sdpa", attention_mask, dropout, kwargs, window=None if is_within else window)
@@ -83,12 +279,12 @@ def packed_varlen(
     """Attend as `packed_sdpa` does, by torch's kernel for documents of any length, also within a sliding window.
 
     It is flash attention (`torch.nn.attention.varlen`), whose causal mask is aligned to the last query and the last
-    key: a document that goes on from a prompt sees all of the prompt. Of a window of w tokens the first is w - 1 back.
+    key: a document that continues a prompt sees all of the prompt. Of a window of w tokens the first is w - 1 back.
     """
     from torch.nn.attention.varlen import varlen_attn
 
     if varlen_layout is None:
-        raise _not_told(module)
+        raise _without_borders(module)
     _check_supported("varlen", attention_mask, dropout, kwargs)
     if value.shape[-1] != query.shape[-1]:
         raise ConfigError(
@@ -144,58 +340,18 @@ def require_varlen_attention() -> None:
             f"train.attention = varlen needs a GPU that torch sees, of compute capability {_OLDEST_CAPABILITY[0]}.0 "
             f"(A100) or later. Set train.attention: sdpa."
         )
-    takes = _arguments_of_varlen()
-    if not takes >= _NEEDED_OF_VARLEN:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+
+        arguments = set(inspect.signature(varlen_attn).parameters)
+    except ImportError:
+        arguments = set()
+    if not arguments >= _NEEDED_OF_VARLEN:
         raise ConfigError(
             f"train.attention = varlen needs a torch whose torch.nn.attention.varlen.varlen_attn takes "
             f"{' and '.join(sorted(_NEEDED_OF_VARLEN))}; torch {torch.__version__} is older. Install a later one, or "
             f"set train.attention: sdpa."
         )
-
-
-def _arguments_of_varlen() -> set[str]:
-    """Return the names of the arguments of torch's kernel for documents of any length; none where torch lacks it."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return set()
-    return set(inspect.signature(varlen_attn).parameters)
-
-
-def takes_varlen(head_size: int) -> bool:
-    """Say whether torch's kernel for documents of any length takes heads of so many channels."""
-    return head_size <= _WIDEST_HEAD and head_size % _HEAD_STEP == 0
-
-
-def _not_told(module: Any) -> ConfigError:
-    return ConfigError(
-        f"model.path names a model whose attention, {type(module).__name__} of transformers, is not told where the "
-        f"sequences packed into one row begin: its layers pass nothing on to their kernel. Take a model of another "
-        f"architecture; Llama's, Qwen's, Mistral's and most others pass it on."
-    )
-
-
-def _check_supported(
-    kernel: str,
-    attention_mask: Tensor | None,
-    dropout: float,
-    options: dict[str, Any],
-    *,
-    window: int | None = None,
-) -> None:
-    """Raise ConfigError for what a kernel is asked for and does not compute; `window`: one that it does not."""
-    refused = {
-        "an attention mask": attention_mask is not None,
-        f"dropout {dropout}": dropout > 0.0,
-        f"a sliding window of {window} tokens": window is not None,
-    }
-    refused |= {name: options.get(name) is not None for name in ("softcap", "s_aux", "position_bias")}
-    for what, present in refused.items():
-        if present:
-            raise ConfigError(
-                f"train.attention = {kernel} does not compute {what}, which the attention of model.path asks for. Set "
-                f"train.attention: flash_attention_2, or take another model."
-            )
 
 
 def register_kernels() -> None:
@@ -212,3 +368,28 @@ def register_kernels() -> None:
     AttentionInterface.register(PACKED_SDPA, packed_sdpa)
     AttentionInterface.register(PACKED_VARLEN, packed_varlen)
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _without_borders(module: Any) -> ConfigError:
+    return ConfigError(
+        f"model.path names a model whose attention, {type(module).__name__} of transformers, is not told where the "
+        f"sequences packed into one row begin: its layers pass nothing on to their kernel. Take a model of another "
+        f"architecture; Llama's, Qwen's, Mistral's and most others pass it on."
+    )
+
+
+def _check_supported(
+    kernel: str, attention_mask: Tensor | None, dropout: float, options: dict[str, Any], *, window: int | None = None
+) -> None:
+    """Raise ConfigError for an input that the kernel does not compute; `window`: one too short for it."""
+    refused = {
+        "an attention mask": attention_mask is not None,
+        f"dropout {dropout}": dropout > 0.0,
+        f"a sliding window of {window} tokens": window is not None,
+    }
+    refused |= {name: options.get(name) is not None for name in ("softcap", "s_aux", "position_bias")}
+    for what in (what for what, is_present in refused.items() if is_present):
+        raise ConfigError(
+            f"train.attention = {kernel} does not compute {what}, which the attention of model.path asks for. Set "
+            f"train.attention: flash_attention_2, or take another model."
+        )

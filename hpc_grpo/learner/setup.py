@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.loading import check_packing, load_policy
-from hpc_grpo.learner.model import PolicyModel, full_shape
-from hpc_grpo.learner.parts.base import LearnerPart
+from hpc_grpo.learner.model import PolicyModel, check_packing, full_shape, load_policy
 
 _FLOAT32_BUFFERS = ("inv_freq",)
 """Buffers that ZeRO-3 leaves in float32, by any part of their names.
@@ -27,7 +23,7 @@ thousand tokens the angles are radians apart.
 """
 
 
-def resolve_device(config: Config) -> Any:
+def resolve_device(config: Config) -> torch.device:
     """Return the device of this learner; `model.device: auto` takes a GPU where torch sees one."""
     if config.model.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("model.device = cuda, but torch sees no GPU here. Set model.device to auto or cpu.")
@@ -35,43 +31,48 @@ def resolve_device(config: Config) -> Any:
     return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
 
 
-def seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def build_engine(
     config: Config,
     world_size: int,
-    device: Any,
+    device: torch.device,
     total_optimizer_steps: int | None,
-    parts: Sequence[LearnerPart] = (),
+    change_policy: Callable[[Any], None],
 ) -> Any:
-    """Build the DeepSpeed engine around the policy as its parts change it; its `.module` is the `PolicyModel`."""
+    """Build the DeepSpeed engine around the policy, changed before its optimizer is; `.module` is the `PolicyModel`."""
     import deepspeed
+    from transformers import get_scheduler
 
     _prepare(deepspeed)
-    settings = deepspeed_config(config, world_size)
+    settings, train = deepspeed_config(config, world_size), config.train
     with sharded_loading(settings):
         model = load_trained(config, device)
-        for part in parts:
-            part.change_policy(model.language_model)
-    optimizer = _optimizer(config, model)
-    scheduler = _scheduler(config, optimizer, total_optimizer_steps)
+        change_policy(model.language_model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.
+    decayed = [p for p in parameters if len(full_shape(p)) > 1 and train.weight_decay > 0.0]
+    others = [p for p in parameters if len(full_shape(p)) <= 1 or train.weight_decay == 0.0]
+    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
+    if total_optimizer_steps is None and train.total_steps is not None:
+        total_optimizer_steps = config.optimizer_steps(train.total_steps)
+    if total_optimizer_steps is None and train.schedule != "constant":
+        raise ValueError(f"schedule {train.schedule} needs total_optimizer_steps")
+    name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
+    scheduler = get_scheduler(name, optimizer, train.warmup_steps, total_optimizer_steps)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings, dist_init_required=False
     )
     return engine
 
 
-def load_trained(config: Config, device: Any, path: str | None = None, key: str = "model.path") -> PolicyModel:
+def load_trained(config: Config, device: torch.device, path: str | None = None, key: str = "model.path") -> PolicyModel:
     """Load `model.path`, or the model at `path` that `key` names, with the config's gradient checkpointing."""
     checkpointing = config.train.gradient_checkpointing
     return load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing, path, key)
 
 
-def build_frozen(config: Config, world_size: int, device: Any, path: str, key: str = "model.path") -> PolicyModel:
+def build_frozen(config: Config, world_size: int, device: torch.device, path: str, key: str) -> PolicyModel:
     """Load the model at `path`, which `key` of the config names, to score with; sharded under ZeRO-3."""
     import deepspeed
 
@@ -156,35 +157,9 @@ def _prepare(deepspeed: Any) -> None:
 
     if torch.cuda.is_available():
         ask_cuda_for_free_memory(deepspeed.accelerator.get_accelerator())
-
     # DeepSpeed reports every setting at INFO, on every rank.
     deepspeed.utils.logging.logger.setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     # DeepSpeed calls collectives under names that torch has begun to rename: one line for every microbatch.
     for name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
         warnings.filterwarnings("ignore", message=f".*{name}. is deprecated", category=FutureWarning)
-
-
-def _optimizer(config: Config, model: PolicyModel) -> Any:
-    train = config.train
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": 0.0}]
-    if train.weight_decay > 0.0:
-        # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.
-        matrices = [p for p in parameters if len(full_shape(p)) > 1]
-        vectors = [p for p in parameters if len(full_shape(p)) <= 1]
-        groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
-
-
-def _scheduler(config: Config, optimizer: Any, total_optimizer_steps: int | None) -> Any:
-    from transformers import get_scheduler
-
-    train = config.train
-    if total_optimizer_steps is None and train.total_steps is not None:
-        total_optimizer_steps = config.optimizer_steps(train.total_steps)
-    if total_optimizer_steps is None and train.schedule != "constant":
-        raise ValueError(f"schedule {train.schedule} needs total_optimizer_steps")
-    name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
-    return get_scheduler(name, optimizer, train.warmup_steps, total_optimizer_steps)

@@ -1,7 +1,6 @@
 """A GPU's side of the store: memory registered for DMA, and copies on a stream beside what the GPU computes.
 
-All that is for GPUs alone in a publish is here. Without registration a copy passes through a buffer of CUDA's, at a
-fraction of the bandwidth, and holds up whoever asked for it.
+Without registration a copy passes through a buffer of CUDA's, at a fraction of the bandwidth, and holds up its caller.
 """
 
 from __future__ import annotations
@@ -13,38 +12,30 @@ from pathlib import Path
 import torch
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.weights.buckets import BucketLayout
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, views
+from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec, WeightStore, views
 
 _KEPT_FREE_BYTES = 2**30
 """What a copy leaves of a GPU's memory: that of kernels which allocate for themselves."""
 
 
 def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
-    """Open or create the node's store, and register it with CUDA where this process has a GPU."""
+    """Open or create the node's store; where this process has a GPU, page-lock it for as long as it lives.
+
+    Raises ConfigError where CUDA refuses.
+    """
     store = WeightStore(folder, spec, create=create)
     if spec.page_lock and torch.cuda.is_available():
-        _register(store)
+        cudart = torch.cuda.cudart()
+        for buffer in store.buffers:
+            if code := int(cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)):
+                raise ConfigError(
+                    f"CUDA cannot page-lock the weight store of {buffer.nbytes / 2**30:.2f} GiB (cudaHostRegister: "
+                    f"error {code}). Set weights.page_lock=false: publishes then copy through pageable memory, which "
+                    f"is slower."
+                )
+            # Before the mapping goes; at the process's end the driver does it.
+            weakref.finalize(store, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False
     return store
-
-
-def _register(store: WeightStore) -> None:
-    """Page-lock the store for this process's GPU, as long as the store lives. Raises ConfigError where CUDA refuses."""
-    cudart = torch.cuda.cudart()
-    for buffer in store.buffers:
-        if code := int(cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)):
-            raise ConfigError(
-                f"CUDA cannot page-lock the weight store of {buffer.nbytes / 2**30:.2f} GiB (cudaHostRegister: error "
-                f"{code}). Set weights.page_lock=false: publishes then copy through pageable memory, which is slower."
-            )
-        # Before the mapping goes; at the process's end the driver does it.
-        weakref.finalize(store, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False
-
-
-def finish_loading() -> None:
-    """Wait until this process's GPU, if it has one, has read all that it was told to: a load returns before."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 class SideStream:

@@ -86,8 +86,8 @@ def step(
             if i % 5 % num_ranks == rank
         ]
         accumulator = MetricAccumulator()
-        accumulator.leave_out(
-            objective.divisor(minibatch) - objective.divisor(Minibatch((), num_tokens, len(sequences)))
+        accumulator.left_out = objective.divisor(minibatch) - objective.divisor(
+            Minibatch((), num_tokens, len(sequences))
         )
         for microbatch in split_microbatches(own, Budget(budget)):
             batch, rows = pack(microbatch), [sequences[each.ordinal] for each in microbatch]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hpc_grpo.weights.buckets import bucket_layout
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import GroupMembership
 from hpc_grpo.weights.store import StoredVersion, StoreSpec
 

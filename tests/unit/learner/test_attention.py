@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hpc_grpo.learner.layout import document_layout, varlen_layout
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner import attention
@@ -17,7 +18,6 @@ from hpc_grpo.learner.attention import (
     register_kernels,
     require_flash_attention,
 )
-from hpc_grpo.learner.layout import document_layout, varlen_layout
 from tests.support.varlen import attend_by_documents
 
 

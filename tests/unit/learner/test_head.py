@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from hpc_grpo.learner.head import LogprobHead
 from torch import nn
 from torch.nn import functional
-
-from hpc_grpo.learner.head import LogprobHead
 
 VOCABULARY, NUM_TOKENS, WIDTH = 50, 23, 16
 

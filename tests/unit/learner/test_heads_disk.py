@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hpc_grpo.learner.heads_disk import HeadsDisk
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.learner import heads_disk
-from hpc_grpo.learner.heads_disk import HeadsDisk
 from hpc_grpo.learner.record import read_batches, save_share
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, write_manifest

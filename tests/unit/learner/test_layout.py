@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hpc_grpo.learner.layout import document_layout
 
 from hpc_grpo.learner.attention import packed_sdpa
-from hpc_grpo.learner.layout import document_layout
 
 
 def naive(heads: tuple[torch.Tensor, ...], lengths: list[int], prompts: list[int | None]) -> torch.Tensor:

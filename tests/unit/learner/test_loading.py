@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hpc_grpo.learner.loading import check_packing, load_policy
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
@@ -29,7 +30,6 @@ from transformers import (
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner import loading
-from hpc_grpo.learner.loading import check_packing, load_policy
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hpc_grpo.learner.loading import load_policy
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -23,7 +24,6 @@ from transformers import (
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Budget
 from hpc_grpo.learner import loading
-from hpc_grpo.learner.loading import load_policy
 from hpc_grpo.learner.model import PolicyModel, score
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from hpc_grpo.weights.buckets import bucket_layout
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
 from hpc_grpo.weights.store import StoreSpec, WeightStore
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hpc_grpo.learner.disk import SeenDisk
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.disk import SeenDisk
 from hpc_grpo.learner.record import read_batches, save_share
 from hpc_grpo.types import Minibatch, TrainSequence
 from tests.support.sequences import ordinary_sequence

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
+
+from hpc_grpo.types import ParameterSpec
 from tests.support.parameters import SPECS
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
 from tests.support.parameters import SPECS
 

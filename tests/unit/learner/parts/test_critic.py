@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hpc_grpo.learner.parts.critic import Critic, generalized_advantages, value_losses
 
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.learner.packing import zero_weight_batch
-from hpc_grpo.learner.parts.critic import Critic, generalized_advantages, value_losses
 from hpc_grpo.run.pulse import PULSE
 from tests.support.configs import minimal_config
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-
 from hpc_grpo.learner.parts.reference import Reference
+
 from hpc_grpo.learner.staging import StagedFiles
 from tests.support.configs import minimal_config
 

@@ -1,7 +1,7 @@
 """The head's disk as a learner on another node has it: its files go there and come from there over Ray, in chunks.
 
-The other end is `run/keeper.py`. Consumes what a learner saves; never holds more of a file than two chunks on their way
-and one that is filling. What is read lies in a folder of this node for as long as a checkpoint is opened.
+The other end is `run/keeper.py`. A learner never holds more of a file than two chunks on their way and one that is
+filling. A checkpoint that it reads lies in a folder of this node for as long as it is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from ray.exceptions import RayTaskError
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.learner.disk import RunDisk, SeenDisk
+from hpc_grpo.learner.staging import RunDisk, SharedDisk
 from hpc_grpo.run.checkpoint import MANIFEST, FileEntry
 from hpc_grpo.run.contract import DISKS_VARIABLE
 from hpc_grpo.run.files import copy_path
@@ -35,16 +35,14 @@ _UNDERWAY = 2
 """Chunks of a file that are on their way at once: one is written while the next one travels."""
 
 _OUTLINE_MODE = stat.S_IWUSR
-_OUTLINING = ".outlining"
-_FETCHED = ".fetched-"
-_FOLDER = "hpc-grpo-disk-"
+"""The mode of a file that has its size and no content: it may not be read."""
 
 
-class HeadsDisk:
+class HeadDisk:
     """The head's disk, for a learner on another node, whose run directory `root` is `here` a folder to work in.
 
-    Written files are sent on, and never lie here whole. Of a checkpoint that is opened the node's learners share what
-    they fetch: a file is an outline at first, of its size, which may not be read.
+    Written files are sent on, and never lie here whole. The node's learners share what they fetch of an opened
+    checkpoint: a file is an outline before it is fetched.
     """
 
     def __init__(self, keeper: Any, root: Path, here: Path) -> None:
@@ -67,10 +65,9 @@ class HeadsDisk:
                 with self._sending(self._name(path)) as file, path.open("rb") as written:
                     shutil.copyfileobj(written, file, CHUNK_BYTES)
                 self._sent[path] = file.entry
-        sent = [self._sent.pop(path) for path in files]
+        sent = {str(path.relative_to(folder)): self._sent.pop(path) for path in files}
         shutil.rmtree(folder, ignore_errors=True)
-        pairs = zip(files, sent, strict=True)
-        return [FileEntry(str(path.relative_to(folder)), entry.size, entry.digest) for path, entry in pairs]
+        return [FileEntry(name, entry.size, entry.digest) for name, entry in sent.items()]
 
     @contextmanager
     def opened(self, folder: Path, *, whole: bool = False) -> Iterator[Path]:
@@ -89,20 +86,26 @@ class HeadsDisk:
 
     def fetch(self, here: Path) -> None:
         with _locked(here, fcntl.LOCK_EX):  # this file alone: others fetch theirs side by side
-            if not _is_outline(here):  # fetched before, or by another learner of the node
+            size, mode = here.stat().st_size, stat.S_IMODE(here.stat().st_mode)
+            if mode != _OUTLINE_MODE:  # fetched before, or by another learner of the node
                 return
-            beside = self._here / f"{_FETCHED}{self._name(here).replace('/', '--')}"
+            beside = self._here / f".fetched-{self._name(here).replace('/', '--')}"
+            waiting: deque[Any] = deque()
             try:
                 with beside.open("wb") as file:
-                    for chunk in self._received(self._name(here), here.stat().st_size):
-                        file.write(chunk)
+                    for offset in range(0, size, CHUNK_BYTES):
+                        waiting.append(self._keeper.read.remote(self._name(here), offset))
+                        if len(waiting) == _UNDERWAY:
+                            file.write(_result(waiting.popleft()))
+                    while waiting:
+                        file.write(_result(waiting.popleft()))
             except OSError as error:
                 beside.unlink(missing_ok=True)
                 if error.errno != errno.ENOSPC:
                     raise
                 raise LaunchError(
                     f"Node {socket.gethostname()} fetches its part of the checkpoint from the head, and {self._here} "
-                    f"has no room for {here.name} ({here.stat().st_size / 2**30:.1f} GiB). Free some there, or name a "
+                    f"has no room for {here.name} ({size / 2**30:.1f} GiB). Free some there, or name a "
                     f"folder on a larger disk by launch.local_dir."
                 ) from error
             beside.replace(here)
@@ -126,7 +129,7 @@ class HeadsDisk:
     def _outline(self, folder: Path, here: Path) -> list[str]:
         """Make the folder here as it is at the head, its files as outlines; return their names."""
         names = []
-        with _locked(self._here / _OUTLINING, fcntl.LOCK_EX):
+        with _locked(self._here / ".outlining", fcntl.LOCK_EX):
             for name, size in _result(self._keeper.files.remote(str(folder.relative_to(self._root)))):
                 names.append(name)
                 (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -136,21 +139,11 @@ class HeadsDisk:
                     os.close(descriptor)
         return names
 
-    def _received(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield the chunks of a file of the head's."""
-        waiting: deque[Any] = deque()
-        for offset in range(0, size, CHUNK_BYTES):
-            waiting.append(self._keeper.read.remote(name, offset))
-            if len(waiting) == _UNDERWAY:
-                yield _result(waiting.popleft())
-        while waiting:
-            yield _result(waiting.popleft())
-
 
 class Sending(io.RawIOBase):
     """A file that is written here and grows at the head; `entry` says, once it is finished, what was sent.
 
-    What goes wrong is raised at the end: torch would raise an error of its own over one that comes while it writes.
+    Errors are raised at the end: torch would raise an error of its own over one that comes while it writes.
     """
 
     def __init__(self, keeper: Any, name: str) -> None:
@@ -170,17 +163,17 @@ class Sending(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Take all of the data, of which a chunk at a time is copied; waits while enough of them are on their way."""
         rest = memoryview(data).cast("B")
-        taken = rest.nbytes
+        num_bytes = rest.nbytes
         while rest.nbytes:
             part = rest[: CHUNK_BYTES - len(self._buffer)]
             self._buffer += part
             rest = rest[part.nbytes :]
             if len(self._buffer) == CHUNK_BYTES:
                 self._send()
-        return taken
+        return num_bytes
 
     def finish(self) -> None:
-        """Send what is left, and wait until the head has written all of it. Raises what the head's disk raised."""
+        """Send the rest, and wait until the head has written all of it. Raises what the head's disk raised."""
         self._send()  # an empty file has one empty chunk
         self.close()
         if self._failure is not None:
@@ -216,18 +209,14 @@ class Sending(io.RawIOBase):
 def disk_of(keeper: Any, root: Path) -> RunDisk:
     """Return the disk of the run at `root`, in an actor: by the head's `keeper` where this node does not see it."""
     if keeper is None or os.environ.get(DISKS_VARIABLE) != "private":
-        return SeenDisk()
+        return SharedDisk()
     # Of this driver alone: one before it may have left a checkpoint half fetched, which is another by now.
-    folder = Path(tempfile.gettempdir()) / f"{_FOLDER}{ray.get_runtime_context().get_job_id()}"
+    folder = Path(tempfile.gettempdir()) / f"hpc-grpo-disk-{ray.get_runtime_context().get_job_id()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for leftover in folder.parent.glob(f"{_FOLDER}*"):
+    for leftover in folder.parent.glob("hpc-grpo-disk-*"):
         if leftover != folder:
             shutil.rmtree(leftover, ignore_errors=True)
-    return HeadsDisk(keeper, root, folder)
-
-
-def _is_outline(path: Path) -> bool:
-    return stat.S_IMODE(path.stat().st_mode) == _OUTLINE_MODE
+    return HeadDisk(keeper, root, folder)
 
 
 @contextmanager
