@@ -1,8 +1,7 @@
-"""The learner actor: the face that the driver calls on a Learner and on its node's weight publisher.
+"""The learner actor, one per rank: the driver's calls to a Learner and to its node's weight publisher.
 
-Runs in a Ray actor, one per rank. Consumes whole sequences, or references to samples with their advantages: these are
-fetched here, so that token arrays never pass through the driver. Waits for the other learners: every call is a
-collective of all of them, but for the writing of a checkpoint, which runs beside training.
+Every call is a collective of all learners, but for the writing of a checkpoint, which runs beside training. Samples are
+fetched here by their references: token arrays never pass through the driver.
 """
 
 from __future__ import annotations
@@ -65,18 +64,14 @@ class LearnerActor:
     def __init__(
         self, config: Config, rank: int, world_size: int, total_optimizer_steps: int, keeper: Any = None
     ) -> None:
-        """Make the actor; `keeper` is that of the head's disk where this node does not see it (run/keeper.py)."""
+        """`keeper` is the actor of the head's disk where this node does not see that disk (run/keeper.py)."""
         dump_stacks_on_signal("learner")
         PULSE.open("learner", patience_of_actor(config))
         # Before torch is imported, whose threads inherit the cores.
         if config.placement.bind_cores and (said := keep_near_gpus()):
             print(said, flush=True)
-        self._config = config
-        self._algorithm = algorithm_of(config)
-        self._rank = rank
-        self._world_size = world_size
-        self._keeper = keeper
-        self._total_optimizer_steps = total_optimizer_steps
+        self._config, self._keeper, self._algorithm = config, keeper, algorithm_of(config)
+        self._rank, self._world_size, self._total_optimizer_steps = rank, world_size, total_optimizer_steps
 
     def start(self, rendezvous: Any) -> None:
         """Join the other learners, who meet at the actor `rendezvous` (None for a single one), and load the model."""
@@ -115,7 +110,7 @@ class LearnerActor:
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def usage(self) -> Usage:
-        """Return what it used since the call before; busy while it computes without waiting for other learners."""
+        """Return the usage since the call before; busy is what it computes without waiting for other learners."""
         return METER.read()
 
     def start_profile(self) -> None:
@@ -125,7 +120,6 @@ class LearnerActor:
         }
 
     def stop_profile(self) -> dict[str, bytes]:
-        """Return the contents of the profile's files, by the ends of their names."""
         return {suffix: profile.stop() for suffix, profile in self._profiles.items()}
 
     def free_cached_memory(self) -> None:
@@ -138,8 +132,7 @@ class LearnerActor:
     def stage_checkpoint(self, path: Path, driver_state: dict[str, Any], behind: bool) -> None:
         from hpc_grpo.learner.checkpoint import CheckpointWriter
 
-        self._writer = CheckpointWriter(self._learner)
-        self._writer.stage(path, driver_state, behind=behind)
+        self._writer = CheckpointWriter(self._learner, path, driver_state, behind=behind)
 
     def write_checkpoint(self) -> tuple[FileEntry, ...]:
         return self._writer.write()

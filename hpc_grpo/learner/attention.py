@@ -6,8 +6,7 @@ it attends to the prompt's tokens, then to its own.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,6 @@ PACKED_SDPA, PACKED_VARLEN = "packed_sdpa", "packed_varlen"
 
 _CELLS_OF_A_CALL = {"cpu": 64**2, "cuda": 512**2}
 """The cost of one more kernel call, in scores that it could compute in that time: a guess of the right magnitude."""
-
-_OLDEST_CAPABILITY = (8, 0)
-_NEEDED_OF_VARLEN = {"window_size", "enable_gqa"}
 
 
 @dataclass(frozen=True)
@@ -41,34 +37,31 @@ class Grid:
     mask: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Gathering:
-    """Takes rows `index` of a tensor `[rows, H, D]`, in both directions of autograd.
+Gathering = tuple[Tensor, Tensor, Tensor | None]
+"""What `_gather` takes: the row of the input for each row of the output, the same the other way, and a mask `[rows]`.
 
-    For the backward pass `inverse` is the row of the result that each row went to. A row of `missing` went nowhere that
-    counts, and gets no gradient.
-    """
-
-    index: Tensor
-    inverse: Tensor
-    missing: Tensor | None = None
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        return _Gather.apply(rows, self)
+The mask marks rows of the input that reach no output that counts: they get no gradient.
+"""
 
 
 class _Gather(torch.autograd.Function):  # type: ignore[misc]
-    """Gathers rows with a backward of its own, since index_add_ works row by row on CPU."""
+    """Gathers rows of `[rows, H, D]` with a backward of its own, since index_add_ works row by row on CPU."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, gathering: Gathering) -> Tensor:
-        ctx.gathering = gathering
-        return rows.index_select(0, gathering.index)
+    def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor, missing: Tensor | None) -> Tensor:
+        ctx.inverse, ctx.missing = inverse, missing
+        return rows.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        missing, own = ctx.gathering.missing, grad.index_select(0, ctx.gathering.inverse)
-        return own if missing is None else own.masked_fill_(missing.view(-1, *(1,) * (grad.dim() - 1)), 0.0), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        own = grad.index_select(0, ctx.inverse)
+        if ctx.missing is not None:
+            own.masked_fill_(ctx.missing.view(-1, 1, 1), 0.0)
+        return own, None, None, None
+
+
+def _gather(rows: Tensor, gathering: Gathering | None) -> Tensor:
+    return rows if gathering is None else _Gather.apply(rows, *gathering)
 
 
 @dataclass(frozen=True)
@@ -90,11 +83,11 @@ class DocumentLayout:
     def rows(self, heads: Tensor, *, with_prompts: bool = False) -> list[Tensor]:
         """Turn `[1, H, T, D]` into `[rows, H, length, D]` for each grid; `with_prompts`: before each row its prompt."""
         tokens = heads[0].transpose(0, 1)
-        cells = tokens if self.to_grids is None else self.to_grids(tokens)
+        cells = _gather(tokens, self.to_grids)
         parts = cells.split([grid.num_rows * grid.length for grid in self.grids])
         prompts: Sequence[Tensor] = ()
         if with_prompts and self.to_prompts is not None:
-            prompts = self.to_prompts(tokens).split(self.prompt_lengths)
+            prompts = _gather(tokens, self.to_prompts).split(self.prompt_lengths)
         rows = []
         for grid, part in zip(self.grids, parts, strict=True):
             own = part.reshape(grid.num_rows, grid.length, *tokens.shape[1:])
@@ -107,7 +100,7 @@ class DocumentLayout:
     def tokens(self, rows: Sequence[Tensor]) -> Tensor:
         """Turn `[rows, H, length, D]` of each grid into `[1, T, H, D]`."""
         cells = torch.cat([own.transpose(1, 2).flatten(0, 1) for own in rows])
-        return (cells if self.to_tokens is None else self.to_tokens(cells)).unsqueeze(0)
+        return _gather(cells, self.to_tokens).unsqueeze(0)
 
 
 def document_layout(
@@ -147,12 +140,12 @@ def document_layout(
         places[cells[real]] = np.flatnonzero(real)
         index, inverse, missing = (_on(device, array) for array in (cells, places, ~real))
         # A padding cell comes after every token of its document, so causal attention gives it no gradient.
-        to_grids, to_tokens = Gathering(index, inverse), Gathering(inverse, index, missing)
+        to_grids, to_tokens = (index, inverse, None), (inverse, index, missing)
     if used:
         taken = np.concatenate([starts[each] + np.arange(sizes[each]) for each in used])
         places, unused = np.zeros(num_tokens, np.int64), np.ones(num_tokens, bool)
         places[taken], unused[taken] = np.arange(len(taken)), False
-        to_prompts = Gathering(*(_on(device, array) for array in (taken, places, unused)))
+        to_prompts = (_on(device, taken), _on(device, places), _on(device, unused))
     befores = [0 if each is None else int(sizes[each]) for each in of_documents]
     longest, prompt_lengths = int((sizes + befores).max()), tuple(int(sizes[each]) for each in used)
     return DocumentLayout(tuple(grids), longest, to_grids, to_tokens, to_prompts, prompt_lengths)
@@ -219,35 +212,25 @@ def _on(device: Any, array: Any) -> Tensor:
 
 
 def packed_sdpa(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    *,
-    document_layout: DocumentLayout | None = None,
-    **kwargs: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend causally within each document; the signature is that of transformers' AttentionInterface.
+    """Attend causally within each document of `packed_layout`, as transformers' AttentionInterface calls a kernel.
 
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     right-padded grids `[rows, H, length, D]`: with causal attention, padding on the right is seen by no real token, so
     no mask is needed and the fused kernels apply. Those that share a prompt have its keys before their own, and a mask
     of one document's size. Raises ConfigError without a layout, and for what this kernel does not compute.
     """
-    if document_layout is None:
-        raise _without_borders(module)
-    window = kwargs.get("sliding_window")
-    is_within = window is None or window >= document_layout.max_length
-    _check_supported("sdpa", attention_mask, dropout, kwargs, window=None if is_within else window)
+    layout: DocumentLayout = _layout("sdpa", module, attention_mask, options)
+    window = options.get("sliding_window")
+    if window is not None and window < layout.max_length:
+        raise _not_computed("sdpa", f"a sliding window of {window} tokens")
     num_sharing = query.shape[1] // key.shape[1]
-    is_masked = document_layout.to_prompts is not None
+    is_masked = layout.to_prompts is not None
     if num_sharing > 1 and not has_grouped_kernel(query.device.type, query.dtype, query.shape[-1], is_masked=is_masked):
         key, value = (heads.repeat_interleave(num_sharing, dim=1) for heads in (key, value))
-    queries = document_layout.rows(query)
-    keys, values = (document_layout.rows(heads, with_prompts=True) for heads in (key, value))
+    queries = layout.rows(query)
+    keys, values = (layout.rows(heads, with_prompts=True) for heads in (key, value))
     outputs = [
         functional.scaled_dot_product_attention(
             own_queries,
@@ -255,26 +238,16 @@ def packed_sdpa(
             own_values,
             attn_mask=grid.mask,
             is_causal=grid.mask is None,
-            scale=scaling,
+            scale=options.get("scaling"),
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        for grid, own_queries, own_keys, own_values in zip(document_layout.grids, queries, keys, values, strict=True)
+        for grid, own_queries, own_keys, own_values in zip(layout.grids, queries, keys, values, strict=True)
     ]
-    return document_layout.tokens(outputs), None
+    return layout.tokens(outputs), None
 
 
 def packed_varlen(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    *,
-    varlen_layout: VarlenLayout | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attend as `packed_sdpa` does, by torch's kernel for documents of any length, also within a sliding window.
 
@@ -283,28 +256,21 @@ def packed_varlen(
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    if varlen_layout is None:
-        raise _without_borders(module)
-    _check_supported("varlen", attention_mask, dropout, kwargs)
+    layout: VarlenLayout = _layout("varlen", module, attention_mask, options)
+    window = options.get("sliding_window")
     if value.shape[-1] != query.shape[-1]:
         raise ConfigError(
             f"train.attention = varlen takes values as wide as queries; those of model.path have {value.shape[-1]} and "
             f"{query.shape[-1]} channels a head. Set train.attention: sdpa."
         )
     queries, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
-    if varlen_layout.keys is not None:
+    if layout.keys is not None:
         # In float32: backward adds up what all completions want of their prompt, and would round each sum to 16 bits.
-        keys, values = (own.float().index_select(0, varlen_layout.keys).to(query.dtype) for own in (keys, values))
+        keys, values = (own.float().index_select(0, layout.keys).to(query.dtype) for own in (keys, values))
     output = varlen_attn(
-        queries,
-        keys,
-        values,
-        varlen_layout.query_borders,
-        varlen_layout.key_borders,
-        varlen_layout.most_queries,
-        varlen_layout.most_keys,
-        scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        *(queries, keys, values, layout.query_borders, layout.key_borders, layout.most_queries, layout.most_keys),
+        scale=options.get("scaling"),
+        window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return output.unsqueeze(0), None
@@ -335,22 +301,10 @@ def require_flash_attention() -> None:
 
 def require_varlen_attention() -> None:
     """Raise ConfigError where torch's kernel for documents of any length does not run."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < _OLDEST_CAPABILITY:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         raise ConfigError(
-            f"train.attention = varlen needs a GPU that torch sees, of compute capability {_OLDEST_CAPABILITY[0]}.0 "
-            f"(A100) or later. Set train.attention: sdpa."
-        )
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-
-        arguments = set(inspect.signature(varlen_attn).parameters)
-    except ImportError:
-        arguments = set()
-    if not arguments >= _NEEDED_OF_VARLEN:
-        raise ConfigError(
-            f"train.attention = varlen needs a torch whose torch.nn.attention.varlen.varlen_attn takes "
-            f"{' and '.join(sorted(_NEEDED_OF_VARLEN))}; torch {torch.__version__} is older. Install a later one, or "
-            f"set train.attention: sdpa."
+            "train.attention = varlen needs a GPU that torch sees, of compute capability 8.0 (A100) or later. Set "
+            "train.attention: sdpa."
         )
 
 
@@ -370,26 +324,24 @@ def register_kernels() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def _without_borders(module: Any) -> ConfigError:
-    return ConfigError(
-        f"model.path names a model whose attention, {type(module).__name__} of transformers, is not told where the "
-        f"sequences packed into one row begin: its layers pass nothing on to their kernel. Take a model of another "
-        f"architecture; Llama's, Qwen's, Mistral's and most others pass it on."
-    )
-
-
-def _check_supported(
-    kernel: str, attention_mask: Tensor | None, dropout: float, options: dict[str, Any], *, window: int | None = None
-) -> None:
-    """Raise ConfigError for an input that the kernel does not compute; `window`: one too short for it."""
-    refused = {
-        "an attention mask": attention_mask is not None,
-        f"dropout {dropout}": dropout > 0.0,
-        f"a sliding window of {window} tokens": window is not None,
-    }
-    refused |= {name: options.get(name) is not None for name in ("softcap", "s_aux", "position_bias")}
-    for what in (what for what, is_present in refused.items() if is_present):
+def _layout(kernel: str, module: Any, attention_mask: Tensor | None, options: Mapping[str, Any]) -> Any:
+    """Return the layout of the documents. Raises ConfigError without it, or for what the kernel does not compute."""
+    if options.get("packed_layout") is None:
         raise ConfigError(
-            f"train.attention = {kernel} does not compute {what}, which the attention of model.path asks for. Set "
-            f"train.attention: flash_attention_2, or take another model."
+            f"model.path names a model whose attention, {type(module).__name__} of transformers, is not told where the "
+            f"sequences packed into one row begin: its layers pass nothing on to their kernel. Take a model of another "
+            f"architecture; Llama's, Qwen's, Mistral's and most others pass it on."
         )
+    refused = {"an attention mask": attention_mask, f"dropout {options.get('dropout')}": options.get("dropout") or None}
+    refused |= {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
+    for what, value in refused.items():
+        if value is not None:
+            raise _not_computed(kernel, what)
+    return options["packed_layout"]
+
+
+def _not_computed(kernel: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"train.attention = {kernel} does not compute {what}, which the attention of model.path asks for. Set "
+        f"train.attention: flash_attention_2, or take another model."
+    )

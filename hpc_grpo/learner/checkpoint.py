@@ -4,9 +4,8 @@ A checkpoint is DeepSpeed's state on every rank (weights, optimizer, schedule), 
 manifest of all files. A resume with as many ranks is bit-identical. Staging, loading and exporting are collectives:
 they wait for all ranks. Writing what was staged, and publishing it, waits for no training.
 
-Another number of ranks loads DeepSpeed's universal form, which holds every parameter and its optimizer state whole. It
-lies beside the checkpoint for as long as loading takes, or in a folder of the caller's. This module is also the program
-that writes it.
+Another number of ranks loads DeepSpeed's universal form, which this module, run as a program, writes beside the
+checkpoint for as long as loading takes.
 """
 
 from __future__ import annotations
@@ -44,45 +43,28 @@ if TYPE_CHECKING:
 TAG = "deepspeed"
 """DeepSpeed's folder in a checkpoint."""
 
-_WORKERS = 2
-"""Processes that convert: each holds one rank's optimizer state in memory."""
-
 _COPIES = 2
-"""The conversion writes every byte twice: in fragments first, then whole."""
-
-_SHOWN_LINES = 5
+"""The conversion to the universal form writes every byte twice: in fragments first, then whole."""
 
 _BUCKET_BYTES = 256 << 20
 """Bytes of parameters gathered at once under ZeRO-3 for an export."""
 
 _TOKENIZER_FILES = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "special_tokens_map.json",
-    "added_tokens.json",
+    "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json",
     "chat_template*",
-)
+)  # fmt: skip
 
 
 class CheckpointWriter:
-    """One learner's part in a checkpoint: `stage` with all others, `write` on any thread, then `publish` on rank 0.
+    """One learner's part in a checkpoint: made by all together, then `write` on any thread, then `publish` on rank 0.
 
     One checkpoint at a time. Each call raises HpcGrpoError when a file cannot be written; older checkpoints are
     untouched, and one of the same step is replaced only once the new one is whole.
     """
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
-        self._directory: Path
-        self._manifest: Manifest
-        self._begun = 0.0
-
-    def stage(self, directory: Path, driver_state: dict[str, Any], *, behind: bool) -> None:
-        """Take the state as it is now: if `behind` into host memory, to be written later, else to disk. Collective."""
-        learner, self._directory, self._begun = self._learner, directory, time.monotonic()
+    def __init__(self, learner: Learner, directory: Path, driver_state: dict[str, Any], *, behind: bool) -> None:
+        """Stage the state of now: if `behind` in host memory, to be written later, else on disk. A collective."""
+        self._learner, self._directory, self._begun = learner, directory, time.monotonic()
         staging, stage = learner.files.disk.here(staging_path(directory)), learner.config.train.zero_stage
         self._manifest = Manifest(learner.policy_version, learner.world_size, stage, (), driver_state)
         with _named_errors(directory):
@@ -182,10 +164,11 @@ def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
     # A process of its own: it forks workers, which a learner with its threads must not.
     command = own_command("-m", "hpc_grpo.learner.checkpoint", "--inject_missing_state")
     command += ["--input_folder", str(source), "--output_folder", str(target)]
-    command += ["--num_extract_workers", str(_WORKERS), "--num_merge_workers", str(_WORKERS)]
+    # Each worker holds one rank's optimizer state in memory.
+    command += ["--num_extract_workers", "2", "--num_merge_workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = "\n  ".join(done.stderr.strip().splitlines()[-_SHOWN_LINES:])
+        last = "\n  ".join(done.stderr.strip().splitlines()[-5:])
         raise LaunchError(f"DeepSpeed could not rewrite {checkpoint} for another number of learners:\n  {last}")
 
 

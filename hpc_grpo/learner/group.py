@@ -29,25 +29,16 @@ class RendezvousStore(dist.Store):  # type: ignore[misc]
         self._call = call
 
     def set(self, key: str, value: bytes) -> None:
-        self._call("set", {key: value})
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        self._call("set", dict(zip(keys, values, strict=True)))
+        self._call("set", key, value)
 
     def get(self, key: str) -> bytes:
-        return self._get([key], self.timeout)[0]
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._get(keys, self.timeout)
+        return self._wait([key], self.timeout)[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._get(keys, self.timeout if timeout is None else timeout)
+        self._wait(keys, self.timeout if timeout is None else timeout)
 
     def add(self, key: str, amount: int) -> int:
         return int(self._call("add", key, amount))
-
-    def append(self, key: str, value: bytes) -> None:
-        self._call("append", key, value)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         return bytes(self._call("compare_set", key, expected, desired))
@@ -62,17 +53,13 @@ class RendezvousStore(dist.Store):  # type: ignore[misc]
         """Return another view of the same rendezvous: torch takes one where it splits a group."""
         return RendezvousStore(self._call)
 
-    def has_extended_api(self) -> bool:
-        """Return True: append, multi_get and multi_set exist."""
-        return True
-
     deleteKey = delete_key  # noqa: N815 - torch looks the method up under the name of its C++ interface
 
-    def _get(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        values = self._call("get", keys, timeout.total_seconds())
+    def _wait(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        values: list[bytes] | None = self._call("get", keys, timeout.total_seconds())
         if values is None:
             raise dist.DistStoreError(f"After {timeout.total_seconds():.0f} s no value of {', '.join(keys)}.")
-        return list(values)
+        return values
 
 
 def init_process_group(rank: int, world_size: int, device: torch.device, store: Any = None) -> None:

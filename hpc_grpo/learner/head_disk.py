@@ -25,7 +25,7 @@ import torch
 from ray.exceptions import RayTaskError
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.learner.staging import RunDisk, SharedDisk
+from hpc_grpo.learner.staging import RunDisk
 from hpc_grpo.run.checkpoint import MANIFEST, FileEntry
 from hpc_grpo.run.contract import DISKS_VARIABLE
 from hpc_grpo.run.files import copy_path
@@ -38,7 +38,7 @@ _OUTLINE_MODE = stat.S_IWUSR
 """The mode of a file that has its size and no content: it may not be read."""
 
 
-class HeadDisk:
+class HeadDisk(RunDisk):
     """The head's disk, for a learner on another node, whose run directory `root` is `here` a folder to work in.
 
     Written files are sent on, and never lie here whole. The node's learners share what they fetch of an opened
@@ -54,17 +54,17 @@ class HeadDisk:
         return self._here / path.relative_to(self._root)
 
     def save(self, state: Any, here: Path) -> None:
-        with self._sending(self._name(here)) as file:
+        with self._sending(self._name(here)) as (file, sending):
             torch.save(state, file)
-        self._sent[here] = file.entry
+        self._sent[here] = sending.entry
 
     def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
         """Send what was not saved by `save`, and empty the folder."""
         for path in files:
             if path not in self._sent:
-                with self._sending(self._name(path)) as file, path.open("rb") as written:
+                with self._sending(self._name(path)) as (file, sending), path.open("rb") as written:
                     shutil.copyfileobj(written, file, CHUNK_BYTES)
-                self._sent[path] = file.entry
+                self._sent[path] = sending.entry
         sent = {str(path.relative_to(folder)): self._sent.pop(path) for path in files}
         shutil.rmtree(folder, ignore_errors=True)
         return [FileEntry(name, entry.size, entry.digest) for name, entry in sent.items()]
@@ -113,18 +113,20 @@ class HeadDisk:
     @contextmanager
     def new_file(self, path: Path) -> Iterator[BinaryIO]:
         name = path.relative_to(self._root)
-        with self._sending(str(name.with_name(f".{name.name}.tmp")), str(name)) as file:
-            yield cast(BinaryIO, file)
+        with self._sending(str(name.with_name(f".{name.name}.tmp")), str(name)) as (file, _):
+            yield file
 
     def _name(self, here: Path) -> str:
         return str(here.relative_to(self._here))
 
     @contextmanager
-    def _sending(self, name: str, final: str | None = None) -> Iterator[Sending]:
-        with Sending(self._keeper, name) as file:
-            yield file
-            file.finish()
-        _result(self._keeper.commit.remote(file.entry, final or name))
+    def _sending(self, name: str, final: str | None = None) -> Iterator[tuple[BinaryIO, Sending]]:
+        sending = Sending(self._keeper, name)
+        with io.BufferedWriter(sending, CHUNK_BYTES) as file:
+            yield cast(BinaryIO, file), sending
+        if sending.failure is not None:
+            raise sending.failure
+        _result(self._keeper.commit.remote(sending.entry, final or name))
 
     def _outline(self, folder: Path, here: Path) -> list[str]:
         """Make the folder here as it is at the head, its files as outlines; return their names."""
@@ -141,46 +143,38 @@ class HeadDisk:
 
 
 class Sending(io.RawIOBase):
-    """A file that is written here and grows at the head; `entry` says, once it is finished, what was sent.
+    """A file that is written here, through a buffer of a chunk, and grows at the head; `entry` is what was sent.
 
-    Errors are raised at the end: torch would raise an error of its own over one that comes while it writes.
+    The first error is kept in `failure`: torch would raise an error of its own over one that comes while it writes.
     """
 
     def __init__(self, keeper: Any, name: str) -> None:
         import xxhash
 
         super().__init__()
+        self.failure: Exception | None = None
         self._keeper, self._name = keeper, name
-        self._hasher = xxhash.xxh3_128()
-        self._buffer = bytearray()
-        self._size = 0
+        self._hasher, self._size = xxhash.xxh3_128(), 0
         self._waiting: deque[Any] = deque()
-        self._failure: Exception | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        """Take all of the data, of which a chunk at a time is copied; waits while enough of them are on their way."""
-        rest = memoryview(data).cast("B")
-        num_bytes = rest.nbytes
-        while rest.nbytes:
-            part = rest[: CHUNK_BYTES - len(self._buffer)]
-            self._buffer += part
-            rest = rest[part.nbytes :]
-            if len(self._buffer) == CHUNK_BYTES:
-                self._send()
-        return num_bytes
-
-    def finish(self) -> None:
-        """Send the rest, and wait until the head has written all of it. Raises what the head's disk raised."""
-        self._send()  # an empty file has one empty chunk
-        self.close()
-        if self._failure is not None:
-            raise self._failure
+        """Send a chunk of the data, and wait while two others are on their way; returns its length."""
+        if len(self._waiting) == _UNDERWAY:
+            self._await_oldest()
+        chunk = bytes(memoryview(data).cast("B")[:CHUNK_BYTES])
+        self._hasher.update(chunk)
+        if self.failure is None:
+            self._waiting.append(self._keeper.write.remote(self._name, self._size, chunk))
+        self._size += len(chunk)
+        return len(chunk)
 
     def close(self) -> None:
         """Wait for what is on its way: the head would write on while the file is removed there, or sent again."""
+        if not self.closed and not self._size:
+            self.write(b"")  # or an empty file would not be there
         while self._waiting:
             self._await_oldest()
         super().close()
@@ -189,27 +183,17 @@ class Sending(io.RawIOBase):
     def entry(self) -> FileEntry:
         return FileEntry(self._name, self._size, self._hasher.hexdigest())
 
-    def _send(self) -> None:
-        if len(self._waiting) == _UNDERWAY:
-            self._await_oldest()
-        chunk = bytes(self._buffer)
-        self._buffer.clear()
-        self._hasher.update(chunk)
-        if self._failure is None:
-            self._waiting.append(self._keeper.write.remote(self._name, self._size, chunk))
-        self._size += len(chunk)
-
     def _await_oldest(self) -> None:
         try:
             _result(self._waiting.popleft())
-        except Exception as error:  # noqa: BLE001 - whatever it is, `finish` raises it
-            self._failure = self._failure or error
+        except Exception as error:  # noqa: BLE001 - whatever it is, `_sending` raises it
+            self.failure = self.failure or error
 
 
 def disk_of(keeper: Any, root: Path) -> RunDisk:
     """Return the disk of the run at `root`, in an actor: by the head's `keeper` where this node does not see it."""
     if keeper is None or os.environ.get(DISKS_VARIABLE) != "private":
-        return SharedDisk()
+        return RunDisk()
     # Of this driver alone: one before it may have left a checkpoint half fetched, which is another by now.
     folder = Path(tempfile.gettempdir()) / f"hpc-grpo-disk-{ray.get_runtime_context().get_job_id()}"
     folder.mkdir(mode=0o700, exist_ok=True)

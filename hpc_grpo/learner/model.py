@@ -74,25 +74,18 @@ class _Float32Product(torch.autograd.Function):  # type: ignore[misc]
 class LogprobHead(nn.Module):  # type: ignore[misc]
     """Takes the place of a model's `lm_head` and holds its very parameters, so names and ties stay as they are.
 
+    `in_float32`: compute logits in float32 whatever the parameters' precision (`model.head_dtype`).
+    `entropy_gradient`: entropies carry a gradient too, for which a chunk's probabilities are kept.
+
     The loop over chunks lies inside `forward`: under ZeRO-3 the module's hooks gather the weight once per
     microbatch however many chunks there are, so ranks with different counts stay in step.
     """
 
     def __init__(
-        self,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
-        chunk_tokens: int,
-        *,
-        in_float32: bool = True,
-        entropy_gradient: bool = False,
+        self, head: Any, chunk_tokens: int, *, in_float32: bool = True, entropy_gradient: bool = False
     ) -> None:
-        """`in_float32`: compute logits in float32 whatever the parameters' precision (`model.head_dtype`).
-
-        `entropy_gradient`: entropies carry a gradient too, for which a chunk's probabilities are kept.
-        """
         super().__init__()
-        self.weight, self.bias, self._chunk_tokens = weight, bias, chunk_tokens
+        self.weight, self.bias, self._chunk_tokens = head.weight, head.bias, chunk_tokens
         self._in_float32, self._entropy_gradient = in_float32, entropy_gradient
 
     def forward(
@@ -137,17 +130,14 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
     def __init__(self, language_model: Any, config: Config) -> None:
         super().__init__()
-        head, in_float32 = language_model.get_output_embeddings(), config.model.head_dtype == "float32"
-        self.language_model = language_model
-        language_model.set_output_embeddings(
-            LogprobHead(
-                head.weight,
-                head.bias,
-                config.train.logprob_chunk_tokens,
-                in_float32=in_float32,
-                entropy_gradient=config.loss.entropy_coef > 0.0,
-            )
+        head = LogprobHead(
+            language_model.get_output_embeddings(),
+            config.train.logprob_chunk_tokens,
+            in_float32=config.model.head_dtype == "float32",
+            entropy_gradient=config.loss.entropy_coef > 0.0,
         )
+        self.language_model = language_model
+        language_model.set_output_embeddings(head)
         # Demonstrations were sampled by nobody.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._dtype = getattr(torch, config.model.dtype)
@@ -162,9 +152,9 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         kernel = self.language_model.config._attn_implementation
         borders: dict[str, Any]
         if kernel == PACKED_SDPA:
-            borders = {"document_layout": document_layout(lengths, device, batch.prompts, self._dtype)}
+            borders = {"packed_layout": document_layout(lengths, device, batch.prompts, self._dtype)}
         elif kernel == PACKED_VARLEN:
-            borders = {"varlen_layout": varlen_layout(lengths, device, batch.prompts)}
+            borders = {"packed_layout": varlen_layout(lengths, device, batch.prompts)}
         else:
             borders = {f"cu_seq_lens_{heads}": batch.cu_seqlens for heads in "qk"}
             borders |= {f"max_length_{heads}": max(lengths) for heads in "qk"}

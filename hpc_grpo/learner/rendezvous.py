@@ -17,8 +17,8 @@ class Rendezvous:
         self._values: dict[str, bytes] = {}
         self._changed = asyncio.Condition()
 
-    async def set(self, values: dict[str, bytes]) -> None:
-        self._values.update(values)  # before any await: nobody comes between the reading and the writing of `add`
+    async def set(self, key: str, value: bytes) -> None:
+        self._values[key] = value  # before any await: nobody comes between the reading and the writing of `add`
         async with self._changed:
             self._changed.notify_all()
 
@@ -35,16 +35,13 @@ class Rendezvous:
     async def add(self, key: str, amount: int) -> int:
         """Add to the number at `key` (0 without one) and return the new one."""
         total = int(self._values.get(key, b"0")) + amount
-        await self.set({key: str(total).encode()})
+        await self.set(key, str(total).encode())
         return total
-
-    async def append(self, key: str, value: bytes) -> None:
-        await self.set({key: self._values.get(key, b"") + value})
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Set `desired` if `key` holds `expected`, or has no value and b"" is expected; return its value after that."""
         if self._values.get(key, b"") == expected:
-            await self.set({key: desired})
+            await self.set(key, desired)
         return self._values.get(key, expected)
 
     async def has(self, keys: Sequence[str]) -> bool:

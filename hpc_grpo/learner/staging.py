@@ -11,9 +11,9 @@ import copy
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,53 +26,37 @@ _KEPT_FREE = 0.05
 """Share of the memory of the node, or of the job on it, that copies leave to everybody else."""
 
 
-class RunDisk(Protocol):
-    """The disk that holds the run, for one learner. DeepSpeed, which knows folders alone, gets paths from `here`.
+class RunDisk:
+    """The disk that holds the run, where this process sees it; `HeadDisk` stands for it on other nodes.
 
-    All methods but `here` raise OSError as a disk does.
+    DeepSpeed, which knows folders alone, gets paths from `here`. All other methods raise OSError as a disk does.
     """
 
     def here(self, path: Path) -> Path:
         """Return the path by which this process writes and reads what is at `path` of the run."""
-
-    def save(self, state: Any, here: Path) -> None:
-        """Write a state as torch.save does; it may not be on the disk before `settle`."""
-
-    def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
-        """Sync files in `folder`, both paths of `here`, to the disk; return them by their names in it."""
-
-    def opened(self, folder: Path, *, whole: bool = False) -> AbstractContextManager[Path]:
-        """Give the path of a checkpoint while the block runs. A file of it may be read after `fetch`, or if `whole`."""
-
-    def fetch(self, here: Path) -> None:
-        """Have the content of a file of an opened checkpoint here."""
-
-    def new_file(self, path: Path) -> AbstractContextManager[BinaryIO]:
-        """Write, in the block, a file that appears at `path` of the run once it is whole and on the disk."""
-
-
-class SharedDisk:
-    """A disk that this process sees: the head's, or one that all nodes share."""
-
-    def here(self, path: Path) -> Path:
         return path
 
     def save(self, state: Any, here: Path) -> None:
+        """Write a state as torch.save does; it may not be on the disk before `settle`."""
         torch.save(state, here)  # by its path: torch then writes without Python's lock
 
     def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
+        """Sync files in `folder`, both paths of `here`, to the disk; return them by their names in it."""
         for file in files:
             fsync(file)
         return hash_files(folder, [str(file.relative_to(folder)) for file in files])
 
     @contextmanager
     def opened(self, folder: Path, *, whole: bool = False) -> Iterator[Path]:
+        """Give the path of a checkpoint while the block runs. A file of it may be read after `fetch`, or if `whole`."""
         yield folder
 
-    def fetch(self, here: Path) -> None: ...
+    def fetch(self, here: Path) -> None:
+        """Have the content of a file of an opened checkpoint here."""
 
     @contextmanager
     def new_file(self, path: Path) -> Iterator[BinaryIO]:
+        """Write, in the block, a file that appears at `path` of the run once it is whole and on the disk."""
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.tmp")
         with beside.open("wb") as file:
@@ -90,7 +74,7 @@ class StagedFiles:
     """
 
     def __init__(self, learners_on_node: int = 1) -> None:
-        self.disk: RunDisk = SharedDisk()
+        self.disk = RunDisk()
         self.keeps = False
         self.written: list[Path] = []
         self._learners_on_node = learners_on_node

@@ -111,8 +111,7 @@ def save_together(learner: Any, directory: Path, driver_state: dict[str, Any], *
 
     from hpc_grpo.learner.checkpoint import CheckpointWriter
 
-    writer = CheckpointWriter(learner)
-    writer.stage(directory, driver_state, behind=behind)
+    writer = CheckpointWriter(learner, directory, driver_state, behind=behind)
 
     def publish() -> None:
         shares: list[Any] = [None] * learner.world_size

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from hpc_grpo.weights.buckets import bucket_layout
 
 from hpc_grpo.engine import actor
 from hpc_grpo.engine.actor import Engine
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import GroupRequest, ParameterSpec, SamplingSpec
 from hpc_grpo.weights.node_group import GroupMembership
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, bucket_layout
 from tests.support.configs import minimal_config
 
 REQUESTS = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1)) for ordinal in range(3)]

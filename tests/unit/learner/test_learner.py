@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.learner import Learner
+from hpc_grpo.learner.learner import check_sequences, score_apart
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 
@@ -18,20 +18,14 @@ def model(batch: Any, **_: bool) -> tuple[torch.Tensor, None]:
 
 
 def test_what_a_completion_scores_does_not_depend_on_what_else_is_scored() -> None:
-    learner = Learner.__new__(Learner)
-    learner.device, learner.ds_engine = torch.device("cpu"), SimpleNamespace(module=model)
-    alone, beside = (learner.score((5, 6), others)[0] for others in ([(7, 8)], [(7, 8), (9,)]))
-    assert alone.tolist() == beside.tolist()
-    assert [own.round(2).tolist() for own in learner.score((5, 6), [(7, 8), (9,)])] == [[-7.0, -8.0], [-9.0]]
+    policy: Any = model
+    alone, beside = (score_apart(policy, (5, 6), others, "cpu") for others in ([(7, 8)], [(7, 8), (9,)]))
+    assert alone[0].tolist() == beside[0].tolist()
+    assert [own.round(2).tolist() for own in beside] == [[-7.0, -8.0], [-9.0]]
 
 
 def test_versions_that_an_algorithm_of_the_users_left_out_are_not_interpolated() -> None:
-    learner = Learner.__new__(Learner)
-    learner.ds_engine = SimpleNamespace(module=SimpleNamespace(language_model=SimpleNamespace(config=None)))
-    learner.parts = []
-    shares = [[ordinary_sequence(0, 0, [1, 2, 3], 2)]]
-    learner.train_by(minimal_config(loss={"proximal": "interpolated"}))
+    sequences, settings, config = [ordinary_sequence(0, 0, [1, 2, 3], 2)], SimpleNamespace(), minimal_config()
     with pytest.raises(ConfigError, match=r"Fill TrainSequence\.policy_versions \[L\] where its class overrides"):
-        learner._check_sequences(shares)
-    learner.train_by(minimal_config())
-    learner._check_sequences(shares)
+        check_sequences(sequences, settings, "interpolated", config)
+    check_sequences(sequences, settings, "recomputed", config)

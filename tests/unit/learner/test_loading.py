@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hpc_grpo.learner.loading import check_packing, load_policy
 from transformers import (
     FalconConfig,
     FalconForCausalLM,
@@ -29,7 +28,8 @@ from transformers import (
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner import loading
+from hpc_grpo.learner import model as model_module
+from hpc_grpo.learner.model import check_packing, load_policy
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
@@ -84,7 +84,7 @@ def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> No
 
 @pytest.fixture
 def has_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "require_varlen_attention", lambda: None)
+    monkeypatch.setattr(model_module, "require_varlen_attention", lambda: None)
 
 
 @pytest.mark.usefixtures("has_varlen")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from hpc_grpo.learner.mismatch import mismatch
 
+from hpc_grpo.learner.accumulator import mismatch
 from hpc_grpo.learner.packing import pack, zero_weight_batch
 from hpc_grpo.metrics.reductions import merge
 from tests.support.sequences import ordinary_sequence

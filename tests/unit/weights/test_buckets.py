@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
-
 from hpc_grpo.types import ParameterSpec
+from hpc_grpo.weights.store import BucketLayout, bucket_layout
 from tests.support.parameters import SPECS
 
 

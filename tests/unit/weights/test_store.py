@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
+from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec, WeightStore, bucket_layout
 from tests.support.parameters import SPECS
 
 KEY = 0x1234_5678_9ABC_DEF0 >> 1
