@@ -30,11 +30,10 @@ class MetricAccumulator:
         own |= {("term", name): torch.dot(values, weights.of_tokens) for name, values in output.terms.items()}
         own |= {("weight", name): torch.dot(values, mask) for name, values in output.weights.items()}
         own |= {("square", name): torch.dot(values.square(), mask) for name, values in output.weights.items()}
-        for key, total in own.items():
-            self._sums[key] = self._sums[key] + total if key in self._sums else total
+        self._sums |= {key: self._sums[key] + total if key in self._sums else total for key, total in own.items()}
         for name, values in output.maxima.items():
             largest = (values * mask).max()
-            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
+            self._maxima[name] = torch.maximum(self._maxima.get(name, largest), largest)
 
     def reductions(self) -> dict[str, Reduction]:
         """Return the means over the tokens that were computed, and the terms of the loss over all.

@@ -40,15 +40,9 @@ from hpc_grpo.weights.store import bucket_layout
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
 
-TAG = "deepspeed"
-"""DeepSpeed's folder in a checkpoint."""
-
-_COPIES = 2
-"""The conversion to the universal form writes every byte twice: in fragments first, then whole."""
-
-_BUCKET_BYTES = 256 << 20
-"""Bytes of parameters gathered at once under ZeRO-3 for an export."""
-
+TAG = "deepspeed"  # DeepSpeed's folder in a checkpoint
+_COPIES = 2  # the conversion to the universal form writes every byte twice: in fragments first, then whole
+_BUCKET_BYTES = 256 << 20  # of parameters gathered at once under ZeRO-3 for an export
 _TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json",
     "chat_template*",

@@ -1,8 +1,7 @@
 """The critic of PPO: values the state before every trained token, and learns the returns.
 
-Its model is a causal language model's trunk, the policy's or that of an exported critic, with one number for a head.
-Its optimizer and its ZeRO shards are its own. It is exported as transformers' token classifiers of one label are, which
-`AutoModelForTokenClassification` loads: the logit at a token is the value of the state after it.
+Its model is a causal language model's trunk with one number for a head; its optimizer and its ZeRO shards are its own.
+It is exported as a token classifier of one label: the logit at a token is the value of the state after it.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from hpc_grpo.learner.staging import StagedFiles
     from hpc_grpo.types import Float32Array
 
-_TAG = "critic"
-"""DeepSpeed's folder of the critic in a checkpoint."""
+_TAG = "critic"  # DeepSpeed's folder of the critic in a checkpoint
 
 
 class Critic(LearnerPart):
@@ -57,27 +55,22 @@ class Critic(LearnerPart):
 
     def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
         """Value all sequences, train on their returns, and return them with advantages."""
-        shares = [minibatch.sequences for minibatch in minibatches]
-        packed = pack_equalised(shares, budget_of(self.config), self.device)
+        packed = pack_equalised([each.sequences for each in minibatches], budget_of(self.config), self.device)
         values = [self.values(batches) for batches, _ in packed]
-        advantages, returns = [], []
-        for (_, sequences), own in zip(packed, values, strict=True):
-            pairs = self._estimates(sequences, own)
-            advantages.append([pair[0] for pair in pairs])
-            returns.append(np.concatenate([np.zeros(0, np.float32), *(pair[1] for pair in pairs)]))
+        estimates = [self._estimates(sequences, own) for (_, sequences), own in zip(packed, values, strict=True)]
+        advantages = [[pair[0] for pair in pairs] for pairs in estimates]
         if self.config.ppo.normalize_advantages:
             advantages = self._normalized(advantages)
         metrics: dict[str, Mean] = {}
         trained = []
-        for index, minibatch in enumerate(minibatches):
-            batches, sequences = packed[index]
-            own_metrics = self.train(batches, values[index], returns[index], minibatch.num_valid_tokens)
-            for name, value in own_metrics.items():
-                metrics[name] = metrics[name].merged(value) if name in metrics else value
+        for index, (minibatch, (batches, sequences)) in enumerate(zip(minibatches, packed, strict=True)):
+            returns = np.concatenate([np.zeros(0, np.float32), *(pair[1] for pair in estimates[index])])
+            own_metrics = self.train(batches, values[index], returns, minibatch.num_valid_tokens)
+            metrics |= {name: own.merged(metrics.get(name, Mean(0.0, 0.0))) for name, own in own_metrics.items()}
             with_advantages = []
-            for sequence, own_advantages in zip(sequences, advantages[index], strict=True):
+            for sequence, own in zip(sequences, advantages[index], strict=True):
                 of_tokens = np.zeros(len(sequence.token_ids), dtype=np.float32)
-                of_tokens[sequence.loss_mask] = own_advantages
+                of_tokens[sequence.loss_mask] = own
                 with_advantages.append(replace(sequence, advantages=of_tokens))
             trained.append(replace(minibatch, sequences=tuple(with_advantages)))
         return trained, metrics
@@ -117,12 +110,11 @@ class Critic(LearnerPart):
         """Return advantages and returns of each sequence, in packed order, where weightless microbatches come last."""
         ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences], dtype=np.int64)
         own_values = np.split(torch.cat(list(values)).cpu().numpy(), ends)[:-1]
+        estimate = partial(
+            generalized_advantages, discount=self.config.ppo.discount, gae_lambda=self.config.ppo.gae_lambda
+        )
         rewards = [float(sequence.advantages[sequence.loss_mask][-1]) for sequence in sequences]
-        discount, gae_lambda = self.config.ppo.discount, self.config.ppo.gae_lambda
-        return [
-            generalized_advantages(reward, own, discount, gae_lambda)
-            for reward, own in zip(rewards, own_values, strict=True)
-        ]
+        return list(map(estimate, rewards, own_values))
 
     def _normalized(self, advantages: Sequence[Sequence[Float32Array]]) -> list[list[Float32Array]]:
         """Give all tokens of the step, over all ranks, mean 0 and deviation 1."""

@@ -39,12 +39,11 @@ from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 if TYPE_CHECKING:
     from hpc_grpo.types import Float32Array
 
-PARTS: list[type[LearnerPart]] = [Critic, Reference, Teacher]
-"""The parts that a learner may have, in the order in which a step asks them."""
+PARTS: list[type[LearnerPart]] = [Critic, Reference, Teacher]  # in the order in which a step calls them
 
 
 class Learner:
-    """One rank of the data-parallel group. Knows nothing of Ray: whoever starts the processes brings the store."""
+    """One rank of the data-parallel group. Knows nothing of Ray: the caller brings the store in which ranks meet."""
 
     def __init__(
         self,
@@ -54,14 +53,11 @@ class Learner:
         store: Any = None,
         total_optimizer_steps: int | None = None,
     ) -> None:
-        """Join the group, load the model and build the engine.
+        """Join the group, load the model and build the engine; a single rank needs no `store` of torch.distributed.
 
-        `store` is where the ranks meet, any store of torch.distributed; not needed for one rank.
-        `total_optimizer_steps` shapes the linear and cosine schedules; by default train.total_steps decides.
+        `total_optimizer_steps` is for the linear and cosine schedules; default: from train.total_steps.
         """
-        self.rank = rank
-        self.world_size = world_size
-        self.device = resolve_device(config)
+        self.rank, self.world_size, self.device = rank, world_size, resolve_device(config)
         if self.device.type == "cpu":
             torch.set_num_threads(config.train.num_threads or 1)
         init_process_group(rank, world_size, self.device, store)
@@ -70,11 +66,8 @@ class Learner:
         torch.manual_seed(config.run.seed + rank)
         self.parts = [kind(config, world_size, self.device) for kind in PARTS if kind.is_wanted(config)]
 
-        def change_policy(language_model: Any) -> None:
-            for part in self.parts:
-                part.change_policy(language_model)
-
-        self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, change_policy)
+        changes = [part.change_policy for part in self.parts]
+        self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, changes)
         check_packing(self.model, f"model.path = {config.model.path}", self.device)
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
@@ -106,10 +99,7 @@ class Learner:
 
         `measured` is this rank's share of the sequences that the mismatch is measured on; None on all ranks: on none.
         A minibatch without a token to train on, on any rank, counts as a step and leaves the weights as they are.
-
-        Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, and the number of steps no
-        longer says how many updates there were. Raises ConfigError for a sequence longer than the model's context, or
-        without the versions that are to be interpolated.
+        Raises HpcGrpoError when a gradient is not finite, and ConfigError as `check_sequences`.
         """
         metrics: dict[str, Reduction] = {}
         budget, accumulator, first_version = budget_of(self.config), MetricAccumulator(), self.policy_version
@@ -149,14 +139,13 @@ class Learner:
         return {**accumulator.reductions(), **steps, **metrics}
 
     def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
-        """Return the logprobs `[C]` that the policy gives each completion of `prompt`; under ZeRO-3 on every rank."""
+        """Return the logprobs `[C]` of each completion of `prompt`; under ZeRO-3 a collective."""
         return score_apart(self.model, prompt, completions, self.device)
 
     def parameter_specs(self) -> list[ParameterSpec]:
         return parameter_specs(self.model, self.config.model.dtype)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        """Give full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
         return gathered(self.model, names)
 
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:

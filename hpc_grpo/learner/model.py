@@ -35,12 +35,7 @@ from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
 
-_NEUTRAL = {
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-    "logits_scaling": 1.0,
-    "logit_scale": 1.0,
-}
+_NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 """Settings of a model that change its logits or scores outside the layers used here -> their neutral values."""
 
 _PROBED_TOKENS = 16
@@ -51,9 +46,8 @@ _PROBED_DIFFERENCE = 0.05
 class _Float32Product(torch.autograd.Function):  # type: ignore[misc]
     """Multiplies `hidden` `[C, D]` by `weight` `[V, D]`, both bfloat16, into float32 logits `[C, V]`.
 
-    A product of two bfloat16 numbers is exact in float32: only their sum is rounded, and to float32. On CUDA one kernel
-    does that without float32 copies of its operands; torch has no gradient for it. vLLM calls the same one
-    (`LogitsProcessor._apply_head`), and upcasts elsewhere as is done here.
+    On CUDA one kernel does that without float32 copies of its operands; torch has no gradient for it. vLLM calls the
+    same kernel (`LogitsProcessor._apply_head`), and upcasts elsewhere as is done here.
     """
 
     @staticmethod
@@ -94,7 +88,7 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
 
         `hidden` is `[C, D]`, `targets` `[C]` int64. float32 logits exist for one chunk at a time: with several
-        chunks, the backward pass computes each chunk's again. Scoring passes need no entropies, and get None.
+        chunks, the backward pass computes each chunk's again. Scoring passes get None for entropies.
         """
         chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
         compute: Any = self._chunk
@@ -255,10 +249,9 @@ def load_policy(
 
 
 def check_packing(model: PolicyModel, source: str, device: Any) -> None:
-    """Compute a document twice in one row. Raises ConfigError where the second result differs from the first.
+    """Compute a document twice in one row. Raises ConfigError where the results differ. A collective under ZeRO-3.
 
-    That finds, in any architecture: layers that mix tokens beside attention, an attention that does not get the
-    documents' borders, and computations with chance in them. Under ZeRO-3 every rank must call it.
+    That finds layers that mix tokens beside attention, attention without borders, and computations with chance.
     """
     tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
     zeros = np.zeros(len(tokens), np.float32)

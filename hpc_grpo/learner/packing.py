@@ -28,32 +28,21 @@ class PackedBatch:
     `mask` is 1.0 all over, or 0.0 in a microbatch that only fills up the count.
     """
 
-    input_ids: Tensor
-    """`[T]` int64."""
-    position_ids: Tensor
-    """`[T]` int64, from 0 in every sequence."""
-    cu_seqlens: Tensor
-    """`[N + 1]` int32: where documents start, and T."""
-    target_positions: Tensor
-    """`[C]` int64, positions in `[0, T)`."""
-    target_ids: Tensor
-    """`[C]` int64."""
-    advantages: Tensor
-    """`[C]` float32."""
-    engine_logprobs: Tensor
-    """`[C]` float32, nats; 0.0 where there was no engine."""
-    policy_versions: Tensor
-    """`[C]` float32, counts optimizer steps: of the weights that sampled the token; 0.0 where there was no engine."""
-    sequence_ids: Tensor
-    """`[C]` int64, each token's sequence, from 0."""
-    draws: Tensor
-    """`[C]` float32, uniform in [0, 1): a random number of the token's own, whatever it is packed with."""
-    mask: Tensor
-    """`[C]` float32."""
-    document_lengths: tuple[int, ...]
-    """N lengths in tokens; on the host, since kernels are chosen by them."""
-    prompts: tuple[int | None, ...]
-    """The document that each of N documents continues, on the host; None: it begins."""
+    input_ids: Tensor  # [T] int64
+    position_ids: Tensor  # [T] int64, from 0 in every sequence
+    cu_seqlens: Tensor  # [N + 1] int32: where documents start, and T
+    target_positions: Tensor  # [C] int64, positions in [0, T)
+    target_ids: Tensor  # [C] int64
+    advantages: Tensor  # [C] float32
+    engine_logprobs: Tensor  # [C] float32, nats; 0.0 where there was no engine
+    policy_versions: (
+        Tensor  # [C] float32, optimizer steps behind the weights that sampled the token; 0.0 without engine
+    )
+    sequence_ids: Tensor  # [C] int64, each token's sequence, from 0
+    draws: Tensor  # [C] float32, uniform in [0, 1): a random number of the token's own, whatever it is packed with
+    mask: Tensor  # [C] float32
+    document_lengths: tuple[int, ...]  # N lengths in tokens; on the host, since kernels are chosen by them
+    prompts: tuple[int | None, ...]  # N: the document that each one continues, on the host; None: it begins
 
     def to(self, device: Any) -> PackedBatch:
         return replace(self, **{name: own.to(device) for name, own in vars(self).items() if isinstance(own, Tensor)})
@@ -66,7 +55,17 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
     of another length than its tokens.
     """
     for sequence in sequences:
-        _check(sequence)
+        num_tokens = len(sequence.token_ids)
+        where = f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index})"
+        for name in ("loss_mask", "advantages", "engine_logprobs", "policy_versions"):
+            values = getattr(sequence, name)
+            if values is not None and len(values) != num_tokens:
+                raise ValueError(f"{where} has {num_tokens} tokens but {len(values)} {name}: give one per token")
+        if not sequence.loss_mask.any() or sequence.loss_mask[0]:
+            raise ValueError(
+                f"{where} trains {sequence.num_trained_tokens} of its {num_tokens} tokens: it needs at least one, and "
+                f"a token before each to predict it from"
+            )
     documents: list[tuple[int, int | None]] = []  # length, and the document that it continues
     places, start = [], 0  # of each sequence: where its tokens lie in the microbatch
     for group in groups_of(sequences) if shares_prompts else [[sequence] for sequence in sequences]:
@@ -149,18 +148,3 @@ def _draws(sequence: TrainSequence) -> Any:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 0x9E3779B97F4A7C15)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return (mixed >> np.uint64(40)).astype(np.float32) / np.float32(2**24)
-
-
-def _check(sequence: TrainSequence) -> None:
-    where = f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index})"
-    for name in ("loss_mask", "advantages", "engine_logprobs", "policy_versions"):
-        values = getattr(sequence, name)
-        if values is not None and len(values) != len(sequence.token_ids):
-            raise ValueError(
-                f"{where} has {len(sequence.token_ids)} tokens but {len(values)} {name}: give one per token"
-            )
-    if not sequence.loss_mask.any() or sequence.loss_mask[0]:
-        raise ValueError(
-            f"{where} trains {sequence.num_trained_tokens} of its {len(sequence.token_ids)} tokens: it needs at least "
-            f"one, and a token before each to predict it from"
-        )

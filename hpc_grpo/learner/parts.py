@@ -25,8 +25,7 @@ from hpc_grpo.weights.store import bucket_layout
 if TYPE_CHECKING:
     from hpc_grpo.learner.staging import StagedFiles
 
-_BUCKET_BYTES = 256 << 20
-"""Bytes of the policy's parameters gathered at once under ZeRO-3."""
+_BUCKET_BYTES = 256 << 20  # of the policy's parameters gathered at once under ZeRO-3
 
 
 class LearnerPart:
@@ -37,11 +36,8 @@ class LearnerPart:
     """
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
-        self.config = config
-        self.world_size = world_size
-        self.device = device
-        self.ds_engines: list[Any] = []
-        """DeepSpeed's engines of the part, which write their files as the policy's does."""
+        self.config, self.world_size, self.device = config, world_size, device
+        self.ds_engines: list[Any] = []  # of the part, which write their files as the policy's does
 
     @staticmethod
     def is_wanted(config: Config) -> bool:

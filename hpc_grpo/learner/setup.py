@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,11 +15,10 @@ from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, check_packing, full_shape, load_policy
 
-_FLOAT32_BUFFERS = ("inv_freq",)
+_FLOAT32_BUFFERS = ["inv_freq"]
 """Buffers that ZeRO-3 leaves in float32, by any part of their names.
 
-Otherwise `zero.Init` rounds rotary frequencies to bfloat16, while engines and ZeRO-1 and 2 have them in float32: at a
-thousand tokens the angles are radians apart.
+`zero.Init` would round rotary frequencies to bfloat16: at a thousand tokens the angles are radians from the engines'.
 """
 
 
@@ -36,9 +35,9 @@ def build_engine(
     world_size: int,
     device: torch.device,
     total_optimizer_steps: int | None,
-    change_policy: Callable[[Any], None],
+    changes: Iterable[Callable[[Any], None]],
 ) -> Any:
-    """Build the DeepSpeed engine around the policy, changed before its optimizer is; `.module` is the `PolicyModel`."""
+    """Build the DeepSpeed engine around the policy after its `changes`; its `.module` is the `PolicyModel`."""
     import deepspeed
     from transformers import get_scheduler
 
@@ -46,7 +45,8 @@ def build_engine(
     settings, train = deepspeed_config(config, world_size), config.train
     with sharded_loading(settings):
         model = load_trained(config, device)
-        change_policy(model.language_model)
+        for change in changes:
+            change(model.language_model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.
     decayed = [p for p in parameters if len(full_shape(p)) > 1 and train.weight_decay > 0.0]
@@ -90,11 +90,7 @@ def build_frozen(config: Config, world_size: int, device: torch.device, path: st
 
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
-    """Return DeepSpeed's settings for training.
-
-    Accumulation steps are 1 and the batch sizes nominal: microbatches are counted by the learner, which sets
-    the accumulation boundary itself and divides by the global number of valid tokens.
-    """
+    """Return DeepSpeed's settings for training; batch sizes are nominal, since `optimizer_step` counts microbatches."""
     is_bf16 = config.model.dtype == "bfloat16"
     zero: dict[str, Any] = {"stage": config.train.zero_stage, "contiguous_gradients": True, "overlap_comm": True}
     if config.train.offload_optimizer == "cpu":
@@ -113,7 +109,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     }
     if is_bf16:
         # Sums over many microbatches and ranks would lose small gradients in bfloat16.
-        settings["data_types"] = {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": list(_FLOAT32_BUFFERS)}
+        settings["data_types"] = {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": _FLOAT32_BUFFERS}
         settings["communication_data_type"] = "fp32"
     return settings
 
@@ -125,7 +121,7 @@ def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "steps_per_print": None,
         "bf16": {"enabled": config.model.dtype == "bfloat16"},
-        "data_types": {"keep_in_fp32_modules": list(_FLOAT32_BUFFERS)},
+        "data_types": {"keep_in_fp32_modules": _FLOAT32_BUFFERS},
         "zero_optimization": {"stage": 3},
     }
 

@@ -1,4 +1,4 @@
-"""Cut a learner's sequences into microbatches of about equal cost, and count what sequences cost. Needs no torch."""
+"""Cut a learner's sequences into microbatches of about equal cost. Needs no torch."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def split_microbatches(
 ) -> list[list[TrainSequence]]:
     """Cut into the fewest microbatches that the budget allows, or `at_least` so many, of about equal cost.
 
-    The costliest comes first, so that ranks are in step. Each is in the order of (ordinal, sample_index): equal
-    sequences give equal microbatches whatever order they came in, and the sums over a microbatch are bit-identical. A
-    sequence longer than the budget gets one of its own. There may be fewer than `at_least` of few sequences.
+    The costliest comes first, so that ranks are in step. The order of the input does not matter: sums over a microbatch
+    are bit-identical. A sequence longer than the budget gets one of its own. Few sequences may give fewer than
+    `at_least`.
     """
     bundles = sorted(_bundles(sorted(sequences, key=_place), budget), key=lambda own: -own.cost)
     fewest: list[list[_Bundle]] = []
@@ -77,18 +77,14 @@ class _Bundle:
 
 def _bundles(sequences: Sequence[TrainSequence], budget: Budget) -> list[_Bundle]:
     """Make a bundle of each sequence, or of as many of a group as fit where they share a prompt."""
-    if not budget.shares_prompts:
-        return [_bundle([sequence]) for sequence in sequences]
-    made = []
-    for group in groups_of(sequences):
-        bundle = _bundle(group[:1])
-        for sequence in group[1:]:
-            longer = _bundle([*bundle.sequences, sequence])
-            if longer.num_tokens > budget.max_tokens:
-                made.append(bundle)
-                longer = _bundle([sequence])
-            bundle = longer
-        made.append(bundle)
+    made: list[_Bundle] = []
+    for sequence in sequences:
+        if budget.shares_prompts and made and made[-1].sequences[0].ordinal == sequence.ordinal:
+            longer = _bundle([*made[-1].sequences, sequence])
+            if longer.num_tokens <= budget.max_tokens:
+                made[-1] = longer
+                continue
+        made.append(_bundle([sequence]))
     return made
 
 
