@@ -146,8 +146,8 @@ class WeightReceiver:
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
     """List the parameters of a vLLM model in load format, unsharded and without vocabulary padding.
 
-    Read from the metadata vLLM keeps for reloading, since processed weights may have been repacked; a tied
-    lm_head is the embedding's own module and appears once.
+    They come from the metadata vLLM keeps for reloading: processed weights may have been repacked. A tied lm_head is
+    the embedding's own module and appears once.
     """
     specs: list[ParameterSpec] = []
     seen: set[int] = set()

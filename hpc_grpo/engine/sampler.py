@@ -1,16 +1,13 @@
-"""Sample groups with a vLLM engine, token in and token out.
+"""Sample groups with a vLLM engine, token in and token out. Runs on the thread of the engine's `StepLoop`.
 
-Runs in the engine's process, on the thread of its `StepLoop`.
+Every completion has a seed of its own: what is sampled follows from the prompt, the weights and the seed, and not from
+what else is in flight, its order, preemptions or a publish. One seed for an engine and a publish would save 3 % of an
+engine's time on CPU and nothing on GPU, and every draw would depend on all draws before it.
 
-Every completion has a seed of its own. What is sampled then follows from the prompt, the weights and the seed, and not
-from what else is in flight, in which order it came, what was preempted, or that a publish made it start over. One seed
-for an engine and a publish would save 3 % of an engine's time on CPU and nothing on GPU, and would make every draw
-depend on all draws before it: on an eval that a resumed run does not repeat, on the moment at which a publish falls
-between two steps. vLLM 0.32 has two samplers. On GPUs (Model Runner V2) noise is a hash of seed, position and token:
-there is no state to keep. On CPU (V1) each request has a torch generator, which outlives preemption. V1 samples from
-a prompt that a full step has cut, too, and then turns the generator back, which those of the CPU cannot: it raises
-"CPU Generator does not use offset". So on CPU no prompt is cut: one that does not fit into a step waits for the next,
-as vLLM itself has it there for models with latent attention.
+On GPUs vLLM 0.32 (Model Runner V2) hashes seed, position and token: there is no state to keep. On CPU (V1) each request
+has a torch generator, which outlives preemption. But V1 samples from a prompt that a full step has cut, too, and then
+turns the generator back, which CPU generators cannot ("CPU Generator does not use offset"). So on CPU no prompt is cut:
+one that does not fit into a step waits for the next.
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ from hpc_grpo.metrics.profiling import StackProfile
 from hpc_grpo.types import Completion, GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
-    from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec
+    from hpc_grpo.weights.store import StoredVersion
 
 
 @dataclass
@@ -53,15 +49,11 @@ class _PendingSample:
 
 
 class Sampler:
-    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe.
-
-    Over 150 lines, so that what becomes of a request, also over a publish, is read in one place.
-    """
+    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
 
     def __init__(self, engine: Any, stop_token_ids: Sequence[int]) -> None:
         """`engine` is vLLM's LLMEngine."""
-        self._engine = engine
-        self._stop_token_ids = list(stop_token_ids)
+        self._engine, self._stop_token_ids = engine, list(stop_token_ids)
         self._samples: dict[str, _PendingSample] = {}
         self._request_ids = itertools.count()
         self._failure: BaseException | None = None
@@ -107,16 +99,12 @@ class Sampler:
         self._end_groups(RuntimeError("the driver that asked for it is gone"))
         self.forget_prefixes()
 
-    def contract_differences(self, layout: BucketLayout) -> list[str]:
-        return [line for lines in self._on_workers("hpc_grpo_contract_differences", layout) for line in lines]
+    def on_workers(self, method: str, *args: Any) -> Sequence[Any]:
+        """Call a method of `WeightReceiver` on all workers. Raises what a step raised, or a worker's own error."""
+        from hpc_grpo.engine.receive import raise_caught
 
-    def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        self._on_workers("hpc_grpo_join", membership, store)
-
-    def copy_to_gpu(self, staged: StoredVersion) -> None:
-        """Have the workers copy what was staged beside the sampling."""
         self._raise_failure()
-        self._on_workers("hpc_grpo_copy_to_gpu", staged)
+        return raise_caught(self._engine.collective_rpc(method, args=args))
 
     def receive_weights(
         self, version: int, probe: GroupRequest | None = None, verified: StoredVersion | None = None
@@ -194,11 +182,6 @@ class Sampler:
         for group in waiting.values():
             group.future.set_exception(error)
 
-    def _on_workers(self, method: str, *args: Any) -> Sequence[Any]:
-        from hpc_grpo.engine.receive import raise_caught
-
-        return raise_caught(self._engine.collective_rpc(method, args=args))
-
     def _load(self, method: str, *args: Any) -> Sequence[Any]:
         """Have the workers load weights. Where that fails, nothing is sampled until they have loaded others.
 
@@ -207,7 +190,7 @@ class Sampler:
         """
         self._is_loading = True
         try:
-            return self._on_workers(method, *args)
+            return self.on_workers(method, *args)
         except WeightSyncError:
             raise
         except BaseException as error:

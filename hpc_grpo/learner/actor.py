@@ -55,7 +55,7 @@ class RemoteMinibatch:
 
 
 WRITING = "writing"
-"""The concurrency group of what runs beside training: each group of an actor has a thread of its own."""
+"""The concurrency group of what runs beside training, on a thread of its own."""
 
 
 class LearnerActor:
@@ -92,10 +92,7 @@ class LearnerActor:
     def train(
         self, minibatches: Sequence[RemoteMinibatch], record: Path | None, measured: Sequence[RemoteGroup] | None
     ) -> dict[str, Reduction]:
-        """Train on this learner's share of a step; record it in the folder `record`, if there is one.
-
-        `measured` is this learner's share of the groups that the mismatch is measured on (`Batch.measured`).
-        """
+        """Train on this learner's share of a step; `record`: a folder to keep it in. `measured`: see `Batch`."""
         with PULSE.working("train"):
             fetched = []
             for minibatch in minibatches:

@@ -279,10 +279,9 @@ def packed_varlen(
 def has_grouped_kernel(device_type: str, dtype: torch.dtype, head_size: int, *, is_masked: bool = False) -> bool:
     """Say whether a fused kernel takes fewer heads of keys than of queries; without one torch builds `[H, T, T]`.
 
-    On CUDA flash attention does, in 16 bits, up to 256 channels a head and without a mask. cuDNN's kernel does too, and
-    is switched off (`register_kernels`). The memory-efficient kernel takes float32, wider heads and masks, but in some
-    versions of torch no grouped heads (`can_use_mem_efficient_attention` in torch's
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). torch says nothing where it falls back.
+    On CUDA flash attention does, in 16 bits, up to 256 channels a head and without a mask. The memory-efficient kernel
+    takes float32, wider heads and masks, but in some versions of torch no grouped heads
+    (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp). torch says nothing where it falls back.
     """
     return device_type != "cuda" or (dtype != torch.float32 and head_size <= 256 and not is_masked)
 
@@ -311,11 +310,8 @@ def require_varlen_attention() -> None:
 def register_kernels() -> None:
     """Make both kernels known to transformers by name, and switch cuDNN's attention off in this process.
 
-    On Hopper torch prefers cuDNN, which makes a plan for each new shape, for about a second. Ragged documents have new
-    shapes in every step.
-
-    transformers builds masks only for kernels it knows a mask function for; none is registered here, so models
-    pass `attention_mask=None` and nothing of size T x T exists.
+    cuDNN makes a plan for each new shape, for about a second, and ragged documents have new shapes in every step.
+    transformers builds masks only for kernels with a mask function: without one nothing of size T x T exists.
     """
     from transformers import AttentionInterface
 

@@ -138,10 +138,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
 
     def forward(self, batch: PackedBatch, **head_options: bool) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies, both `[C]` float32, at the batch's trained tokens.
-
-        Layers that work token by token see all documents as one row `[1, T]`; only attention knows borders.
-        """
+        """Return log-probabilities and entropies, both `[C]` float32; attention alone knows documents' borders."""
         lengths, device = batch.document_lengths, batch.input_ids.device
         kernel = self.language_model.config._attn_implementation
         borders: dict[str, Any]
@@ -216,10 +213,7 @@ def gathered_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 def load_policy(
     config: Config, use_gradient_checkpointing: bool, path: str | None = None, key: str = "model.path"
 ) -> PolicyModel:
-    """Load `model.path`, or the model at `path` that `key` names, for training.
-
-    Raises ConfigError for a model that the packed forward pass cannot compute.
-    """
+    """Load `model.path`, or the model at `path` that `key` names. Raises ConfigError for one that cannot be packed."""
     source = f"{key} = {path or config.model.path}"
     kernel: str = config.train.attention
     if kernel == "flash_attention_2":

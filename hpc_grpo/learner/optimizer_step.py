@@ -23,9 +23,8 @@ def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, model: 
     """Accumulate the gradients of the microbatches and step; returns the gradient's norm before clipping.
 
     `divisor` counts the trained tokens, or the sequences, of all ranks: the sum of the losses is divided by it. Where
-    it is 0 the step is skipped on every rank, and None returned. Raises HpcGrpoError, with the name of the `model` and
-    the key of its learning rate, when the gradient is not finite: DeepSpeed then drops that update, and a checkpoint
-    would hold a state that cannot be resumed.
+    it is 0 the step is skipped on every rank, and None returned. Raises HpcGrpoError when the gradient is not finite:
+    DeepSpeed then drops that update, and a checkpoint would hold a state that cannot be resumed.
     """
     if not divisor:
         _skip(ds_engine)

@@ -115,9 +115,9 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
 def pack_equalised(
     shares: Sequence[Sequence[TrainSequence]], budget: Budget, device: Any
 ) -> list[tuple[list[PackedBatch], list[TrainSequence]]]:
-    """Pack each share into microbatches on the device, all ranks into as many; weightless ones make up the count.
+    """Pack each share into microbatches on the device, and return its sequences in the order of their trained tokens.
 
-    Returns with them the sequences in the order of their trained tokens. A collective where there are several ranks.
+    A collective: all ranks get as many microbatches, since ZeRO-2 and 3 communicate in each; weightless ones fill up.
     """
     counts = torch.tensor([len(split_microbatches(share, budget)) for share in shares], device=device)
     if dist.get_world_size() > 1:
@@ -132,10 +132,7 @@ def pack_equalised(
 
 
 def zero_weight_batch() -> PackedBatch:
-    """Make a microbatch of one prompt token and one trained token with mask 0.0.
-
-    ZeRO-2 and ZeRO-3 communicate in every microbatch: a rank with fewer of them would leave the others waiting.
-    """
+    """Make a microbatch of one prompt token and one trained token, with mask 0.0."""
     zeros = np.zeros(2, np.float32)
     batch = pack([TrainSequence(0, 0, np.zeros(2, np.int32), np.array([False, True]), zeros, zeros)])
     return replace(batch, mask=torch.zeros_like(batch.mask))

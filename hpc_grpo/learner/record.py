@@ -25,8 +25,7 @@ _COUNTS = ("num_valid_tokens", "num_sequences")
 def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatches: Sequence[Minibatch]) -> None:
     """Write one learner's share of a step to the run's disk, atomically.
 
-    Arrays of tokens lie end to end, `lengths` long each; one that no sequence has is left out. An older share of the
-    same step, of a driver before this one, is replaced.
+    Arrays of tokens lie end to end, `lengths` long each; one that no sequence has is left out.
     """
     sequences = [sequence for minibatch in minibatches for sequence in minibatch.sequences]
     arrays: dict[str, Any] = {

@@ -18,12 +18,8 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.store import StoredVersion
 
 PUBLISHER_RANK = 0
-
-LOAD_FAILED = -1
-"""Acknowledged in place of a version."""
-
-RENDEZVOUS = "rendezvous"
-"""The file in the store's folder through which a group's members find each other."""
+LOAD_FAILED = -1  # acknowledged in place of a version
+RENDEZVOUS = "rendezvous"  # the file in the store's folder through which a group's members find each other
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,9 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.types import DTYPE_BYTES, ParameterSpec
 
-_ALIGNMENT_BYTES = 64
-"""Cache-line alignment, so that every parameter can be viewed in any dtype without a copy."""
-
-_BLOCK_BYTES = 16 * 2**20
-"""Enough blocks to share the work evenly, too few for their checksums to weigh."""
-
-_PIECE_BYTES = 512 * 1024
-"""What is copied and then read for its checksum while it is still in a core's cache."""
+_ALIGNMENT_BYTES = 64  # a cache line: every parameter can be viewed in any dtype without a copy
+_BLOCK_BYTES = 16 * 2**20  # enough blocks to share the work evenly, too few for their checksums to weigh
+_PIECE_BYTES = 512 * 1024  # copied, and then read for its checksum while it is still in a core's cache
 
 
 @dataclass(frozen=True)

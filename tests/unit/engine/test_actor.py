@@ -53,8 +53,9 @@ class FakeSampler:
             if not group.done():
                 group.set_exception(RuntimeError("the driver that asked for it is gone"))
 
-    def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        pass
+    def on_workers(self, method: str, *_: Any) -> list[None]:
+        assert method == "hpc_grpo_join"
+        return [None]
 
     def receive_weights(self, version: int, _probe: Any, verified: StoredVersion | None) -> None:
         self.received.append((version, verified))
