@@ -18,7 +18,7 @@ from hpc_grpo.algorithms.objective import policy_objective
 from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config.resources import Budget
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.accumulator import MetricAccumulator
+from hpc_grpo.learner.learner import MetricAccumulator
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.metrics.reductions import merge

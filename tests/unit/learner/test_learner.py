@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +9,9 @@ import pytest
 import torch
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.learner import check_sequences, score_apart
+from hpc_grpo.learner.learner import check_sequences, mismatch, score_apart
+from hpc_grpo.learner.packing import pack, zero_weight_batch
+from hpc_grpo.metrics.reductions import merge
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 
@@ -29,3 +33,14 @@ def test_versions_that_an_algorithm_of_the_users_left_out_are_not_interpolated()
     with pytest.raises(ConfigError, match=r"Fill TrainSequence\.policy_versions \[L\] where its class overrides"):
         check_sequences(sequences, settings, "interpolated", config)
     check_sequences(sequences, settings, "recomputed", config)
+
+
+def test_each_token_that_an_engine_sampled_counts_and_filling_does_not() -> None:
+    policy: Any = lambda batch, **_: (torch.zeros(len(batch.target_ids)), None)  # noqa: E731
+    batch = replace(pack([ordinary_sequence(0, 0, [5, 6, 7], 2)]), engine_logprobs=torch.tensor([-1.0, 0.0]))
+    assert merge([mismatch(policy, [batch, zero_weight_batch()])]) == {
+        "mismatch/logprob_abs_diff_mean": 0.5,
+        "mismatch/logprob_abs_diff_max": 1.0,
+        "mismatch/kl": pytest.approx((math.e - 2.0) / 2),
+    }
+    assert mismatch(policy, [zero_weight_batch()]) == {}
