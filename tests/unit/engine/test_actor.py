@@ -15,9 +15,8 @@ from hpc_grpo.engine import actor
 from hpc_grpo.engine.actor import Engine
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import GroupRequest, ParameterSpec, SamplingSpec
-from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import GroupMembership
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, bucket_layout
 from tests.support.configs import minimal_config
 
 REQUESTS = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1)) for ordinal in range(3)]
@@ -54,8 +53,9 @@ class FakeSampler:
             if not group.done():
                 group.set_exception(RuntimeError("the driver that asked for it is gone"))
 
-    def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        pass
+    def on_workers(self, method: str, *_: Any) -> list[None]:
+        assert method == "hpc_grpo_join"
+        return [None]
 
     def receive_weights(self, version: int, _probe: Any, verified: StoredVersion | None) -> None:
         self.received.append((version, verified))

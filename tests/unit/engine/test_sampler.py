@@ -18,8 +18,8 @@ pytest.importorskip("vllm")
 from vllm.exceptions import VLLMValidationError
 
 from hpc_grpo.engine import sampler as sampler_module
+from hpc_grpo.engine.actor import StepLoop
 from hpc_grpo.engine.sampler import Sampler
-from hpc_grpo.engine.step_loop import StepLoop
 
 VOCABULARY_SIZE, LONG, DEADLINE_S = 100, 6, 10.0
 REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))

@@ -28,8 +28,8 @@ from transformers import (
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner import loading
-from hpc_grpo.learner.loading import check_packing, load_policy
+from hpc_grpo.learner import model as model_module
+from hpc_grpo.learner.model import check_packing, load_policy
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
@@ -66,7 +66,7 @@ def test_weights_are_read_from_the_nodes_copy_and_a_teachers_are_not(
 ) -> None:
     monkeypatch.setenv("HPC_GRPO_WEIGHTS_DIR", str(model_path))
     assert load_policy(make_config(tmp_path / "slow"), False).language_model.name_or_path == str(model_path)
-    with pytest.raises(ConfigError, match=r"distill\.teacher = .*/slow: no such folder"):
+    with pytest.raises(ConfigError, match=r"task\.teacher = .*/slow: no such folder"):
         load_policy(make_config(model_path), False, str(tmp_path / "slow"), "task.teacher")
 
 
@@ -84,7 +84,7 @@ def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> No
 
 @pytest.fixture
 def has_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "require_varlen_attention", lambda: None)
+    monkeypatch.setattr(model_module, "require_varlen_attention", lambda: None)
 
 
 @pytest.mark.usefixtures("has_varlen")
