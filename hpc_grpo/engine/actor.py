@@ -124,8 +124,9 @@ class Engine:
         self._groups = defaultdict[tuple[str, int], asyncio.Future[Future[GroupSamples]]](asyncio.Future)
 
     async def ready(self) -> None:
-        """Return when vLLM is up; raises what its construction raised."""
-        await asyncio.to_thread(self._loop.wait_ready)
+        """Return when vLLM is up; raises what its construction or a step raised."""
+        sampler = await asyncio.to_thread(self._loop.wait_ready)
+        sampler.raise_failure()
 
     async def serve_next(self, config: Config) -> None:
         """Forget the requests of the driver before. Raises ValueError for another config, and what a step raised."""

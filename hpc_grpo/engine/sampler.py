@@ -67,7 +67,7 @@ class Sampler:
 
     def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[GroupSamples]]:
         """Queue groups in the order given; the order decides the batches and so the last bits of the numbers."""
-        self._raise_failure()
+        self.raise_failure()
         return [self._add_group(request) for request in requests]
 
     def step(self) -> None:
@@ -90,9 +90,13 @@ class Sampler:
         self._failure = error
         self._end_groups(error)
 
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     def forget_requests(self) -> None:
         """End all that is under way, a profile too: its driver is gone. Raises what a step raised."""
-        self._raise_failure()
+        self.raise_failure()
         if self._stacks is not None:
             self.stop_profile()
         self._engine.abort_request(list(self._samples))
@@ -103,7 +107,7 @@ class Sampler:
         """Call a method of `WeightReceiver` on all workers. Raises what a step raised, or a worker's own error."""
         from hpc_grpo.engine.receive import raise_caught
 
-        self._raise_failure()
+        self.raise_failure()
         return raise_caught(self._engine.collective_rpc(method, args=args))
 
     def receive_weights(
@@ -113,7 +117,7 @@ class Sampler:
 
         `verified`: what the node's engines have compared with its checksums. Raises what a step raised.
         """
-        self._raise_failure()
+        self.raise_failure()
         self._load("hpc_grpo_receive", version, verified)
         self._switch_to(version)
         return None if probe is None else self._answer(probe)
@@ -127,14 +131,14 @@ class Sampler:
         The next publish brings the weights again. On CPU vLLM pauses and empties its prefix cache in the same way, and
         keeps the memory: its build for CPUs has no such pool.
         """
-        self._raise_failure()
+        self.raise_failure()
         if self._samples:
             raise RuntimeError(f"{len(self._samples)} completions are under way: an engine that sleeps would lose them")
         self._engine.sleep(level=2)
 
     def wake_up(self) -> None:
         """Take the GPU's memory again; weights must be received before anything is sampled."""
-        self._raise_failure()
+        self.raise_failure()
         self._engine.wake_up()
 
     def forget_prefixes(self) -> None:
@@ -171,10 +175,6 @@ class Sampler:
         finally:
             scheduler.max_num_active_reqs = most
         return answer.result()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _end_groups(self, error: BaseException) -> None:
         waiting = {id(sample.group): sample.group for sample in self._samples.values()}

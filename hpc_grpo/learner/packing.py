@@ -35,9 +35,7 @@ class PackedBatch:
     target_ids: Tensor  # [C] int64
     advantages: Tensor  # [C] float32
     engine_logprobs: Tensor  # [C] float32, nats; 0.0 where there was no engine
-    policy_versions: (
-        Tensor  # [C] float32, optimizer steps behind the weights that sampled the token; 0.0 without engine
-    )
+    policy_versions: Tensor  # [C] float32, optimizer steps of the weights that sampled the token; 0.0 without engine
     sequence_ids: Tensor  # [C] int64, each token's sequence, from 0
     draws: Tensor  # [C] float32, uniform in [0, 1): a random number of the token's own, whatever it is packed with
     mask: Tensor  # [C] float32

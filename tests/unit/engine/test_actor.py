@@ -40,9 +40,12 @@ class FakeSampler:
     def drain(self) -> None:
         pass
 
-    def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[Any]]:
+    def raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[Any]]:
+        self.raise_failure()
         self.calls.append([request.ordinal for request in requests])
         futures = {request.ordinal: Future[Any]() for request in requests}
         self.groups |= futures
@@ -93,10 +96,13 @@ def test_groups_are_queued_in_one_go_and_had_one_by_one_as_they_end(sampler: Fak
     asyncio.run(use())
 
 
-def test_groups_that_could_not_be_queued_raise_why(sampler: FakeSampler) -> None:
+def test_an_engine_whose_step_failed_queues_no_groups_and_is_not_ready(sampler: FakeSampler) -> None:
     async def use() -> None:
         engine = make_engine()
+        await engine.ready()
         sampler.failure = RuntimeError("CUDA error")
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            await engine.ready()
         await engine.generate("a", REQUESTS)
         for index in range(3):
             with pytest.raises(RuntimeError, match="CUDA error"):
