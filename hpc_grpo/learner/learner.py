@@ -241,7 +241,7 @@ def check_sequences(sequences: Sequence[TrainSequence], model_settings: Any, pro
     if proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
         raise ConfigError(
             f"loss.proximal = interpolated needs the version that sampled each token, and sequences of task = "
-            f"{config.task} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
+            f"{config.task.name} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
             f"`sequences`, or set loss.proximal=recomputed."
         )
 

@@ -30,7 +30,10 @@ def test_what_a_completion_scores_does_not_depend_on_what_else_is_scored() -> No
 
 def test_versions_that_an_algorithm_of_the_users_left_out_are_not_interpolated() -> None:
     sequences, settings, config = [ordinary_sequence(0, 0, [1, 2, 3], 2)], SimpleNamespace(), minimal_config()
-    with pytest.raises(ConfigError, match=r"Fill TrainSequence\.policy_versions \[L\] where its class overrides"):
+    with pytest.raises(
+        ConfigError,
+        match=r"of task = grpo have none\. Fill TrainSequence\.policy_versions \[L\] where its class overrides",
+    ):
         check_sequences(sequences, settings, "interpolated", config)
     check_sequences(sequences, settings, "recomputed", config)
 
