@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 TAG = "deepspeed"  # DeepSpeed's folder in a checkpoint
 _COPIES = 2  # the conversion to the universal form writes every byte twice: in fragments first, then whole
-_BUCKET_BYTES = 256 << 20  # of parameters gathered at once under ZeRO-3 for an export
 _TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json",
     "chat_template*",
@@ -227,7 +226,7 @@ def export_model(learner: Learner, directory: Path) -> None:
 def full_weights(model: PolicyModel, specs: Sequence[ParameterSpec]) -> dict[str, Tensor]:
     """Return copies of the parameters in rank 0's host memory, and nothing elsewhere; a collective under ZeRO-3."""
     weights: dict[str, Tensor] = {}
-    for bucket in bucket_layout(specs, _BUCKET_BYTES).buckets:
+    for bucket in bucket_layout(specs).buckets:
         with gathered(model, bucket.names) as parameters:
             if dist.get_rank() == 0:
                 weights.update({name: tensor.cpu().clone() for name, tensor in parameters.items()})

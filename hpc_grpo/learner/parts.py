@@ -25,8 +25,6 @@ from hpc_grpo.weights.store import bucket_layout
 if TYPE_CHECKING:
     from hpc_grpo.learner.staging import StagedFiles
 
-_BUCKET_BYTES = 256 << 20  # of the policy's parameters gathered at once under ZeRO-3
-
 
 class LearnerPart:
     """One on each rank, and every rank calls it. A method that a part does not override does nothing.
@@ -119,7 +117,7 @@ class Reference(LearnerPart):
         if every is None or num_steps % every:
             return
         specs = parameter_specs(policy, self.config.model.dtype)
-        for bucket in bucket_layout(specs, _BUCKET_BYTES).buckets:
+        for bucket in bucket_layout(specs).buckets:
             with gathered(policy, bucket.names) as weights:
                 for name, weight in weights.items():
                     flat, held = weight.detach().reshape(-1), self._exact(name)

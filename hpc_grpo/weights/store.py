@@ -26,7 +26,7 @@ from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.types import DTYPE_BYTES, ParameterSpec
 
 _ALIGNMENT_BYTES = 64  # a cache line: every parameter can be viewed in any dtype without a copy
-_BUCKET_BYTES = 256 * 2**20
+_BUCKET_BYTES = 256 * 2**20  # gathered at once under ZeRO-3
 _BLOCK_BYTES = 16 * 2**20  # enough blocks to share the work evenly, too few for their checksums to weigh
 _PIECE_BYTES = 512 * 1024  # copied, and then read for its checksum while it is still in a core's cache
 
