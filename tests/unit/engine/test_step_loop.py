@@ -120,19 +120,11 @@ def test_failing_call_fails_its_caller_alone() -> None:
     assert loop.call(lambda counter: counter.add(1)).result(DEADLINE_S).result(DEADLINE_S) == 1
 
 
-def test_failure_to_make_the_engine_reaches_those_who_wait_for_it() -> None:
-    def fail() -> Counter:
-        raise OSError("no such model")
-
-    with pytest.raises(OSError, match="no such model"):
-        loop_of(fail).wait_ready()
-
-
-def test_calls_to_an_engine_that_could_not_be_made_raise_why() -> None:
+def test_failure_to_make_the_engine_reaches_those_who_wait_for_it_or_call_it() -> None:
     def fail() -> Counter:
         raise OSError("no such model")
 
     loop = loop_of(fail)
-    for _ in range(2):
+    for use in (loop.wait_ready, *2 * [lambda: loop.call(lambda counter: counter.num_steps).result(DEADLINE_S)]):
         with pytest.raises(OSError, match="no such model"):
-            loop.call(lambda counter: counter.num_steps).result(DEADLINE_S)
+            use()
