@@ -186,11 +186,11 @@ def _universal_loading(engine: Any) -> Iterator[None]:
 
 
 def _rng_state() -> dict[str, Any]:
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (str(name), [int(key) for key in keys], int(position), int(has_gauss), float(cached)),
+        "numpy": (name, keys.tolist(), *rest),
         "python": random.getstate(),
     }
 
@@ -199,10 +199,8 @@ def _restore_rng(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
 
 
 def export_model(learner: Learner, directory: Path) -> None:

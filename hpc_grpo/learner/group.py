@@ -81,14 +81,13 @@ def init_process_group(rank: int, world_size: int, device: torch.device, store: 
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if is_cuda:
         torch.cuda.set_device(device)
-    device_id = device if is_cuda else None
     dist.init_process_group(
         "nccl" if is_cuda else "gloo",
         store=store,
         rank=rank,
         world_size=world_size,
         timeout=timedelta(minutes=30),
-        device_id=device_id,
+        device_id=device if is_cuda else None,
     )
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     # Overwritten: the values of another launcher around us are those of other ranks.
