@@ -190,7 +190,7 @@ def _rng_state() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, keys.tolist(), *rest),
+        "numpy": (name, [int(key) for key in keys], *rest),
         "python": random.getstate(),
     }
 
