@@ -1,7 +1,5 @@
 """Finds what a config names: rewards and algorithms, built in or the user's own; and the user's own functions.
 
-Learner parts are found in the same way.
-
 A built-in is a module of its folder, called as the module is, and registers itself with a decorator:
 `algorithms/grpo.py` holds `@ALGORITHMS.register("grpo")`. Names are read off the folder and a module is imported
 when it is asked for, so a login node checks names without torch and a reward worker imports one reward alone.
@@ -128,7 +126,6 @@ ALGORITHMS = Registry("Algorithm", "task.name", "algorithms")
 LOSSES = Registry("Loss", "loss.name")
 CORRECTIONS = Registry("Correction", "loss.correction.name")
 ADVANTAGES = Registry("Advantage", "loss.advantage.name")
-LEARNER_PARTS = Registry("Learner part", "task.name", "learner/parts")
 REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")
 SOURCES = Registry("Data source", "data.train.path", "data/sources")

@@ -13,7 +13,7 @@ from hpc_grpo.types import GroupGrades, Needs
 class Ppo(Grpo):
     """arXiv:1707.06347, with generalised advantages (arXiv:1506.02438); `loss.name` is its policy loss.
 
-    A rollout leaves the driver with its reward as the advantage of each token: `learner/parts/critic.py` takes the last
+    A rollout leaves the driver with its reward as the advantage of each token: `learner/critic.py` takes the last
     one for the reward of the episode.
     """
 
