@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.data.curriculum import Curriculum
-from hpc_grpo.data.seeds import sampling_seed
+from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.sampling import GradedGroup, RolloutPool, StartedGroup
 from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
