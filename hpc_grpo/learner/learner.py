@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.algorithms.terms import LossInputs, interpolated_proximal
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of

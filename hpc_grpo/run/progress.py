@@ -24,7 +24,7 @@ class RunState:
     """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds.
 
     `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of what a step, without what follows, an eval
-    and a checkpoint take (see driver/length.py). `longest_s`: the longest that the driver was in each phase, over all
+    and a checkpoint take (see driver/schedule.py). `longest_s`: the longest that the driver was in each phase, over all
     attempts (see run/pulse.py). `slow_node` says which node takes notably longer than the others, "" for none.
     """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.length import train_length
+from hpc_grpo.driver.schedule import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.files import read_jsonl
