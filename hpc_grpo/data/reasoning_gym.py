@@ -61,24 +61,28 @@ def main(task: str, args: str) -> None:
     """Print the items of a task, a JSON object a line; the last line of stderr says why there are none."""
     out = sys.stdout
     with redirect_stdout(sys.stderr):  # a task may print while it makes items
-        from reasoning_gym.factory import DATASETS
-
-        if task not in DATASETS:
-            sys.exit(f"There is no task {task!r}{nearest(task, DATASETS)} Tasks: {', '.join(sorted(DATASETS))}.")
         try:
             items = make_task(task, args)
-        except (TypeError, ValueError, AssertionError) as error:
-            sys.exit(f"{type(error).__name__}: {error}")
+        except ValueError as error:
+            sys.exit(str(error))
         for item in items:
             made = {"question": item["question"], "answer": item["answer"] or "", "task": task, "task_args": args}
             print(json.dumps({**made, "metadata": json.dumps(_encoded(item["metadata"]))}), file=out)
 
 
 def make_task(task: str, args: str) -> Any:
-    """Return a task of the package with its arguments, given as JSON; its items follow from the seed, 0 by default."""
-    import reasoning_gym
+    """Return a task of the package with its arguments, given as JSON; its items follow from the seed, 0 by default.
 
-    return reasoning_gym.create_dataset(task, **{"seed": 0, **json.loads(args)})
+    Raises ValueError where there is no such task, or where it does not take the arguments.
+    """
+    from reasoning_gym.factory import DATASETS, create_dataset
+
+    if task not in DATASETS:
+        raise ValueError(f"There is no task {task!r}{nearest(task, DATASETS)} Tasks: {', '.join(sorted(DATASETS))}.")
+    try:
+        return create_dataset(task, **{"seed": 0, **json.loads(args)})
+    except (TypeError, AssertionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def read_metadata(text: str) -> Any:
