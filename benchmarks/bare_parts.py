@@ -107,7 +107,7 @@ def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, bud
     """hpc_grpo's model and packing without DeepSpeed, Ray or metrics."""
     import torch
 
-    from hpc_grpo.algorithms.sft import demonstration_sequence
+    from hpc_grpo.algorithms.tasks import demonstration_sequence
     from hpc_grpo.config import Config
     from hpc_grpo.config.resources import Budget
     from hpc_grpo.learner.model import load_policy

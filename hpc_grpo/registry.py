@@ -1,8 +1,7 @@
-"""Finds what a config names: rewards and algorithms, built in or the user's own; and the user's own functions.
+"""Finds what a config names: rewards, algorithms and data sources, built in or the user's own.
 
-A built-in is a module of its folder, called as the module is, and registers itself with a decorator:
-`algorithms/grpo.py` holds `@ALGORITHMS.register("grpo")`. Names are read off the folder and a module is imported
-when it is asked for, so a login node checks names without torch and a reward worker imports one reward alone.
+A built-in registers itself with a decorator, as `@ALGORITHMS.register("grpo")`. Each registry says below which module
+has which names, and imports a module when one of its names is asked for.
 """
 
 from __future__ import annotations
@@ -24,24 +23,22 @@ from hpc_grpo.errors import ConfigError, nearest
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent
-_SHARED = frozenset({"__init__", "base", "advantages", "corrections", "losses", "objective", "terms"})
-"""Modules of a folder that its entries share; they are no entries."""
 
 
 class Registry:
-    """The entries of one `folder` of the package, and those that users bring; `kind` and `key` are for error texts.
+    """The built-ins of some modules, and what users bring; `kind` and `key` are for error texts.
 
-    Without a folder there are only users' own.
+    `modules` maps a module of the package to the names of its entries. Without modules there are only users' own.
     """
 
-    def __init__(self, kind: str, key: str, folder: str = "") -> None:
+    def __init__(self, kind: str, key: str, modules: Mapping[str, str] | None = None) -> None:
         self._kind = kind
         self._key = key
-        self._folder = folder
+        self._modules = {name: module for module, names in (modules or {}).items() for name in names.split()}
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Decorate the entry of the built-in module `name`. Raises ConfigError for a name that is taken."""
+        """Decorate the built-in `name`. Raises ConfigError for a name that is taken."""
 
         def add(entry: Entry) -> Entry:
             if name in self._entries:
@@ -53,8 +50,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """List the built-ins, and what else has registered itself. Imports none."""
-        files = (_PACKAGE / self._folder).glob("*.py") if self._folder else ()
-        return sorted({path.stem for path in files} - _SHARED | self._entries.keys())
+        return sorted(self._modules.keys() | self._entries.keys())
 
     def check(self, name: str) -> None:
         """Raise ConfigError where `name` is no built-in. Leaves `module:function` alone: it is the job's to import."""
@@ -74,9 +70,7 @@ class Registry:
         if not separator:
             if name not in self._entries:
                 self.check(name)
-                importlib.import_module(f"{__package__}.{self._folder.replace('/', '.')}.{name}")
-            if name not in self._entries:
-                raise ConfigError(f"{self._kind} {name!r}: give the decorator in {self._folder}/{name}.py that name.")
+                importlib.import_module(f"{__package__}.{self._modules[name]}")
             return self._entries[name]
         module = self._import(name, module_name)
         if not hasattr(module, attribute):
@@ -122,13 +116,28 @@ class Registry:
             ) from error
 
 
-ALGORITHMS = Registry("Algorithm", "task.name", "algorithms")
+ALGORITHMS = Registry("Algorithm", "task.name", {"algorithms.tasks": "distill grpo ppo sft"})
 LOSSES = Registry("Loss", "loss.name")
 CORRECTIONS = Registry("Correction", "loss.correction.name")
 ADVANTAGES = Registry("Advantage", "loss.advantage.name")
-REWARDS = Registry("Reward", "rewards.N.name", "rewards/builtin")
+REWARDS = Registry(
+    "Reward",
+    "rewards.N.name",
+    {
+        "rewards.builtin.code": "code",
+        "rewards.builtin.ifeval": "ifeval",
+        "rewards.builtin.math": "correctness gsm8k math multiple_choice",
+        "rewards.builtin.reasoning_gym": "reasoning_gym",
+        "rewards.builtin.servers": "llm_judge remote",
+        "rewards.builtin.text": "exact json_schema keyword_match length regex repetition strict_format string_f1",
+    },
+)
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")
-SOURCES = Registry("Data source", "data.train.path", "data/sources")
+SOURCES = Registry(
+    "Data source",
+    "data.train.path",
+    {"data.sources": "arrow function hub json jsonl parquet", "data.reasoning_gym": "reasoning_gym"},
+)
 
 
 def names_function(path: str) -> bool:

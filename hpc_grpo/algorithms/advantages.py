@@ -8,7 +8,7 @@ counts in no mean, and gets the advantage 0.0. So does a group whose rewards are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -19,25 +19,38 @@ from hpc_grpo.section import ByName, PathText, Section
 _STD_EPS = 1e-4
 """Added to the standard deviation, as in TRL: a group of almost equal rewards must not explode."""
 
+Groups = Sequence[Sequence[float]]
+Flags = Sequence[Sequence[bool]]
+NormalizeStd = Annotated[bool, Field(description="Divide by the standard deviation of the step.")]
+
 
 class AdvantageSettings(Section):
     name: str
     compares_groups: ClassVar[bool] = False
     """Whether the groups of a step are compared with each other: `of_step` is then not one `of_group` after another."""
 
+    def check(self) -> None:
+        """Raise ConfigError where a function of the user's is not there, or does not take its args."""
+
+    def of_step(self, rewards: Groups, valid: Flags) -> Groups:
+        """Compute the advantages of all groups of a step, each `[G]`."""
+        return [self.of_group(own, flags) for own, flags in zip(rewards, valid, strict=True)]
+
     def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> Sequence[float]:
         """Compute the advantages `[G]` of the rollouts of one prompt.
 
         Raises ValueError if the lengths differ or a valid reward is not finite.
         """
+        counted = over_valid(rewards, valid)
+        # Compared, not subtracted: the rounding error of the mean must not become a gradient.
+        if not counted or max(counted) == min(counted):
+            return (0.0,) * len(rewards)
+        own = self.of_reward(counted)
+        return tuple(own(reward) if ok else 0.0 for reward, ok in zip(rewards, valid, strict=True))
+
+    def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
+        """Return the advantage as a function of the reward, for the valid rewards of a group, not all equal."""
         raise NotImplementedError
-
-    def check(self) -> None:
-        """Raise ConfigError where a function of the user's is not there, or does not take its args."""
-
-    def of_step(self, rewards: Sequence[Sequence[float]], valid: Sequence[Sequence[bool]]) -> Sequence[Sequence[float]]:
-        """Compute the advantages of all groups of a step, each `[G]`."""
-        return [self.of_group(own, flags) for own, flags in zip(rewards, valid, strict=True)]
 
 
 class GroupAdvantage(AdvantageSettings):
@@ -46,14 +59,13 @@ class GroupAdvantage(AdvantageSettings):
     unbiased_std: bool = Field(True, description="Divide by G - 1 in the standard deviation; false: by G.")
     eps: PositiveFloat = Field(_STD_EPS, description="Added to the standard deviation.")
 
-    def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> tuple[float, ...]:
+    def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
         """Compute A_i = (r_i - mean(r)) / (std(r) + eps)        (DeepSeekMath, arXiv:2402.03300, section 4.1.2)
 
         or A_i = r_i - mean(r)                           (Dr. GRPO, arXiv:2503.20783), with `normalize_std` off
 
-        std is the sample standard deviation (divided by G - 1),
-        as in TRL and verl; the paper does not say. open-instruct
-        divides by G.
+        std is the sample standard deviation (divided by G - 1), as in TRL and verl; the paper does not say.
+        open-instruct divides by G.
 
         >>> GroupAdvantage(normalize_std=False).of_group((1.0, 0.0, 0.0, 1.0), (True,) * 4)
         (0.5, -0.5, -0.5, 0.5)
@@ -62,24 +74,16 @@ class GroupAdvantage(AdvantageSettings):
         """
         import numpy as np
 
-        over_valid(rewards, valid)
-        values = np.asarray(rewards, dtype=np.float64)
-        mask = np.asarray(valid, dtype=bool)
-        counted = values[mask]
-        advantages = np.zeros_like(values)
-        # Equal rewards are compared, not subtracted: the mean's rounding error must not become a gradient.
-        if counted.size > 1 and counted.max() > counted.min():
-            advantages[mask] = counted - counted.mean()
-            if self.normalize_std:
-                advantages[mask] /= counted.std(ddof=int(self.unbiased_std)) + self.eps
-        return tuple(advantages.tolist())
+        mean, std = float(np.mean(counted)), float(np.std(counted, ddof=int(self.unbiased_std)))
+        scale = std + self.eps if self.normalize_std else 1.0
+        return lambda reward: (reward - mean) / scale
 
 
 class GroupStepStdAdvantage(AdvantageSettings):
     name: Literal["group_step_std"] = "group_step_std"
     compares_groups: ClassVar[bool] = True
 
-    def of_step(self, rewards: Sequence[Sequence[float]], valid: Sequence[Sequence[bool]]) -> Sequence[Sequence[float]]:
+    def of_step(self, rewards: Groups, valid: Flags) -> Groups:
         """Compute A_i = (r_i - mean over its group) / (std(r) + 1e-4), std of the raw rewards of the whole step
 
         (Lite PPO, arXiv:2508.08221, as TRL has it: `scale_rewards: batch`). std is divided by N - 1. The deviation of
@@ -99,26 +103,22 @@ class GroupStepStdAdvantage(AdvantageSettings):
 class RlooAdvantage(AdvantageSettings):
     name: Literal["rloo"] = "rloo"
 
-    def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> tuple[float, ...]:
+    def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
         """Compute A_i = r_i - mean of r_j over j != i        (REINFORCE leave-one-out, arXiv:2402.14740, eq. 7)
 
-        G / (G - 1) times the distance to the mean of all: an unbiased baseline, which `group`'s is not. 0.0 for a group
-        of one valid rollout.
+        G / (G - 1) times the distance to the mean of all: an unbiased baseline, which `group`'s is not.
 
         >>> RlooAdvantage().of_group((9.0, 12.0, 1.0), (True, True, False))
         (-3.0, 3.0, 0.0)
         """
-        counted = over_valid(rewards, valid)
         total, others = sum(counted), len(counted) - 1
-        if others < 1 or max(counted) == min(counted):
-            return (0.0,) * len(rewards)
-        return tuple(r - (total - r) / others if ok else 0.0 for r, ok in zip(rewards, valid, strict=True))
+        return lambda reward: reward - (total - reward) / others
 
 
 class MaxRlAdvantage(AdvantageSettings):
     name: Literal["maxrl"] = "maxrl"
 
-    def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> tuple[float, ...]:
+    def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
         """Compute A_i = (r_i - mean(r)) / mean(r)        (Maximum Likelihood Reinforcement Learning, arXiv:2602.02710)
 
         For rewards of 0 and 1: the gradient of the log of the pass rate, as far as G samples tell it. Where the mean is
@@ -127,18 +127,15 @@ class MaxRlAdvantage(AdvantageSettings):
         >>> MaxRlAdvantage().of_group((9.0, 3.0, 99.0), (True, True, False))
         (0.5, -0.5, 0.0)
         """
-        counted = over_valid(rewards, valid)
-        mean = sum(counted) / len(counted) if counted else 0.0
-        if mean <= 0.0 or max(counted) == min(counted):
-            return (0.0,) * len(rewards)
-        return tuple((r - mean) / mean if ok else 0.0 for r, ok in zip(rewards, valid, strict=True))
+        mean = sum(counted) / len(counted)
+        return lambda reward: (reward - mean) / mean if mean > 0.0 else 0.0
 
 
 class PassKAdvantage(AdvantageSettings):
     name: Literal["pass_k"] = "pass_k"
     k: PositiveInt = Field(4, description="Rollouts of a subset, at most rollout.group_size.")
 
-    def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> tuple[float, ...]:
+    def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
         """Compute the advantages of N valid rollouts, F of which failed, from what any k of them are worth.
 
         R = 1 - C(F, k) / C(N, k),   s = sqrt(R * (1 - R))
@@ -152,23 +149,21 @@ class PassKAdvantage(AdvantageSettings):
         >>> [round(a, 4) for a in PassKAdvantage(k=2).of_group((1.0, 0.0, 0.0), (True,) * 3)]
         [0.7071, -0.3536, -0.3536]
         """
-        counted = over_valid(rewards, valid)
         count, failed = len(counted), sum(reward <= 0.0 for reward in counted)
-        if count < self.k or not self.k <= failed < count:
-            return (0.0,) * len(rewards)
+        if not self.k <= failed < count:
+            return lambda reward: 0.0
         missed = math.comb(failed, self.k) / math.comb(count, self.k)
         deviation = math.sqrt(missed * (1.0 - missed))
         others_missed = math.comb(failed - 1, self.k - 1) / math.comb(count - 1, self.k - 1)
-        worth = {True: missed / deviation, False: (missed - others_missed) / deviation}
-        return tuple(worth[r > 0.0] if ok else 0.0 for r, ok in zip(rewards, valid, strict=True))
+        return lambda reward: (missed if reward > 0.0 else missed - others_missed) / deviation
 
 
 class ReinforcePpAdvantage(AdvantageSettings):
     name: Literal["reinforce_pp"] = "reinforce_pp"
-    normalize_std: bool = Field(True, description="Divide by the standard deviation of the step.")
+    normalize_std: NormalizeStd = True
     compares_groups: ClassVar[bool] = True
 
-    def of_step(self, rewards: Sequence[Sequence[float]], valid: Sequence[Sequence[bool]]) -> Sequence[Sequence[float]]:
+    def of_step(self, rewards: Groups, valid: Flags) -> Groups:
         """Compute A_i = (r_i - mean(r)) / (std(r) + 1e-8)        (REINFORCE++, arXiv:2501.03262, eq. 6), std over N
 
         Mean and deviation are those of all valid rollouts of the step, not of tokens.
@@ -177,23 +172,21 @@ class ReinforcePpAdvantage(AdvantageSettings):
         >>> ReinforcePpAdvantage(normalize_std=False).of_step([(1.0, 0.0), (1.0, 2.0)], flags)
         [(0.0, -1.0), (0.0, 1.0)]
         """
-        for group, flags in zip(rewards, valid, strict=True):
-            over_valid(group, flags)
-        return whitened(rewards, valid, self.normalize_std)
+        return _whitened(rewards, valid, self.normalize_std)
 
 
 class ReinforcePpBaselineAdvantage(AdvantageSettings):
     name: Literal["reinforce_pp_baseline"] = "reinforce_pp_baseline"
-    normalize_std: bool = Field(True, description="Divide by the standard deviation of the step.")
+    normalize_std: NormalizeStd = True
     compares_groups: ClassVar[bool] = True
 
-    def of_step(self, rewards: Sequence[Sequence[float]], valid: Sequence[Sequence[bool]]) -> Sequence[Sequence[float]]:
+    def of_step(self, rewards: Groups, valid: Flags) -> Groups:
         """Compute A_i = (b_i - mean(b)) / (std(b) + 1e-8), b_i = r_i - mean over its group    (the same paper, eq. 7)
 
         std over N, of rollouts, not of tokens. mean(b) is 0: a group whose rewards are all equal gets exactly 0.0.
         """
         centred = GroupAdvantage(normalize_std=False).of_step(rewards, valid)
-        return whitened(centred, valid, self.normalize_std, mean=0.0)
+        return _whitened(centred, valid, self.normalize_std, mean=0.0)
 
 
 class OwnAdvantage(AdvantageSettings):
@@ -218,6 +211,7 @@ Advantage = Annotated[
     | ReinforcePpBaselineAdvantage
     | OwnAdvantage,
     ByName("group"),
+    Field(description="Makes advantages of rewards."),
 ]
 
 
@@ -231,21 +225,19 @@ def over_valid(rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
     return counted
 
 
-def whitened(
-    values: Sequence[Sequence[float]], valid: Sequence[Sequence[bool]], normalize_std: bool, mean: float | None = None
-) -> list[tuple[float, ...]]:
+def _whitened(values: Groups, valid: Flags, normalize_std: bool, mean: float | None = None) -> Groups:
     """Give the valid values of all groups together mean 0 and, with `normalize_std`, deviation 1; others become 0.0.
 
     `mean` is theirs where it is known exactly: values that equal it then become exactly 0.0.
     """
-    counted = [v for group, flags in zip(values, valid, strict=True) for v, ok in zip(group, flags, strict=True) if ok]
+    counted = [value for group, flags in zip(values, valid, strict=True) for value in over_valid(group, flags)]
     if not counted or max(counted) == min(counted):
         return [(0.0,) * len(group) for group in values]
     centre = math.fsum(counted) / len(counted) if mean is None else mean
     deviation = math.sqrt(math.fsum((value - centre) ** 2 for value in counted) / len(counted))
     scale = deviation + 1e-8 if normalize_std else 1.0
 
-    def own(value: Any, ok: bool) -> float:
+    def own(value: float, ok: bool) -> float:
         return (value - centre) / scale if ok else 0.0
 
     return [tuple(map(own, group, flags)) for group, flags in zip(values, valid, strict=True)]

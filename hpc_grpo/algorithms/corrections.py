@@ -31,6 +31,23 @@ class Weights:
     bounded: Tensor
 
 
+def mismatch(inputs: LossInputs) -> Tensor:
+    """Return log(proximal / engine) of each token `[C]`: how much likelier the learner has it than its engine had."""
+    return (inputs.proximal_logprobs - inputs.engine_logprobs).detach()
+
+
+def _capped(log_weights: Tensor, cap: float) -> Weights:
+    # The cap is applied to the exponent, so that a huge difference cannot overflow before it is cut.
+    log_cap = math.log(cap)
+    return Weights(log_weights.clamp(max=log_cap).exp(), log_weights > log_cap)
+
+
+def _masked(log_weights: Tensor, is_kept: Tensor) -> Weights:
+    # Masked before the exponential: what lies outside the bounds may overflow.
+    weights = log_weights.where(is_kept, log_weights.new_zeros(())).exp()
+    return Weights(weights * is_kept, ~is_kept)
+
+
 class CorrectionSettings(Section):
     name: str
     compares_minibatch: ClassVar[bool] = False
@@ -64,13 +81,11 @@ class Truncated(CorrectionSettings):
         """Return w = min(proximal / engine, cap) of each token.
 
         Truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings
-        you off-policy RL training"), in the place it has in decoupled PPO (Hilton et al., arXiv:2110.00641; AReaL,
-        arXiv:2505.24298): it corrects from the behaviour policy (the engine) to the proximal policy (the learner at
-        the start of the step), and the clipped ratio then measures the distance from the proximal policy alone.
+        you off-policy RL training"), from the behaviour policy (the engine) to the proximal policy, as in decoupled PPO
+        (Hilton et al., arXiv:2110.00641; AReaL, arXiv:2505.24298). The clipped ratio then measures the distance from
+        the proximal policy alone.
         """
-        log_weights, log_cap = mismatch(inputs), math.log(self.cap)
-        # The cap is applied to the exponent, so that a huge difference cannot overflow before it is cut.
-        return Weights(log_weights.clamp(max=log_cap).exp(), log_weights > log_cap)
+        return _capped(mismatch(inputs), self.cap)
 
 
 class SequenceCorrection(CorrectionSettings):
@@ -80,12 +95,10 @@ class SequenceCorrection(CorrectionSettings):
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = min(product over the sequence's tokens of proximal / engine, cap) for each of its tokens.
 
-        The unbiased weight of a whole sequence, truncated (Liu et al. 2025, "When Speed Kills Stability"). It falls or
-        grows exponentially with the length: long sequences of a small mismatch have a small weight, or the cap.
+        The unbiased weight of a sequence, truncated (Liu et al. 2025, "When Speed Kills Stability"). It is exponential
+        in the length: long sequences of a small mismatch have a small weight, or the cap.
         """
-        log_weights = sequence_sum(mismatch(inputs), inputs.sequence_ids)
-        log_cap = math.log(self.cap)
-        return Weights(log_weights.clamp(max=log_cap).exp(), log_weights > log_cap)
+        return _capped(sequence_sum(mismatch(inputs), inputs.sequence_ids), self.cap)
 
 
 class _Bounded(CorrectionSettings):
@@ -97,6 +110,11 @@ class _Bounded(CorrectionSettings):
         if self.low >= self.cap:
             raise ValueError(f"low = {self.low:g} must be less than cap = {self.cap:g}")
         return self
+
+    def _within(self, log_weights: Tensor, log_ratio: Tensor) -> Weights:
+        """Weigh by exp(log_weights) if low <= exp(log_ratio) <= cap, else 0."""
+        ratio = log_ratio.double().exp()
+        return _masked(log_weights, (ratio >= self.low) & (ratio <= self.cap))
 
 
 class Geometric(_Bounded):
@@ -111,8 +129,7 @@ class Geometric(_Bounded):
         (Liu et al. 2025, "When Speed Kills Stability"; the bounds are those of NeMo-RL's seq-mask-tis).
         """
         log_weights = mismatch(inputs)
-        mean = sequence_mean(log_weights, inputs.sequence_ids).double().exp()
-        return _weights_within(log_weights.clamp(max=MAX_LOG_RATIO), (mean >= self.low) & (mean <= self.cap))
+        return self._within(log_weights.clamp(max=MAX_LOG_RATIO), sequence_mean(log_weights, inputs.sequence_ids))
 
 
 class IcePop(_Bounded):
@@ -127,8 +144,7 @@ class IcePop(_Bounded):
         on behaviour weights of AReaL (arXiv:2505.24298), which masks too.
         """
         log_weights = mismatch(inputs)
-        ratio = log_weights.double().exp()
-        return _weights_within(log_weights, (ratio >= self.low) & (ratio <= self.cap))
+        return self._within(log_weights, log_weights)
 
 
 class SequenceMask(_Bounded):
@@ -137,15 +153,13 @@ class SequenceMask(_Bounded):
     cap: PositiveFloat = Field(3.0, description="Largest weight of a sequence that is not masked.")
 
     def weigh(self, inputs: LossInputs) -> Weights:
-        """Return w = product over the sequence's tokens of proximal / engine for each of its tokens if low <= w <= cap,
-        else 0.
+        """Return w = product over the sequence's tokens of proximal / engine for each token if low <= w <= cap, else 0.
 
         TRL's default with vLLM (`sequence_mask`, trl/trainer/grpo_trainer.py, with its cap), and verl's IcePop by
         sequence (verl/trainer/ppo/rollout_corr_helper.py). Masked where `sequence` is truncated.
         """
         log_weights = sequence_sum(mismatch(inputs), inputs.sequence_ids)
-        ratio = log_weights.double().exp()
-        return _weights_within(log_weights, (ratio >= self.low) & (ratio <= self.cap))
+        return self._within(log_weights, log_weights)
 
 
 class M2po(CorrectionSettings):
@@ -169,8 +183,7 @@ class M2po(CorrectionSettings):
         has no clip besides; ours has that of the loss, around the proximal policy.
         """
         log_weights = mismatch(inputs)
-        is_kept = log_weights.square() <= inputs.of_minibatch[self.name]
-        return _weights_within(log_weights.clamp(max=MAX_LOG_RATIO), is_kept)
+        return _masked(log_weights.clamp(max=MAX_LOG_RATIO), log_weights.square() <= inputs.of_minibatch[self.name])
 
 
 class OwnCorrection(CorrectionSettings):
@@ -188,16 +201,5 @@ class OwnCorrection(CorrectionSettings):
 Correction = Annotated[
     NoCorrection | Truncated | SequenceCorrection | SequenceMask | Geometric | IcePop | M2po | OwnCorrection,
     ByName("truncated"),
+    Field(description="Corrects for the mismatch of engine and learner logprobs."),
 ]
-
-
-def mismatch(inputs: LossInputs) -> Tensor:
-    """Return log(proximal / engine) of each token `[C]`: how much likelier the learner has it than its engine had."""
-    return (inputs.proximal_logprobs - inputs.engine_logprobs).detach()
-
-
-def _weights_within(log_weights: Tensor, is_kept: Tensor) -> Weights:
-    """Weigh by exp(log_weights) where `is_kept`, and mask the others."""
-    # Masked before the exponential: what lies outside the bounds may overflow.
-    weights = log_weights.where(is_kept, log_weights.new_zeros(())).exp()
-    return Weights(weights * is_kept, ~is_kept)

@@ -14,15 +14,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 
 from hpc_grpo.algorithms.advantages import Advantage, GroupAdvantage
 from hpc_grpo.algorithms.corrections import Correction, IcePop, Truncated
-from hpc_grpo.algorithms.terms import (
-    LossInputs,
-    LossOutput,
-    clipped_surrogate,
-    kl_k3,
-    ratio_metrics,
-    sequence_ratios,
-    token_ratios,
-)
+from hpc_grpo.algorithms.terms import LossInputs, LossOutput, kl_k3, ratio_metrics, sequence_ratios, token_ratios
 from hpc_grpo.registry import LOSSES
 from hpc_grpo.section import ByName, PathText, Section, as_section
 
@@ -37,13 +29,21 @@ def _denominator(value: Any) -> Any:
     return value
 
 
-Denominator = Annotated[Literal["tokens", "sequences", "constant"] | int, BeforeValidator(_denominator)]
+Denominator = Annotated[
+    Literal["tokens", "sequences", "constant"] | int,
+    BeforeValidator(_denominator),
+    Field(
+        description="What divides the sum over a step's tokens. tokens: their number; sequences: each sequence's own "
+        "number of them, then the number of sequences; constant: rollout.max_new_tokens for each sequence; a number: "
+        "so many tokens for each sequence.",
+    ),
+]
 Proximal = Literal["recomputed", "interpolated", "engine"]
+ClipLow = Annotated[NonNegativeFloat, Field(description="The ratio is clipped below at 1 - clip_low.")]
+ClipHigh = Annotated[NonNegativeFloat, Field(description="The ratio is clipped above at 1 + clip_high.")]
 
 
 class KlSettings(Section):
-    """The KL to a reference model."""
-
     coef: NonNegativeFloat = Field(0.0, description="Weight of the KL to the reference; 0: no reference.")
     estimator: Literal["k1", "k2", "k3", "unbiased"] = Field(
         "k3",
@@ -59,8 +59,10 @@ class KlSettings(Section):
     refresh_steps: PositiveInt | None = Field(
         None, description="The reference follows the policy every so many steps. Default: it is frozen."
     )
-    mixup: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+    mixup: float = Field(
         1.0,
+        gt=0.0,
+        le=1.0,
         description="Share of the policy in a refreshed reference: 1 is a copy, less an exponential average, in "
         "float32.",
     )
@@ -75,12 +77,7 @@ class LossSettings(Section):
     """What every policy loss has."""
 
     name: str
-    denominator: Denominator = Field(
-        "tokens",
-        description="What divides the sum over a step's tokens. tokens: their number; sequences: each sequence's own "
-        "number of them, then the number of sequences; constant: rollout.max_new_tokens for each sequence; a number: "
-        "so many tokens for each sequence.",
-    )
+    denominator: Denominator = "tokens"
     proximal: Proximal = Field(
         "recomputed",
         description="Source of the proximal logprobs, to which the ratio is taken. recomputed: the learner at the "
@@ -91,8 +88,8 @@ class LossSettings(Section):
     entropy_coef: NonNegativeFloat = Field(
         0.0, description="Weight of the entropy bonus, whose gradient takes memory as logits do; 0: none."
     )
-    correction: Correction = Field(Truncated(), description="Corrects for the mismatch of engine and learner logprobs.")
-    advantage: Advantage = Field(GroupAdvantage(), description="Makes advantages of rewards.")
+    correction: Correction = Truncated()
+    advantage: Advantage = GroupAdvantage()
     kl: KlSettings = Field(KlSettings(), description="The KL to a reference model.")
 
     scales_advantage: ClassVar[bool] = True
@@ -115,8 +112,8 @@ class LossSettings(Section):
     def is_still_without_advantage(self) -> bool:
         """Tell whether a token of advantage 0 has no gradient, and changes that of no other, in the whole objective.
 
-        A correction of the user's may pull towards something else, and what looks at all tokens of an optimizer step
-        needs those of advantage 0 too.
+        A correction of the user's may pull towards something else. What looks at all tokens of an optimizer step needs
+        those of advantage 0 too.
         """
         compares = self.compares_minibatch or self.correction.compares_minibatch
         is_built_in = ":" not in self.correction.name
@@ -131,7 +128,7 @@ class LossSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_defaults_of_loss(cls, values: Any) -> Any:
-        """Give a correction or advantage that is named, or not, as the loss has it, the other settings it has there."""
+        """Give the loss's own correction and advantage, named or not, the defaults that this loss has for them."""
         if not isinstance(values, Mapping):
             return values
         completed = dict(values)
@@ -143,10 +140,14 @@ class LossSettings(Section):
 
 
 class _Clipped(LossSettings):
-    """Losses that are the clipped surrogate, L = -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)."""
+    """Losses that are PPO's clipped surrogate (arXiv:1707.06347) of a ratio r to the proximal policy.
 
-    clip_low: NonNegativeFloat = Field(0.2, description="The ratio is clipped below at 1 - clip_low.")
-    clip_high: NonNegativeFloat = Field(0.2, description="The ratio is clipped above at 1 + clip_high.")
+    L = -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
+    L = min(L, -dual_clip * A) where A < 0      (dual clip, arXiv:1912.09729), with `dual_clip`
+    """
+
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.2
     dual_clip: PositiveFloat | None = Field(
         None, gt=1.0, description="Largest ratio that counts where the advantage is negative, such as 3. Default: any."
     )
@@ -156,25 +157,32 @@ class _Clipped(LossSettings):
         return token_ratios(inputs)
 
     def term(self, inputs: LossInputs) -> LossOutput:
-        return clipped_surrogate(inputs, self.ratio(inputs), self.clip_low, self.clip_high, self.dual_clip)
+        ratio, advantages = self.ratio(inputs), inputs.advantages
+        low, high = 1.0 - self.clip_low, 1.0 + self.clip_high
+        policy = -(ratio * advantages).minimum(ratio.clamp(low, high) * advantages)
+        is_negative = advantages < 0
+        is_clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & is_negative)
+        if self.dual_clip is not None:
+            policy = policy.minimum(-self.dual_clip * advantages).where(is_negative, policy)
+            is_clipped = is_clipped | ((ratio > self.dual_clip) & is_negative)
+        return LossOutput(policy, ratio_metrics(ratio, is_clipped))
 
 
 class GrpoLoss(_Clipped):
     """GRPO (DeepSeekMath, arXiv:2402.03300).
 
-    Deviations from the paper: clip_high may differ from clip_low (DAPO, arXiv:2503.14476); the sum over tokens is
-    divided by the number of valid tokens of the whole optimizer step, not first by each completion's length
-    (DAPO). `loss.denominator: sequences` is the paper's.
+    Deviations from the paper: clip_high may differ from clip_low, and the sum over tokens is divided by the number of
+    valid tokens of the optimizer step, not first by each completion's length (both DAPO, arXiv:2503.14476).
+    `loss.denominator: sequences` is the paper's.
     """
 
     name: Literal["grpo"] = "grpo"
 
 
 class BnpoLoss(_Clipped):
-    """The loss that TRL and Liger call `bnpo`: the surrogate, divided by the tokens of the batch.
+    """`grpo` with its default denominator, under the name that TRL and Liger have for it.
 
-    Their batch is what one process has in one microbatch, so their result depends on how a step is cut. Here it is the
-    optimizer step: `bnpo` is `grpo` with its default denominator, under the name that other systems' configs have.
+    Their batch is one microbatch of one process; here it is the optimizer step, however it is cut.
     """
 
     name: Literal["bnpo"] = "bnpo"
@@ -187,19 +195,19 @@ class DapoLoss(_Clipped):
     """
 
     name: Literal["dapo"] = "dapo"
-    clip_high: NonNegativeFloat = Field(0.28, description="The ratio is clipped above at 1 + clip_high.")
+    clip_high: ClipHigh = 0.28
 
 
 class DrGrpoLoss(_Clipped):
     """Dr. GRPO (arXiv:2503.20783): GRPO without its two biases, towards long wrong answers and easy and hard prompts.
 
-    A = r_i - mean(r), without the standard deviation, and every sequence's sum is divided by one constant, the
-    longest completion (as in TRL; the authors' code has the same), whatever its own length.
+    A = r_i - mean(r), without the standard deviation. The sum of every sequence is divided by one constant, the longest
+    completion, as in TRL and in the authors' code.
     """
 
     name: Literal["dr_grpo"] = "dr_grpo"
-    denominator: Denominator = Field("constant", description=LossSettings.model_fields["denominator"].description)
-    advantage: Advantage = Field(GroupAdvantage(normalize_std=False), description="Makes advantages of rewards.")
+    denominator: Denominator = "constant"
+    advantage: Advantage = GroupAdvantage(normalize_std=False)
 
 
 class DecoupledPpoLoss(_Clipped):
@@ -212,18 +220,10 @@ class DecoupledPpoLoss(_Clipped):
     """
 
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
-    correction: Correction = Field(
-        IcePop(low=0.0, cap=5.0), description="Corrects for the mismatch of engine and learner logprobs."
-    )
+    correction: Correction = IcePop(low=0.0, cap=5.0)
 
 
-class _Gspo(_Clipped):
-    clip_low: NonNegativeFloat = Field(3e-4, description="The ratio is clipped below at 1 - clip_low.")
-    clip_high: NonNegativeFloat = Field(4e-4, description="The ratio is clipped above at 1 + clip_high.")
-    denominator: Denominator = Field("sequences", description=LossSettings.model_fields["denominator"].description)
-
-
-class GspoLoss(_Gspo):
+class GspoLoss(_Clipped):
     """GSPO (arXiv:2507.18071, eq. 5 to 7): one ratio for a whole sequence.
 
     s = exp(mean over the sequence's tokens of learner_logprobs - proximal_logprobs)
@@ -232,12 +232,15 @@ class GspoLoss(_Gspo):
     """
 
     name: Literal["gspo"] = "gspo"
+    clip_low: ClipLow = 3e-4
+    clip_high: ClipHigh = 4e-4
+    denominator: Denominator = "sequences"
 
     def ratio(self, inputs: LossInputs) -> Tensor:
         return sequence_ratios(inputs)
 
 
-class GspoTokenLoss(_Gspo):
+class GspoTokenLoss(_Clipped):
     """GSPO-token (arXiv:2507.18071, eq. 13 and 14): the sequence's ratio, with a gradient of each token's own.
 
     s_t = sg(s) * exp(learner_logprobs - sg(learner_logprobs)),   s as in gspo, sg: without gradient
@@ -246,6 +249,9 @@ class GspoTokenLoss(_Gspo):
     """
 
     name: Literal["gspo_token"] = "gspo_token"
+    clip_low: ClipLow = 3e-4
+    clip_high: ClipHigh = 4e-4
+    denominator: Denominator = "sequences"
 
     def ratio(self, inputs: LossInputs) -> Tensor:
         own = (inputs.learner_logprobs - inputs.learner_logprobs.detach()).exp()
@@ -262,8 +268,8 @@ class CispoLoss(LossSettings):
     """
 
     name: Literal["cispo"] = "cispo"
-    clip_low: NonNegativeFloat = Field(1.0, description="The ratio is clipped below at 1 - clip_low.")
-    clip_high: NonNegativeFloat = Field(4.0, description="The ratio is clipped above at 1 + clip_high.")
+    clip_low: ClipLow = 1.0
+    clip_high: ClipHigh = 4.0
 
     def term(self, inputs: LossInputs) -> LossOutput:
         ratio = token_ratios(inputs).detach()
@@ -284,7 +290,7 @@ class SapoLoss(LossSettings):
     name: Literal["sapo"] = "sapo"
     temperature_positive: PositiveFloat = Field(1.0, description="Of the gate where the advantage is positive.")
     temperature_negative: PositiveFloat = Field(1.05, description="Of the gate where the advantage is negative.")
-    denominator: Denominator = Field("sequences", description=LossSettings.model_fields["denominator"].description)
+    denominator: Denominator = "sequences"
 
     def term(self, inputs: LossInputs) -> LossOutput:
         ratio = token_ratios(inputs)
@@ -294,36 +300,40 @@ class SapoLoss(LossSettings):
         return LossOutput(-gate * inputs.advantages, ratio_metrics(ratio, ratio < 0.0))
 
 
+def _means(minibatch: LossInputs) -> tuple[Tensor, Tensor]:
+    return minibatch.proximal_logprobs.mean(), minibatch.advantages.mean()
+
+
+def _covariances(inputs: LossInputs, mean_logprob: Tensor, mean_advantage: Tensor) -> Tensor:
+    """Return (log p - mean log p) * (A - mean A) of each token `[C]`, p the proximal policy's."""
+    return (inputs.proximal_logprobs - mean_logprob) * (inputs.advantages - mean_advantage)
+
+
 class KlCovLoss(LossSettings):
     """KL-Cov (arXiv:2505.22617, eq. 14): holds the tokens near the old policy whose learning costs the most entropy.
 
     L = -r * A                                                            r = exp(learner_logprobs - proximal_logprobs)
     L = -r * A + kl_coef * KL(proximal || learner)                        of the tokens that are held
 
-    Held is the share `fraction` of the optimizer step's tokens with the largest covariance of logprob and advantage,
-    (log p - mean log p) * (A - mean A), p the proximal policy's. The KL is estimated by k3, unbiased at tokens that
-    the proximal policy sampled; the authors' code has |log r|. There is no clip: `policy/clip_fraction` counts what is
-    held.
+    Held is the share `fraction` of the optimizer step's tokens with the largest covariance of logprob and advantage.
+    The KL is estimated by k3, unbiased at tokens that the proximal policy sampled; the authors' code has |log r|. There
+    is no clip: `policy/clip_fraction` counts what is held.
     """
 
     name: Literal["kl_cov"] = "kl_cov"
-    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(2e-4, description="Share of the tokens that is held.")
+    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that is held.")
     kl_coef: NonNegativeFloat = Field(1.0, description="Weight of the KL to the old policy that holds them.")
     scales_advantage: ClassVar[bool] = False
     compares_minibatch: ClassVar[bool] = True
 
     def prepare(self, minibatch: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean logprob, the mean advantage and the smallest covariance that is held."""
-        means = minibatch.proximal_logprobs.mean(), minibatch.advantages.mean()
-        covariances = (minibatch.proximal_logprobs - means[0]) * (minibatch.advantages - means[1])
-        num_held = math.ceil(self.fraction * len(covariances))
-        return (*means, covariances.topk(num_held).values.min())
+        covariances = _covariances(minibatch, *(means := _means(minibatch)))
+        return (*means, covariances.topk(math.ceil(self.fraction * len(covariances))).values.min())
 
     def term(self, inputs: LossInputs) -> LossOutput:
-        mean_logprob, mean_advantage, bound = inputs.of_minibatch[self.name]
-        ratio = token_ratios(inputs)
-        covariance = (inputs.proximal_logprobs - mean_logprob) * (inputs.advantages - mean_advantage)
-        is_held = covariance >= bound
+        *means, bound = inputs.of_minibatch[self.name]
+        ratio, is_held = token_ratios(inputs), _covariances(inputs, *means) >= bound
         penalty = self.kl_coef * kl_k3(inputs.proximal_logprobs, inputs.learner_logprobs) * is_held
         return LossOutput(penalty - ratio * inputs.advantages, ratio_metrics(ratio, is_held))
 
@@ -334,15 +344,15 @@ class ClipCovLoss(_Clipped):
     L = -min(r * A, clip(r) * A)        r = exp(learner_logprobs - proximal_logprobs)
     L = 0                               of the tokens that are left out
 
-    Left out are as many tokens as the share `fraction` of the optimizer step's, at least one, drawn at random from
-    those with low < (log p - mean log p) * (A - mean A) < high, p the proximal policy's; all of them where there are
-    fewer. Who is drawn depends on the token alone (`LossInputs.draws`), the number and the means on the whole
-    optimizer step: not on ranks, packing or microbatches. The authors' code takes the learner's logprobs, equal to the
-    proximal ones in a step's first minibatch, and does not draw tokens that the clip has taken already.
+    Left out are as many tokens as the share `fraction` of the optimizer step's, at least one. They are drawn at random
+    from those with a covariance of logprob and advantage between `low` and `high`; all of these where there are fewer.
+    Who is drawn depends on the token alone (`LossInputs.draws`), the number and the means on the optimizer step: not on
+    ranks, packing or microbatches. The authors' code takes the learner's logprobs, equal to the proximal ones in a
+    step's first minibatch, and does not draw tokens that the clip has taken already.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
-    fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(2e-4, description="Share of the tokens that is left out.")
+    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that is left out.")
     low: float = Field(1.0, description="Tokens that may be left out have a larger covariance.")
     high: float = Field(5.0, description="Tokens that may be left out have a smaller covariance.")
     scales_advantage: ClassVar[bool] = False
@@ -356,15 +366,13 @@ class ClipCovLoss(_Clipped):
 
     def prepare(self, minibatch: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean logprob, the mean advantage and the largest draw that is left out."""
-        means = minibatch.proximal_logprobs.mean(), minibatch.advantages.mean()
-        draws = self._draws_between(minibatch, *means)
+        draws = self._draws_between(minibatch, *(means := _means(minibatch)))
         num_left_out = max(int(self.fraction * len(draws)), 1)
         return (*means, draws.topk(num_left_out, largest=False).values.max())
 
     def term(self, inputs: LossInputs) -> LossOutput:
-        mean_logprob, mean_advantage, bound = inputs.of_minibatch[self.name]
-        surrogate = super().term(inputs)
-        draws = self._draws_between(inputs, mean_logprob, mean_advantage)
+        *means, bound = inputs.of_minibatch[self.name]
+        surrogate, draws = super().term(inputs), self._draws_between(inputs, *means)
         is_left_out = (draws <= bound) & (draws < _NEVER)
         metrics = surrogate.means | {"policy/left_out_fraction": is_left_out.to(draws.dtype)}
         return LossOutput(surrogate.per_token * ~is_left_out, metrics)
@@ -376,7 +384,7 @@ class ClipCovLoss(_Clipped):
         """
         if inputs.draws is None:
             raise ValueError("clip_cov chooses tokens at random: give LossInputs.draws")
-        covariance = (inputs.proximal_logprobs - mean_logprob) * (inputs.advantages - mean_advantage)
+        covariance = _covariances(inputs, mean_logprob, mean_advantage)
         return inputs.draws.where((covariance > self.low) & (covariance < self.high), _NEVER)
 
 

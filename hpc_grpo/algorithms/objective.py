@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.algorithms.corrections import Weights
 from hpc_grpo.algorithms.losses import Denominator, KlSettings, LossSettings, Proximal
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput, kl_estimate, kl_k3, sequence_sum, token_ratios
 
@@ -34,8 +33,7 @@ class TokenWeights:
 class Objective:
     """What an optimizer step minimises: `loss` per token `[C]`, weighed, summed and divided as `denominator` says.
 
-    `preparations` are what its parts make of all tokens of an optimizer step, by their names: `LossInputs.of_minibatch`
-    is to hold the results. `proximal` says where the proximal logprobs come from, as `loss.proximal` does.
+    `LossInputs.of_minibatch` is to hold the results of `preparations`, by name. `proximal` is `loss.proximal`.
     `is_still_without_advantage`: a sequence whose advantages are all 0 has no gradient, and changes that of no other.
     """
 
@@ -52,8 +50,8 @@ class Objective:
         sequences:  1 / tokens of the token's sequence, and the number of sequences
         constant:   1 / `longest`, and the number of sequences; a number stands for `longest`
 
-        A sequence is never cut, so the weights depend on nothing but the sequence; the divisor is over all ranks and
-        microbatches (`Minibatch`). A token of `mask` 0.0 has no weight and does not count.
+        A sequence is never cut, so its weights depend on nothing else. A token of `mask` 0.0 has no weight and does not
+        count.
         """
         if self.denominator == "tokens":
             return TokenWeights(mask, mask.sum())
@@ -69,7 +67,7 @@ class Objective:
 
 
 def policy_objective(settings: LossSettings, term: Term | None = None) -> Objective:
-    """Return the objective that section `loss` describes; `term` stands for that of the loss itself.
+    """Return the objective of section `loss`, with `term` in place of the loss's own.
 
     Raises ConfigError where a function of the user's is not there, or does not take its args.
     """
@@ -80,8 +78,8 @@ def policy_objective(settings: LossSettings, term: Term | None = None) -> Object
         partial(_policy_loss, settings, term or settings.term),
         settings.denominator,
         {part.name: part.prepare for part in parts if part.compares_minibatch},
-        proximal=settings.proximal,
-        is_still_without_advantage=term is None and settings.is_still_without_advantage,
+        settings.proximal,
+        term is None and settings.is_still_without_advantage,
     )
 
 
@@ -92,22 +90,25 @@ def _policy_loss(settings: LossSettings, term: Term, inputs: LossInputs) -> Loss
         penalty = reward_penalty(inputs, inputs.ref_logprobs, settings.kl)
         inputs = replace(inputs, advantages=inputs.advantages - penalty)
         means["kl/advantage_penalty"] = penalty
-    output = term(inputs)
-    applied = settings.correction.weigh(inputs)
-    per_token = output.per_token * applied.weights
-    means |= output.means | _of_correction(applied)
+    output, applied = term(inputs), settings.correction.weigh(inputs)
+    weights, is_masked = applied.weights, applied.weights == 0.0
+    per_token = output.per_token * weights
+    means |= output.means
+    means["correction/weight_mean"] = weights
+    means["correction/clipped_fraction"] = (applied.bounded & ~is_masked).to(weights.dtype)
+    means["correction/masked_fraction"] = is_masked.to(weights.dtype)
     terms = {"loss/policy": per_token.detach()}
     if inputs.ref_logprobs is not None:
         means["kl/learner_ref"] = kl_k3(inputs.learner_logprobs, inputs.ref_logprobs).detach()
         if settings.kl.where == "loss":
-            kl = settings.kl.coef * loss_kl(inputs, inputs.ref_logprobs, applied.weights, settings.kl)
+            kl = settings.kl.coef * loss_kl(inputs, inputs.ref_logprobs, weights, settings.kl)
             terms["loss/kl"] = kl.detach()
             per_token = per_token + kl
     if settings.entropy_coef and inputs.entropy is not None:
         bonus = -settings.entropy_coef * inputs.entropy
         terms["loss/entropy"] = bonus.detach()
         per_token = per_token + bonus
-    return LossOutput(per_token, means, output.maxima, output.terms | terms, {"correction/ess": applied.weights})
+    return LossOutput(per_token, means, output.maxima, output.terms | terms, {"correction/ess": weights})
 
 
 def loss_kl(inputs: LossInputs, ref_logprobs: Tensor, weights: Tensor, settings: KlSettings) -> Tensor:
@@ -127,8 +128,8 @@ def reward_penalty(inputs: LossInputs, ref_logprobs: Tensor, settings: KlSetting
 
     A_t = A - kl.coef * sum over s >= t of KL_s, KL_s = the estimate of KL(proximal || reference) at token s
 
-    The KL as a part of the reward of each token, of which a token has the credit for what comes after it
-    (InstructGPT, arXiv:2203.02155; REINFORCE++, arXiv:2501.03262, eq. 5), after the normalisation of the group.
+    The KL is part of each token's reward, after the normalisation of the group. A token has the credit for what comes
+    after it (InstructGPT, arXiv:2203.02155; REINFORCE++, arXiv:2501.03262, eq. 5).
     """
     kl = kl_estimate(settings.estimator, inputs.proximal_logprobs, ref_logprobs).detach()
     # Sequences are whole and in order: those before this one, and this one's earlier tokens, are taken off.
@@ -137,12 +138,3 @@ def reward_penalty(inputs: LossInputs, ref_logprobs: Tensor, settings: KlSetting
     is_last[-1] = True
     at_end = sequence_sum(running * is_last, inputs.sequence_ids)
     return settings.coef * (at_end - running + kl).to(kl.dtype)
-
-
-def _of_correction(applied: Weights) -> dict[str, Tensor]:
-    weights, is_masked = applied.weights, applied.weights == 0.0
-    return {
-        "correction/weight_mean": weights,
-        "correction/clipped_fraction": (applied.bounded & ~is_masked).to(weights.dtype),
-        "correction/masked_fraction": is_masked.to(weights.dtype),
-    }

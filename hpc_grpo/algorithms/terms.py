@@ -1,4 +1,4 @@
-"""What losses and corrections take and give, and the terms that they share. Importing it needs no torch.
+"""What losses and corrections take and give, and the terms that they share.
 
 All is written with methods of tensors: a login node reads the settings of losses, and has no torch.
 """
@@ -20,13 +20,12 @@ MAX_LOG_RATIO = 20.0
 class LossInputs:
     """The trained tokens of a microbatch; every tensor has shape `[C]`, all but `sequence_ids` are float32.
 
-    `learner_logprobs` alone carry a gradient. `proximal_logprobs` are those of the learner at the start of the step.
-    `ref_logprobs` is None when there is no reference model, `teacher_logprobs` when there is no teacher. `sequence_ids`
-    (int64) number the sequences of the microbatch from 0, in order: a sequence is never cut, so a loss may sum or
-    average over it. `entropy` carries a gradient with `loss.entropy_coef`. `draws` are uniform in [0, 1) and a token's
-    own, to choose tokens at random: the same however a step is cut. `of_minibatch` holds numbers that `prepare`
-    methods made of all tokens of the optimizer step, over all microbatches and ranks, by the name of the loss or
-    correction.
+    `learner_logprobs` alone carry a gradient, and `entropy` with `loss.entropy_coef`. `proximal_logprobs` are those of
+    the learner at the start of the step. `ref_logprobs` and `teacher_logprobs` are None without such a model.
+    `sequence_ids` (int64) number the sequences of the microbatch from 0, in order. A sequence is never cut, so a loss
+    may sum or average over it. `draws` are uniform in [0, 1), to choose tokens at random: a token's own, however a step
+    is cut. `of_minibatch` holds, by the name of the loss or correction, what `prepare` made of all tokens of the
+    optimizer step, over all microbatches and ranks.
     """
 
     learner_logprobs: Tensor
@@ -78,7 +77,6 @@ def sequence_sum(values: Tensor, sequence_ids: Tensor) -> Tensor:
 
 
 def sequence_mean(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """Give each token `[C]` the mean over its sequence."""
     return sequence_sum(values, sequence_ids) / sequence_sum(values.new_ones(len(values)), sequence_ids)
 
 
@@ -88,53 +86,31 @@ def interpolated_proximal(inputs: LossInputs, versions: Tensor, proximal_version
     log p = log e + a * (log l - log e),   a = (proximal_version - v) / (version - v) within [0, 1], or 0 without a step
 
     Log-linear in the version v that sampled the token (AReaL's `loglinear`, areal/trainer/ppo/actor.py): it saves the
-    forward pass that computes them. `version` is the learner's now, `inputs.proximal_logprobs` is not read.
+    forward pass that computes them. `version` is the learner's now; `inputs.proximal_logprobs` is not read.
     """
     steps = version - versions
     share = ((proximal_version - versions) / steps.clamp(min=1.0)).clamp(0.0, 1.0) * (steps > 0.0)
     return inputs.engine_logprobs + share * (inputs.learner_logprobs.detach() - inputs.engine_logprobs)
 
 
-def clipped_surrogate(
-    inputs: LossInputs, ratio: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
-) -> LossOutput:
-    """Return PPO's clipped surrogate per token `[C]` (arXiv:1707.06347) of ratios to the proximal policy.
-
-    L = -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
-    L = min(L, -dual_clip * A) where A < 0      (dual clip, arXiv:1912.09729), with `dual_clip`
-    """
-    low, high = 1.0 - clip_low, 1.0 + clip_high
-    policy = -(ratio * inputs.advantages).minimum(ratio.clamp(low, high) * inputs.advantages)
-    is_negative = inputs.advantages < 0
-    is_clipped = ((ratio > high) & (inputs.advantages > 0)) | ((ratio < low) & is_negative)
-    if dual_clip is not None:
-        policy = policy.minimum(-dual_clip * inputs.advantages).where(is_negative, policy)
-        is_clipped = is_clipped | ((ratio > dual_clip) & is_negative)
-    return LossOutput(policy, ratio_metrics(ratio, is_clipped))
-
-
 def ratio_metrics(ratio: Tensor, is_clipped: Tensor) -> dict[str, Tensor]:
-    """Name what every loss with a ratio tells per token `[C]`: the ratio, and where the clip takes the gradient."""
+    """Name what every loss with a ratio reports per token `[C]`: the ratio, and where the clip takes the gradient."""
     return {"policy/ratio_mean": ratio.detach(), "policy/clip_fraction": is_clipped.to(ratio.dtype)}
 
 
 def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """Estimate KL(p || q) per token `[C]`, in nats, at tokens sampled from p.
+    """Estimate KL(p || q) per token `[C]`, in nats, at tokens sampled from p, with gradient through both.
 
     k3 = exp(d) - d - 1 with d = log q - log p   (Schulman, "Approximating KL divergence", 2020)
 
-    It is never negative, unbiased in value, and has less variance than -d. `logprobs` are log p,
-    `other_logprobs` log q, both `[C]`. Gradients flow through both.
+    It is never negative, unbiased in value, and has less variance than -d. `other_logprobs` are log q.
     """
     difference = (other_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return difference.expm1() - difference
 
 
 def kl_estimate(estimator: str, logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """Estimate KL(p || q) per token `[C]`, in nats, by k1, k2 or k3 of Schulman's.
-
-    k1 = log p - log q,   k2 = k1^2 / 2,   k3: `kl_k3`
-    """
+    """Estimate as `kl_k3`, or by k1 = log p - log q or k2 = k1^2 / 2."""
     if estimator == "k3":
         return kl_k3(logprobs, other_logprobs)
     difference = logprobs - other_logprobs

@@ -3,9 +3,9 @@
     <cache>/<key>/rows.arrow      a row for each item: text, token ids, the item as JSON, the hash of its prompt
     <cache>/<key>/made.json       number of rows, digest of the items, size of rows.arrow; written last
 
-Safe without a lock, which shared file systems rarely honour: a writer fills a folder of its own and renames it, and of
-two the second finds the name taken and drops its own. A changed file, template or tokenizer has another key. An entry
-may be deleted while no run reads it: the next start makes it anew.
+Safe without a lock, which shared file systems rarely honour: a writer fills a folder of its own and renames it. The
+second of two writers finds the name taken and drops its own. A changed file, template or tokenizer has another key. An
+entry may be deleted while no run reads it: the next start makes it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.data.encoder import Row
-from hpc_grpo.data.sources.base import BATCH_ITEMS
+from hpc_grpo.data.sources import BATCH_ITEMS
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import digest_of, fsync, read_record, write_record
 from hpc_grpo.run.owner import Holding, refuse_shared
@@ -36,7 +36,6 @@ _STAGED = ".tmp"
 _ROWS_OF_OTHERS = Holding(
     "change what a run trains on: tokenized data is in the folder", "Set data.cache_dir to a folder of your own."
 )
-_ABANDONED_S = 24 * 3600.0
 
 
 class Rows:
@@ -47,29 +46,25 @@ class Rows:
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
+        import numpy as np
         from pyarrow import compute, ipc, memory_map
+
+        def as_numpy(column: Any) -> NDArray[Any]:
+            # Arrow's own way imports pandas, which takes a second of each start.
+            return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])
 
         self.folder = folder
         self.digest = digest
         self._table = ipc.open_file(memory_map(str(folder / _ROWS))).read_all()
-        lengths = _as_numpy(compute.list_value_length(self._table["prompt_ids"]))
-        self.num_prompt_tokens: NDArray[np.int32] = lengths
-        completions = _as_numpy(compute.list_value_length(self._table["completion_ids"]))
-        self.num_tokens: NDArray[np.int32] = lengths + completions
-        self.prompt_hashes: NDArray[np.uint64] = _as_numpy(self._table["prompt_hash"])
+        self.num_prompt_tokens = as_numpy(compute.list_value_length(self._table["prompt_ids"]))
+        self.num_tokens = self.num_prompt_tokens + as_numpy(compute.list_value_length(self._table["completion_ids"]))
+        self.prompt_hashes: NDArray[np.uint64] = as_numpy(self._table["prompt_hash"])
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
     def __getitem__(self, number: int) -> Row:
         return Row(**{name: self._table[name][number].as_py() for name in self._table.column_names})
-
-
-def _as_numpy(column: Any) -> NDArray[Any]:
-    """Return a column of numbers without nulls. Arrow's own way imports pandas, which takes a second of each start."""
-    import numpy as np
-
-    return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])
 
 
 class RowCache:
@@ -79,7 +74,7 @@ class RowCache:
         self.folder = folder
 
     def find(self, identity: Mapping[str, Any]) -> Rows | None:
-        """Return the rows of `identity`; None without whole ones.
+        """Return the rows of `identity`; None without an undamaged entry.
 
         Raises ConfigError where they cannot be read, and where another user may write them.
         """
@@ -95,7 +90,7 @@ class RowCache:
             ) from error
 
     def write(self, identity: Mapping[str, Any], rows: Iterator[Row]) -> Rows:
-        """Write the rows, whole or not at all; return what is there then. Raises ConfigError where none can be."""
+        """Write the rows, all or none; return what is there then. Raises ConfigError where none can be written."""
         entry = self._entry(identity)
         staging = self.folder / f".{entry.name}.{secrets.token_hex(8)}{_STAGED}"
         try:
@@ -105,7 +100,16 @@ class RowCache:
             fsync(staging / _ROWS)
             num_bytes = (staging / _ROWS).stat().st_size
             write_record(staging / _MADE, {"items": digest, "num_bytes": num_bytes, "identity": dict(identity)})
-            self._publish(staging, entry)
+            try:
+                staging.rename(entry)
+            except OSError:
+                # Another writer was faster, or a damaged entry makes room.
+                if _digest_if_whole(entry) is None:
+                    if not entry.is_dir():
+                        raise
+                    entry.rename(staging.with_suffix(".old" + _STAGED))
+                    staging.rename(entry)
+            fsync(self.folder)
         except OSError as error:
             raise ConfigError(
                 f"Tokenized data cannot be written below {self.folder} ({error.strerror or error}). Set data.cache_dir "
@@ -113,29 +117,15 @@ class RowCache:
             ) from error
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        found = self.find(identity)
-        if found is None:
+        if (found := self.find(identity)) is None:
             raise ConfigError(f"{entry} was damaged while it was made. Delete the folder and start again.")
         return found
 
-    def _publish(self, staging: Path, entry: Path) -> None:
-        """Put the entry in its place, unless another writer was faster; a damaged one makes room."""
-        try:
-            staging.rename(entry)
-        except OSError:
-            if _digest_if_whole(entry) is not None:
-                return
-            if not entry.is_dir():
-                raise
-            entry.rename(staging.with_suffix(".old" + _STAGED))
-            staging.rename(entry)
-        fsync(self.folder)
-
     def _remove_abandoned(self) -> None:
-        """Remove what writers left that died long ago, and damaged entries."""
+        """Remove what writers left that died a day ago, and damaged entries."""
         for folder in self.folder.glob(f".*{_STAGED}"):
             with contextlib.suppress(OSError):  # its writer, or another cleaner, is at it too; or it is another user's
-                if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > _ABANDONED_S:
+                if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > 24 * 3600.0:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _entry(self, identity: Mapping[str, Any]) -> Path:
@@ -152,16 +142,9 @@ def _write_table(path: Path, rows: Iterator[Row]) -> str:
     """Write rows as they come, in batches; return the digest of the items."""
     import pyarrow as pa
 
-    ids = pa.list_(pa.int32())
-    schema = pa.schema(
-        [
-            ("text", pa.string()),
-            ("prompt_ids", ids),
-            ("completion_ids", ids),
-            ("fields", pa.string()),
-            ("prompt_hash", pa.uint64()),
-        ]
-    )
+    text, ids = pa.string(), pa.list_(pa.int32())
+    kinds = {"text": text, "prompt_ids": ids, "completion_ids": ids, "fields": text, "prompt_hash": pa.uint64()}
+    schema = pa.schema(list(kinds.items()))
     hashed = hashlib.sha256()
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         while batch := list(islice(rows, BATCH_ITEMS)):

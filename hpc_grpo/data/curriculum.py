@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_grpo.config import CurriculumConfig
-from hpc_grpo.data.mix import Place
+from hpc_grpo.data.order import Place
 from hpc_grpo.data.stream import Part, PromptStream
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.system.readable import number_or_none
@@ -45,14 +45,39 @@ class Curriculum:
         self._settings = settings
         self._known = {key: (streak, until) for key, (streak, until) in known.items()}
 
+    @property
+    def known(self) -> Known:
+        """Return what a checkpoint has to hold of it."""
+        return dict(self._known)
+
     def next_awake(self, stream: PromptStream, ordinal: int) -> int | None:
         """Return the first ordinal from here on whose prompt does not rest; None where each prompt rests for ever."""
         first = ordinal
-        while self._rests(stream.place(ordinal)) or self._is_too_hard(stream, ordinal):
+        while self._rests(stream, ordinal):
             ordinal += 1
             if (ordinal - first) % len(stream) == 0 and self._retired_all(stream):
                 return None
         return ordinal
+
+    def _rests(self, stream: PromptStream, ordinal: int) -> bool:
+        """Tell whether the prompt rests, or is too hard: its rank is not below the competence of now.
+
+        c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), t and T in ordinals
+        """
+        place = stream.place(ordinal)
+        _, until = self._known.get(_key(place), _NEITHER)
+        if until is None or place.turn < until:
+            return True
+        if (ranks := stream.parts[place.source].difficulty) is None:
+            return False
+        progress = ordinal / (self._settings.difficulty_epochs * len(stream))
+        competence = math.sqrt(progress * (1 - _FIRST_COMPETENCE**2) + _FIRST_COMPETENCE**2)
+        return bool(ranks[place.item] >= competence)
+
+    def _retired_all(self, stream: PromptStream) -> bool:
+        """Look at each item: what is known may be of data that had more of them."""
+        keys = (f"{source}:{item}" for source, part in enumerate(stream.parts) for item in range(len(part.numbers)))
+        return all(self._known.get(key, _NEITHER)[1] is None for key in keys)
 
     def note(self, place: Place, grades: GroupGrades) -> None:
         """Learn what a group was; nothing of one whose reward failed."""
@@ -70,43 +95,14 @@ class Curriculum:
             rest = 0
         self._known[_key(place)] = (streak, None if rest is None else place.turn + rest + 1)
 
-    @property
-    def known(self) -> Known:
-        """Return what a checkpoint has to hold of it."""
-        return dict(self._known)
-
-    @property
-    def num_retired(self) -> int:
-        return sum(until is None for _, until in self._known.values())
-
     def metrics(self) -> dict[str, float]:
         """Count the prompts whose last groups were easy, or hard, and those that rest for ever."""
-        streaks, after = [streak for streak, _ in self._known.values()], self._settings.after
+        known, after = self._known.values(), self._settings.after
         return {
-            "curriculum/easy": float(sum(streak >= after for streak in streaks)),
-            "curriculum/hard": float(sum(streak <= -after for streak in streaks)),
-            "curriculum/retired": float(self.num_retired),
+            "curriculum/easy": float(sum(streak >= after for streak, _ in known)),
+            "curriculum/hard": float(sum(streak <= -after for streak, _ in known)),
+            "curriculum/retired": float(sum(until is None for _, until in known)),
         }
-
-    def _rests(self, place: Place) -> bool:
-        _, until = self._known.get(_key(place), _NEITHER)
-        return until is None or place.turn < until
-
-    def _is_too_hard(self, stream: PromptStream, ordinal: int) -> bool:
-        """Compare the rank of a prompt with c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), t and T in ordinals."""
-        place = stream.place(ordinal)
-        if (ranks := stream.parts[place.source].difficulty) is None:
-            return False
-        progress = ordinal / (self._settings.difficulty_epochs * len(stream))
-        competence = math.sqrt(progress * (1 - _FIRST_COMPETENCE**2) + _FIRST_COMPETENCE**2)
-        return bool(ranks[place.item] >= competence)
-
-    def _retired_all(self, stream: PromptStream) -> bool:
-        """Look at each item: what is known may be of data that had more of them."""
-        items = (
-            Place(0, source, item, 0) for source, part in enumerate(stream.parts) for item in range(len(part.numbers))
-        )
-        return all(self._known.get(_key(item), _NEITHER)[1] is None for item in items)
 
 
 def difficulty_ranks(part: Part, field: str) -> NDArray[np.float64]:

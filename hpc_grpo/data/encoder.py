@@ -1,4 +1,8 @@
-"""From items to rows: checked, rendered and tokenized. The costly part of a first start, which the cache keeps."""
+"""From items to rows: checked, rendered and tokenized. The costly part of a first start, which the cache keeps.
+
+An error names the source and the number of the item, before anything starts. The checks and `prompt_hash` need no
+numpy: a login node uses them too.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,15 @@ from itertools import islice
 from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
-from hpc_grpo.data.checks import check_item, check_not_empty, completion_text
-from hpc_grpo.data.prompt_hash import prompt_hash
-from hpc_grpo.data.sources.base import BATCH_ITEMS, Item
-from hpc_grpo.data.templates import PromptTemplate, Tokenizer, encode_completions, prompt_style
+from hpc_grpo.data.sources import BATCH_ITEMS, Item, answer_of
+from hpc_grpo.data.templates import (
+    PromptTemplate,
+    Tokenizer,
+    check_characters,
+    check_not_empty,
+    encode_completions,
+    prompt_style,
+)
 from hpc_grpo.data.workers import Batch, encode_batches
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.pulse import PULSE
@@ -23,9 +32,7 @@ from hpc_grpo.run.pulse import PULSE
 
 @dataclass(frozen=True)
 class Row:
-    """One item, ready to be asked: `fields` is the item as JSON, `prompt_hash` that of its own prompt (prompt_hash.py).
-    `completion_ids` are empty where nothing is imitated.
-    """
+    """One item, ready to be asked: `fields` is the item as JSON; `completion_ids` are empty without SFT."""
 
     text: str
     prompt_ids: Sequence[int]
@@ -124,3 +131,68 @@ def _as_json_value(value: Any) -> Any:
         return value.tolist()
     kind = "raw bytes (an image, a sound?)" if isinstance(value, bytes) else f"a {type(value).__name__}"
     raise TypeError(f"a value is {kind}")
+
+
+def check_item(source: SourceConfig, item: Item, number: int) -> None:
+    """Raise ConfigError where item `number` lacks a column that the config names, or a usable prompt or answer."""
+    where = f"Item {number} of {source.path} (counted from 0)"
+
+    def column(key: str, hint: str = "") -> Any:
+        name = getattr(source, key)
+        try:
+            return answer_of(item, name) if key == "answer_field" else item[name]
+        except KeyError:
+            raise ConfigError(
+                f"Data set {source.path}, item {number}: there is no field {name!r} ({key}). "
+                f"Fields: {', '.join(item) or 'none'}. Set {key} to one of them{hint}."
+            ) from None
+
+    prompt = column("prompt_field" if source.messages_field is None else "messages_field")
+    if source.answer_field is not None:
+        answer = column("answer_field", ", or to null when there is no reference answer")
+        if answer is None:
+            raise ConfigError(
+                f"{where}: {source.answer_field!r} (answer_field) is null, and no completion can be compared with "
+                f"that. Give it an answer, remove the item, or set answer_field to null when the rewards need no "
+                f"reference."
+            )
+        if isinstance(answer, str):
+            check_characters(answer, source.path, number)
+    if source.messages_field is None and isinstance(prompt, str):
+        check_not_empty(prompt, source.path, number)
+        check_characters(prompt, source.path, number)
+
+
+def completion_text(source: SourceConfig, item: Item, number: int) -> str:
+    """Return the text to imitate, the answer of item `number`. Raises ConfigError where it is no text, or empty."""
+    text: Any = None if source.answer_field is None else answer_of(item, source.answer_field)
+    if not isinstance(text, str) or not text:
+        raise ConfigError(
+            f"Item {number} of {source.path}: {source.answer_field!r} (answer_field), the completion to imitate, must "
+            f"be text that is not empty, not {text!r}."
+        )
+    check_characters(text, source.path, number)
+    return text
+
+
+def prompt_hash(source: SourceConfig, item: Item) -> int:
+    """Hash the text of an item's own prompt to 64 bits: the same in a column of text and in one of messages.
+
+    Templates, white space and system messages do not count. A content of a message may be a list of parts.
+    """
+    if source.messages_field is None:
+        own = item[source.prompt_field]
+    else:
+        contents = [message["content"] for message in item[source.messages_field] if message["role"] != "system"]
+        parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+        texts = [part["text"] if isinstance(part, Mapping) and "text" in part else part for part in parts]
+        own = " ".join(
+            text if isinstance(text, str) else json.dumps(text, sort_keys=True, default=str) for text in texts
+        )
+    digest = hashlib.blake2b(" ".join(own.split()).encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def held_out_below(fraction: float) -> int:
+    """Return the bound below which prompt hashes are held out for eval."""
+    return int(fraction * 2.0**64)

@@ -1,20 +1,19 @@
 """Fingerprints of what a run reads: data, chat templates, tokenizer and weights of models, the user's functions.
 
 Files of data are hashed whole where they are one file. Of a larger file of the model or of a saved data set, of which
-only learners read all, 64 blocks spread over it are hashed, with its size: other weights differ everywhere. What a
-generator makes is told by the digest of its items.
+only learners read all, 64 blocks are hashed, with its size: other weights differ everywhere. The items of a function
+have a digest.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 from hpc_grpo.config import Config, SourceConfig
-from hpc_grpo.data.contents import of_file, of_files
-from hpc_grpo.data.sources import open_source
+from hpc_grpo.data.sources import of_file, of_files, open_source
 from hpc_grpo.run.source import functions_of, imported_files, used_file
 from hpc_grpo.system.hugging_face import find_model, weight_files
 
@@ -47,12 +46,15 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
         else:
             # The library's own fingerprint, in which the revision is.
             found[f"{key}.path"] = dict(open_source(source).identity() or {})
-    found |= {key: _of_model(find_model(path, os.environ, key)) for key, path in config.models.items()}
+    for key, path in config.models.items():
+        model = find_model(path, os.environ, key)
+        files = _tokenizer_files(model) | {file for file in weight_files(model) if file.is_file()}
+        found[key] = {file.name: of_file(file, whole=False) for file in files}
     return found
 
 
 def local_fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]]:
-    """Return those that a login node can tell at once: of local data, chat templates and the user's functions."""
+    """Return those that a login node can make at once: of local data, chat templates and the user's functions."""
     found = {}
     for key, source in _sources(config):
         if (path := folder / source.path).exists():
@@ -74,16 +76,10 @@ def tokenizer_identity(config: Config, environ: Mapping[str, str]) -> dict[str, 
     return versions | {file.name: of_file(file, whole=True) for file in _tokenizer_files(folder)}
 
 
-def _sources(config: Config) -> Iterator[tuple[str, SourceConfig]]:
-    yield from config.data.sources(for_eval=False)
-    if config.reads_eval_data:
-        yield from config.data.sources(for_eval=True)
+def _sources(config: Config) -> list[tuple[str, SourceConfig]]:
+    evals = config.data.sources(for_eval=True) if config.reads_eval_data else []
+    return [*config.data.sources(for_eval=False), *evals]
 
 
 def _tokenizer_files(folder: Path) -> set[Path]:
     return {file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()}
-
-
-def _of_model(folder: Path) -> dict[str, str]:
-    found = {file.name: of_file(file, whole=False) for file in _tokenizer_files(folder)}
-    return found | {file.name: of_file(file, whole=False) for file in weight_files(folder) if file.is_file()}

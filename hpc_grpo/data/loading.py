@@ -1,6 +1,7 @@
 """From a config to streams: sources are read and tokenized once, split, filtered and mixed. Every start comes by here.
 
-Raises ConfigError for the first item that cannot be used, before anything else has started.
+Raises ConfigError for the first item that cannot be used, before anything else has started. Filters are applied at
+every start and kept nowhere: a run that changes one of them tokenizes nothing again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_grpo.config import Config, HeldOutConfig, SourceConfig
+from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.cache import RowCache, Rows
 from hpc_grpo.data.curriculum import difficulty_ranks
-from hpc_grpo.data.encoder import Encoder, Row
-from hpc_grpo.data.filters import LengthRule, fitting, held_out, lowest, without_duplicates
+from hpc_grpo.data.encoder import Encoder, Row, held_out_below
 from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.stream import DemonstrationStream, Part, PromptStream
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Streams:
-    """Holds the run's stream and its eval sets by name; `digests` are those of the items, by config key.
+    """The run's stream and its eval sets by name; `digests` are those of the items, by config key.
 
     The set of `data.eval`, or that of `data.held_out`, has the name "".
     """
@@ -51,18 +51,17 @@ def load_streams(
 ) -> Streams:
     """Load all that the run reads. `tokenizer_id` stands for the tokenizer's files where it has none.
 
-    `context` is that of the model, in tokens. Prompts are checked against it by `check_context_length`.
+    `context` is that of the model, in tokens, for demonstrations. `check_context_length` checks prompts against it.
     """
     loader = _Loader(config, tokenizer, tokenizer_id)
-    train = loader.load(config.data.sources(for_eval=False))
+    sources = loader.load(config.data.sources(for_eval=False))
     sets = loader.load_eval_sets() if config.reads_eval_data else {}
-    split = _Split(config, train, [each for loaded in sets.values() for each in loaded], context)
-    has_eval = config.needs.rollouts and config.eval.every is not None
+    parts = _trained(config, sources, [part for parts in sets.values() for part in parts], context)
+    seed, shuffle = config.run.seed, config.data.shuffle
     if not config.needs.rollouts:
-        demonstrations = DemonstrationStream(split.train(), config.run.seed, shuffle=config.data.shuffle)
-        return Streams(demonstrations, {}, loader.digests)
-    prompts = PromptStream(split.train(), config.run.seed, shuffle=config.data.shuffle)
-    return Streams(prompts, split.evals(sets) if has_eval else {}, loader.digests)
+        return Streams(DemonstrationStream(parts, seed, shuffle=shuffle), {}, loader.digests)
+    evals = _evals(config, sources, sets) if config.eval.every is not None else {}
+    return Streams(PromptStream(parts, seed, shuffle=shuffle), evals, loader.digests)
 
 
 def load_evals(
@@ -70,15 +69,13 @@ def load_evals(
 ) -> Mapping[str, PromptStream]:
     """Load the eval sets alone: of data.train no more than what is held out of it."""
     loader = _Loader(config, tokenizer, tokenizer_id)
-    train = [] if config.data.held_out is None else loader.load(config.data.sources(for_eval=False))
-    return _Split(config, train).evals(loader.load_eval_sets())
+    sources = [] if config.data.held_out is None else loader.load(config.data.sources(for_eval=False))
+    return _evals(config, sources, loader.load_eval_sets())
 
 
-def load_rows(
-    config: Config, source: SourceConfig, encoder: Encoder, cache: RowCache, tokenizer_id: Mapping[str, str]
-) -> Rows:
-    """Return the rows of a source, from the cache or made anew. Raises ConfigError for an item that cannot be used."""
-    origin = open_source(source)
+def load_rows(config: Config, source: SourceConfig, tokenizer: Tokenizer, tokenizer_id: Mapping[str, str]) -> Rows:
+    """Return the rows of a source, from the cache or made now. Raises ConfigError for an item that cannot be used."""
+    origin, encoder, cache = open_source(source), Encoder(config, source, tokenizer), RowCache(config.cache_path)
 
     def items_id() -> Mapping[str, str]:
         return origin.identity() or {"digest": encoder.digest(read_items(source))}
@@ -108,18 +105,10 @@ def source_names(sources: Sequence[SourceConfig]) -> list[str]:
     """
     names: list[str] = []
     for source in sources:
-        path = PurePath(source.path.rpartition(":")[2])
-        name = source.name or path.stem
+        name = source.name or PurePath(source.path.rpartition(":")[2]).stem
         earlier = sum(other.partition("#")[0] == name for other in names)
         names.append(f"{name}#{earlier + 1}" if earlier else name)
     return names
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    name: str
-    source: SourceConfig
-    rows: Rows
 
 
 class _Loader:
@@ -128,137 +117,129 @@ class _Loader:
     def __init__(self, config: Config, tokenizer: Tokenizer, tokenizer_id: Mapping[str, str] | None) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._cache = RowCache(config.cache_path)
         self._identity = tokenizer_identity(config, os.environ) if tokenizer_id is None else tokenizer_id
         self.digests: dict[str, str] = {}
 
-    def load(self, sources: Sequence[tuple[str, SourceConfig]]) -> list[_Loaded]:
+    def load(self, sources: Sequence[tuple[str, SourceConfig]]) -> list[Part]:
         """Load the sources of one set, each behind its key in the config."""
-        return [
-            self._loaded(name, key, source)
-            for name, (key, source) in zip(source_names([source for _, source in sources]), sources, strict=True)
-        ]
-
-    def load_eval_sets(self) -> dict[str, list[_Loaded]]:
-        return {name: self.load(self._config.data.eval_sources(name)) for name in self._config.data.eval_data}
-
-    def _loaded(self, name: str, key: str, source: SourceConfig) -> _Loaded:
-        encoder = Encoder(self._config, source, self._tokenizer)
-        rows = load_rows(self._config, source, encoder, self._cache, self._identity)
-        self.digests[key] = rows.digest
-        return _Loaded(name, source, rows)
-
-
-class _Split:
-    """Decides which rows are trained on and which are evaluated, and says how many went where."""
-
-    def __init__(
-        self,
-        config: Config,
-        train: Sequence[_Loaded],
-        evaluated: Sequence[_Loaded] = (),
-        context: int | None = None,
-    ) -> None:
-        self._config = config
-        self._train = train
-        self._evaluated = evaluated
-        self._context = context
-
-    def train(self) -> list[Part]:
-        data = self._config.data
-        seen = np.concatenate([np.empty(0, np.uint64), *(each.rows.prompt_hashes for each in self._evaluated)])
-        parts = []
-        for each in self._train:
-            hashes = each.rows.prompt_hashes
-            ours = np.flatnonzero(~self._held_out(each))
-            unique = ours
-            if data.deduplicate:
-                unique, seen = without_duplicates(ours, hashes, seen)
-            kept = self._fitting(each, unique)
-            _tell(
-                each,
-                {
-                    "held out": len(hashes) - len(ours),
-                    "duplicate": len(ours) - len(unique),
-                    "too long": len(unique) - len(kept),
-                },
-                len(kept),
-            )
-            part = self._part(each, kept)
-            field = data.curriculum and data.curriculum.difficulty_field
-            parts.append(replace(part, difficulty=difficulty_ranks(part, field)) if field else part)
-        self._tell_of_trained_evals(parts)
+        config, parts = self._config, []
+        for name, (key, source) in zip(source_names([source for _, source in sources]), sources, strict=True):
+            rows = load_rows(config, source, self._tokenizer, self._identity)
+            self.digests[key] = rows.digest
+            reward_set = config.reward_sets.index(config.rewards_of(source))
+            parts.append(Part(name, source, rows, np.arange(len(rows), dtype=np.int64), reward_set))
         return parts
 
-    def _tell_of_trained_evals(self, parts: Sequence[Part]) -> None:
-        trained = np.concatenate([part.rows.prompt_hashes[part.numbers] for part in parts])
-        for each in self._evaluated:
-            if num := int(np.isin(each.rows.prompt_hashes, trained).sum()):
-                print(
-                    f"warning: {each.source.path}: {num:,} of {len(each.rows):,} eval prompts are trained on too. Set "
-                    f"data.deduplicate=true to leave them out of training.",
-                    file=sys.stderr,
-                )
+    def load_eval_sets(self) -> dict[str, list[Part]]:
+        return {name: self.load(self._config.data.eval_sources(name)) for name in self._config.data.eval_data}
 
-    def evals(self, sets: Mapping[str, Sequence[_Loaded]]) -> dict[str, PromptStream]:
-        """Return a stream for each set of data that is there for eval, and for what is held out of training, as ""."""
-        every = {
-            name: [(each, np.arange(len(each.rows), dtype=np.int64)) for each in loaded]
-            for name, loaded in sets.items()
-        }
-        if self._config.data.held_out is not None:
-            every = {"": self._kept_for_eval(self._config.data.held_out), **every}
-        return {name: self._eval_stream(rows) for name, rows in every.items()}
 
-    def _kept_for_eval(self, held: HeldOutConfig) -> list[tuple[_Loaded, NDArray[np.int64]]]:
-        every = [(each, np.flatnonzero(self._held_out(each))) for each in self._train]
-        if not any(len(kept) for _, kept in every):
+def _trained(config: Config, sources: Sequence[Part], evaluated: Sequence[Part], context: int | None) -> list[Part]:
+    """Return what is trained on of each source, and print how many of its items are left out, and why."""
+    data, parts = config.data, []
+    seen = np.concatenate([np.empty(0, np.uint64), *(part.rows.prompt_hashes for part in evaluated)])
+    for part in sources:
+        ours = unique = np.flatnonzero(~_held_out(config, part))
+        if data.deduplicate:
+            unique, seen = without_duplicates(ours, part.rows.prompt_hashes, seen)
+        kept = _fitting(config, part, unique, context)
+        counts = (len(part.rows), len(ours), len(unique), len(kept))
+        left_out = zip(("held out", "duplicate", "too long"), counts, counts[1:], strict=False)
+        if reasons := [f"{before - after:,} {reason}" for reason, before, after in left_out if before > after]:
+            shown = f"{len(kept):,} of {len(part.rows):,} items are trained on ({', '.join(reasons)})"
+            print(f"{part.source.path}: {shown}.", file=sys.stderr)
+        part = _with_numbers(part, kept)
+        if data.curriculum and data.curriculum.difficulty_field:
+            part = replace(part, difficulty=difficulty_ranks(part, data.curriculum.difficulty_field))
+        parts.append(part)
+    trained = np.concatenate([part.rows.prompt_hashes[part.numbers] for part in parts])
+    for part in evaluated:
+        if num := int(np.isin(part.rows.prompt_hashes, trained).sum()):
+            print(
+                f"warning: {part.source.path}: {num:,} of {len(part.rows):,} eval prompts are trained on too. Set "
+                f"data.deduplicate=true to leave them out of training.",
+                file=sys.stderr,
+            )
+    return parts
+
+
+def _evals(config: Config, sources: Sequence[Part], sets: Mapping[str, Sequence[Part]]) -> dict[str, PromptStream]:
+    """Return a stream for each set of data that is there for eval, and for what is held out of training, as ""."""
+    every = dict(sets)
+    if (held := config.data.held_out) is not None:
+        numbers = [np.flatnonzero(_held_out(config, part)) for part in sources]
+        if not any(map(len, numbers)):
             raise ConfigError(
                 f"data.held_out.fraction = {held.fraction:g} holds nothing out of data.train: raise it, or set "
                 f"eval.every to null."
             )
-        return [
-            (each, lowest(kept, each.rows.prompt_hashes, held.max_items or len(kept)))
-            for each, kept in every
-            if len(kept)
+        kept = [
+            replace(part, numbers=lowest(own, part.rows.prompt_hashes, held.max_items or len(own)))
+            for part, own in zip(sources, numbers, strict=True)
+            if len(own)
         ]
+        every = {"": kept, **every}
+    streams = {}
+    for name, parts in every.items():
+        fitting = [_with_numbers(part, _fitting(config, part, part.numbers)) for part in parts]
+        streams[name] = PromptStream(fitting, config.run.seed, shuffle=False, for_eval=True)
+    return streams
 
-    def _eval_stream(self, rows: Sequence[tuple[_Loaded, NDArray[np.int64]]]) -> PromptStream:
-        parts = [self._part(each, self._fitting(each, numbers)) for each, numbers in rows]
-        return PromptStream(parts, self._config.run.seed, shuffle=False, for_eval=True)
 
-    def _held_out(self, each: _Loaded) -> NDArray[np.bool_]:
-        held = self._config.data.held_out
-        return held_out(each.rows.prompt_hashes, 0.0 if held is None else held.fraction)
+def _held_out(config: Config, part: Part) -> NDArray[np.bool_]:
+    """Tell which rows are kept for eval. It depends on the prompt alone: neither on other rows nor on their order."""
+    held = config.data.held_out
+    return part.rows.prompt_hashes < np.uint64(held_out_below(0.0 if held is None else held.fraction))
 
-    def _fitting(self, each: _Loaded, candidates: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the candidates that are no longer than prompts, and sequences to imitate, may be."""
-        config, path = self._config, each.source.path
-        drop = config.data.drop_long_prompts
-        key, most = "data.max_prompt_tokens", config.data.max_prompt_tokens
-        kept = fitting(candidates, each.rows.num_prompt_tokens, LengthRule(key, most, path, f"Raise {key}"), drop)
-        if config.needs.labels:
-            key, most = "train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch
-            rules = [LengthRule(key, most, path, f"Raise {key}")]
-            if self._context is not None:
-                model = f"the context of model.path = {config.model.path}"
-                rules.append(LengthRule(model, self._context, path, "Take another model"))
-            for rule in rules:
-                kept = fitting(kept, each.rows.num_tokens, rule, drop)
-        return kept
 
-    def _part(self, each: _Loaded, kept: NDArray[np.int64]) -> Part:
-        if not len(kept):
+def lowest(candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
+    """Return at most `most` candidates, those with the lowest hashes: a sample that more rows change little."""
+    return np.sort(candidates[np.argsort(prompt_hashes[candidates], kind="stable")[:most]])
+
+
+def without_duplicates(
+    candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], seen: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the candidates whose prompt neither `seen` nor an earlier candidate has, and all that is seen then."""
+    unique, first = np.unique(prompt_hashes[candidates], return_index=True)
+    new = first[~np.isin(unique, seen)]
+    return candidates[np.sort(new)], np.union1d(seen, unique)
+
+
+def _fitting(
+    config: Config, part: Part, candidates: NDArray[np.int64], context: int | None = None
+) -> NDArray[np.int64]:
+    """Return the candidates that are no longer than prompts, and sequences to imitate, may be.
+
+    Raises ConfigError for a longer one, unless long ones are dropped, and where nothing is left.
+    """
+    limits = [("data.max_prompt_tokens", config.data.max_prompt_tokens, part.rows.num_prompt_tokens)]
+    if config.needs.labels:
+        limits.append(("train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch, part.rows.num_tokens))
+        if context is not None:
+            limits.append((f"the context of model.path = {config.model.path}", context, part.rows.num_tokens))
+    for key, most, num_tokens in limits:
+        remedy = "Take another model" if key.startswith("the context") else f"Raise {key}"
+        fits = num_tokens[candidates] <= most
+        if not config.data.drop_long_prompts and not fits.all():
+            number = int(candidates[np.flatnonzero(~fits)[0]])
             raise ConfigError(
-                f"Nothing of {each.source.path} ({each.name}) is left: its items are held out, or their prompts came "
-                f"before. Leave the source out, lower data.held_out.fraction, or set data.deduplicate=false."
+                f"Item {number} of {part.source.path} (counted from 0) has {num_tokens[number]} tokens, more than "
+                f"{key} = {most}. {remedy}, or set data.drop_long_prompts = true to train without such items."
             )
-        sets, own = self._config.reward_sets, self._config.rewards_of(each.source)
-        return Part(each.name, each.source, each.rows, kept, sets.index(own))
+        if len(candidates) and not fits.any():
+            raise ConfigError(
+                f"All {len(candidates)} items of {part.source.path} are longer than {key} = {most}; "
+                f"dropping them leaves nothing. {remedy}."
+            )
+        candidates = candidates[fits]
+    return candidates
 
 
-def _tell(each: _Loaded, dropped: Mapping[str, int], num_kept: int) -> None:
-    reasons = [f"{count:,} {reason}" for reason, count in dropped.items() if count]
-    if reasons:
-        kept = f"{num_kept:,} of {len(each.rows):,} items are trained on"
-        print(f"{each.source.path}: {kept} ({', '.join(reasons)}).", file=sys.stderr)
+def _with_numbers(part: Part, numbers: NDArray[np.int64]) -> Part:
+    if not len(numbers):
+        raise ConfigError(
+            f"Nothing of {part.source.path} ({part.name}) is left: its items are held out, or their prompts came "
+            f"before. Leave the source out, lower data.held_out.fraction, or set data.deduplicate=false."
+        )
+    return replace(part, numbers=numbers)

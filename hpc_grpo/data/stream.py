@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hpc_grpo.config import SourceConfig
 from hpc_grpo.data.cache import Rows
 from hpc_grpo.data.encoder import Row
-from hpc_grpo.data.mix import MixOrder, Place
-from hpc_grpo.data.shares import places_per_epoch
-from hpc_grpo.data.sources.base import answer_of
+from hpc_grpo.data.order import MixOrder, Place, places_per_epoch
+from hpc_grpo.data.sources import answer_of
 from hpc_grpo.types import Demonstration, Prompt
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -42,37 +40,32 @@ class Part:
 
 
 class Stream:
-    """The items of several sources by ordinal; of one source, each once in an epoch."""
+    """The items of several sources by ordinal; of one source, each once in an epoch. An eval is never shuffled."""
 
     def __init__(self, parts: Sequence[Part], seed: int, *, shuffle: bool, for_eval: bool = False) -> None:
         self.parts = parts
         sizes = [len(part.numbers) for part in parts]
         places = sizes if for_eval else places_per_epoch([part.source for part in parts], sizes)
         self._order = MixOrder(sizes, places, seed, shuffle and not for_eval)
+        self.num_items = sum(sizes)
+        """Items of all sources; an epoch may have fewer places, or more."""
 
     def __len__(self) -> int:
-        """Return the number of items of an epoch."""
+        """Return the number of places of an epoch."""
         return len(self._order)
 
+    def place(self, ordinal: int) -> Place:
+        """Return which item of which source an ordinal is, without reading it. Raises ValueError for a negative one."""
+        return self._order.find(ordinal)
+
     def find(self, ordinal: int) -> tuple[int, Part, Row]:
-        """Return the epoch, source and row of an ordinal. Raises ValueError for a negative one."""
+        """Return the epoch, source and row of an ordinal."""
         place = self.place(ordinal)
         part = self.parts[place.source]
         return place.epoch, part, part.rows[int(part.numbers[place.item])]
 
-    def place(self, ordinal: int) -> Place:
-        """Return which item of which source an ordinal is, without reading it."""
-        return self._order.find(ordinal)
-
-    @property
-    def num_items(self) -> int:
-        """Return the number of items of all sources; an epoch may have fewer places, or more."""
-        return sum(len(part.numbers) for part in self.parts)
-
 
 class PromptStream(Stream):
-    """Prompts of `data.train` by ordinal, or of the eval set, which is never shuffled."""
-
     def prompt(self, ordinal: int) -> Prompt:
         epoch, part, row = self.find(ordinal)
         item, answer_field = json.loads(row.fields), part.source.answer_field
@@ -81,7 +74,7 @@ class PromptStream(Stream):
 
 
 class DemonstrationStream(Stream):
-    """Demonstrations of `data.train`: the completion is the answer and an end token."""
+    """The completion of each is its answer and an end token."""
 
     def demonstration(self, ordinal: int) -> Demonstration:
         epoch, _, row = self.find(ordinal)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpc_grpo.config import DataConfig, SourceConfig
-from hpc_grpo.data.checks import check_characters, check_not_empty
 from hpc_grpo.errors import ConfigError
 
 _PLACEHOLDER = "{prompt}"
@@ -80,15 +79,31 @@ def prompt_style(config: DataConfig, source: SourceConfig) -> PromptStyle:
             prompt_format = f"{_R1_TASK} User: {_PLACEHOLDER}. Assistant:"
         else:
             system_prompt = _R1_TASK
-    file = chosen("chat_template")
-    return PromptStyle(template, prompt_format, system_prompt, file and _read_template(file), chosen("template_args"))
+    if (file := chosen("chat_template")) is not None:
+        try:
+            file = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"data.chat_template = {file} cannot be read: {error}. Give a Jinja file.") from error
+    return PromptStyle(template, prompt_format, system_prompt, file, chosen("template_args"))
 
 
-def _read_template(file: str) -> str:
+def check_not_empty(prompt: str, path: str, number: int) -> None:
+    if not prompt.strip():
+        raise ConfigError(
+            f"Item {number} of {path} (counted from 0) has an empty prompt: there is no token to go on from. Remove "
+            f"the item, or give it text."
+        )
+
+
+def check_characters(text: str, path: str, number: int) -> None:
+    """Raise ConfigError where `text`, of item `number` of `path`, holds half a character, as JSON may (\\ud83d)."""
     try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"data.chat_template = {file} cannot be read: {error}. Give a Jinja file.") from error
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"Item {number} of {path} (counted from 0) holds {text[error.start : error.end]!r}, half of a character, "
+            f"which no tokenizer takes. Mend or remove the item."
+        ) from error
 
 
 class PromptTemplate:
@@ -105,18 +120,35 @@ class PromptTemplate:
                 )
             if source.messages_field is not None:
                 raise ConfigError("messages_field needs data.template = chat. With plain, use prompt_field.")
-            return
-        if not (style.chat_template or tokenizer.chat_template):
+        elif not (style.chat_template or tokenizer.chat_template):
             raise ConfigError(
                 "data.template = chat, but the model's tokenizer has no chat template. "
                 "Set data.template = plain, give one (data.chat_template), or use a tokenizer with one."
             )
-        if source.messages_field is not None and style.prompt_format != _PLACEHOLDER:
+        elif source.messages_field is not None and style.prompt_format != _PLACEHOLDER:
             raise ConfigError("data.prompt_format applies to prompt_field; with messages_field leave it unset.")
 
     def render(self, item: Mapping[str, Any], number: int) -> str:
         """Render the text that the model is given for `item`, which is number `number` of its data set."""
-        text = self._formatted(item, number) if self._style.template == "plain" else self._chat(item, number)
+        if self._style.template == "plain":
+            text = self._formatted(item, number)
+        else:
+            messages = self._messages(item, number)
+            try:
+                text = str(
+                    self._tokenizer.apply_chat_template(
+                        messages,
+                        chat_template=self._style.chat_template,
+                        tokenize=False,
+                        add_generation_prompt=True,
+                        **self._style.template_args,
+                    )
+                )
+            except Exception as error:
+                # A template is a program of the model's author: it raises what it likes, such as a refused role.
+                raise ConfigError(
+                    f"Item {number} of {self._source.path}: the tokenizer's chat template refuses it: {error}"
+                ) from error
         check_characters(text, self._source.path, number)
         return text
 
@@ -128,23 +160,6 @@ class PromptTemplate:
         # Some tokenizers also append an end token; a prompt that ends with it has no continuation.
         end = self._tokenizer.eos_token_id
         return [ids[:-1] if len(ids) > 1 and ids[-1] == end else ids for ids in encoded]
-
-    def _chat(self, item: Mapping[str, Any], number: int) -> str:
-        messages = self._messages(item, number)
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                chat_template=self._style.chat_template,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self._style.template_args,
-            )
-        except Exception as error:
-            # A template is a program of the model's author: it raises what it likes, such as a refused role.
-            raise ConfigError(
-                f"Item {number} of {self._source.path}: the tokenizer's chat template refuses it: {error}"
-            ) from error
-        return str(text)
 
     def _formatted(self, item: Mapping[str, Any], number: int) -> str:
         prompt = item[self._source.prompt_field]
@@ -158,18 +173,17 @@ class PromptTemplate:
         return self._style.prompt_format.replace(_PLACEHOLDER, prompt)
 
     def _messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
-        """Chat messages of an item. Its own system message wins over the configured one."""
+        """Return the chat messages of an item. Its own system message wins over the configured one."""
         field = self._source.messages_field
         if field is None:
             messages: list[Mapping[str, Any]] = [{"role": "user", "content": self._formatted(item, number)}]
         else:
-            messages = self._checked_messages(item[field], number)
+            messages = self._checked(item[field], f"Item {number} of {self._source.path}: {field!r}", number)
         if self._style.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self._style.system_prompt}, *messages]
         return messages
 
-    def _checked_messages(self, value: Any, number: int) -> list[Mapping[str, Any]]:
-        where = f"Item {number} of {self._source.path}: {self._source.messages_field!r}"
+    def _checked(self, value: Any, where: str, number: int) -> list[Mapping[str, Any]]:
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             raise ConfigError(f"{where} must be a list of messages with at least one, not {value!r}.")
         for message in value:

@@ -15,16 +15,39 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 def load_tokenizer(config: Config) -> Any:
     """Load the model's tokenizer. Raises ConfigError when there is none to load."""
+    return _load_tokenizer("model.path", config.model.path)
+
+
+def _load_tokenizer(key: str, path: str) -> Any:
     from transformers import AutoTokenizer
 
-    return _load(AutoTokenizer, config, "tokenizer")
+    if Path(path).is_dir() and not any(any(Path(path).glob(name)) for name in _TOKENIZER_FILES):
+        # transformers would make one with an empty vocabulary of config.json alone
+        raise ConfigError(
+            f"{key} = {path!r}: the folder has no tokenizer (tokenizer.json or another of its files). Copy the files "
+            f"of the model that it was made from into it."
+        )
+    return _load(AutoTokenizer, "tokenizer", key, path)
+
+
+def _load(kind: Any, what: str, key: str, path: str) -> Any:
+    try:
+        return kind.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"{key} = {path!r}: no {what} can be loaded from it ({reason}). "
+            f"Give the folder of a Hugging Face model, or fetch a named one first, on a login node: "
+            f"hpc-grpo prefetch CONFIG."
+        ) from error
 
 
 def context_length(config: Config) -> int | None:
     """Return the longest sequence in tokens that the model was made for; None where its config names no limit."""
     from transformers import AutoConfig
 
-    limit: int | None = getattr(_load(AutoConfig, config, "config.json"), "max_position_embeddings", None)
+    loaded = _load(AutoConfig, "config.json", "model.path", config.model.path)
+    limit: int | None = getattr(loaded, "max_position_embeddings", None)
     return limit
 
 
@@ -60,11 +83,9 @@ def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
 
 def refuse_other_vocabularies(config: Config) -> None:
     """Raise ConfigError where the vocabulary of a reference or teacher, by its tokenizer, is not that of the model."""
-    from transformers import AutoTokenizer
-
     for key, path in config.scoring_models.items():
-        other = _load(AutoTokenizer, config, "tokenizer", (key, path))
-        compare_vocabularies(config, key, load_tokenizer(config).get_vocab(), other.get_vocab())
+        others = _load_tokenizer(key, path).get_vocab()
+        compare_vocabularies(config, key, load_tokenizer(config).get_vocab(), others)
 
 
 def compare_vocabularies(config: Config, key: str, own: Mapping[str, int], others: Mapping[str, int]) -> None:
@@ -100,23 +121,3 @@ def model_folder(path: str) -> Path:
 
     # By one file: of a whole snapshot the cache would ask for every file of the repository, needed or not.
     return Path(hf_hub_download(path, "config.json", local_files_only=True)).parent
-
-
-def _load(kind: Any, config: Config, what: str, named: tuple[str, str] | None = None) -> Any:
-    """Load from the model that `named` has, as key and value of the config; model.path by default."""
-    key, path = named or ("model.path", config.model.path)
-    if what == "tokenizer" and Path(path).is_dir() and not any(any(Path(path).glob(name)) for name in _TOKENIZER_FILES):
-        # transformers would make one with an empty vocabulary of config.json alone
-        raise ConfigError(
-            f"{key} = {path!r}: the folder has no tokenizer (tokenizer.json or another of its files). Copy the files "
-            f"of the model that it was made from into it."
-        )
-    try:
-        return kind.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"{key} = {path!r}: no {what} can be loaded from it ({reason}). "
-            f"Give the folder of a Hugging Face model, or fetch a named one first, on a login node: "
-            f"hpc-grpo prefetch CONFIG."
-        ) from error

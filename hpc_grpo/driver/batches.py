@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hpc_grpo.algorithms.base import algorithm_of
-from hpc_grpo.algorithms.sft import demonstration_sequence
+from hpc_grpo.algorithms.tasks import algorithm_of, demonstration_sequence
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
 from hpc_grpo.driver.rollouts import GradedGroup, RolloutScheduler

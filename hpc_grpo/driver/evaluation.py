@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.seeds import sampling_seed
+from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.engines import RolloutPool

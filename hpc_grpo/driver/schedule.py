@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.config.run import Every
 from hpc_grpo.run.contract import ENDS_AT_VARIABLE, RAY_ADDRESS_FILE_VARIABLE, WARNING_BEFORE_END_S

@@ -45,7 +45,7 @@ from hpc_grpo.system.signals import signal_name
 from hpc_grpo.system.usage import Meter, Usage
 
 _RESUME_S = 600.0
-"""More patience with a reward's `prepare` at a resume, which may wait for a server to come back (rewards/http.py).
+"""More patience with a reward's `prepare` at a resume, which may wait for a server to come back.
 No longer for a longer `timeout_s`: `deadlines.start_s` must not end the wait before it says what is away."""
 
 _GRACE_S = 5.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.metrics.profiling import StackProfile, TorchTrace
 from hpc_grpo.run.checkpoint import FileEntry

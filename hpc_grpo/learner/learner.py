@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.base import algorithm_of
 from hpc_grpo.algorithms.objective import Preparation, TokenWeights
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput, interpolated_proximal, kl_k3
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of

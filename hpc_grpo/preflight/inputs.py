@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.config.resources import check_fits, node_demand
-from hpc_grpo.data.checks import check_item, completion_text
+from hpc_grpo.data.encoder import check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary

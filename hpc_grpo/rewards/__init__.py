@@ -1,4 +1,4 @@
-"""Rewards: functions of text. A built-in is one file of `builtin/`, found by `hpc_grpo.registry`.
+"""Rewards: functions of text. The built-ins lie in `builtin/`; `hpc_grpo.registry` finds them by name.
 
 A built-in is `f(group, settings)`. `group` holds what one prompt brought, `settings` holds `rewards.N.args`, checked
 when the config is loaded. The function yields one score for each completion, in order: `scoring` gives each completion

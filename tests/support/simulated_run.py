@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.data.encoder import Row
 from hpc_grpo.data.stream import Part, PromptStream

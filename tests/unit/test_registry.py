@@ -13,7 +13,7 @@ from hpc_grpo.algorithms.advantages import Advantage
 from hpc_grpo.algorithms.corrections import Correction
 from hpc_grpo.algorithms.losses import Loss
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import ALGORITHMS, LOSSES, REWARDS, Registry
+from hpc_grpo.registry import ALGORITHMS, LOSSES, REWARDS, SOURCES, Registry
 from hpc_grpo.section import OWN, variants
 
 
@@ -23,11 +23,12 @@ def message_of(name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("registry", [ALGORITHMS, REWARDS])
-def test_every_module_of_a_folder_registers_itself_under_its_own_name(registry: Registry) -> None:
+@pytest.mark.parametrize("registry", [ALGORITHMS, REWARDS, SOURCES])
+def test_the_built_ins_of_the_modules_are_those_that_are_listed(registry: Registry) -> None:
     names = registry.names()
     assert names
     assert all(callable(registry.find(name)) for name in names)
+    assert registry.names() == names
 
 
 def test_no_built_in_loss_correction_or_advantage_is_named_outside_of_its_file() -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.cache import RowCache
-from hpc_grpo.data.encoder import Encoder
 from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
@@ -58,9 +56,8 @@ def _verify_model(config: Config, item: Item) -> dict[str, Any]:
 
 def _verify_dataset(config: Config, item: Item) -> dict[str, Any]:
     """Check and tokenize every row, which leaves it in the cache of tokenized data: the run finds it there."""
-    source, cache = source_of(config, item), RowCache(config.cache_path)
-    encoder = Encoder(config, source, load_tokenizer(config))
-    rows = load_rows(config, source, encoder, cache, tokenizer_identity(config, os.environ))
+    source = source_of(config, item)
+    rows = load_rows(config, source, load_tokenizer(config), tokenizer_identity(config, os.environ))
     files = open_source(source).files() or list(rows.folder.iterdir())
     folder = files[0] if len(files) == 1 and item.is_local else files[0].parent
     return {"folder": str(folder), "num_bytes": sum(file.stat().st_size for file in files)}

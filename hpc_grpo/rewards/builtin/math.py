@@ -1,11 +1,30 @@
-"""Built-in reward: 1.0 when the completion's answer equals the reference as mathematics, else 0.0."""
+"""Built-in rewards that compare the answer of a completion with the reference: math, gsm8k, multiple_choice."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import cache
+from typing import Literal
 
+from pydantic import Field
+
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
-from hpc_grpo.rewards.answers import final_answer, plain_verdict, reference_answer
+from hpc_grpo.rewards.answers import (
+    LATEX_TEXT,
+    after_hashes,
+    after_thoughts,
+    final_answer,
+    last_line,
+    last_number,
+    marked_answer,
+    parse_number,
+    plain_characters,
+    plain_verdict,
+    reference_answer,
+    stated_number,
+)
 from hpc_grpo.section import Section
 
 
@@ -17,23 +36,126 @@ def load() -> None:
 
 @reward("math", Section, load=load)
 def math(group: Group, settings: Section) -> Iterator[float]:
-    r"""Compare each completion with its `answer`: a number, words, or notation such as `\sqrt{8}`, sets, matrices.
-
-    `answers.final_answer` finds a completion's answer.
-    """
+    r"""Compare each completion with its `answer`: a number, words, or notation such as `\sqrt{8}`, sets, matrices."""
     wanted = reference_answer(str(group.answer()))
     verdicts: dict[str, bool] = {}  # completions of a group often agree
     for completion in group.completions:
         given = final_answer(completion, wanted)
         if given not in verdicts:
-            verdicts[given] = _are_equal(given, wanted)
+            verdict = plain_verdict(given, wanted)
+            if verdict is None:
+                from hpc_grpo.rewards.symbolic import are_equal
+
+                verdict = are_equal(given, wanted)
+            verdicts[given] = verdict
         yield float(verdicts[given])
 
 
-def _are_equal(given: str, answer: str) -> bool:
-    verdict = plain_verdict(given, answer)
-    if verdict is not None:
-        return verdict
-    from hpc_grpo.rewards.symbolic import are_equal
+correctness = reward("correctness", math.settings, load=load)(math.function)
+"""`math` under the name that it has in older configurations."""
 
-    return are_equal(given, answer)
+
+class Gsm8kSettings(Section):
+    method: Literal["strict", "flexible"] = Field(
+        "strict", description="strict: the number after ####; flexible: the last number."
+    )
+
+
+@reward("gsm8k", Gsm8kSettings)
+def gsm8k(group: Group, settings: Gsm8kSettings) -> Iterator[float]:
+    """Compare numbers with that after `####` in the column `answer` (GSM8K, arXiv:2110.14168).
+
+    `strict` takes the completion's number from behind `####` alone, which also trains the format; `flexible` takes
+    its last number.
+    """
+    reference = str(group.answer())
+    wanted = parse_number(after_hashes(reference) or reference)
+    if wanted is None:
+        raise ConfigError(f"the answer {reference!r} ends in no number behind ####. Use the reward math.")
+    for completion in group.completions:
+        text = plain_characters(after_thoughts(completion))
+        given = last_number(text) if settings.method == "flexible" else stated_number(after_hashes(text) or "")
+        yield float(given == wanted)
+
+
+_SENTENCE_END = re.compile(r"(?<=[a-z]{2}[.!?])\s+")
+_IS = r"(?:is|was|are|(?:must|should|would|will)\sbe|[:=\u2192]|[-=]>):?"
+_FILLER = (
+    r"(?:\s*\b(?:most|likely|probably|clearly|definitely|therefore|thus|indeed|the|letter|option|choice|answer)\b:?)"
+    r"{0,6}"
+)
+
+
+class MultipleChoiceSettings(Section):
+    letters: str = Field("ABCDE", min_length=1, description="Letters of the choices.")
+
+
+@reward("multiple_choice", MultipleChoiceSettings)
+def multiple_choice(group: Group, settings: MultipleChoiceSettings) -> Iterator[float]:
+    r"""Compare the chosen letter with the column `answer`: a letter of `letters`, or its number counted from 0.
+
+    The choice is in the marked answer (`\boxed{B}`, `<answer>B</answer>`, `#### B`), else in the last sentence that
+    chooses ("the answer is B", "I pick B", "B is correct"), else in a completion or a last line that is `B`, `(B)` or
+    `B. …`. A letter somewhere in the text is no choice: every English text has an A. Two letters are none either.
+    """
+    reference, letters = group.answer(), settings.letters
+    wanted = str(reference).strip().strip("().").upper()
+    if wanted.isdecimal() and not isinstance(reference, bool) and int(wanted) < len(letters):
+        wanted = letters[int(wanted)].upper()
+    elif len(wanted) != 1 or wanted not in letters.upper():
+        raise ConfigError(
+            f"the answer {reference!r} is none of the letters {letters}, nor a number from 0 to {len(letters) - 1}. "
+            f"Set rewards.N.args.letters to the letters in use."
+        )
+    for completion in group.completions:
+        yield float(chosen_letter(completion, letters) == wanted)
+
+
+@cache
+def patterns_of(letters: str) -> tuple[re.Pattern[str], ...]:
+    """Return patterns: of a sentence that chooses a letter, of a text that is the choice, of a second letter beside a
+    choice ("A or B"), and of a line in a list of options.
+    """
+    upper, lower = re.escape(letters.upper()), re.escape(letters.lower())
+    letter = (
+        rf"[\s\[{{\"'*_$`]{{0,8}}\(?(?:([{upper}])|([{lower}])(?=[\s*]*(?:[).,;:]|$)))(?![\w+-]|'\w|\s*\?)"
+        # The article: "the answer is A large city".
+        r"(?!(?<=A)\s+(?!(?:because|since|as|and|or|is|not|which|for|with)\b)[a-z])"
+    )
+    said = (
+        rf"(?:\b(?i:(?:ans|answer|choice|option|selection)\b[\s*_\"']{{0,4}}(?:(?:to|for)\b[^.\n]{{0,80}}?)?\s?{_IS}{_FILLER})"
+        rf"|\u7b54\u6848[\u662f\u4e3a:]){letter}"
+        rf"|(?<!not\s)(?<!n't\s)\b(?i:(?:choose|chose|pick|select|selected|go\swith|opt\sfor|settled?\son){_FILLER}){letter}"
+        rf"|{letter}\)?(?i:[*\s]+is\s(?:(?:the|clearly|most|indeed|only)\s)*(?:correct|right|best|answer)\b)"
+        rf"|\b(?i:it(?:'s|\s(?:is|must\sbe))){letter}(?=[)*]*(?:[.,;!]|$|\s(?:because|since|as)\b))"
+    )
+    alone = (
+        rf"(?:(?:[-*+>\u2192]|[-=]>)\s+)?(?i:(?:(?:final|correct|so|thus|hence|therefore|the|answer|option|choice|it\sis|it's|must\sbe)\b[\s,:*_]*)*)"
+        rf"{letter}(?:[).:,*\]\"'`$_]|\s[-(]|[\s`]*$)"
+    )
+    another = (
+        rf"[)*\s]*(?:(?:\b(?:or|and)\b|[/&])\s*[(*]*[{upper}](?![\w'])|,\s*[(*]*[{upper}][)*]*\W?(?:$|\s(?:or|and)\b))"
+    )
+    return tuple(map(re.compile, (said, alone, another, rf"(?m)^[\s(*-]*[{upper}][).:]")))
+
+
+def chosen_letter(completion: str, letters: str) -> str | None:
+    r"""Return the letter that a completion chooses; None where it chooses none, or two.
+
+    >>> chosen_letter("The answer is B. Option A is wrong.", "ABCD"), chosen_letter("It is A or B", "ABCD")
+    ('B', None)
+    """
+    said, alone, another, listed = patterns_of(letters)
+    text = LATEX_TEXT.sub(r"\1", plain_characters(after_thoughts(completion)))
+    marked = marked_answer(text)
+    text = (text if marked is None else marked).strip()
+    last = last_line(text)
+    found = list(said.finditer(text))
+    if not found and len(listed.findall(text)) < 2:
+        found = [match for part in (text, last, _SENTENCE_END.split(last)[-1]) if (match := alone.match(part))]
+    if not found:
+        return None
+    choice = found[-1]
+    [letter] = filter(None, choice.groups())
+    is_one = another.match(choice.string, choice.end(choice.lastindex or 0)) is None
+    return str(letter).upper() if is_one else None

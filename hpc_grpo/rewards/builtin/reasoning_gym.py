@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from hpc_grpo.data.sources.reasoning_gym import make_task, read_metadata
+from hpc_grpo.data.reasoning_gym import make_task, read_metadata
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import final_answer

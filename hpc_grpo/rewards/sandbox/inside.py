@@ -106,10 +106,16 @@ def _empty_folder() -> None:
 
 
 def _run(job: dict[str, Any], case: str) -> dict[str, str]:
-    """Run one case; return how it ended (`exit N`, `signal N`, `time`, `memory`, `processes`, `output`) and outputs."""
+    """Run one case; return how it ended (`exit N`, `signal N`, `time`, `memory`, `processes`, `output`) and outputs.
+
+    `refused` is that of a scorer which raises ValueError over what it is given; the text of the error is its stderr.
+    """
     limits, score, address_bytes = dict(job["limits"]), None, job["limits"]["memory_bytes"]
     if "scorer" in job:
-        score = _scorer(job)
+        try:
+            score = _scorer(job)
+        except ValueError as error:
+            return {"ended": "refused", "stdout": "", "stderr": str(error), "verdict": ""}
         own_address_bytes, own_bytes = _memory_bytes("self")
         address_bytes += own_address_bytes  # a fork starts with what this process has imported
         limits["memory_bytes"] += own_bytes

@@ -127,7 +127,7 @@ class SandboxedScorer:
     def score(self, function: str, text: str, wall_s: float, **given: Any) -> float | None:
         """Return the number; None where the scoring of this text gave no number, passed a limit or died.
 
-        Raises SandboxError where the sandbox itself failed.
+        Raises ConfigError where the function refuses what it is given, SandboxError where the sandbox itself failed.
         """
         limits = {**_for_kernel(self._isolation, self._limits), "wall_s": wall_s}
         path = [*filter(None, sys.path), str(_PACKAGE.parent)]
@@ -138,6 +138,8 @@ class SandboxedScorer:
             self._errors.seek(0)
             raise SandboxError(self._errors.read().strip()[-500:] or "the sandbox has ended")
         result = CaseResult(**answer["results"][0])
+        if result.ended == "refused":
+            raise ConfigError(result.stderr)
         try:
             return float(result.verdict) if result.ended == "exit 0" else None
         except ValueError:  # a text that runs as code may write anything

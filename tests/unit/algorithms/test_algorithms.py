@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.types import Completion, GroupGrades, GroupSamples, Needs
 from tests.support.configs import minimal_config
 
@@ -51,7 +51,7 @@ def test_grpo_compares_the_rewards_of_a_group(normalize_std: bool, advantages: t
 
 
 _OWN_ALGORITHM = """
-from hpc_grpo.algorithms.grpo import Grpo
+from hpc_grpo.algorithms.tasks import Grpo
 from hpc_grpo.types import Needs
 
 class WithCritic(Grpo):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.errors import ConfigError

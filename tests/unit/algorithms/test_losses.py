@@ -11,7 +11,7 @@ from torch import Tensor
 from hpc_grpo.algorithms.corrections import Truncated
 from hpc_grpo.algorithms.losses import LossSettings
 from hpc_grpo.algorithms.objective import policy_objective
-from hpc_grpo.algorithms.sft import negative_log_likelihood
+from hpc_grpo.algorithms.tasks import negative_log_likelihood
 from hpc_grpo.algorithms.terms import LossInputs, kl_k3
 from tests.support.configs import loss_of
 

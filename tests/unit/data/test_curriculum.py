@@ -10,7 +10,7 @@ import pytest
 
 from hpc_grpo.config import CurriculumConfig, SourceConfig
 from hpc_grpo.data.curriculum import Curriculum, difficulty_ranks
-from hpc_grpo.data.mix import Place
+from hpc_grpo.data.order import Place
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import GroupGrades
@@ -72,7 +72,7 @@ def test_a_prompt_rests_after_so_many_easy_or_hard_groups_in_a_row(
 def test_the_mean_of_equal_rewards_is_not_missed_by_its_rounding() -> None:
     curriculum = Curriculum(CurriculumConfig(easy_from=0.1 + 0.2, after=1), {})
     curriculum.note(Place(0, 0, 0, 0), grades([0.3] * 7))
-    assert curriculum.num_retired == 1
+    assert curriculum.metrics()["curriculum/retired"] == 1.0
 
 
 def test_a_failed_reward_says_nothing_of_its_prompt() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.train import PpoTask
-from hpc_grpo.data import contents, fingerprint
-from hpc_grpo.data.fingerprint import fingerprints
+from hpc_grpo.data import sources
+from hpc_grpo.data.fingerprint import fingerprints, local_fingerprints
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
@@ -66,7 +66,7 @@ def test_models_beside_the_policy_have_fingerprints_of_their_own(config: Config,
     now = fingerprints(critic, tmp_path, {})
     assert [key for key in now if now[key] != before[key]] == ["task.critic"]
     (tmp_path / "critic" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"ppo\.critic = .*: the folder has no config\.json"):
+    with pytest.raises(ConfigError, match=r"task\.critic = .*: the folder has no config\.json"):
         fingerprints(critic, tmp_path, {})
 
 
@@ -83,13 +83,13 @@ def test_what_tools_keep_beside_a_saved_data_set_is_no_part_of_it(config: Config
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "data-00000-of-00001.arrow").write_text("rows")
     config = config.model_copy(update={"data": minimal_config(data={"train": {"path": "saved"}}).data})
-    before = fingerprint.local_fingerprints(config, tmp_path)
+    before = local_fingerprints(config, tmp_path)
     (tmp_path / "saved" / ".cache" / "huggingface").mkdir(parents=True)
     for name in ("cache-be3d33521cefe4ed.arrow", "tmpx1y2z3", ".cache/huggingface/data.metadata"):
         (tmp_path / "saved" / name).write_text("other rows")
-    assert fingerprint.local_fingerprints(config, tmp_path) == before
+    assert local_fingerprints(config, tmp_path) == before
     (tmp_path / "saved" / "data-00000-of-00001.arrow").write_text("others")
-    assert fingerprint.local_fingerprints(config, tmp_path) != before
+    assert local_fingerprints(config, tmp_path) != before
 
 
 def test_items_that_a_function_makes_are_told_beside_its_file(config: Config, tmp_path: Path) -> None:
@@ -99,16 +99,16 @@ def test_items_that_a_function_makes_are_told_beside_its_file(config: Config, tm
     config = config.model_copy(update={"data": data})
     found = fingerprints(config, tmp_path, {"data.train": "abc"})
     assert found["data.train.items"] == {"sha256": "abc"}
-    assert found["data.train.path"] == fingerprint.local_fingerprints(config, tmp_path)["data.train.path"]
+    assert found["data.train.path"] == local_fingerprints(config, tmp_path)["data.train.path"]
     assert list(found["data.train.path"]) == ["rows.py"]
 
 
 def test_of_a_large_file_blocks_are_hashed_up_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "_WHOLE_BYTES", 10)
-    monkeypatch.setattr(contents, "_BLOCK_BYTES", 4)
+    monkeypatch.setattr(sources, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(sources, "_BLOCK_BYTES", 4)
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(1000))
-    before = contents.of_file(path, whole=False)
+    before = sources.of_file(path, whole=False)
     assert "64 blocks" in before
     path.write_bytes(bytes(999) + b"1")
-    assert contents.of_file(path, whole=False) != before
+    assert sources.of_file(path, whole=False) != before

@@ -5,15 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.loading import load_evals
+from hpc_grpo.data.loading import load_evals, lowest, without_duplicates
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 from tests.support.streams import TOKENIZER_ID, loaded, write_items
 
+REPEATED = st.lists(st.integers(0, 6), max_size=40)
 R1 = "A conversation between User and Assistant."
 
 
@@ -79,6 +83,10 @@ def test_held_out_prompts_are_evaluated_and_never_trained_on(tokenizer: Any) -> 
     assert len(few.evals[""]) == 9
     assert set(texts(few.evals[""])) <= set(evaluated)
     assert texts(few.train) == trained
+    write_items("d.jsonl", items("other", 200) + items("q", 300))
+    more = loaded(config_of({"path": "d.jsonl"}, evaluates=True, held_out=held), tokenizer)
+    assert set(evaluated) <= set(texts(more.evals[""])), "a row stays on its side when others come"
+    assert set(trained) <= set(texts(more.train))
 
 
 def test_equal_prompts_are_on_one_side_whether_a_column_or_messages_hold_them(tokenizer: Any) -> None:
@@ -209,3 +217,24 @@ def test_a_chat_template_of_ones_own_gets_its_arguments(tokenizer: Any) -> None:
 def test_a_data_set_is_one_source_or_a_mix(train: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config_of(train)
+
+
+@settings(max_examples=100, deadline=None)
+@given(REPEATED, REPEATED)
+def test_of_equal_prompts_the_first_stays_and_none_that_was_seen(hashes: list[int], seen: list[int]) -> None:
+    candidates = np.arange(len(hashes), dtype=np.int64)
+    kept, now_seen = without_duplicates(
+        candidates, np.array(hashes, dtype=np.uint64), np.unique(np.array(seen, dtype=np.uint64))
+    )
+    expected, known = [], set(seen)
+    for number, value in enumerate(hashes):
+        if value not in known:
+            expected.append(number)
+            known.add(value)
+    assert kept.tolist() == expected
+    assert set(now_seen.tolist()) == known
+
+
+def test_a_sample_of_the_held_out_rows_is_that_of_the_lowest_hashes() -> None:
+    hashes = np.array([50, 10, 40, 20, 30], dtype=np.uint64)
+    assert lowest(np.array([0, 2, 3, 4]), hashes, 2).tolist() == [3, 4]

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.driver import remote
 from hpc_grpo.run.ledger import check_ledger

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.types import GroupGrades
 from tests.support.configs import minimal_config
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_grpo.algorithms.base import algorithm_of
+from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.algorithms.terms import LossInputs
 from tests.support.configs import minimal_config
 

@@ -21,7 +21,7 @@ from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.grading.server import RewardServer
 from hpc_grpo.rewards import score
-from hpc_grpo.rewards.http import AnswerError, Endpoint, open_client
+from hpc_grpo.rewards.builtin.servers import AnswerError, Endpoint, open_client
 from hpc_grpo.rewards.proved import MAGIC
 from tests.support.command import call
 from tests.support.second_user import LISTENER, as_second_user

@@ -70,7 +70,7 @@ def test_offload_moves_the_optimizer_to_the_host(
 
 
 def test_a_critic_takes_as_much_as_the_policy(tmp_path: Path) -> None:
-    algorithm = "from hpc_grpo.algorithms.grpo import Grpo\nfrom hpc_grpo.types import Needs\nclass Ppo(Grpo):\n"
+    algorithm = "from hpc_grpo.algorithms.tasks import Grpo\nfrom hpc_grpo.types import Needs\nclass Ppo(Grpo):\n"
     (tmp_path / "ppo.py").write_text(f"{algorithm}    needs = Needs(rollouts=True, critic=True)\n")
     config = planned_config(task=f"{tmp_path / 'ppo.py'}:Ppo", train={"zero_stage": 2})
     found = gigabytes(state_parts(BILLION, config, 4))

@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from hpc_grpo.errors import ConfigError, RewardAwayError
-from hpc_grpo.rewards import http
-from hpc_grpo.rewards.http import Endpoint, wait_for
+from hpc_grpo.rewards.builtin import servers
+from hpc_grpo.rewards.builtin.servers import Endpoint, wait_for
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from hpc_grpo.rewards.http import Endpoint, wait_for
 def test_a_server_that_is_away_is_a_mistake_at_a_start_and_none_at_a_resume(
     is_resume: bool, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_RESUME_S", 0.3)
+    monkeypatch.setattr(servers, "_RESUME_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"http://127.0.0.1:{there.getsockname()[1]}"
     endpoint = Endpoint(address, None, concurrency=1, attempt_s=1.0)

@@ -14,7 +14,7 @@ from hpc_grpo.config import RewardConfig, load_config, to_yaml
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import REWARDS
-from hpc_grpo.rewards import builtin, score
+from hpc_grpo.rewards import score
 from tests.support.configs import minimal_config
 from tests.support.isolation import needs_isolation
 from tests.support.stand_in_server import Reply, Serve
@@ -56,7 +56,7 @@ def answered(path: str, body: Any) -> Reply:
 
 
 def test_every_built_in_has_a_case() -> None:
-    assert set(CASES) == {path.stem for path in Path(builtin.__file__).parent.glob("[a-z]*.py")}
+    assert set(CASES) == set(REWARDS.names())
 
 
 @needs_isolation

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.grading.pool import RewardPool
-from hpc_grpo.rewards import builtin
+from hpc_grpo.registry import REWARDS
 from tests.support.isolation import needs_isolation
 from tests.support.stand_in_server import Reply, Serve
 
@@ -234,7 +234,7 @@ def pool_of(serve: Serve) -> Iterator[Callable[[str], RewardPool]]:
 
 
 def test_every_built_in_is_asked() -> None:
-    assert set(TASKS) == {path.stem for path in Path(builtin.__file__).parent.glob("[a-z]*.py")}
+    assert set(TASKS) == set(REWARDS.names())
 
 
 @needs_isolation

@@ -9,8 +9,7 @@ import pytest
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import score
-from hpc_grpo.rewards.builtin.llm_judge import LlmJudgeSettings, prepare
-from hpc_grpo.rewards.http import AnswerError
+from hpc_grpo.rewards.builtin.servers import AnswerError, LlmJudgeSettings, prepare_llm_judge
 from tests.support.stand_in_server import Reply, Serve
 
 TOKEN = "t0ken-1b7"
@@ -57,8 +56,10 @@ def test_a_judge_that_lacks_the_model_is_refused_before_a_run(
 ) -> None:
     stand_in = serve(lambda path, body: (200, {"data": [{"id": "other"}]}))
     with pytest.raises(ConfigError, match=r"no model 'm'\. It has: other"):
-        asyncio.run(prepare(LlmJudgeSettings(url=f"{stand_in.url}/v1", model="m"), 10.0, False))
-    assert "other at" in asyncio.run(prepare(LlmJudgeSettings(url=f"{stand_in.url}/v1", model="other"), 10.0, False))
+        asyncio.run(prepare_llm_judge(LlmJudgeSettings(url=f"{stand_in.url}/v1", model="m"), 10.0, False))
+    assert "other at" in asyncio.run(
+        prepare_llm_judge(LlmJudgeSettings(url=f"{stand_in.url}/v1", model="other"), 10.0, False)
+    )
 
 
 def test_a_completion_cannot_end_its_part_of_the_question(serve: Serve) -> None:

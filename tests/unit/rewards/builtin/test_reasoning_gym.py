@@ -58,6 +58,18 @@ def test_partial_scores_can_be_refused() -> None:
     assert score(item, hedged, item["answer"], partial=False) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"task": "gdc"}, "There is no task 'gdc'; did you mean 'gcd'"),
+        ({"task_args": '{"sizes": 3}'}, "TypeError: .*'sizes'"),
+    ],
+)
+def test_a_row_of_a_task_that_does_not_exist_is_refused(changes: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        score({**first_item("gcd"), **changes}, "1")
+
+
 def test_other_data_are_refused() -> None:
     with pytest.raises(ConfigError, match="rows of reasoning_gym:TASK alone"):
         score({"answer": "1"}, "1")

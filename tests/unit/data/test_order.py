@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_grpo.config import SourceConfig
-from hpc_grpo.data.mix import MixOrder, Place
-from hpc_grpo.data.seeds import epoch_permutation
-from hpc_grpo.data.shares import places_per_epoch
+from hpc_grpo.data.order import MixOrder, Place, epoch_permutation, places_per_epoch, sampling_seed
 
 SOURCES = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), min_size=1, max_size=4)
 SEEDS = st.integers(0, 2**40)
@@ -93,3 +92,30 @@ def test_the_order_of_a_mix_golden() -> None:
 
 
 GOLDEN = [(0, 0, 4), (0, 1, 2), (0, 1, 0), (0, 0, 2), (0, 1, 1), (0, 1, 3), (0, 0, 1)]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = [epoch_permutation(100, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+
+
+def test_permutation_golden() -> None:
+    """A change of these values would make every run in flight resume on the wrong prompts."""
+    assert epoch_permutation(10, seed=0, epoch=0).tolist() == [4, 6, 2, 7, 3, 5, 9, 0, 8, 1]
+    assert epoch_permutation(10, seed=42, epoch=3).tolist() == [4, 3, 7, 2, 5, 1, 9, 8, 0, 6]
+    large = epoch_permutation(100_000, seed=1, epoch=2)
+    assert large[:5].tolist() == [48329, 66367, 61851, 26040, 15071]
+
+
+def test_sampling_seed_golden() -> None:
+    assert sampling_seed(0, 0, 0, 0) == 156270622
+    assert sampling_seed(1, 23, 4, 567) == 905154140
+
+
+def test_sampling_seeds_depend_on_every_argument_and_fit_31_bits() -> None:
+    arguments = [(a, b, c, d) for a in range(6) for b in range(6) for c in range(6) for d in range(6)]
+    seeds = np.array([sampling_seed(*each) for each in arguments])
+    assert len(np.unique(seeds)) == len(arguments)
+    assert seeds.min() >= 0
+    assert seeds.max() < 2**31
+    assert seeds.max() > 2**30

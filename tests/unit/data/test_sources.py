@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hpc_grpo.config import SourceConfig
-from hpc_grpo.data.checks import check_item
-from hpc_grpo.data.sources import read_items
+from hpc_grpo.data.encoder import check_item
+from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.errors import ConfigError
 
 ITEMS = [{"question": f"{i} + 1?", "answer": str(i + 1), "level": i} for i in range(5)]
@@ -63,17 +66,14 @@ def test_max_items_stops_before_a_broken_line(tmp_path: Path) -> None:
     assert len(load_items(config.model_copy(update={"max_items": 1}))) == 1
 
 
-def test_line_that_is_no_object(tmp_path: Path) -> None:
-    message = message_of(write_lines(tmp_path / "d.jsonl", [json.dumps(ITEMS[0]), "[1]"]))
-    assert "line 2" in message
-    assert "not list" in message
-
-
-def test_line_that_is_not_utf8(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [(b"[1]", "line 2, byte 50: must be a JSON object"), (b'{"question": "\xff"}', "line 2, byte 64: not valid UTF-8")],
+)
+def test_a_line_that_is_no_item_is_named(tmp_path: Path, line: bytes, words: str) -> None:
     path = tmp_path / "d.jsonl"
-    path.write_bytes(json.dumps(ITEMS[0]).encode() + b'\n{"question": "\xff"}\n')
-    message = message_of(SourceConfig(path=str(path)))
-    assert f"line 2, byte {path.read_bytes().index(0xFF)}: not valid UTF-8" in message
+    path.write_bytes(json.dumps(ITEMS[0]).encode() + b"\n" + line + b"\n")
+    assert words in message_of(SourceConfig(path=str(path)))
 
 
 def test_missing_file_says_where_it_looked(tmp_path: Path) -> None:
@@ -162,3 +162,100 @@ def test_hub_name_offline_gives_the_command_to_prefetch(monkeypatch: pytest.Monk
     assert "ConnectionError: Couldn't reach the Hub" in message
     assert "datasets.load_dataset('openai/gsm8k', 'main', split='train')" in message
     assert "login node" in message
+
+
+ROWS: list[dict[str, Any]] = [{"question": f"{i}?", "answer": str(i), "at": date(2025, 1, 1)} for i in range(2500)]
+
+
+def write_parquet(path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+def write_arrow_file(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+
+
+def write_arrow_stream(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("d.parquet", write_parquet), ("d.arrow", write_arrow_file), ("d.arrow", write_arrow_stream)],
+)
+def test_a_table_gives_all_rows_in_order_and_changes_its_identity_with_its_content(
+    name: str, write: Any, tmp_path: Path
+) -> None:
+    write(tmp_path / name)
+    config = SourceConfig(path=str(tmp_path / name))
+    assert list(read_items(config)) == ROWS
+    assert len(list(read_items(config.model_copy(update={"max_items": 7})))) == 7
+    before = open_source(config).identity()
+    with (tmp_path / name).open("ab") as file:
+        file.write(b"x")
+    assert open_source(config).identity() != before
+
+
+@pytest.mark.parametrize("name", ["d.parquet", "d.arrow"])
+def test_a_file_that_is_no_table_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("question,answer\n")
+    with pytest.raises(ConfigError, match=rf"{name} cannot be read as (Parquet|Arrow)"):
+        list(read_items(SourceConfig(path=str(tmp_path / name))))
+
+
+def test_arguments_that_nobody_takes_are_refused(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "d.parquet")
+    with pytest.raises(ConfigError, match="args are for a function or a task"):
+        open_source(SourceConfig(path=str(tmp_path / "d.parquet"), args={"size": 3}))
+
+
+def test_a_folder_named_like_a_file_is_read_by_datasets(tmp_path: Path) -> None:
+    """Spark and Dask write folders of parts."""
+    (tmp_path / "d.parquet").mkdir()
+    write_parquet(tmp_path / "d.parquet" / "part-0.parquet")
+    items = list(read_items(SourceConfig(path=str(tmp_path / "d.parquet"))))
+    assert [item["question"] for item in items] == [item["question"] for item in ROWS]
+
+
+def test_a_function_of_ones_own_is_called_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def rows(n):\n    for i in range(n):\n        yield {'question': str(i)}\n")
+    config = SourceConfig(path=f"{tmp_path}/mine.py:rows", args={"n": 3})
+    assert [item["question"] for item in read_items(config)] == ["0", "1", "2"]
+    assert open_source(config).identity() is None
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [("yield 3", "item 0: must be a dict of columns, not int"), ("yield {}; 1 / 0", "failed: ZeroDivisionError")],
+)
+def test_a_function_that_fails_is_a_config_error(body: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"def rows():\n    {body}\n")
+    with pytest.raises(ConfigError, match=words):
+        list(read_items(SourceConfig(path=f"{tmp_path}/mine.py:rows")))
+
+
+@pytest.mark.parametrize("task", ["ransom_note", "bf"])
+def test_a_reasoning_gym_task_gives_the_same_items_in_every_process(task: str) -> None:
+    """ransom_note goes through sets of texts: each hash seed would give others. bf prints to stdout."""
+    config = SourceConfig(path=f"reasoning_gym:{task}", args={"size": 4, "seed": 1})
+    first = list(read_items(config))
+    assert [set(item) for item in first] == [{"question", "answer", "task", "task_args", "metadata"}] * 4
+    assert list(read_items(config)) == first
+    assert json.loads(first[0]["metadata"])["source_dataset"] == task
+
+
+@pytest.mark.parametrize(
+    ("path", "args", "words"),
+    [
+        ("reasoning_gym:gdc", {}, "There is no task 'gdc'; did you mean 'gcd'?"),
+        ("reasoning_gym:gcd", {"sizes": 3}, "TypeError"),
+    ],
+)
+def test_a_task_or_argument_that_does_not_exist_is_named(path: str, args: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        list(read_items(SourceConfig(path=path, args=args)))
+    assert words in str(caught.value)

@@ -1,8 +1,8 @@
 """Data source: `reasoning_gym:TASK`, items that the package reasoning-gym makes; `args` are those of the task.
 
-They are made in a process of its own with a fixed hash seed: some tasks go through sets, so that every process would
-make others. A row's `metadata` is text, since the scorers tell tuples from lists, which JSON does not; the reward
-`reasoning_gym` reads it back.
+They are made in a process with a fixed hash seed: some tasks go through sets, so that every process would make others.
+A row's `metadata` is text, since the scorers tell tuples from lists, which JSON does not; the reward `reasoning_gym`
+reads it back.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from importlib import metadata
 from typing import Any
 
 from hpc_grpo.config import SourceConfig
-from hpc_grpo.data.sources.base import Item, Source
+from hpc_grpo.data.sources import Item, Source
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.registry import SOURCES
 
-_PROGRAM = "import sys; from hpc_grpo.data.sources.reasoning_gym import main; main(*sys.argv[1:])"
+_PROGRAM = "import sys; from hpc_grpo.data.reasoning_gym import main; main(*sys.argv[1:])"
 
 
 @SOURCES.register("reasoning_gym")
@@ -58,24 +59,30 @@ class ReasoningGym(Source):
 
 def main(task: str, args: str) -> None:
     """Print the items of a task, a JSON object a line; the last line of stderr says why there are none."""
-    from reasoning_gym.factory import DATASETS
-
-    if task not in DATASETS:
-        sys.exit(f"There is no task {task!r}{nearest(task, DATASETS)} Tasks: {', '.join(sorted(DATASETS))}.")
-    try:
-        items = make_task(task, args)
-    except (TypeError, ValueError, AssertionError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    for item in items:
-        made = {"question": item["question"], "answer": item["answer"] or "", "task": task, "task_args": args}
-        print(json.dumps({**made, "metadata": json.dumps(_encoded(item["metadata"]))}))
+    out = sys.stdout
+    with redirect_stdout(sys.stderr):  # a task may print while it makes items
+        try:
+            items = make_task(task, args)
+        except ValueError as error:
+            sys.exit(str(error))
+        for item in items:
+            made = {"question": item["question"], "answer": item["answer"] or "", "task": task, "task_args": args}
+            print(json.dumps({**made, "metadata": json.dumps(_encoded(item["metadata"]))}), file=out)
 
 
 def make_task(task: str, args: str) -> Any:
-    """Return a task of the package with its arguments, given as JSON; its items follow from the seed, 0 by default."""
-    import reasoning_gym
+    """Return a task of the package with its arguments, given as JSON; its items follow from the seed, 0 by default.
 
-    return reasoning_gym.create_dataset(task, **{"seed": 0, **json.loads(args)})
+    Raises ValueError where there is no such task, or where it does not take the arguments.
+    """
+    from reasoning_gym.factory import DATASETS, create_dataset
+
+    if task not in DATASETS:
+        raise ValueError(f"There is no task {task!r}{nearest(task, DATASETS)} Tasks: {', '.join(sorted(DATASETS))}.")
+    try:
+        return create_dataset(task, **{"seed": 0, **json.loads(args)})
+    except (TypeError, AssertionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def read_metadata(text: str) -> Any:

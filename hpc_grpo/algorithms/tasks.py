@@ -1,0 +1,222 @@
+"""The algorithms that `task` chooses from: what each needs, its advantages, its training sequences and its loss.
+
+Whoever has to know what a run consists of asks `config.needs`, never for the name of the task. Importing this module
+loads neither numpy nor torch: a login node asks for needs too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from hpc_grpo.algorithms.advantages import overlong_penalty
+from hpc_grpo.algorithms.objective import Objective, Term, policy_objective
+from hpc_grpo.algorithms.terms import LossInputs, LossOutput
+from hpc_grpo.config import Config
+from hpc_grpo.registry import ALGORITHMS
+from hpc_grpo.types import Demonstration, GroupGrades, GroupSamples, Needs, TrainSequence
+
+
+class Algorithm(ABC):
+    """One per process. A step trains on `items_per_step` prompts or demonstrations, `episodes_per_item` times each."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs: ...
+
+    @property
+    @abstractmethod
+    def items_per_step(self) -> int: ...
+
+    @property
+    def episodes_per_item(self) -> int:
+        return 1
+
+    @abstractmethod
+    def objective(self) -> Objective:
+        """Return what the learner's optimizer steps minimise."""
+
+    def advantages(self, grades: GroupGrades) -> Sequence[float]:
+        """Compute the advantages `[G]` of a group, in the driver."""
+        raise NotImplementedError(f"{type(self).__name__} trains on no groups")
+
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+        """Compute the advantages of all groups of a step. Override it for a method that compares groups."""
+        return [self.advantages(grades) for grades in step]
+
+    def teaches(self, grades: GroupGrades) -> bool:
+        """Tell whether a group has an advantage that is not 0, before the other groups of its step are known."""
+        return any(self.advantages(grades))
+
+    def num_trained_tokens(self, grades: GroupGrades) -> int:
+        """Count, in the driver, the tokens that `sequences` will train on. Override all three together."""
+        return sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)
+
+    def num_sequences(self, grades: GroupGrades) -> int:
+        """Count, in the driver, the sequences that `sequences` will make."""
+        return sum(grades.valid)
+
+    def sequences(
+        self, samples: GroupSamples, advantages: Sequence[float], valid: Sequence[bool]
+    ) -> list[TrainSequence]:
+        """Make the training sequences of a group's valid rollouts, in the learner: token arrays never pass the driver.
+
+        Each sampled token has the advantage of its rollout. Override this for advantages that differ within a rollout.
+        """
+        import numpy as np
+
+        prompt_length = len(samples.prompt_token_ids)
+        made = []
+        for index, (completion, advantage) in enumerate(zip(samples.completions, advantages, strict=True)):
+            if not valid[index]:
+                continue
+            token_ids = np.concatenate([samples.prompt_token_ids, completion.token_ids])
+            loss_mask = np.arange(len(token_ids)) >= prompt_length
+            engine_logprobs = np.zeros(len(token_ids), dtype=np.float32)
+            engine_logprobs[prompt_length:] = completion.engine_logprobs
+            versions = np.zeros(len(token_ids), dtype=np.int32)
+            versions[prompt_length:] = completion.policy_versions
+            own = loss_mask * np.float32(advantage)
+            made.append(TrainSequence(samples.ordinal, index, token_ids, loss_mask, own, engine_logprobs, versions))
+        return made
+
+
+def algorithm_of(config: Config) -> Algorithm:
+    """Make the algorithm that `task` names. Raises ConfigError where there is none."""
+    algorithm: Algorithm = ALGORITHMS.find(config.task.name)(config)
+    return algorithm
+
+
+@ALGORITHMS.register("grpo")
+class Grpo(Algorithm):
+    """DeepSeekMath, arXiv:2402.03300; `loss.advantage` and `loss.name` choose its two parts."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rollouts=True, reference=self.config.loss.kl.coef > 0.0)
+
+    @property
+    def items_per_step(self) -> int:
+        return self.config.rollout.prompts_per_step
+
+    @property
+    def episodes_per_item(self) -> int:
+        return self.config.rollout.group_size
+
+    def objective(self) -> Objective:
+        return policy_objective(self.config.loss)
+
+    def shaped_rewards(self, grades: GroupGrades) -> Sequence[float]:
+        """Return the rewards `[G]` with the penalty of `rollout.overlong_tokens`."""
+        longest, buffer = self.config.rollout.max_new_tokens, self.config.rollout.overlong_tokens
+        if buffer is None:
+            return grades.rewards
+        penalties = (overlong_penalty(n, longest, buffer) for n in grades.num_completion_tokens)
+        return [reward + penalty for reward, penalty in zip(grades.rewards, penalties, strict=True)]
+
+    def advantages(self, grades: GroupGrades) -> Sequence[float]:
+        return self.config.loss.advantage.of_group(self.shaped_rewards(grades), grades.valid)
+
+    def teaches(self, grades: GroupGrades) -> bool:
+        if not self.config.loss.advantage.compares_groups:
+            return super().teaches(grades)
+        pairs = zip(self.shaped_rewards(grades), grades.valid, strict=True)
+        return len({reward for reward, valid in pairs if valid}) > 1
+
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+        rewards = [self.shaped_rewards(grades) for grades in step]
+        return self.config.loss.advantage.of_step(rewards, [grades.valid for grades in step])
+
+
+@ALGORITHMS.register("ppo")
+class Ppo(Grpo):
+    """arXiv:1707.06347, with generalised advantages (arXiv:1506.02438); `loss.name` is its policy loss.
+
+    The driver gives each token the reward of its rollout as its advantage. The critic, in the learner, takes the last
+    token's for the reward of the episode.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, critic=True)
+
+    def advantages(self, grades: GroupGrades) -> Sequence[float]:
+        shaped = self.shaped_rewards(grades)
+        return [reward if valid else 0.0 for reward, valid in zip(shaped, grades.valid, strict=True)]
+
+    step_advantages = Algorithm.step_advantages
+
+
+@ALGORITHMS.register("distill")
+class Distill(Grpo):
+    """On-policy distillation: reverse KL to a teacher on the student's own completions (GKD, arXiv:2306.13649; MiniLLM,
+    arXiv:2306.08543; Thinking Machines Lab 2025, "On-Policy Distillation"), by the policy gradient of `loss.name`.
+
+    Rewards count only with `task.reward_coef`, by the advantages of `loss.advantage`.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, teacher=True, rewards=self.config.distill.reward_coef > 0.0)
+
+    def objective(self) -> Objective:
+        settings = self.config.loss
+        return policy_objective(settings, partial(taught_loss, settings.term, self.config.distill.coef))
+
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+        coef = self.config.distill.reward_coef
+        if coef == 0.0:
+            return [(0.0,) * len(grades.rewards) for grades in step]
+        return [[coef * value for value in own] for own in super().step_advantages(step)]
+
+
+def taught_loss(term: Term, coef: float, inputs: LossInputs) -> LossOutput:
+    """Return the policy loss `term` of A_t + coef * (log teacher - log proximal) per token `[C]`.
+
+    This is the gradient of a token's reverse KL, as far as one sample tells it. A token answers for no later token: the
+    discount is 0, as Thinking Machines has it; MiniLLM adds up the rest of the sequence. The proximal logprobs stand
+    for the policy's, without gradient; the correction weighs from the engine's to them. `kl/learner_teacher` estimates
+    the KL by k1 at tokens that engines sampled. Raises ValueError without a teacher.
+    """
+    if inputs.teacher_logprobs is None:
+        raise ValueError("distillation needs LossInputs.teacher_logprobs")
+    gap = (inputs.proximal_logprobs - inputs.teacher_logprobs).detach()
+    output = term(replace(inputs, advantages=inputs.advantages - coef * gap))
+    return replace(output, means=output.means | {"kl/learner_teacher": gap})
+
+
+@ALGORITHMS.register("sft")
+class Sft(Algorithm):
+    """Trains on every token of the demonstrations' completions, each as much as any other."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(labels=True)
+
+    @property
+    def items_per_step(self) -> int:
+        return self.config.sft.batch_size
+
+    def objective(self) -> Objective:
+        return Objective(negative_log_likelihood)
+
+
+def negative_log_likelihood(inputs: LossInputs) -> LossOutput:
+    """Return L = -A * learner_logprobs per token `[C]`, in nats; the advantage of a demonstration is 1."""
+    per_token = -inputs.advantages * inputs.learner_logprobs
+    return LossOutput(per_token, terms={"loss/policy": per_token.detach()})
+
+
+def demonstration_sequence(demonstration: Demonstration) -> TrainSequence:
+    """Make the training sequence of a demonstration; no engine sampled it."""
+    import numpy as np
+
+    token_ids = np.asarray(demonstration.prompt_token_ids + demonstration.completion_token_ids, dtype=np.int32)
+    loss_mask = np.arange(len(token_ids)) >= len(demonstration.prompt_token_ids)
+    zeros = np.zeros(len(token_ids), dtype=np.float32)
+    return TrainSequence(demonstration.ordinal, 0, token_ids, loss_mask, loss_mask.astype(np.float32), zeros)

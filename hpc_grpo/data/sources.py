@@ -1,0 +1,312 @@
+"""Data sources: a class for each suffix of files, for names on the hub, and for functions of the user's.
+
+A source makes of a `SourceConfig` its items, dicts of columns, in an order that never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.config import SourceConfig
+from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.registry import SOURCES, names_function
+
+Item = dict[str, Any]
+"""The columns of one row. Values are those that JSON has; the encoder makes text of others."""
+
+BATCH_ITEMS = 1000
+"""Items read or tokenized in one call: enough for the libraries' threads, few enough to stay small in memory."""
+
+_TAKE_ARGS = ("function", "reasoning_gym")
+_WHOLE_BYTES = 1 << 26
+_NUM_BLOCKS, _BLOCK_BYTES = 64, 1 << 16
+_LEFT_BY_DATASETS = ("cache-", "tmp")
+"""Prefixes of files that the library `datasets` leaves in a saved data set that somebody else works with."""
+
+
+def open_source(config: SourceConfig) -> Source:
+    """Return the source that `config.path` names.
+
+    Raises ConfigError for a file of a kind that none reads, and for arguments that nobody takes.
+    """
+    kind = _kind(config.path)
+    if config.args and kind not in _TAKE_ARGS:
+        raise ConfigError(
+            f"Data set {config.path}: args are for a function or a task of reasoning_gym, and this is neither. Remove "
+            f"them."
+        )
+    source: Source = SOURCES.find(kind)(config)
+    return source
+
+
+def read_items(config: SourceConfig) -> Iterator[Item]:
+    """Yield the items of a source, at most `max_items`. Raises ConfigError where it cannot be read."""
+    return islice(open_source(config).items(), config.max_items)
+
+
+def _kind(path: str) -> str:
+    prefix, separator, _ = path.partition(":")
+    if separator and prefix in SOURCES.names():
+        return prefix
+    if names_function(path):
+        return "function"
+    suffixes = [name for name in SOURCES.names() if name not in (*_TAKE_ARGS, "hub")]
+    suffix = Path(path).suffix
+    if suffix[1:] in suffixes and not Path(path).is_dir():
+        return suffix[1:]
+    if Path(path).is_file():
+        raise ConfigError(
+            f"Data set {path}: files must end in {', '.join(f'.{name}' for name in suffixes)}, not "
+            f"{suffix or 'nothing'!r}. Convert it, or read it with a function of yours: path/to/file.py:function."
+        )
+    return "hub"
+
+
+def answer_of(item: Mapping[str, Any], field: str) -> Any:
+    """Return the column `field`, or with a dotted name a value inside a column. Raises KeyError without it.
+
+    >>> answer_of({"a.b": 1, "a": {"b": 2}}, "a.b"), answer_of({"a": {"b": 2}}, "a.b")
+    (1, 2)
+    """
+    if field in item:
+        return item[field]
+    column, _, inside = field.partition(".")
+    if not inside or not isinstance(item[column], Mapping):
+        raise KeyError(field)
+    return answer_of(item[column], inside)
+
+
+def of_files(path: Path, whole: bool) -> dict[str, str]:
+    """Fingerprint a file, or each file below a folder, by name; not what tools leave there, which nobody reads."""
+    if path.is_file():
+        return {path.name: of_file(path, whole)}
+    names = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
+    kept = [
+        name
+        for name in names
+        if not name.name.startswith(_LEFT_BY_DATASETS) and not any(part.startswith(".") for part in name.parts)
+    ]
+    return {str(name): of_file(path / name, whole) for name in kept}
+
+
+def of_file(path: Path, whole: bool) -> str:
+    """Hash the contents of a file, and no times; of a large one, unless `whole`, 64 blocks spread over it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if whole or size <= _WHOLE_BYTES:
+            return f"{size} bytes, sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+        sampled = hashlib.sha256()
+        for number in range(_NUM_BLOCKS):
+            file.seek((size - _BLOCK_BYTES) * number // (_NUM_BLOCKS - 1))
+            sampled.update(file.read(_BLOCK_BYTES))
+    return f"{size} bytes, sha256 of {_NUM_BLOCKS} blocks {sampled.hexdigest()[:16]}"
+
+
+class Source(ABC):
+    def __init__(self, config: SourceConfig) -> None:
+        self.config = config
+        self.path = Path(config.path)
+
+    @abstractmethod
+    def items(self) -> Iterator[Item]:
+        """Yield all items. Raises ConfigError where they cannot be read."""
+
+    def identity(self) -> Mapping[str, str] | None:
+        """Return what changes when the items do; None where only the items themselves tell. Raises ConfigError."""
+        self.check_readable()
+        return of_files(self.path, whole=True)
+
+    def files(self) -> list[Path]:
+        """Return the files that the items lie in; none of a source that makes them."""
+        return [self.path] if self.path.exists() else []
+
+    def check_readable(self) -> None:
+        try:
+            if self.path.is_file():
+                self.path.open("rb").close()
+            else:
+                self.path.stat()
+        except OSError as error:
+            raise ConfigError(
+                f"Data set {self.path} cannot be read ({error.strerror}; looked at {self.path.absolute()}). "
+                f"Check data.train.path and data.eval.path."
+            ) from error
+
+    @contextmanager
+    def reading(self, kind: str) -> Iterator[None]:
+        """Make a ConfigError of what pyarrow raises in the block."""
+        from pyarrow import ArrowException
+
+        self.check_readable()
+        try:
+            yield
+        except (ArrowException, OSError) as error:
+            raise ConfigError(f"{self.path} cannot be read as {kind}: {error}") from error
+
+
+@SOURCES.register("jsonl")
+class JsonLines(Source):
+    """One JSON object a line. Blank lines are skipped. A file of any size costs the memory of a line."""
+
+    def items(self) -> Iterator[Item]:
+        self.check_readable()
+        offset = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield self._parsed(number, offset, line)
+                offset += len(line)
+
+    def _parsed(self, number: int, offset: int, line: bytes) -> Item:
+        """`offset` is the position of the line's first byte in the file."""
+        where = f"{self.path}, line {number}, byte"
+        try:
+            text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
+            value = json.loads(text)
+        except UnicodeDecodeError as error:
+            at = offset + error.start
+            raise ConfigError(f"{where} {at}: not valid UTF-8 ({error.reason}). Save the file as UTF-8.") from error
+        except json.JSONDecodeError as error:
+            at = offset + len(line.decode("utf-8")[: error.pos].encode())
+            shown = f"{text.strip()[:80]!r}" + ("…" if len(text.strip()) > 80 else ".")
+            raise ConfigError(
+                f"{where} {at}: not valid JSON ({error.msg}). Every line must be one JSON object; the line reads "
+                f"{shown}"
+            ) from error
+        if not isinstance(value, dict):
+            raise ConfigError(
+                f'{where} {offset}: must be a JSON object such as {{"question": "…", "answer": "…"}}, not '
+                f"{type(value).__name__}."
+            )
+        return value
+
+
+@SOURCES.register("json")
+class JsonArray(Source):
+    """An array of objects. It is read whole: for many items, .jsonl takes less memory."""
+
+    def items(self) -> Iterator[Item]:
+        self.check_readable()
+        path = self.path
+        try:
+            values = json.loads(path.read_bytes().decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}, byte {error.start}: not valid UTF-8 ({error.reason}).") from error
+        except json.JSONDecodeError as error:
+            fix = " If it holds one object per line, name it .jsonl." if error.msg == "Extra data" else ""
+            raise ConfigError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).{fix}") from error
+        if not isinstance(values, list):
+            raise ConfigError(f"{path}: must hold a JSON array of objects, not {type(values).__name__}.")
+        for number, value in enumerate(values):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{path}, item {number}: must be a JSON object, not {type(value).__name__}.")
+        yield from values
+
+
+@SOURCES.register("parquet")
+class Parquet(Source):
+    def items(self) -> Iterator[Item]:
+        from pyarrow.parquet import ParquetFile
+
+        with self.reading("Parquet"), ParquetFile(self.path) as file:
+            for batch in file.iter_batches(batch_size=BATCH_ITEMS):
+                yield from batch.to_pylist()
+
+
+@SOURCES.register("arrow")
+class Arrow(Source):
+    """Arrow's file format or its stream format, which is that of the library `datasets`."""
+
+    def items(self) -> Iterator[Item]:
+        from pyarrow import ipc, memory_map
+
+        with self.reading("Arrow"), memory_map(str(self.path)) as file:
+            is_file_format = file.read(6) == b"ARROW1"
+            file.seek(0)
+            if is_file_format:
+                reader = ipc.open_file(file)
+                batches = map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                batches = iter(ipc.open_stream(file))
+            for batch in batches:
+                yield from batch.to_pylist()
+
+
+@SOURCES.register("hub")
+class Table(Source):
+    """A table of the library `datasets`, mapped from the disk: a saved folder, or a name on the Hugging Face hub."""
+
+    def items(self) -> Iterator[Item]:
+        for batch in self._table().iter(batch_size=BATCH_ITEMS):
+            for values in zip(*batch.values(), strict=True):
+                yield dict(zip(batch, values, strict=True))
+
+    def identity(self) -> Mapping[str, str]:
+        """Return the contents of a folder; else the library's own fingerprint, in which the revision is."""
+        if self.path.exists():
+            return {**(super().identity() or {}), "split": self.config.split}
+        table = self._table()
+        return {self.config.split: f"{len(table)} rows, fingerprint {table._fingerprint}"}
+
+    def files(self) -> list[Path]:
+        return [Path(table["filename"]) for table in self._table().cache_files]
+
+    def _table(self) -> Any:
+        path, subset, split = self.config.path, self.config.subset, self.config.split
+        try:
+            import datasets
+        except ImportError as error:
+            raise ConfigError(
+                f"Data set {path!r} needs the package `datasets` ({error}). Install hpc-grpo[train], or use a .jsonl "
+                f"file."
+            ) from error
+        if any((self.path / marker).exists() for marker in ("dataset_info.json", "dataset_dict.json")):
+            try:
+                table = datasets.load_from_disk(path)
+            except (OSError, ValueError, KeyError) as error:
+                raise ConfigError(f"Data set folder {path} cannot be loaded: {error}") from error
+            if isinstance(table, datasets.DatasetDict):
+                if split not in table:
+                    raise ConfigError(f"Data set folder {path} has no split {split!r}. Splits: {', '.join(table)}.")
+                table = table[split]
+            return table
+        try:
+            return datasets.load_dataset(path, subset, split=split, trust_remote_code=False)
+        except Exception as error:
+            # The hub raises whatever its HTTP client does; for the user each of these means the same thing.
+            shown = "" if subset is None else f", subset {subset!r}"
+            raise ConfigError(
+                f"Data set {path!r}{shown}, split {split!r} cannot be loaded: {type(error).__name__}: {error}\n"
+                f"If the name is right and this machine is offline, fetch it once on the login node, with the same "
+                f"HF_HOME as the job:\n"
+                f'  python -c "import datasets; datasets.load_dataset({path!r}, {subset!r}, split={split!r})"\n'
+                f"If it was meant as a file, no such file exists."
+            ) from error
+
+
+@SOURCES.register("function")
+class Function(Source):
+    """A function of the user's that yields items, called with `args` as keyword arguments."""
+
+    def items(self) -> Iterator[Item]:
+        name = self.config.path
+        function = SOURCES.find(name)
+        try:
+            for number, item in enumerate(function(**self.config.args)):
+                if not isinstance(item, dict):
+                    raise ConfigError(f"{name}, item {number}: must be a dict of columns, not {type(item).__name__}.")
+                yield item
+        except HpcGrpoError:
+            raise
+        except Exception as error:  # a function of the user's raises what it likes
+            raise ConfigError(f"{name} (data source) failed: {type(error).__name__}: {error}") from error
+
+    def identity(self) -> None:
+        """Return nothing: what a function reads is not known, so its items are compared at every start."""
