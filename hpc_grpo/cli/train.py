@@ -48,8 +48,8 @@ def start_training(
 
     `is_restart`: what led the run may have been killed a moment ago, and its last sign of life is no reason to refuse.
     """
+    from hpc_grpo.launch.chain.link import LinkOrigin
     from hpc_grpo.launch.chain.submit import remove_stop
-    from hpc_grpo.launch.chain.successor import LinkOrigin
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.supervisor.attempt import run_attempt
     from hpc_grpo.run.lock import refuse_if_held

@@ -6,8 +6,7 @@ import time
 from typing import Any
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.chain.link import ChainLink
-from hpc_grpo.launch.chain.successor import LinkJob, LinkOrigin
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
 from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.paths import RunDir

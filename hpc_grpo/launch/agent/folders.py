@@ -51,16 +51,16 @@ class OwnedDir:
             raise
 
     def remove(self) -> None:
-        """Remove the folder, unless it has been given another name, and let go of its lock."""
+        """Remove the folder, unless it was renamed, and drop its lock."""
         with contextlib.suppress(FileNotFoundError):
             _remove(self.path)
         os.close(self._lock)
 
 
 class SharedDir:
-    """A folder with mode 0700 for all agents of this user on the node; it goes with the last of them.
+    """A folder with mode 0700 for all agents of this user on the node. The last of them removes it.
 
-    They hold its lock together; who removes it holds it alone. Made by `shared_dir`.
+    Agents hold its lock together; who removes it holds it alone. Made by `shared_dir`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
     while True:
         with contextlib.suppress(FileNotFoundError):
             return SharedDir(path)
-        own = OwnedDir(path.with_name(f"{_PREFIX}{secrets.token_hex(8)}"))
+        own = OwnedDir(_unguessable(path))
         try:
             if not fill(own.path):
                 return None
@@ -140,9 +140,11 @@ def _prepare_parent(parent: Path) -> None:
 
 def _take_away(path: Path) -> None:
     """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
-    gone = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
-    path.rename(gone)
-    _remove(gone)
+    _remove(path.rename(_unguessable(path)))
+
+
+def _unguessable(path: Path) -> Path:
+    return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
 
 
 def _remove(path: Path) -> None:
@@ -187,16 +189,15 @@ def _sweep_one(path: Path, opened: contextlib.ExitStack) -> bool:
 
 
 def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: int | None = None) -> int:
-    """Open what is at `path` itself, no link to elsewhere; `opened` closes it."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, dir_fd=folder)
     opened.callback(os.close, descriptor)
     return descriptor
 
 
 def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
-    """Copy the logs of a Ray that has ended, beside those of Rays before it in the same attempt.
+    """Copy the logs of a Ray that has ended beside those of earlier Rays in the attempt.
 
-    They are in its temp-dir, and beside that: on the node, so that a shared disk that is full ends no Ray.
+    They are in its temp-dir and beside it: on the node, so that a full shared disk ends no Ray.
     """
     for log in temp_dir.parent.glob("*.log"):
         with log.open("rb") as reader, (log_dir / log.name).open("ab") as kept:
@@ -208,7 +209,7 @@ def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
 
 
 def copy_logs(source: Path, target: Path) -> None:
-    """Copy the non-empty files of Ray's log folder; of a huge one only the end."""
+    """Copy the non-empty files of Ray's log folder; of a huge file only the end."""
     for path in source.rglob("*"):
         if path.is_symlink() or not path.is_file() or path.stat().st_size == 0:
             continue

@@ -30,11 +30,15 @@ _MAX_BYTES = 64 << 20
 
 def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -> None:
     """Send the files below `folder`; where the head does not take them in time, keep them at `kept` on this node."""
-    deadline = time.monotonic() + (_URGENT_S if is_urgent else _LIMIT_S)
+    deadline, descriptor = time.monotonic() + (_URGENT_S if is_urgent else _LIMIT_S), stdout.fileno()
     try:
         for line in _parts(folder):
-            _write(line, stdout.fileno(), deadline)
-    except OSError as error:
+            rest = memoryview(line)
+            while rest:
+                if not select.select([], [descriptor], [], max(deadline - time.monotonic(), 0.0))[1]:
+                    raise TimeoutError("not taken in time")
+                rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]  # so much of it never waits
+    except OSError as error:  # no time left, or nobody reads any more
         shutil.copytree(folder, kept, dirs_exist_ok=True)
         say(f"Logs did not reach the head ({error}): they are in {kept} of this node", sys.stderr)
 
@@ -81,12 +85,3 @@ def _parts(folder: Path) -> Iterator[bytes]:
                 packed = base64.b64encode(zlib.compress(data, 1)).decode()
                 part = {"log": str(path.relative_to(folder)), "offset": offset, "data": packed}
                 yield json.dumps(part).encode() + b"\n"
-
-
-def _write(line: bytes, descriptor: int, deadline: float) -> None:
-    """Write all of a line. Raises TimeoutError at the deadline, OSError where nobody reads any more."""
-    rest = memoryview(line)
-    while rest:
-        if not select.select([], [descriptor], [], max(deadline - time.monotonic(), 0.0))[1]:
-            raise TimeoutError("not taken in time")
-        rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]  # so much of it never waits

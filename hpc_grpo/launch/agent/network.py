@@ -21,12 +21,6 @@ _LOWEST_PORT = 10240
 _HIGHEST_PORT = 65535
 
 
-def network_of(interface: str) -> str | None:
-    """Return the network that an interface is in, such as "10.253.0.0/16"; None without an IPv4 address."""
-    found = _interfaces().get(interface)
-    return None if found is None else str(found.network)
-
-
 def _interfaces() -> dict[str, ipaddress.IPv4Interface]:
     """Return every interface with an IPv4 address; of several the first, and no alias such as eth0:1."""
     found: dict[str, ipaddress.IPv4Interface] = {}
@@ -35,6 +29,12 @@ def _interfaces() -> dict[str, ipaddress.IPv4Interface]:
             if address.family == socket.AF_INET and ":" not in name:
                 found.setdefault(name, ipaddress.IPv4Interface(f"{address.address}/{address.netmask or 32}"))
     return found
+
+
+def network_of(interface: str) -> str | None:
+    """Return the network that an interface is in, such as "10.253.0.0/16"; None without an IPv4 address."""
+    found = _interfaces().get(interface)
+    return None if found is None else str(found.network)
 
 
 def choose_interface(named: str | None) -> tuple[str, str]:
@@ -64,7 +64,6 @@ def node_address(spec: NodeSpec) -> tuple[str, str]:
 
 
 def _default_route(table: str) -> str:
-    """Return the interface of the default route with the lowest metric, from /proc/net/route; "" without one."""
     rows = [line.split() for line in table.splitlines()[1:]]
     defaults = [(int(row[6]), row[0]) for row in rows if row[1] == "00000000"]
     return min(defaults)[1] if defaults else ""
@@ -91,14 +90,11 @@ _NUM_FIXED_PORTS = 7
 def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None = None) -> RayPorts:
     """Return a free block of ports, outside the ephemeral range if there is one. Raises LaunchError if none is free.
 
-    `dashboard` is the port to prefer for Ray's dashboard, where it is free; a retry does without.
-
-    Where it looks first follows from the attempt's tag, so that two jobs on one node start at different places. `skip`
-    passes over so many free blocks, for a retry after losing a race.
+    `dashboard` is the preferred port of Ray's dashboard; a retry does without. The attempt's tag says where the search
+    starts, so two jobs on one node start apart. `skip` passes over free blocks, for a retry after losing a race.
     """
     preferred = dashboard if dashboard and not skip and _is_free(dashboard) else None
-    num_workers = 64 + 2 * num_cpus
-    stride = _NUM_FIXED_PORTS + num_workers
+    stride = _NUM_FIXED_PORTS + 64 + 2 * num_cpus
     for base in block_starts(tag, stride, _ephemeral_ports()):
         if not all(_is_free(port) for port in range(base, base + stride)):
             continue

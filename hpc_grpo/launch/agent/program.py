@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hpc_grpo.launch.agent.folders import SHM, sweep
 from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.ray_command import STARTED_LINE
 from hpc_grpo.launch.place.container import Container, exit_code, labels_of
-from hpc_grpo.system.process_tree import end_processes, session_members
+from hpc_grpo.system.process_tree import descendants, end_processes, session_members
 from hpc_grpo.system.processes import die_with_parent, start_time
+from hpc_grpo.system.say import say
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,9 @@ def end_containers(spec: NodeSpec) -> None:
 
 
 class Program:
-    """A program that was started by this thread, to whose end it is tied. `process` is it, or its container's client.
+    """A program that this thread started and that ends with it. `process` is the program, or its container's client.
 
-    A container has the processes of its node, so that an id is the same on both sides.
+    A container has the processes of its node, so an id is the same on both sides.
     """
 
     def __init__(
@@ -75,7 +81,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process id; that of the client until it has begun in its container."""
+        """Its process id; the client's until the program has begun in its container."""
         if self._inside and self._found is None:
             with suppress(OSError, ValueError):
                 pid = int(self._inside.pid_file.read_text())
@@ -88,7 +94,7 @@ class Program:
         return exit_code(code) if self._inside else code
 
     def send(self, number: int) -> None:
-        """Send it a signal, unless it is gone. Not by the client, which cannot pass on all of them."""
+        """Send a living program a signal. Not by the client, which cannot pass on all of them."""
         if self.process.poll() is None and self._lives():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -104,3 +110,59 @@ class Program:
     def _lives(self) -> bool:
         """Tell whether its id is still its own. Its session may outlive it only where the client's is that."""
         return self._found is None or start_time(self._found[0]) == self._found[1]
+
+
+_RAYLET = "raylet"
+
+
+class RayProcess(Program):
+    """`ray start` in the foreground, with its output in a log that earlier tries wrote to as well."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, inside: Inside | None = None
+    ) -> None:
+        self._log = log
+        self._raylet: tuple[int, int] | None = None
+        if inside:
+            inside.container.refuse_absent()
+        with log.open("ab") as output:
+            self._begin = output.tell()
+            super().__init__(command, environment, inside, stdout=output, stderr=subprocess.STDOUT)
+
+    def processes(self) -> list[int]:
+        """Return Ray's processes: those in a container may be no descendants of this process."""
+        return [self.pid, *descendants(self.pid)]
+
+    def is_up(self) -> bool:
+        return STARTED_LINE.encode() in self._log.read_bytes()[self._begin :]
+
+    def why_ended(self) -> str:
+        """Return why Ray, once it was up, is over on this node; "" while it is not.
+
+        `ray start --block` does not end with a raylet whose exit code is 0 or SIGTERM's, such as one that was stopped
+        until the other nodes took it for dead.
+        """
+        if (code := self.poll()) is not None:
+            return f"Ray ended by itself with exit code {code}"
+        for pid in descendants(self.pid, depth=1) if self._raylet is None else ():
+            with suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).name() == "raylet":
+                    self._raylet = pid, start_time(pid)
+        if self._raylet is None or start_time(self._raylet[0]) != self._raylet[1]:
+            return "Ray's raylet ended by itself"
+        return ""
+
+    def terminate(self, grace_s: Callable[[], float]) -> None:
+        """Ask it to end, and wait for that; `grace_s` is asked at every turn, since it may shrink meanwhile.
+
+        A container ends with it, also one whose client is gone.
+        """
+        if self.process.poll() is None:
+            self.process.terminate()
+        begun = time.monotonic()
+        while self.process.poll() is None and time.monotonic() - begun < grace_s():
+            time.sleep(0.05)
+        if self.process.poll() is None:
+            say(f"ray start did not end within {grace_s():.1f} s of SIGTERM", sys.stderr)
+        if self._inside:
+            self._inside.end()

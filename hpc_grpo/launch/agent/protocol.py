@@ -112,6 +112,20 @@ class NodeSpec:
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
 
+    @classmethod
+    def from_line(cls, line: bytes) -> NodeSpec:
+        """Return the spec in a line of the supervisor's. Raises LaunchError where that is another version's."""
+        values = json.loads(line)
+        if (version := values.get("version", "")) not in ("", __version__):
+            raise LaunchError(
+                f"hpc-grpo {__version__} is installed on this node in {sys.prefix}, and the run goes with {version}: "
+                f"install that here too."
+            )
+        for name, kind in (("own_disk", OwnDisk), ("supervisor", ProcessIdentity), ("stage", Stage)):
+            if values.get(name) is not None:
+                values[name] = kind(**values[name])
+        return cls(**values)
+
 
 @dataclass(frozen=True)
 class NodeReport:
@@ -134,22 +148,6 @@ class NodeReport:
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
-
-
-def spec_from_line(line: bytes) -> NodeSpec:
-    """Return the spec in a line of the supervisor's. Raises LaunchError where that is another version's."""
-    values = json.loads(line)
-    if (version := values.get("version", "")) not in ("", __version__):
-        raise LaunchError(
-            f"hpc-grpo {__version__} is installed on this node in {sys.prefix}, and the run goes with {version}: "
-            f"install that here too."
-        )
-    if values.get("own_disk") is not None:
-        values["own_disk"] = OwnDisk(**values["own_disk"])
-    if values.get("supervisor") is not None:
-        values["supervisor"] = ProcessIdentity(**values["supervisor"])
-    values["stage"] = Stage(**values.get("stage", {}))
-    return NodeSpec(**values)
 
 
 def report_from_line(line: bytes) -> NodeReport | None:
@@ -181,7 +179,7 @@ class Lease:
             if newline:
                 self._buffer = rest
                 if line:
-                    return spec_from_line(line)
+                    return NodeSpec.from_line(line)
             elif not self._read():
                 return None
 

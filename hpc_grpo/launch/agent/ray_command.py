@@ -20,16 +20,13 @@ from hpc_grpo.launch.agent.folders import shm_dir_path
 from hpc_grpo.launch.agent.network import RayPorts, network_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.stage import local_dir, staged, staged_environment
-from hpc_grpo.launch.environment.rules import check_resolved, filtered
+from hpc_grpo.launch.environment import RAY_SETTINGS, check_resolved, filtered
 from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.run.contract import COPY_VARIABLES, PYTHON_VARIABLES, SHM_DIR_VARIABLE, TEMPLATE_MODULE
 from hpc_grpo.run.source import PACKAGE, own_command
 
 STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
-
-DEBUG_VARIABLE = "DEBUG_RAY"
-"""1: breakpoints of actors wait for `ray debug` on their own node."""
 
 TEMP_DIR_NAME = "r"
 """Ray's temp-dir is a folder inside the one we own: Ray makes it writable for everybody."""
@@ -43,17 +40,6 @@ DASHBOARD_HOST = "127.0.0.1"
 _MAX_SOCKET_PATH_BYTES = 107
 _SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 
-RAY_SETTINGS: dict[str, tuple[str, str]] = {
-    "RAY_AUTH_MODE": ("token", "an HPC network is shared: without it anybody on it runs code as you"),
-    "RAY_USAGE_STATS_ENABLED": ("0", "no calls home"),
-    "RAY_enable_metrics_collection": ("0", "the exporter listens on 0.0.0.0 and asks for no token"),
-    "DASHBOARD_METRIC_PORT": ("-1", "same for the dashboard's; Ray has no switch but survives an invalid port"),
-    "RAY_prestart_worker_first_driver": ("0", "else one idle Python per CPU: 288 of them on a GH200 node"),
-    "RAY_DISABLE_IMPORT_WARNING": ("1", "not for the user"),
-    "RAY_IGNORE_UNHANDLED_ERRORS": ("1", "the driver reports the first error; Ray would print the others after it"),
-}
-"""Variable -> (value, reason)."""
-
 
 def ray_environment(
     environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
@@ -64,20 +50,20 @@ def ray_environment(
     nodes = [ip, (spec.head_address or "").partition(":")[0], network_of(interface), *spec.nodes]
     kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
-    for name, (value, _reason) in RAY_SETTINGS.items():
-        kept[name] = value
-    kept["RAY_AUTH_TOKEN_PATH"] = spec.token_path
-    kept["VLLM_HOST_IP"] = ip
+    kept |= {name: value for name, (value, _reason) in RAY_SETTINGS.items()}
+    kept |= {"RAY_AUTH_TOKEN_PATH": spec.token_path, "VLLM_HOST_IP": ip, SHM_DIR_VARIABLE: shm_dir}
     kept |= collective_interfaces(interface, kept)
-    if environ.get(DEBUG_VARIABLE) == "1":
-        kept["RAY_DEBUG"] = "legacy"  # breakpoints wait on loopback for `ray debug`
-    kept[SHM_DIR_VARIABLE] = shm_dir
+    if environ.get("DEBUG_RAY") == "1":
+        kept["RAY_DEBUG"] = "legacy"  # breakpoints of actors wait on loopback for `ray debug`, on their own node
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
-    kept.update(spec.contract_env)
+    kept |= spec.contract_env
     for name in COPY_VARIABLES:
         kept.pop(name, None)  # of another run, in whose job this one was started
     kept |= staged_environment(spec.stage, local_dir(spec, environ), kept)
-    kept |= {PYTHON_VARIABLES[kind]: command for kind, command in actor_pythons(spec, environ).items()}
+    python = python_of(spec, environ)
+    if python != sys.executable:
+        kept |= dict.fromkeys(PYTHON_VARIABLES.values(), shlex.quote(python))
+    kept |= {PYTHON_VARIABLES[kind]: command for kind, command in template_clients(spec, python).items()}
     return kept
 
 
@@ -95,8 +81,13 @@ def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str,
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
     """Return the argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
     python = python_of(spec, os.environ)
-    program = own_command("-m", "hpc_grpo.launch.agent.ray_program", python=python)
-    command = [*program, "start", *template_options(spec, python, temp_dir.parent), "--block", "--disable-usage-stats"]
+    command = [*own_command("-m", "hpc_grpo.launch.agent.ray_program", python=python), "start"]
+    for kind in template_clients(spec, python):
+        program = own_command("-m", TEMPLATE_MODULE, python=python)
+        words = [_template_socket(spec, kind), kind, spec.templates_of]
+        log = str(temp_dir.parent / f"{kind}_template.log")
+        command.append(f"--template={json.dumps({'program': program, 'words': words, 'log': log})}")
+    command += ["--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
     else:
@@ -142,15 +133,8 @@ def refuse_without_dashboard() -> None:
         )
 
 
-def actor_pythons(spec: NodeSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Map kinds of actors to the command by which Ray starts their processes here: a template's client, or a copy."""
-    python = python_of(spec, environ)
-    copied = {} if python == sys.executable else dict.fromkeys(PYTHON_VARIABLES, shlex.quote(python))
-    return copied | template_clients(spec, python)
-
-
 def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
-    """Map kinds of actors that have a template on this node to the command by which Ray starts their processes.
+    """Map kinds of actors that have a template on this node to the command that starts their processes.
 
     None in a container, whose Python is another, and none where bash would change a word of the command.
     """
@@ -159,17 +143,6 @@ def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
     client = [python, "-I", "-S", str(PACKAGE / "template" / "client.py")]
     commands = {kind: [*client, _template_socket(spec, kind)] for kind in PYTHON_VARIABLES}
     return {kind: " ".join(words) for kind, words in commands.items() if shlex.join(words) == " ".join(words)}
-
-
-def template_options(spec: NodeSpec, python: str, log_dir: Path) -> list[str]:
-    """Return the words that have `ray_program` start the templates of this node."""
-    options = []
-    for kind in template_clients(spec, python):
-        program = own_command("-m", TEMPLATE_MODULE, python=python)
-        words = [_template_socket(spec, kind), kind, spec.templates_of]
-        log = str(log_dir / f"{kind}_template.log")
-        options.append(f"--template={json.dumps({'program': program, 'words': words, 'log': log})}")
-    return options
 
 
 def _template_socket(spec: NodeSpec, kind: str) -> str:

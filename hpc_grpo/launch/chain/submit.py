@@ -77,7 +77,13 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
         record = record.with_link(job_id, before)
     write_chain(run, record)
     if further:
-        _let_go(run, jobs[0], queue)
+        try:
+            queue.release(jobs[0])
+        except LaunchError as error:
+            raise LaunchError(
+                f"{error}\nJob {jobs[0]} is submitted and stays held until that command succeeds. "
+                f"To give it up: hpc-grpo cancel {run.path}"
+            ) from error
     return jobs[0]
 
 
@@ -94,16 +100,6 @@ def complete_until_queued(run: RunDir) -> Iterator[None]:
             for path, text in kept.items():
                 write_atomic(path, text)
         raise
-
-
-def _let_go(run: RunDir, job_id: str, queue: JobQueue) -> None:
-    try:
-        queue.release(job_id)
-    except LaunchError as error:
-        raise LaunchError(
-            f"{error}\nJob {job_id} is submitted and stays held until that command succeeds. "
-            f"To give it up: hpc-grpo cancel {run.path}"
-        ) from error
 
 
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:

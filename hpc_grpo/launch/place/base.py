@@ -104,9 +104,9 @@ class Place(Protocol):
     """
 
     name: str
-    queue: JobQueue | None
-    is_attended: bool
-    disks: Literal["shared", "private"]
+    queue: JobQueue | None = None
+    is_attended: bool = False
+    disks: Literal["shared", "private"] = "shared"
     job_id: str = ""
     stop_grace_s: float = math.inf
     awaits_lost_nodes: bool = False
@@ -128,6 +128,7 @@ class Place(Protocol):
 
     def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a start command: `environ` without what would change how it starts."""
+        return dict(environ)
 
     def connection(self, node: str, command: Sequence[str], log: IO[bytes]) -> NodeConnection | None:
         """Have `command` run on a node that holds a connection to us; None: a start command starts it.

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError
-from hpc_grpo.launch.environment.rules import expand
+from hpc_grpo.launch.environment import expand
 from hpc_grpo.run.frozen_config import flat
 from hpc_grpo.run.source import own_command
 from hpc_grpo.system.commands import run_command

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_grpo.launch.agent.log_parts import take_part
-from hpc_grpo.launch.agent.protocol import ALIVE, HEAD, NodeReport, NodeSpec, Order, report_from_line
+from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, report_from_line
 from hpc_grpo.launch.place.base import AGENT_ENDED, Place
 from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
@@ -70,23 +70,18 @@ class AgentLink:
                     return
                 rest = rest[os.write(stdin, rest) :]
 
-    def send_head(self, address: str) -> None:
-        """Tell a node that is to join where the head's Ray is."""
-        with self._writing:
-            self._write(HEAD + address.encode() + b"\n")
+    def send(self, line: bytes = b"\n", *, waits: bool = True) -> None:
+        """Send an order, the head's address or a sign of life; an agent that has ended does not hear it.
 
-    def heartbeat(self) -> None:
-        """Send a sign of life. Never waits, and never falls into a spec: that is a sign of life too."""
-        if self._writing.acquire(blocking=False):
+        With `waits` False, never into a spec that is being sent: that is a sign of life too.
+        """
+        if self._writing.acquire(blocking=waits):
             try:
-                self._write(b"\n")
+                os.write(self._stdin.fileno(), line)  # of a few bytes a pipe takes all, or none
+            except OSError:
+                return  # ended or stuck: `loss` and the agent's own lease tell
             finally:
                 self._writing.release()
-
-    def order(self, order: Order) -> None:
-        """Have the agent do something; one that has ended does not hear it."""
-        with self._writing:
-            self._write(order.value)
 
     def read_reports(self) -> None:
         """Take in what the agent has reported since the last call."""
@@ -99,16 +94,17 @@ class AgentLink:
             self._has_begun |= report is not None or line == ALIVE.strip()
             if report is None:
                 continue
-            if report.event == "up":
-                self.up = report
-            elif report.event == "late":
-                self.late.append(report.why)
-            elif report.event == "failed":
-                self._failure = report.why
-            elif report.event == "told":
-                self.is_told = True
-            elif report.event == "gone":
-                self._is_torn_down = True
+            match report.event:
+                case "up":
+                    self.up = report
+                case "late":
+                    self.late.append(report.why)
+                case "failed":
+                    self._failure = report.why
+                case "told":
+                    self.is_told = True
+                case "gone":
+                    self._is_torn_down = True
 
     def loss(self) -> Loss | None:
         """Return why the agent or its Ray is no more, or the agent silent; None while both live.
@@ -159,13 +155,6 @@ class AgentLink:
         is_gone = self._was_killed or (loss is not None and loss.is_machine)
         return not has_left and (self._is_torn_down or not is_gone)
 
-    def _write(self, data: bytes) -> None:
-        """Write a few bytes: to a pipe all of them go, or none."""
-        try:
-            os.write(self._stdin.fileno(), data)
-        except OSError:
-            return  # ended or stuck: `loss` and the agent's own lease tell; a heartbeat is not worth an error
-
 
 class Heartbeats:
     """Sends every agent a sign of life from the start to `stop`, from a thread that touches no disk.
@@ -189,4 +178,4 @@ class Heartbeats:
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
             for link in self._links:
-                link.heartbeat()
+                link.send(waits=False)

@@ -15,19 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError
-from hpc_grpo.launch.chain.link import ChainLink
-from hpc_grpo.launch.chain.successor import LinkJob, LinkOrigin
-from hpc_grpo.launch.environment.rules import unset
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
+from hpc_grpo.launch.environment import unset
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, Ending, Place
 from hpc_grpo.launch.place.container import container_of
-from hpc_grpo.launch.place.job_command import job_python
+from hpc_grpo.launch.place.job_queue import job_python
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, stage_of
-from hpc_grpo.launch.supervisor.endings import end_by_error
 from hpc_grpo.launch.supervisor.events import End
 from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
+from hpc_grpo.launch.supervisor.transitions import end_by_error
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.contract import EVAL_DRIVER
 from hpc_grpo.run.frozen_config import read_config
@@ -86,17 +85,10 @@ def run_attempt(
         container = container_of(config.launch, config, [run.path, folder, config.cache_path])
         if container is not None:
             container.refuse_absent()
+        has_templates, stage = config.launch.templates and driver != EVAL_DRIVER, stage_of(config, folder, os.environ)
         number = run.next_attempt_number()
         setup = AttemptSetup(
-            run,
-            config.launch,
-            place,
-            allocation,
-            number,
-            folder,
-            container,
-            has_templates=config.launch.templates and driver != EVAL_DRIVER,
-            stage=stage_of(config, folder, os.environ),
+            run, config.launch, place, allocation, number, folder, container, has_templates=has_templates, stage=stage
         )
         program = [driver] if driver.endswith(".py") else ["-m", driver]
         supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))

@@ -13,11 +13,9 @@ from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, LaunchConfig
-from hpc_grpo.launch.agent.folders import shm_dir_path
-from hpc_grpo.launch.agent.program import Inside, inside_of
 from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, Stage
 from hpc_grpo.launch.agent.stage import version_of
-from hpc_grpo.launch.environment.rules import job_environ
+from hpc_grpo.launch.environment import job_environ
 from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.container import Container
 from hpc_grpo.run.attempt import AttemptRecord
@@ -83,14 +81,6 @@ class AttemptSetup:
     def ray_address_file(self) -> Path:
         """The file in which the driver waits for the address of Ray."""
         return self.dir / "ray_address"
-
-    @property
-    def head_tag(self) -> str:
-        return self.node_spec(self.allocation.head, "").tag
-
-    def inside(self, program: str, folder: str) -> Inside | None:
-        """Return where a program of the head node runs, with its folder in shared memory; None: on the node itself."""
-        return inside_of(self.node_spec(self.allocation.head, ""), program, shm_dir_path(folder))
 
     def new_record(self, first_step: int) -> AttemptRecord:
         return AttemptRecord(

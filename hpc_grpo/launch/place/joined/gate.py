@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hpc_grpo.errors import NodesUnavailableError
-from hpc_grpo.launch.place.joined.handshake import HANDSHAKE_S, MAGIC, notice_cuts
-from hpc_grpo.launch.place.joined.messages import Hello, farewell
+from hpc_grpo.launch.place.joined.connection import HANDSHAKE_S, MAGIC, Hello, farewell, notice_cuts
 from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge, new_nonce
 from hpc_grpo.system.say import say
 
@@ -125,16 +124,12 @@ class Gate:
             time.sleep(_TURN_S)
             return
         connection.setblocking(False)
-        self._make_room(address)
+        unproved = [caller for caller in self._callers if not caller.is_proved]
+        if (full := crowded([caller.address for caller in unproved], address)) is not None:  # of this address, or all
+            self._hang_up_on([random.choice([caller for caller in unproved if caller.address == full])])
         caller = _Caller(connection, address)
         self._callers.append(caller)
         self._send(caller, MAGIC + caller.nonce)
-
-    def _make_room(self, address: str) -> None:
-        """Hang up on a caller where too many of this address, or of all, have not proved the token."""
-        unproved = [caller for caller in self._callers if not caller.is_proved]
-        if (full := crowded([caller.address for caller in unproved], address)) is not None:
-            self._hang_up_on([random.choice([caller for caller in unproved if caller.address == full])])
 
     def _hear(self, caller: _Caller) -> None:
         """Take in what a caller says: first its proof, then its hello."""
@@ -149,19 +144,16 @@ class Gate:
         if not data or len(caller.said) >= _MOST_HELLO_BYTES:
             self._hang_up_on([caller])
         elif not caller.is_proved and len(caller.said) == expected:
-            self._judge(caller)
+            answer = judge(self._token, MAGIC, caller.nonce, caller.said)
+            caller.is_proved, caller.said = answer != REFUSAL, b""
+            self._send(caller, answer)
+            if not caller.is_proved:
+                if caller.address not in self._named and len(self._named) < _MOST_NAMED:
+                    self._named.add(caller.address)
+                    say(f"Hung up on {caller.address}, which does not know the token of this run.")
+                self._hang_up_on([caller])
         elif caller.is_proved and caller.said.endswith(b"\n"):
             self._let_in(caller)
-
-    def _judge(self, caller: _Caller) -> None:
-        answer = judge(self._token, MAGIC, caller.nonce, caller.said)
-        caller.is_proved, caller.said = answer != REFUSAL, b""
-        self._send(caller, answer)
-        if not caller.is_proved:
-            if caller.address not in self._named and len(self._named) < _MOST_NAMED:
-                self._named.add(caller.address)
-                say(f"Hung up on {caller.address}, which does not know the token of this run.")
-            self._hang_up_on([caller])
 
     def _let_in(self, caller: _Caller) -> None:
         """Have a worker wait under a name of its own; a second one of that name gets a number behind it."""
@@ -182,23 +174,18 @@ class Gate:
         self._callers.remove(caller)
         notice_cuts(caller.connection)
         with self._lock:
-            name = self._name_for(hello)
+            held = {name: known.identity for name, (known, _) in self._waiting.items()}
+            held = {**self._given, **held, self._own_name: ""}
+            number, name = 1, hello.name
+            while held.get(name, hello.identity) != hello.identity:
+                number += 1
+                name = f"{hello.name}-{number}"
             if self._farewell:
                 self._tell(name, caller.connection)
                 return
             if before := self._waiting.pop(name, None):
                 before[1].close()
             self._waiting[name] = (hello, caller.connection)
-
-    def _name_for(self, hello: Hello) -> str:
-        """Return the name of a worker: its own, unless the head or another worker that is here has it."""
-        held = {name: known.identity for name, (known, _) in self._waiting.items()}
-        held = {**self._given, **held, self._own_name: ""}
-        number, name = 1, hello.name
-        while held.get(name, hello.identity) != hello.identity:
-            number += 1
-            name = f"{hello.name}-{number}"
-        return name
 
     def forget(self, name: str) -> None:
         """Let another worker have the name of one whose connection has ended."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import EndAskedError, NodesUnavailableError
@@ -27,12 +27,9 @@ from hpc_grpo.launch.place.base import (
     Place,
     place_kind,
 )
-from hpc_grpo.launch.place.job_queue import JobQueue
-from hpc_grpo.launch.place.joined.connection import LEFT, JoinedProcess
+from hpc_grpo.launch.place.joined.connection import LEFT, TOKEN_VARIABLE, JoinedProcess, farewell, make_token
 from hpc_grpo.launch.place.joined.gate import Gate
-from hpc_grpo.launch.place.joined.handshake import TOKEN_VARIABLE, make_token
 from hpc_grpo.launch.place.joined.members import member
-from hpc_grpo.launch.place.joined.messages import farewell
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.attempt import read_attempts
@@ -63,11 +60,8 @@ class JoinedPlace(Place):
     """The head, with the workers that have dialed it. Of use for an attempt only after `for_run`."""
 
     name = "joined"
-    disks: Literal["shared", "private"] = "shared"
-    is_attended = False
     awaits_lost_nodes = True
     dashboard_port = 8265
-    queue: JobQueue | None = None
 
     @staticmethod
     def is_here(environ: Mapping[str, str]) -> bool:
@@ -95,16 +89,11 @@ class JoinedPlace(Place):
         which names those that trained the run before; EndAskedError for a signal or the STOP file.
         """
         if self._allocation is None:
-            head = Allocation(
-                f"joined{os.getpid()}", (self._head,), (self._here.node_resources().num_cpus,), self._head
-            )
+            num_cpus, wait_s = self._here.node_resources().num_cpus, _FIRST_WAIT * self._asked.join_s
+            head = Allocation(f"joined{os.getpid()}", (self._head,), (num_cpus,), self._head)
             with Signals() as signals:
-                self._allocation = self._wait_for_workers(
-                    head,
-                    self._known_names(),
-                    _FIRST_WAIT * self._asked.join_s,
-                    lambda: not (signals.pending or self._is_stopped()),
-                )
+                goes_on = lambda: not (signals.pending or self._of.stop_marker.exists())  # noqa: E731
+                self._allocation = self._wait_for_workers(head, self._known_names(), wait_s, goes_on)
         return self._allocation
 
     def node_resources(self) -> NodeResources:
@@ -121,7 +110,9 @@ class JoinedPlace(Place):
         if node == self._head:
             return None
         gate = self._opened()
-        found = gate.take(node) or _ended_connection()
+        if (found := gate.take(node)) is None:  # it has left: a connection whose other side has hung up
+            found, theirs = socket.socketpair()
+            theirs.close()
         words = list(command[command.index("-m") :])  # a worker has a Python, and a package, of its own
         with suppress(OSError):  # it has left since it joined, as if an agent of it had begun and ended
             found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
@@ -144,10 +135,9 @@ class JoinedPlace(Place):
         """Tell the workers, if nobody comes back after such an end, and close the gate."""
         if end.kind in _ENDS_WORKERS:
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
+            line = farewell(end.kind, end.code, end.why)
             with suppress(NodesUnavailableError):  # the port is another head's, whose workers it tells
-                self._opened(with_new_token=False).say_farewell(
-                    farewell(end.kind, end.code, end.why), names, _FAREWELL_S
-                )
+                self._opened(with_new_token=False).say_farewell(line, names, _FAREWELL_S)
         if self._gate is not None:
             self._gate.close()
             self._gate = None
@@ -158,21 +148,21 @@ class JoinedPlace(Place):
         assert self._launch is not None, "for_run comes first"
         return self._launch
 
+    @property
+    def _of(self) -> RunDir:
+        assert self._run is not None, "for_run comes first"
+        return self._run
+
     def _opened(self, *, with_new_token: bool = True) -> Gate:
         if self._gate is None:
-            assert self._run is not None, "for_run comes first"
-            token = partial(make_token, self._run.join_token, self._environ, anew=with_new_token)
+            token = partial(make_token, self._of.join_token, self._environ, anew=with_new_token)
             self._gate = Gate(self._asked.port, token, __version__, self._head)
-            self._at_the_end.enter_context(member(self._run, f"head-{self._head}"))
+            self._at_the_end.enter_context(member(self._of, f"head-{self._head}"))
         return self._gate
-
-    def _is_stopped(self) -> bool:
-        return self._run is not None and self._run.stop_marker.exists()
 
     def _known_names(self) -> Sequence[str]:
         """Return the workers of the attempt before."""
-        assert self._run is not None, "for_run comes first"
-        records = [record for record in read_attempts(self._run) if record.source == self.name]
+        records = [record for record in read_attempts(self._of) if record.source == self.name]
         return records[-1].nodes[1:] if records else ()
 
     def _wait_for_workers(
@@ -187,8 +177,7 @@ class JoinedPlace(Place):
             if len(here) >= expected or waited_s > wait_s:
                 break
             if not goes_on():
-                assert self._run is not None, "for_run comes first"
-                raise EndAskedError(_found(self._head, [*here], expected, known), newest_step(self._run))
+                raise EndAskedError(_found(self._head, [*here], expected, known), newest_step(self._of))
             if [*here] != seen or waited_s - said_at >= _SAY_AGAIN_S:
                 seen, said_at = [*here], waited_s
                 say(f"{_found(self._head, seen, expected, known)} ({waited_s:.0f} of {wait_s:.0f} s; port {gate.port})")
@@ -206,13 +195,6 @@ class JoinedPlace(Place):
         say(f"{counted(1 + len(names), 'node')} here: {', '.join([self._head, *names])}.")
         cpus = (head.num_cpus[0], *(here[name].num_cpus for name in names))
         return replace(head, nodes=(self._head, *names), num_cpus=cpus)
-
-
-def _ended_connection() -> socket.socket:
-    """Return a connection whose other side has hung up."""
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    return ours
 
 
 def _missing(here: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -20,16 +20,17 @@ from types import FrameType
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, ConfigError
-from hpc_grpo.launch.place.joined.connection import LEFT
-from hpc_grpo.launch.place.joined.handshake import (
+from hpc_grpo.launch.place.joined.connection import (
+    LEFT,
     TOKEN_VARIABLE,
+    Hello,
     NotProvedError,
     find_token,
     notice_cuts,
     prove_to_head,
+    read_order,
 )
 from hpc_grpo.launch.place.joined.members import member
-from hpc_grpo.launch.place.joined.messages import Hello, read_order
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.run.paths import RunDir

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal
 
 import psutil
 
@@ -26,8 +25,6 @@ class SlurmPlace(Place):
     """The job that this process is in, as a `Place`: agents are steps of it."""
 
     name = "slurm"
-    disks: Literal["shared", "private"] = "shared"
-    is_attended = False
 
     @staticmethod
     def is_here(environ: Mapping[str, str]) -> bool:

@@ -101,13 +101,11 @@ def _query(job_ids: Sequence[str]) -> QueueAnswer:
         if _UNKNOWN_JOB not in str(error):
             return QueueAnswer(now, error=str(error))
         printed = ""
-    jobs = {job.job_id: job for job in map(_parse, printed.splitlines())}
+    jobs = {}
+    for line in printed.splitlines():
+        job_id, state, start, reason = line.strip().split("|", 3)
+        jobs[job_id] = QueuedJob(job_id, state, "" if reason == "None" else reason, unix_time(start))
     return QueueAnswer(now, tuple(job_ids), jobs)
-
-
-def _parse(line: str) -> QueuedJob:
-    job_id, state, start, reason = line.strip().split("|", 3)
-    return QueuedJob(job_id, state, "" if reason == "None" else reason, unix_time(start))
 
 
 def _read(cache: Path) -> QueueAnswer | None:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import refuse_hosts
-from hpc_grpo.launch.place.job_command import job_python, path_line, setup_lines
-from hpc_grpo.launch.place.job_queue import JobRequest
+from hpc_grpo.launch.place.job_queue import JobRequest, job_python, path_line, setup_lines
 from hpc_grpo.launch.place.slurm.text import output_of
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.job_command import path_line, setup_lines
+from hpc_grpo.launch.place.job_queue import path_line, setup_lines
 from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options, submission_environment
 
 if TYPE_CHECKING:

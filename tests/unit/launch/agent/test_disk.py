@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.agent.disk import attempt_dir_here, take_run
-from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, spec_from_line
+from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk
+from hpc_grpo.launch.agent.stage import attempt_dir_here, take_run
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
 from hpc_grpo.run.files import digest_of, write_atomic
 from hpc_grpo.run.paths import RunDir
@@ -63,7 +63,7 @@ def test_a_node_with_its_own_disk_gets_the_runs_code_and_keeps_the_token_to_itse
     own_dir.mkdir()
     disk = OwnDisk(str(there.path), TOKEN, packed_source(head), sums_digest(head))
     sent = replace(spec_of(there), own_disk=disk, templates_of=str(there.path))
-    assert spec_from_line(sent.to_line()) == sent
+    assert NodeSpec.from_line(sent.to_line()) == sent
     spec = take_run(sent, own_dir, ends)
     assert copy_problems(there, digest) == []
     token = Path(spec.token_path)
@@ -82,7 +82,7 @@ def test_a_node_whose_own_disk_lacks_the_model_is_named_with_it_before_anything_
     judge.mkdir()
     needs = {"model.path": str(model), "rewards.0.args.judge": str(judge)}
     sent = replace(spec_of(there), own_disk=OwnDisk(str(there.path), TOKEN, "", "", needs))
-    assert spec_from_line(sent.to_line()) == sent
+    assert NodeSpec.from_line(sent.to_line()) == sent
     with pytest.raises(LaunchError, match=rf"Node n2 has its own disk.*at: model\.path = {model}\. Copy it"):
         take_run(sent, tmp_path / "hg-17", ends)
     assert not there.path.exists()
@@ -97,4 +97,4 @@ def test_no_secret_shows_where_a_spec_is_printed(tmp_path: Path) -> None:
 
 def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"the run goes with 0\.0\.1: install that"):
-        spec_from_line(replace(spec_of(RunDir(tmp_path)), version="0.0.1").to_line())
+        NodeSpec.from_line(replace(spec_of(RunDir(tmp_path)), version="0.0.1").to_line())

@@ -85,7 +85,7 @@ def test_templates_are_started_beside_ray_which_starts_such_actors_by_their_clie
     assert learner["log"] == "/tmp/hg/learner_template.log"
     client = ray_environment({}, node, "10.0.0.1", "lo", "/dev/shm/hg-17-1-0")["HPC_GRPO_ENGINE_PYTHON"]
     assert client.startswith(f"{sys.executable} -I -S ")
-    assert client.endswith("template_client.py /dev/shm/hg-17-1-0/engine.socket")
+    assert client.endswith("template/client.py /dev/shm/hg-17-1-0/engine.socket")
 
 
 def test_ray_and_its_actors_run_the_python_of_the_nodes_copy(tmp_path: Path) -> None:

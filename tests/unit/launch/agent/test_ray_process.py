@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpc_grpo.launch.agent.program import RayProcess
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
-from hpc_grpo.launch.agent.ray_process import RayProcess
 from hpc_grpo.system.process_tree import descendants
 from tests.support.processes import gone, wait_until
 

@@ -7,15 +7,12 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from hpc_grpo.launch.chain import link as link_module
-from hpc_grpo.launch.chain import successor as successor_module
-from hpc_grpo.launch.chain.link import ChainLink
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob
 from hpc_grpo.launch.chain.submit import submit_run
-from hpc_grpo.launch.chain.successor import LinkJob
 from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
@@ -94,9 +91,9 @@ def test_a_link_queues_its_followers_before_it_asks_about_the_job_before(run: Ru
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("modules", [[link_module, successor_module], [link_module]], ids=["at once", "a moment later"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "a moment later"])
 def test_a_disk_that_fails_at_the_start_costs_no_successor(
-    run: RunDir, queue: FakeQueue, number: int, modules: list[ModuleType], monkeypatch: pytest.MonkeyPatch
+    run: RunDir, queue: FakeQueue, number: int, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
@@ -105,9 +102,11 @@ def test_a_disk_that_fails_at_the_start_costs_no_successor(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as disk:
-        for module in modules:
-            disk.setattr(module, "write_chain", fails)
-        own.have_two_wait()
+        if is_late:
+            own.have_two_wait()
+        disk.setattr(link_module, "write_chain", fails)
+        if not is_late:
+            own.have_two_wait()
         own.start()
     assert queue.asked == ["submit 100 after 7", "submit 101 after 7 100"]
     clock.now += 30.0

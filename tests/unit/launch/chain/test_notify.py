@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.launch.chain.decide import News
-from hpc_grpo.launch.chain.notify import notify
+from hpc_grpo.launch.chain.link import notify
 from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.files import write_json_atomic

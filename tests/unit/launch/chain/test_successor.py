@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hpc_grpo.launch.chain.link import ChainLink
-from hpc_grpo.launch.chain.successor import LinkJob
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob
 from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain

@@ -13,9 +13,9 @@ import pytest
 
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.chain.successor import LinkOrigin
+from hpc_grpo.launch.chain.link import LinkOrigin
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.launch.place import job_command
+from hpc_grpo.launch.place.job_queue import job_python
 from hpc_grpo.launch.supervisor import attempt
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.lock import LockOwner
@@ -84,7 +84,7 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
 
     place = FakePlace(replace(allocation("nid001"), this_node=None), wrap=lambda node, command: [node, *command])
     monkeypatch.setattr(attempt.os, "execvpe", execvpe)
-    monkeypatch.setattr(job_command, "find_spec", lambda _name: None)
+    monkeypatch.setitem(job_python.__globals__, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit):
         attempt.run_attempt(run, "hpc_grpo.driver.main", place=place)
     [command] = became

@@ -19,9 +19,7 @@ from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE, ConfigError, EndAskedErr
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import LOST_CODE, Ending
 from hpc_grpo.launch.place.joined import place as module
-from hpc_grpo.launch.place.joined.connection import LEFT
-from hpc_grpo.launch.place.joined.handshake import find_token, make_token, prove_to_head, read_exactly
-from hpc_grpo.launch.place.joined.messages import Hello
+from hpc_grpo.launch.place.joined.connection import LEFT, Hello, find_token, make_token, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, JoinedPlace
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.paths import RunDir
