@@ -26,8 +26,7 @@ ALLOWED: dict[str, str] = {
     "USER": "torch and triton name their caches after it; getpass fails without it",
     "LOGNAME": "same as USER",
     "SHELL": "subprocesses of user code",
-    "LANG": "text encoding",
-    "LANGUAGE": "text encoding",
+    **dict.fromkeys(("LANG", "LANGUAGE"), "text encoding"),
     "TZ": "timestamps in logs agree with the user's",
     "TERM": "the console sink draws on a terminal",
     "COLUMNS": "width of the console sink",
@@ -44,13 +43,12 @@ ALLOWED: dict[str, str] = {
     "CUDA_DEVICE_ORDER": "GPUs are numbered as where the variable was set",
     "CUDA_DEVICE_MAX_CONNECTIONS": "how kernels and collectives overlap",
     "CUDA_LAUNCH_BLOCKING": "finding the kernel that failed",
-    "CC": "the compiler of the modules",
-    "CXX": "the compiler of the modules",
+    **dict.fromkeys(("CC", "CXX"), "the compiler of the modules"),
     "CPATH": "headers from modules: compiling kernels at run time",
     "LIBRARY_PATH": "libraries from modules: compiling kernels at run time",
-    "SSL_CERT_FILE": "sites with their own certificate authority",
-    "SSL_CERT_DIR": "sites with their own certificate authority",
-    "REQUESTS_CA_BUNDLE": "sites with their own certificate authority",
+    **dict.fromkeys(
+        ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"), "sites with their own certificate authority"
+    ),
     "LOCALDIR": "node-local disk of the site, used in launch.env and launch.local_dir",
     "SCRATCHDIR": "used in launch.env, as for HF_HOME, and by reward functions",
     "PROJECTDIR": "used in launch.env, and by reward functions",
@@ -98,23 +96,23 @@ DENIED: dict[str, str] = {
     "RAY_ADDRESS": "would join another cluster; the supervisor sets its own",
     "RAY_TMPDIR": "the node's temp-dir is chosen and removed by its agent",
     "RAY_AUTH_TOKEN": "the run has its own token, in a file",
-    "RAY_JOB_ID": "of the Ray job that started us, if any",
-    "RAY_RAYLET_PID": "of the Ray job that started us, if any",
-    "RAY_LD_PRELOAD_ON_WORKERS": "of the Ray job that started us, if any",
+    **dict.fromkeys(
+        ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_LD_PRELOAD_ON_WORKERS", "RAY_RUNTIME_ENV_CREATE_WORKING_DIR"),
+        "of the Ray job that started us, if any",
+    ),
     "RAY_JOB_CONFIG_JSON_ENV_VAR": "of the Ray job that started us, if any: its files are in that Ray",
-    "RAY_RUNTIME_ENV_CREATE_WORKING_DIR": "of the Ray job that started us, if any",
     "HPC_GRPO_TOKEN": "nodes prove themselves to the head by it; training has no use for it",
     "LD_PRELOAD": "wrappers of the login shell break Ray's processes",
     "PYTHONPATH": "a module's Python 3.x packages shadow the environment's",
     "PYTHONHOME": "same as PYTHONPATH",
-    "MASTER_ADDR": "left over from another launcher; DeepSpeed would believe it",
-    "MASTER_PORT": "left over from another launcher; DeepSpeed would believe it",
-    "RANK": "left over from another launcher; DeepSpeed would believe it",
-    "LOCAL_RANK": "left over from another launcher; DeepSpeed would believe it",
-    "WORLD_SIZE": "left over from another launcher; DeepSpeed would believe it",
-    "ROCR_VISIBLE_DEVICES": "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
-    "HIP_VISIBLE_DEVICES": "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
-    "GPU_DEVICE_ORDINAL": "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
+    **dict.fromkeys(
+        ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+        "left over from another launcher; DeepSpeed would believe it",
+    ),
+    **dict.fromkeys(
+        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+        "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
+    ),
 }
 
 SCHEDULER_PREFIXES: dict[str, str] = {
@@ -148,11 +146,8 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 def is_allowed(name: str, pass_env: Iterable[str] = ()) -> bool:
     """Return whether the variable gets through; `pass_env` adds names (`is_named`)."""
-    if is_denied(name):
-        return False
-    if name in ALLOWED or name.startswith(tuple(ALLOWED_PREFIXES)):
-        return True
-    return is_named(name, pass_env)
+    is_listed = name in ALLOWED or name.startswith(tuple(ALLOWED_PREFIXES)) or is_named(name, pass_env)
+    return is_listed and not is_denied(name)
 
 
 def is_named(name: str, entries: Iterable[str]) -> bool:
@@ -208,9 +203,8 @@ def expand(text: str, environ: Mapping[str, str] = os.environ) -> str:
 def check_resolved(env: Mapping[str, str], environ: Mapping[str, str]) -> None:
     """Raise ConfigError for a value of launch.env that names a variable which this node does not have."""
     for name, text in env.items():
-        if unknown := [
-            found[1] or found[2] for found in VARIABLE.finditer(text) if (found[1] or found[2]) not in environ
-        ]:
+        named = [found[1] or found[2] for found in VARIABLE.finditer(text)]
+        if unknown := [variable for variable in named if variable not in environ]:
             raise ConfigError(
                 f"launch.env.{name} = {text}: {unknown[0]} is not set on {socket.gethostname()}, where training runs. "
                 f"Export it there (launch.setup_lines: ['export {unknown[0]}=...']), or write out what it stands for."
@@ -263,7 +257,8 @@ def environment_report(
 ) -> list[Variable]:
     """Report on each variable of `environ`, launch.env and our own; engines set `engine_settings` for themselves."""
     kept = filtered(environ, launch.pass_env, launch.env, [ALL_NODES])
-    left_out = _left_out(launch)
+    left_out = set() if launch.keep_compiled else {COMPILED_DIR_VARIABLE, COMPILED_ARCHIVE_VARIABLE, *CACHES}
+    left_out |= set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE}
     kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()}
     kept |= {name: ON_NODE for name in NODE_VALUES if name not in left_out}
     kept = {name: value for name, (value, _) in DEFAULTS.items() if name not in left_out} | kept
@@ -271,7 +266,11 @@ def environment_report(
     secrets = [value for name, value in known if is_secret(name) and name not in NODE_VALUES]
     variables: list[Variable] = []
     for name in sorted({*environ, *kept}):
-        outcome, reason = _fate(name, name in kept, name in environ, launch)
+        outcome, reason = why(name, launch)
+        if outcome == "dropped" and name in kept:
+            outcome, reason = "set", "spares the nodes of the run, since a proxy gets through"
+        elif name in DEFAULTS and name not in environ and outcome == "passed":
+            outcome, reason = "set", DEFAULTS[name][1]
         if outcome != "dropped" and name in (engine_settings or {}):
             reason += f"; engines set {(engine_settings or {})[name]} for themselves"
         if name in launch.env and name in kept and "$" in kept[name]:
@@ -279,12 +278,6 @@ def environment_report(
         value = redacted(name, kept[name], secrets) if name in kept else None
         variables.append(Variable(name, outcome, reason, is_secret(name, environ.get(name, "")), value))
     return variables
-
-
-def _left_out(launch: LaunchConfig) -> set[str]:
-    """Return the variables of copies that nodes are not to make."""
-    compiled = set() if launch.keep_compiled else {COMPILED_DIR_VARIABLE, COMPILED_ARCHIVE_VARIABLE, *CACHES}
-    return compiled | (set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE})
 
 
 def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
@@ -334,22 +327,9 @@ def report_text(variables: Sequence[Variable]) -> str:
     dropped = [variable for variable in variables if variable.outcome == "dropped"]
     lines = [f"Reach Ray, the driver and the actors, from this environment ({len(passed)}):", *map(_line, passed)]
     lines += ["", f"Set for them, whatever this environment says ({len(fixed)}):", *map(_line, fixed)]
-    lines += ["", f"Dropped ({len(dropped)}):", *_dropped_lines(dropped)]
-    lines += [
-        "",
-        "A job that was submitted starts from the environment of `submit`, its modules and setup lines added.",
-    ]
+    lines += ["", f"Dropped ({len(dropped)}):", *_dropped_lines(dropped), ""]
+    lines += ["A job that was submitted starts from the environment of `submit`, its modules and setup lines added."]
     return "\n".join(lines) + "\n"
-
-
-def _fate(name: str, is_kept: bool, is_in_environ: bool, launch: LaunchConfig) -> tuple[Outcome, str]:
-    """Answer as `why`, also for what no user has set."""
-    outcome, reason = why(name, launch)
-    if outcome == "dropped" and is_kept:
-        return "set", "spares the nodes of the run, since a proxy gets through"
-    if name in DEFAULTS and not is_in_environ and outcome == "passed":
-        return "set", DEFAULTS[name][1]
-    return outcome, reason
 
 
 def _by_prefix(name: str, reasons: Mapping[str, str]) -> str:

@@ -1,10 +1,9 @@
 """The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that owns everything Ray does there.
 
 Consumes a `NodeSpec` and heartbeats on stdin; produces `NodeReport`s on stdout, and Ray's logs in the attempt's
-folder. It ends when stdin does, when the lease runs out, or when Ray ends; whichever it was, it ends its own
-descendants only, copies the logs and removes the folders it made. After SIGTERM or SIGHUP the agent reports the signal
-and goes on: a preempted job keeps its nodes for a while, in which the run is saved. It ends at once on LET_GO, which
-the supervisor sends where the job is cancelled.
+folder. It ends with stdin, with the lease, or with Ray: it ends its own descendants only, copies the logs and removes
+its folders. After SIGTERM or SIGHUP the agent reports the signal and goes on: a preempted job keeps its nodes for a
+while, in which the run is saved. It ends at once on LET_GO, which the supervisor sends where the job is cancelled.
 """
 
 from __future__ import annotations
@@ -23,10 +22,17 @@ from typing import IO
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.launch.agent.folders import OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.log_parts import hand_over
-from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.program import RayProcess, end_containers, inside_of
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
-from hpc_grpo.launch.agent.ray_command import RAY_LOG_NAME, TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
+from hpc_grpo.launch.agent.ray_command import (
+    RAY_LOG_NAME,
+    TEMP_DIR_NAME,
+    choose_ports,
+    node_address,
+    ray_environment,
+    start_command,
+    temp_dir_path,
+)
 from hpc_grpo.launch.agent.stage import attempt_dir_here, make_copies, take_run
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place

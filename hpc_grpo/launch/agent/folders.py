@@ -1,12 +1,12 @@
 """The folders an attempt has on a node: its own, Ray's temp-dir and the weight store's shared memory, and shared ones.
 
-All lie where every user may make folders, so the attempt's tag in the names of its own is one that nobody can guess: a
-folder whose name is known beforehand can be made by somebody else first, and then this node has no run. Shared ones
-hold copies (stage.py), whose paths must be the same in every job; with such a name taken, there is no copy.
+All lie where every user may make folders. The names of an attempt's own folders hold its tag, which nobody can guess:
+a folder whose name is known can be made by somebody else first. Shared folders hold copies (stage.py), whose paths
+must be the same in every job; where such a name is taken, there is no copy.
 
-Each holds a file that its agents keep locked. The kernel drops the lock with the process, however it died, so
-an unlocked folder is a leftover: the next agent on the node removes it (a store can hold 100 GB of memory). Whose it is
-and whether it is locked is asked of the opened folder, never of its name, which may come to mean another meanwhile.
+Each holds a file that its agents keep locked. The kernel drops the lock with the process, so an unlocked folder is a
+leftover, and the next agent on the node removes it (a store can hold 100 GB of memory). Owner and lock are asked of
+the opened folder, never of its name, which may come to mean another folder.
 """
 
 from __future__ import annotations
@@ -35,13 +35,20 @@ _MAX_LOG_BYTES = 32 * 2**20
 class OwnedDir:
     """A new folder with mode 0700 that exists as long as this process holds its lock.
 
-    Raises LaunchError where others could put their own in its place, and FileExistsError where something is there.
+    Raises LaunchError where others could replace it, and FileExistsError where something is there.
     """
 
     def __init__(self, path: Path) -> None:
-        _prepare_parent(path.parent)
+        self.path, parent = path, path.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        mode = parent.stat().st_mode
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+            elsewhere = "" if parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
+            raise LaunchError(
+                f"{parent} may be written by others and has no sticky bit (mode {stat.S_IMODE(mode):o}): they could "
+                f"replace a run's folders in it. Have chmod +t {parent} done{elsewhere}."
+            )
         path.mkdir(mode=0o700)
-        self.path = path
         try:
             self._lock = os.open(self.path / _LOCK_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -99,8 +106,8 @@ class SharedDir:
 def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
     """Return the folder at `path`, filled by `fill` where there is none; None where `fill` was ended, and is False.
 
-    An agent fills a folder of its own, which then gets the name: what has the name is whole. Of agents that begin at
-    once each fills one, and all use the first. Raises LaunchError for another user's folder, and what `fill` raises.
+    An agent fills a folder of its own and renames it, so a folder of that name is complete. Agents that begin at once
+    each fill one, and all use the first. Raises LaunchError for another user's folder, and what `fill` raises.
     """
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -126,18 +133,6 @@ def shared_dir_path(parent: Path, contents: str) -> Path:
     return parent / f"{_PREFIX}{os.getuid()}-{hashlib.sha256(contents.encode()).hexdigest()[:12]}"
 
 
-def _prepare_parent(parent: Path) -> None:
-    """Make the folder of an agent's folders. Raises LaunchError where others could replace what is in it."""
-    parent.mkdir(parents=True, exist_ok=True)
-    mode = parent.stat().st_mode
-    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
-        elsewhere = "" if parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
-        raise LaunchError(
-            f"{parent} may be written by others and has no sticky bit (mode {stat.S_IMODE(mode):o}): they could "
-            f"replace a run's folders in it. Have chmod +t {parent} done{elsewhere}."
-        )
-
-
 def _take_away(path: Path) -> None:
     """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
     _remove(path.rename(_unguessable(path)))
@@ -160,9 +155,9 @@ def shm_dir_path(tag: str) -> Path:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove folders below `parent` whose agent of this user is dead, and that no other agent removes; returns them.
+    """Remove folders below `parent` whose agent of this user is dead; return those this call removed.
 
-    Never raises: what it cannot open or remove is another user's, or gone, and is no reason not to start.
+    Never raises: what it cannot open or remove is another user's, or gone.
     """
     removed: list[Path] = []
     for path in parent.glob(f"{_PREFIX}*"):

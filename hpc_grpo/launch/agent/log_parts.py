@@ -1,6 +1,6 @@
-"""Logs of a node with a disk of its own, on their way to the head: parts of files as lines of the agent's stdout.
+"""Logs of a node with a disk of its own, sent to the head as lines of the agent's stdout.
 
-`hand_over` sends them when the agent ends, `take_part` writes them into the attempt's folder as they come.
+`hand_over` sends them when the agent ends, `take_part` writes them into the attempt's folder.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -
 
 
 def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
-    """Write the part of a log that a line of a node is into the attempt's folder; False where it is no such line.
+    """Write the part of a log in a node's line into the attempt's folder; False where the line is no part.
 
-    What cannot be written, or was cut short, is only told of: the run's end does not hang on a log.
+    A part that cannot be written is only reported: the run's end does not hang on a log.
     """
     if not line.startswith(_BEGIN):
         return False

@@ -130,8 +130,7 @@ class NodeSpec:
 @dataclass(frozen=True)
 class NodeReport:
     """An event of a node. "up": Ray runs here; "late": a process was ended, and why; "failed": Ray does not run here,
-    and why; "gone": torn down; "told": a signal asked the agent to end.
-    `dashboard`: the port of Ray's dashboard, where the node was to have one.
+    and why; "gone": torn down; "told": a signal asked the agent to end. `dashboard`: the port of Ray's dashboard, or 0.
     """
 
     event: Literal["up", "late", "failed", "gone", "told"]
@@ -162,7 +161,7 @@ def report_from_line(line: bytes) -> NodeReport | None:
 class Lease:
     """The agent's end of the pipe: its spec, then signs that the supervisor lives. `ended_by` says why it is over.
 
-    `head_address` is what a line of its own has told, "" so far.
+    `head_address` is "" until the supervisor sends it.
     """
 
     def __init__(self, descriptor: int) -> None:

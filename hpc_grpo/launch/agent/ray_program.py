@@ -1,9 +1,8 @@
-"""The programs of a node that import Ray, each a process of its own.
+"""The programs of a node that import Ray, each a process of its own, `python -m hpc_grpo.launch.agent.ray_program ...`
 
-`python -m hpc_grpo.launch.agent.ray_program start …` is Ray's own command line; started by the node agent. Each
-`--template=…` of it starts a template of actors (template/server.py), which ends with it.
-`python -m hpc_grpo.launch.agent.ray_program probe IP:PORT` tells the supervisor which nodes have joined Ray.
-`python -m hpc_grpo.launch.agent.ray_program status IP:PORT` shows a user the nodes of a run's Ray, and what is in use.
+`start ...`: Ray's own command line, started by the node agent. Each `--template=...` starts a template of actors
+(template/server.py), which ends with it. `probe IP:PORT` tells the supervisor which nodes have joined Ray.
+`status IP:PORT` shows a user the nodes of a run's Ray, and what is in use.
 
 Imports nothing of this package: every import here delays Ray on every node.
 """

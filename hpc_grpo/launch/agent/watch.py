@@ -1,8 +1,7 @@
 """Watch processes of training by their pulses (`run/pulse.py`), and by what the kernel says of them.
 
-Used by the node agent, for the actors and Ray's own processes on its node, and by the supervisor, for the driver. Who
-watches judges by time in which it was awake itself: neither a machine that was suspended, nor a job that was, nor one
-so busy that the watcher had to wait as well makes anybody late.
+Used by the node agent, for actors and Ray's own processes, and by the supervisor, for the driver. The watcher counts
+only time in which it was awake itself: a suspended or busy machine makes nobody late.
 """
 
 from __future__ import annotations
@@ -92,9 +91,9 @@ class Watch:
         self._told: set[tuple[int, int]] = set()
 
     def late(self, processes: Iterable[Watched]) -> list[Late]:
-        """Return those of `processes` that are late, the longest silent first, and each of them once.
+        """Return the late ones of `processes`, the longest silent first, and each of them once.
 
-        One that a debugger holds is not late, and begins anew when it is let go.
+        A process that a debugger holds is not late, and begins anew when it is released.
         """
         now = self._clock.look()
         since_s, self._looked_at = now - self._looked_at, now

@@ -1,9 +1,8 @@
-"""Be a link of a run's chain of jobs: gather the facts for `decide`, and do what it decides.
+"""A link of a run's chain of jobs: gather the facts for `decide`, and do what it decides.
 
 Runs in the supervisor's process. Consumes the run directory and what the queue knows of the job before; produces two
-waiting jobs behind this one, and news for the user. The supervisor calls the methods of `ChainLink` in the order of a
-link's life: `have_two_wait`, `decide`, `start`, `try_again` every second, `finish`, and `tell` while the run is not
-held.
+waiting jobs behind this one, and news for the user. The supervisor calls the methods of `ChainLink` in this order:
+`have_two_wait`, `decide`, `start`, `try_again` every second, `finish`, and `tell` while the run is not held.
 """
 
 from __future__ import annotations
@@ -49,6 +48,20 @@ _TRY_AGAIN_S = 300.0
 _DISK_AGAIN_S = 30.0
 
 
+@dataclass(frozen=True)
+class LinkJob:
+    """The job of a link. `successor_of` is the job that queued it, "" where the user did; `driver` is what it runs.
+
+    `by_hand`: the user gave the queue a script with options of their own, instead of `hpc-grpo submit`. The attempt
+    fills in `job_id` and `driver`.
+    """
+
+    successor_of: str = ""
+    by_hand: bool = False
+    job_id: str = ""
+    driver: str = ""
+
+
 class ChainLink:
     """This job as a link of its run's chain. `start`, `try_again` and `finish` need the run to be held."""
 
@@ -67,7 +80,6 @@ class ChainLink:
 
     @property
     def is_first(self) -> bool:
-        """Tell whether the user handed this job in."""
         return self._job.successor_of == ""
 
     @cached_property
@@ -78,21 +90,21 @@ class ChainLink:
     def _successors(self) -> Successors:
         """The jobs behind this one, which ask for what this one was asked for. Raises OSError."""
         own, job = self._job, None
-        asked = self._launch if own.origin.by_hand else read_chain(self._run).launch(self._launch)
+        asked = self._launch if own.by_hand else read_chain(self._run).launch(self._launch)
         hours = node_hours_asked(asked)
         try:
             if (job := self._queue.show(own.job_id)) is not None:
                 self._output = job.output
-                asked = job.asked(asked, by_hand=own.origin.by_hand)
+                asked = job.asked(asked, by_hand=own.by_hand)
                 hours = job.node_hours or node_hours_asked(asked)
         except LaunchError as error:
             say(f"What this job was given by hand is not known, so a successor asks for what the config says: {error}")
         return Successors(self._run, asked, self._queue, own, hours)
 
     def have_two_wait(self) -> None:
-        """Have two jobs wait behind this one, unless nothing is left to do; say what fails, which is tried again.
+        """Have two jobs wait behind this one, unless nothing is left to do; failures are reported and tried again.
 
-        This comes first in a link's life: whatever ends the link after that, on a bad node say, ends no chain.
+        This comes first in a link's life: nothing that ends the link after that ends the chain.
         """
         self._again_at = math.inf
         try:
@@ -146,7 +158,7 @@ class ChainLink:
         return decision
 
     def start(self) -> None:
-        """Enter this job into the record as the one that holds the run; say what fails, which is tried again."""
+        """Enter this job into the record as the one that holds the run; a failure is reported and tried again."""
         try:
             successors, own = self._successors, self._job
             successors.holds_run = True
@@ -202,30 +214,6 @@ def _previous_link(run: RunDir, job_id: str, end: JobEnd) -> PreviousLink:
     return PreviousLink(job_id, last.exit_kind, last.why, end, left_s, was_killed)
 
 
-@dataclass(frozen=True)
-class LinkOrigin:
-    """Says how a link's job came into the queue. `successor_of` is the job that queued it, "" where the user did.
-
-    `by_hand`: the user gave the queue a script, with options of their own, instead of `hpc-grpo submit`.
-    """
-
-    successor_of: str = ""
-    by_hand: bool = False
-
-
-@dataclass(frozen=True)
-class LinkJob:
-    """The job of a link; `driver` is what it runs."""
-
-    job_id: str
-    driver: str
-    origin: LinkOrigin = LinkOrigin()
-
-    @property
-    def successor_of(self) -> str:
-        return self.origin.successor_of
-
-
 @dataclass
 class Successors:
     """The jobs that carry on after this one.
@@ -268,12 +256,16 @@ class Successors:
             if not behind:
                 raise
         finally:
-            self._write()
+            record = self.record()
+            if self.holds_run:
+                record = replace(record, successor=next(iter(record.followers(self.job.job_id)), ""))
+            if record != read_chain(self.run):
+                write_chain(self.run, record)
         if self.run.stop_marker.exists():  # written by `cancel` since this link started, before it saw the successor
             self.end_chain("The STOP file asks the run to end.")
 
     def replace_lost(self, lost_nodes: Sequence[str]) -> None:
-        """At the end of this job: have two wait again where somebody cancelled the next one; keep them off lost nodes.
+        """At the end of this job: have two jobs wait again if the next one was cancelled; keep them off lost nodes.
 
         Ends the chain where no node-hours are left. Raises LaunchError and OSError.
         """
@@ -334,18 +326,11 @@ class Successors:
         self._doubtful = None
         return job_id
 
-    def _write(self) -> None:
-        record = self.record()
-        if self.holds_run:
-            record = replace(record, successor=next(iter(record.followers(self.job.job_id)), ""))
-        if record != read_chain(self.run):
-            write_chain(self.run, record)
-
 
 def notify(command: Sequence[str], run: RunDir, news: News, deadline_s: float = 30.0) -> None:
     """Run `command` in the run's working directory, with HPC_GRPO_EVENT, HPC_GRPO_RUN and HPC_GRPO_WHY set.
 
-    Kills it after `deadline_s`. Says what it prints, and where it fails, which changes nothing for the run.
+    Kills it after `deadline_s`. Says what it prints and where it fails; a failure changes nothing for the run.
     """
     told = {"HPC_GRPO_EVENT": news.event, "HPC_GRPO_RUN": str(run.path), "HPC_GRPO_WHY": news.why}
     try:

@@ -103,11 +103,10 @@ def complete_until_queued(run: RunDir) -> Iterator[None]:
 
 
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
-    """Return what the first job asks for and its two followers; where jobs cannot submit others, each that may follow.
+    """Return what the first job asks for and its two followers; where jobs cannot submit others, all of them.
 
-    The first job would queue its followers itself, but one that dies in its set-up lines queues nothing.
-
-    Raises ConfigError where the run has used its node-hours.
+    The first job would queue its followers itself, but one that dies in its set-up lines queues nothing. Raises
+    ConfigError where the run has used its node-hours.
     """
     used = node_hours_used(read_attempts(run), time.time())
     requested = [within_node_hours(launch, used)]
@@ -126,7 +125,7 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
 def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
     """Return what the run's next job asks for: what the last one asked for, changed by `overrides`.
 
-    An override of one option about memory replaces the one before: a job takes one.
+    An override of one option about memory replaces the earlier one: a job takes one.
     """
     config = read_config(run)
     launch = read_chain(run).launch(config.launch)

@@ -1,10 +1,9 @@
 """A container around the programs of training on a node: Ray, the driver, the probe and the doctor's program.
 
-An argv prefix, over any place. The supervisor and the node agents stay on the host, where a scheduler's commands and
-the processes to watch are. The program shares the node's processes, network, host name and shared memory, runs as the
-same user and finds the run, the model and the data under the same paths. The engine's client passes signals on
-and ends with its exit code. But the program may outlive it: it leaves its process id in a file before it begins, and
-its container carries labels by which it is ended.
+The supervisor and the node agents stay on the host, with a scheduler's commands and the processes to watch. The
+program shares the node's processes, network, host name and shared memory, runs as the same user and finds the run, the
+model and the data under the same paths. The engine's client passes signals on and ends with its exit code. The program
+may outlive the client, so it leaves its process id in a file, and its container carries labels by which it is ended.
 
 `python -m hpc_grpo.launch.place.container CONTAINER MODULE` becomes a module of ours in a container on this node.
 """
@@ -185,9 +184,9 @@ def labels_of(tag: str, program: str = "") -> list[str]:
 
 
 def exit_code(code: int | None) -> int | None:
-    """Return the exit code of a program from that of its client: engines say 137 of one that SIGKILL ended, not -9.
+    """Return a program's exit code from its client's: engines say 137 where SIGKILL ended it, not -9.
 
-    A higher code than that of the last signal is the client's own, as 255 is podman's.
+    A code above that of the last signal is the client's own, such as podman's 255.
     """
     return 128 - code if code is not None and 128 < code < 128 + signal.NSIG else code
 
@@ -231,10 +230,7 @@ def _limit(name: str) -> str:
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the folders among `texts`, or that files among them are in or may be made in.
-
-    None that is in another one, and none of the system.
-    """
+    """Return the folders of `texts`, or of files among them: no folder inside another one, and none of the system."""
     folders: list[Path] = []
     for text in texts:
         with suppress(OSError, ValueError):  # of a text that is too long for a path, or none at all

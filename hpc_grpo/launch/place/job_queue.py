@@ -1,4 +1,7 @@
-"""The interface between launching and a scheduler: a `JobQueue` takes jobs and knows how they ended."""
+"""The interface between launching and a scheduler, and what job scripts of all queues share.
+
+A `JobQueue` takes jobs and knows how they ended.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,9 @@ if TYPE_CHECKING:
 class JobRequest:
     """A job that runs `hpc-grpo COMMAND` with what `launch` asks for; its output goes into `run`.
 
-    `after` are jobs that must have ended, however they did. `is_held`: it waits until it is released.
-    `keeps_shell`: the traps of the set-up lines run at its end, but the queue's signals do not reach the command.
-    `name` tells the request from every other one, in the queue too. `may_be_queued`: an earlier try with that name
-    failed, and the queue may have taken the job all the same.
+    `after` are jobs that must have ended, in any way. `is_held`: it waits until it is released. `keeps_shell`: traps of
+    the set-up lines run at its end, but the queue's signals do not reach the command. `name` is unique, in the queue
+    too. `may_be_queued`: an earlier try with that name failed, and the queue may have taken the job all the same.
     """
 
     run: RunDir
@@ -70,8 +72,8 @@ class Job(Protocol):
     def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
         """Return what a successor asks for: `launch`, kept off the nodes that this job is kept off.
 
-        `by_hand`: the user handed the job to the queue without us; what they gave it wins over `launch`. What the job
-        has does not count: the queue rounds and renames it. Raises LaunchError.
+        `by_hand`: the user handed the job to the queue without us; what they gave it wins over `launch`. The job's own
+        resources do not count: the queue rounds and renames them. Raises LaunchError.
         """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
@@ -81,8 +83,7 @@ class Job(Protocol):
 class JobQueue(Protocol):
     """A scheduler's queue. All but `end_of` and `preempted_until` raise LaunchError when it does not answer.
 
-    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `with_own_settings` and `render`
-    never. Sites count that.
+    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `render` never.
     """
 
     def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
@@ -104,7 +105,7 @@ class JobQueue(Protocol):
         """Return how the job ended; with state "" where it has not, or the scheduler does not answer."""
 
     def preempted_until(self, job_id: str) -> float | None:
-        """Return when (unix seconds) the queue takes the nodes of a running job for another one; None: it does not.
+        """Return when (unix seconds) the queue takes a running job's nodes for another job; None: it does not.
 
         Waits two seconds at most: SIGKILL may be near. None too where the scheduler does not answer in that time.
         """
@@ -132,24 +133,23 @@ def job_python(launch: LaunchConfig) -> str:
 
 
 def setup_lines(launch: LaunchConfig) -> list[str]:
-    """Return the shell lines before the command: modules and what the site wants. A module that fails ends the shell.
+    """Return the shell lines before the command: modules and what the site wants. A failing module ends the shell.
 
-    Without a CUDA or a network that its modules bring, training would fail much later, or be ten times slower.
+    Without CUDA or the network of its modules, training would fail much later, or be ten times slower.
     """
-    modules = ["module reset", *map(_load, launch.modules)]
-    return [*(modules if launch.modules else []), *launch.setup_lines]
+
+    def load(module: str) -> str:
+        told = (
+            f"error: launch.modules: '{module}' could not be loaded on $(hostname). "
+            f"Name a module that 'module avail' lists there, or take it out."
+        )
+        return f'module load {shlex.quote(module)} || {{ echo "{told}" >&2; exit {EXIT_CONFIG}; }}'
+
+    modules = ["module reset", *map(load, launch.modules)] if launch.modules else []
+    return [*modules, *launch.setup_lines]
 
 
 def path_line(python: str | None) -> str:
     """Return the shell line that finds the programs beside `python` (hpc-grpo, ninja, ray) first; None: this one."""
     # After modules and profiles, which change PATH too.
     return f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"
-
-
-def _load(module: str) -> str:
-    command = f"module load {shlex.quote(module)}"
-    told = (
-        f"error: launch.modules: '{module}' could not be loaded on $(hostname). "
-        f"Name a module that 'module avail' lists there, or take it out."
-    )
-    return f'{command} || {{ echo "{told}" >&2; exit {EXIT_CONFIG}; }}'

@@ -1,7 +1,7 @@
 """Hosts that are reached by ssh from the first process of a run: `launch.hosts`. Agents are commands of ssh.
 
-ssh asks nothing (BatchMode) and trusts known hosts alone; what a user has in ~/.ssh/config holds. Nothing of the
-environment is on a command line: an agent gets what it may have with its spec, through ssh's stdin.
+ssh asks nothing (BatchMode) and trusts known hosts alone; a user's ~/.ssh/config holds. No environment is on a command
+line: an agent gets its variables with its spec, through ssh's stdin.
 """
 
 from __future__ import annotations

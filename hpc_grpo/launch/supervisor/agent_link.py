@@ -32,7 +32,7 @@ SILENT_AGENT_S = 60.0
 class AgentLink:
     """A node agent, running or ended; `up` is its report once Ray runs, `late` holds why it ended processes.
 
-    `is_told`: a SIGTERM has told it to end. All but `heartbeat` is for the main thread.
+    `is_told`: a SIGTERM asked it to end. All but `send` is for the main thread.
     """
 
     def __init__(self, place: Place, node: str, log_dir: Path, *, has_own_disk: bool = False) -> None:
@@ -149,7 +149,7 @@ class AgentLink:
     def node_answers(self) -> bool:
         """After `wait`: whether the node is still there. Its agent may have been killed, for want of memory say.
 
-        One that says itself that it leaves, as a worker does after Ctrl+C, is not, although it tears down in order.
+        A node that says itself that it leaves, as a worker does after Ctrl+C, is gone, although it tears down in order.
         """
         loss, has_left = self.loss(), bool(self._failure) and self._place.is_node_failure(self._failure)
         is_gone = self._was_killed or (loss is not None and loss.is_machine)
@@ -159,9 +159,8 @@ class AgentLink:
 class Heartbeats:
     """Sends every agent a sign of life from the start to `stop`, from a thread that touches no disk.
 
-    A shared file system may stall for minutes, and the supervisor's main thread with it, in a write to a log or in a
-    look at the run directory. That is no reason for the agents to take it for dead. The thread starts no process: the
-    kernel would tie its parent-death signal to the thread.
+    A shared file system may stall the supervisor's main thread for minutes; the agents must not take it for dead. The
+    thread starts no process: the kernel would tie its parent-death signal to the thread.
     """
 
     def __init__(self, links: Sequence[AgentLink]) -> None:

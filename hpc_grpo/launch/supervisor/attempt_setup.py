@@ -48,9 +48,8 @@ def new_nonce() -> str:
 class AttemptSetup:
     """All that every part of an attempt must know.
 
-    `container` is around all of training, None for nothing. `has_templates`: actors of its driver are forked.
-    `stage`: what nodes copy to their own disks.
-    `nonce` makes the names of its folders on nodes unguessable; a Ray brought up anew has another.
+    `container` is around all of training. `has_templates`: actors of its driver are forked. `stage`: what nodes copy to
+    their own disks. `nonce` makes folder names on nodes unguessable; a Ray brought up anew has another.
     """
 
     run: RunDir
@@ -165,10 +164,9 @@ def stage_of(config: Config, working_dir: Path, environ: Mapping[str, str]) -> S
 
 
 def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:
-    """Map keys of the config to the files and folders here that actors of every node read.
+    """Map keys of the config to the files and folders here that actors of every node read: models and rewards' inputs.
 
-    They are models, and what rewards are given. Data is read at the head alone; rewards themselves are in `source`.
-    What a reward is given and has changed since the run began, in unix seconds, the reward itself writes: a cache.
+    A file of a reward that has changed since the run began, in unix seconds, is a cache that the reward itself writes.
     """
     values = flat(config.model_dump(mode="json", exclude={"run", "launch"}))
     needed = {key: path for key, path in config.models.items() if _is_here(path)}

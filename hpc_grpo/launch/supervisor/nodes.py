@@ -1,8 +1,7 @@
 """The nodes of one attempt as the supervisor holds them: an agent on each, and Ray across all of them.
 
-Consumes an `AttemptSetup`; produces a Ray whose every node and GPU has joined. Never waits: `advance` takes in what
-has happened and does the next step whose time has come, so that one loop can serve driver and nodes. Only heartbeats
-have a thread of their own.
+Consumes an `AttemptSetup`; produces a Ray whose every node and GPU has joined. Never waits: `advance` takes in reports
+and does the next step that is due, so one loop serves driver and nodes. Only heartbeats have a thread.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from pathlib import Path
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.folders import shm_dir_path
-from hpc_grpo.launch.agent.network import node_address
 from hpc_grpo.launch.agent.program import Inside, Program, inside_of
 from hpc_grpo.launch.agent.protocol import HEAD, NodeReport, Order
-from hpc_grpo.launch.agent.ray_command import DASHBOARD_HOST, ray_environment, refuse_without_dashboard
+from hpc_grpo.launch.agent.ray_command import DASHBOARD_HOST, node_address, ray_environment, refuse_without_dashboard
 from hpc_grpo.launch.place.node_process import LineReader
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
@@ -119,8 +117,7 @@ class Nodes:
         )
 
     def publish_ray(self) -> None:
-        write = lambda: write_atomic(self._setup.ray_address_file, self.ray_address)  # noqa: E731
-        when_there_is_space(write, "the address of Ray")
+        when_there_is_space(lambda: write_atomic(self._setup.ray_address_file, self.ray_address), "the address of Ray")
 
     def lost(self) -> dict[str, Loss]:
         return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
@@ -189,7 +186,7 @@ class Nodes:
 
 
 class RayWatch:
-    """Watches, by a probe, which nodes and GPUs have joined Ray; one that dies starts again: it is no dead cluster."""
+    """Watches with a probe which nodes and GPUs have joined Ray; a probe that dies is started again."""
 
     def __init__(self, address: str, env: Mapping[str, str], log_path: Path, inside: Inside | None = None) -> None:
         self._command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "probe", address)

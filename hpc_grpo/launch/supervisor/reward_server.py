@@ -28,7 +28,7 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class RewardServer:
-    """The running server; its output is in `log`. One that dies is started again: rewards that ask it wait for it.
+    """The running server; its output is in `log`. A server that dies is started again: rewards wait for it.
 
     Whoever listens on its port gets prompts and decides scores, so that must be the server or a process below it.
     """

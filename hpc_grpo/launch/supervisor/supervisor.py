@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from hpc_grpo.errors import EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.agent.protocol import Order
+from hpc_grpo.launch.place.base import End
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.driver_process import Driver
@@ -92,7 +93,7 @@ class Supervisor:
         """Yield what there is to react to. One at a time, since what one leads to may overtake the next."""
         processes = self._processes
         if self._state.phase == "bring_up" and processes.nodes.is_ready:
-            yield events.RayReady()
+            yield events.Now.RAY_READY
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_S
             if (why := processes.driver.why_late()) and not self._state.stuck:
@@ -106,7 +107,7 @@ class Supervisor:
         while self._signals.pending:
             yield events.Signalled(self._signals.pending.pop(0))
         if processes.nodes.told():
-            yield events.NodesTold()
+            yield events.Now.NODES_TOLD
         if self._state.phase == "bring_up":
             if error := processes.nodes.bring_up_error():
                 yield events.BringUpFailed(error, self._facts(), processes.nodes.lost_may_come_back())
@@ -116,7 +117,7 @@ class Supervisor:
         if returncode is not None:
             processes.driver.pump()
             yield events.DriverEnded(returncode, self._facts(), last_error_in_a_line(processes.driver.printed))
-        yield events.Tick()
+        yield events.Now.TICK
 
     def _handle(self, event: Event) -> None:
         self._state, actions = react(self._state, event, time.monotonic())
@@ -215,7 +216,7 @@ class Processes:
                 say(action.text)
             case events.Fail():
                 raise action.error
-            case events.End():
+            case End():
                 self._record.phases_s["driver"] = round(time.monotonic() - self._begun, 2)
                 self._record.end(action.kind, action.code, action.why)
                 self._save()  # before the teardown, over which Slurm's SIGKILL may come

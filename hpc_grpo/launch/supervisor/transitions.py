@@ -5,13 +5,13 @@ file or starts a process: `supervisor.py` observes the events and performs the a
 
     phase     event               actions, in order                                     next phase
     --------  ------------------  ----------------------------------------------------  -------------------
-    bring_up  RayReady            PUBLISH_RAY                                           training
+    bring_up  RAY_READY           PUBLISH_RAY                                           training
     bring_up  BringUpFailed       Fail; with nodes lost before, or that may come back,  over
                                   as lost nodes (below)
-    bring_up  asked to end        Forward, SAVE_RECORD, Fail; of NodesTold too          over
+    bring_up  asked to end        Forward, SAVE_RECORD, Fail; of NODES_TOLD too         over
     training  asked to end        Forward, SAVE_RECORD; of SIGTERM and SIGHUP           training
                                   ASK_QUEUE, and KILL_DRIVER after the place's grace
-    training  NodesTold           Forward, SAVE_RECORD, ASK_QUEUE; KILL_DRIVER as then  training
+    training  NODES_TOLD          Forward, SAVE_RECORD, ASK_QUEUE; KILL_DRIVER as then  training
     training  it is preempted     KILL_DRIVER shortly before its end                    training
     training  it is cancelled     LET_NODES_GO                                          training
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
@@ -54,8 +54,9 @@ from hpc_grpo.errors import (
     HpcGrpoError,
     LaunchError,
 )
+from hpc_grpo.launch.place.base import End
 from hpc_grpo.launch.supervisor import events
-from hpc_grpo.launch.supervisor.events import Action, Do, End, Event, Fail, Forward, RunFacts, Say, StartDriver
+from hpc_grpo.launch.supervisor.events import Action, Do, Event, Fail, Forward, RunFacts, Say, StartDriver
 from hpc_grpo.run.attempt import ExitKind
 from hpc_grpo.system.signals import END_SIGNALS, signal_name
 
@@ -109,13 +110,13 @@ Reaction = tuple[State, list[Action]]
 
 def react(state: State, event: Event, now: float) -> Reaction:
     match event:
-        case events.RayReady():
+        case events.Now.RAY_READY:
             return replace(state, phase="training"), [Do.PUBLISH_RAY]
         case events.BringUpFailed():
             return _on_failed_bring_up(state, event)
         case events.Signalled():
             return _on_signal(state, event.signal, now)
-        case events.NodesTold():
+        case events.Now.NODES_TOLD:
             return _on_told_nodes(state, now)
         case events.QueueAnswered():
             return _on_answer(state, event.left_s, now)
@@ -129,7 +130,7 @@ def react(state: State, event: Event, now: float) -> Reaction:
             return _on_driver_end(state, event, now)
         case events.FormedAgain():
             return _on_formed_again(state, event)
-        case events.Tick():
+        case events.Now.TICK:
             return _on_time(state, now)
 
 

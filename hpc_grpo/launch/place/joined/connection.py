@@ -1,6 +1,7 @@
-"""The handshake of a worker and the head (system/proof.py), and the run's token that it proves.
+"""A worker's connection to the head: the proof of the token, the lines after it, and the agent that runs behind it.
 
-The head begins with MAGIC. The connection is authenticated when it opens; what follows is neither encrypted nor signed.
+The handshake is that of system/proof.py; the head begins it with MAGIC. The connection is authenticated when it opens;
+what follows is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class NotProvedError(Exception):
 
 
 def prove_to_head(connection: socket.socket, token: bytes) -> None:
-    """Do the worker's part. Raises NotProvedError where the head does not know the token, or does not take ours.
+    """Do the worker's part. Raises NotProvedError where the head does not know the token, or refuses ours.
 
-    Raises EOFError where the head hangs up without a word: it has no place for this worker at the moment.
+    Raises EOFError where the head hangs up without a word: it has no place for this worker now.
     """
     connection.settimeout(HANDSHAKE_S)
     challenge = read_exactly(connection, len(MAGIC) + NONCE_BYTES)

@@ -1,8 +1,7 @@
 """The gate of the head: one port that workers dial, and the connections of those that have proved the token.
 
-A thread accepts, checks and keeps the connections of workers that wait, so that they may come and go at any time.
-Whoever has not proved the token is told nothing, gets ten seconds, and shares a few places with others of the same
-address.
+A thread accepts, checks and keeps the connections of waiting workers, so they may come and go at any time. A caller
+without the token learns nothing, gets ten seconds, and shares a few places with others of the same address.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class _Caller:
 class Gate:
     """The head's port, from its construction to `close`. Raises NodesUnavailableError where the port is taken.
 
-    `make_token` is called once the port is the head's. `own_name` is the head's, and given to no worker.
+    `make_token` is called once the port is the head's. No worker gets the head's `own_name`.
     """
 
     def __init__(self, port: int, make_token: Callable[[], bytes], version: str, own_name: str) -> None:

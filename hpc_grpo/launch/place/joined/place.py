@@ -1,17 +1,20 @@
-"""The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and has agents run there.
+"""The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and runs agents there.
 
-The commands `hpc-grpo pod` and `hpc-grpo host head` say by HEAD_VARIABLE that this process is such a head.
+The commands `hpc-grpo pod` and `hpc-grpo host head` set HEAD_VARIABLE for such a head. Each process of the run says in
+the run directory where it is, so that `stop` finds it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
@@ -21,7 +24,7 @@ from hpc_grpo.launch.place.base import (
     AGENT_ENDED,
     LOST_CODE,
     Allocation,
-    Ending,
+    End,
     NodeConnection,
     NodeResources,
     Place,
@@ -29,11 +32,14 @@ from hpc_grpo.launch.place.base import (
 )
 from hpc_grpo.launch.place.joined.connection import LEFT, TOKEN_VARIABLE, JoinedProcess, farewell, make_token
 from hpc_grpo.launch.place.joined.gate import Gate
-from hpc_grpo.launch.place.joined.members import member
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.checkpoint import newest_step
+from hpc_grpo.run.files import from_known, read_record, write_record
+from hpc_grpo.run.lock import LockOwner, read_lock_owner
+from hpc_grpo.run.owner import refuse_shared
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import Signals
@@ -131,7 +137,7 @@ class JoinedPlace(Place):
         self._allocation = self._wait_for_workers(head, before.nodes[1:], wait_s, goes_on)
         return self._allocation
 
-    def close(self, end: Ending) -> None:
+    def close(self, end: End) -> None:
         """Tell the workers, if nobody comes back after such an end, and close the gate."""
         if end.kind in _ENDS_WORKERS:
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
@@ -210,3 +216,54 @@ def _found(head: str, here: Sequence[str], expected: int, known: Sequence[str]) 
     number = expected - len(here)
     named = ", ".join(_missing(here, known)[:number]) or counted(number, "worker")
     return f"{1 + len(here)} of {1 + expected} nodes are here ({', '.join([head, *here])}), missing: {named}"
+
+
+_ENDS_S = 120.0
+"""Time for a teardown in order; what is left after it is killed."""
+_LOOK_S = 0.2
+
+
+@contextmanager
+def member(run: RunDir, name: str) -> Iterator[None]:
+    """Have this process be known as `name`, "worker-pod2" say, in the block."""
+    run.create()
+    record = run.members / f"{name}-{os.getpid()}.json"
+    write_record(record, asdict(LockOwner.here(name, 0)))
+    try:
+        yield
+    finally:
+        record.unlink(missing_ok=True)
+
+
+def stop_here(run: RunDir) -> Iterator[str]:
+    """End the processes of the run on this host; yield what was done.
+
+    A head that trains ends after its step and a checkpoint, and tells its workers; a waiting head and a worker end at
+    once. Raises ConfigError where another user may write the run, whose files name the processes.
+    """
+    refuse_shared(run.path)
+    owner = read_lock_owner(run)
+    is_led_here = owner is not None and owner.is_on_this_host and owner.has_process
+    if is_led_here:
+        run.stop_marker.touch()
+        yield "The run ends after its step and a checkpoint."
+    read = [(path, read_record(path, from_known(LockOwner))) for path in sorted(run.members.glob("*.json"))]
+    found = [(path, process) for path, process in read if process and process.is_on_this_host and process.has_process]
+    if not found:
+        yield "Nothing of the run is left on this host." if is_led_here else "Nothing of the run is on this host."
+    for path, process in found:
+        is_owner = is_led_here and owner is not None and owner.pid == process.pid
+        if not is_owner and path.exists():  # else it ends by itself, as the head told it
+            _send(process, signal.SIGTERM)
+        deadline = math.inf if is_owner else time.monotonic() + _ENDS_S
+        while process.has_process and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if process.has_process:
+            _send(process, signal.SIGKILL)
+        path.unlink(missing_ok=True)
+        yield f"{process.job_id} (process {process.pid}) has ended."
+
+
+def _send(process: LockOwner, number: int) -> None:
+    if process.has_process:
+        os.kill(process.pid, number)

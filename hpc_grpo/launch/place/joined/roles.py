@@ -24,8 +24,8 @@ RUNPOD_DOMAIN = "runpod.internal"
 class Role:
     """What this node is to the run. `num_nodes`, `port`: where the environment says; else the config does.
 
-    `head` is the name or address that workers dial, "" on a head that need not know it. `default_nodes` is for a config
-    that has not more than one.
+    Workers dial `head`, a name or address; "" on a head that need not know it. `default_nodes` is for a config without
+    more than one.
     """
 
     is_head: bool

@@ -34,9 +34,9 @@ _FINAL_STATES = frozenset(
 
 
 def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
-    """Yield what accounting says of a job, asked again and again: it may be behind, or away for a moment.
+    """Yield what accounting says of a job, "" for nothing; asked three times, as it may be late or away for a moment.
 
-    Ends after three answers, of which "" is none; and at once on a site without accounting.
+    Ends at once on a site without accounting.
     """
     for pause_s in (0.0, *_ACCOUNTING_LAG_S):
         sleep(pause_s)
@@ -96,7 +96,7 @@ class SlurmQueue:
     def _final_state(self, job_id: str) -> str:
         """Return its end as sacct says it ("CANCELLED by 1000"), else as scontrol does; "" if neither knows.
 
-        scontrol names no author of a cancel. Accounting may be behind: it is asked again until it names the author.
+        scontrol names no author of a cancel, so accounting is asked again until it does.
         """
         shown = ""
         for state in _accounted(self.ask, self.sleep, job_id, "State"):

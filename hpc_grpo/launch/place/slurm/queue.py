@@ -38,7 +38,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Slurm's answer of `asked_at` (unix seconds) about the jobs in `asked`; `jobs` lacks those it has forgotten.
+    """Slurm's answer of `asked_at` (unix seconds) about the jobs in `asked`; `jobs` lacks forgotten jobs.
 
     `error` holds its words where it did not answer.
     """

@@ -96,7 +96,7 @@ def test_a_disk_that_fails_at_the_start_costs_no_successor(
     run: RunDir, queue: FakeQueue, number: int, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
+    own = ChainLink(run, launch(), queue, LinkJob(job_id="7", driver="hpc_grpo.driver.main"), clock)
 
     def fails(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -121,7 +121,7 @@ def test_a_record_that_cannot_be_read_at_the_start_is_read_again(
     run: RunDir, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
+    own = ChainLink(run, launch(), queue, LinkJob(job_id="7", driver="hpc_grpo.driver.main"), clock)
 
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -74,7 +74,7 @@ def test_a_queue_that_does_not_answer_costs_the_attempt_nothing(run: RunDir, que
 def test_a_refused_successor_is_queued_some_minutes_later(run: RunDir, queue: FakeQueue) -> None:
     clock = Clock()
     queue.is_silent = True
-    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
+    own = ChainLink(run, launch(), queue, LinkJob(job_id="7", driver="hpc_grpo.driver.main"), clock)
     own.have_two_wait()
     own.start()
     queue.is_silent = False

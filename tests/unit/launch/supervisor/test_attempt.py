@@ -13,7 +13,7 @@ import pytest
 
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.chain.link import LinkOrigin
+from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.job_queue import job_python
 from hpc_grpo.launch.supervisor import attempt
@@ -67,7 +67,7 @@ def test_a_link_whose_nodes_are_never_known_leaves_two_jobs_behind(
 
     monkeypatch.setattr(attempt, "allocation_of", silent)
     with pytest.raises(LaunchError, match="does not answer"):
-        attempt.run_attempt(run, "hpc_grpo.driver.main", LinkOrigin("16"), FakePlace(queue=queue))
+        attempt.run_attempt(run, "hpc_grpo.driver.main", LinkJob("16"), FakePlace(queue=queue))
     assert queue.asked == ["submit 100 after 17", "submit 101 after 17 100"]
 
 

@@ -17,7 +17,7 @@ from hpc_grpo import __version__
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE, ConfigError, EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.place import find_place
-from hpc_grpo.launch.place.base import LOST_CODE, Ending
+from hpc_grpo.launch.place.base import LOST_CODE, End
 from hpc_grpo.launch.place.joined import place as module
 from hpc_grpo.launch.place.joined.connection import LEFT, Hello, find_token, make_token, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, JoinedPlace
@@ -35,7 +35,7 @@ def place(tmp_path: Path) -> Iterator[JoinedPlace]:
     made.for_run(RunDir(tmp_path), launch.model_copy(update={"port": 0}))
     made._opened()
     yield made
-    made.close(Ending("node_lost", 69, "The test is over."))
+    made.close(End("node_lost", 69, "The test is over."))
 
 
 def worker(place: JoinedPlace, name: str) -> socket.socket:
@@ -165,7 +165,7 @@ def test_the_stop_file_ends_the_wait_for_workers(place: JoinedPlace, tmp_path: P
 def test_an_end_is_told_to_nobody_where_another_head_has_the_port(place: JoinedPlace, tmp_path: Path) -> None:
     second = JoinedPlace(ENVIRON)
     second.for_run(RunDir(tmp_path), LaunchConfig(num_nodes=3, port=place._opened().port))
-    second.close(Ending("complete", 0, "The run is complete."))
+    second.close(End("complete", 0, "The run is complete."))
 
 
 def test_a_worker_that_was_told_to_end_is_a_node_that_has_gone(place: JoinedPlace) -> None:

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from hpc_grpo.cli import main
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.place.slurm import srun
-from hpc_grpo.launch.place.slurm.srun import allocation_command, step_command, step_environment
+from hpc_grpo.launch.place.slurm import place
+from hpc_grpo.launch.place.slurm.place import allocation_command, step_command, step_environment
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.files import write_atomic, write_json_atomic
 from hpc_grpo.run.lock import LockOwner
@@ -46,7 +46,7 @@ def test_a_step_does_not_inherit_what_contradicts_its_options() -> None:
 
 
 def test_every_variable_that_stays_behind_has_a_reason() -> None:
-    assert all(reason.strip() for reason in srun._STEP_LEAKS.values())
+    assert all(reason.strip() for reason in place._STEP_LEAKS.values())
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def became(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, s
         seen.append((argv, environ))
         raise SystemExit(0)
 
-    monkeypatch.setattr(srun.os, "execvpe", execvpe)
+    monkeypatch.setattr(place.os, "execvpe", execvpe)
     return seen
 
 
