@@ -338,8 +338,12 @@ def _by_prefix(name: str, reasons: Mapping[str, str]) -> str:
     return reasons[max(fitting, key=len)] if fitting else ""
 
 
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def _line(variable: Variable) -> str:
-    shown = "".join(char if char.isprintable() else "?" for char in variable.value or "")
+    shown = _printable(variable.value or "")
     if len(shown) > _SHOWN_VALUE_LENGTH:
         shown = f"{shown[: _SHOWN_VALUE_LENGTH - 3]}..."
     return f"  {variable.name}={shown}  # {variable.reason}"
@@ -348,8 +352,8 @@ def _line(variable: Variable) -> str:
 def _dropped_lines(dropped: Sequence[Variable]) -> Iterator[str]:
     by_reason: dict[str, list[str]] = {}
     for variable in dropped:
-        name = "".join(char if char.isprintable() else "?" for char in variable.name)
-        by_reason.setdefault(variable.reason, []).append(name + (" (secret)" if variable.is_secret else ""))
+        name = _printable(variable.name) + (" (secret)" if variable.is_secret else "")
+        by_reason.setdefault(variable.reason, []).append(name)
     for reason, names in sorted(by_reason.items()):
         yield f"  # {reason}"
         yield from textwrap.wrap(", ".join(names), 110, initial_indent="    ", subsequent_indent="    ")

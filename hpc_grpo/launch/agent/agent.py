@@ -21,9 +21,8 @@ from typing import IO
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.launch.agent.folders import OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
-from hpc_grpo.launch.agent.log_parts import hand_over
 from hpc_grpo.launch.agent.program import RayProcess, end_containers, inside_of
-from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
+from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order, hand_over
 from hpc_grpo.launch.agent.ray_command import (
     RAY_LOG_NAME,
     TEMP_DIR_NAME,
@@ -45,8 +44,7 @@ from hpc_grpo.system.waking_clock import LOOK_S
 
 _POLL_S = 0.25
 _MAX_RAY_STARTS = 3
-_STACKS_S = 2.0
-"""Time for processes to write their stacks."""
+_STACKS_S = 2.0  # time for processes to write their stacks
 _END_GRACE_S = 8.0
 _LEFTOVER_GRACE_S = 2.0
 _URGENT_GRACE_S = 0.5
@@ -105,8 +103,13 @@ class NodeAgent:
             return ""
         for tries in range(_MAX_RAY_STARTS):
             ray, ended = self._start_ray(skip_ports=tries)
-            if ended is None:
-                return self._stay(ray)
+            if ended is None:  # it is up: watch over it until the lease ends
+                while self._goes_on():
+                    self._look(ray)
+                    if why := ray.why_ended():
+                        return f"{why}; see {self._log_dir}."
+                    reap_adopted(keep=[ray.process.pid])
+                return ""
             if self._is_ended or self._lease.ended_by:
                 return ""
             # A port can be lost between the test and the start: once more elsewhere.
@@ -139,15 +142,6 @@ class NodeAgent:
         up = NodeReport("up", spec.node, ip=ip, interface=interface, address=address, temp_dir=str(temp_dir))
         self._report(replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, dashboard=ports.dashboard))
         return ray, None
-
-    def _stay(self, ray: RayProcess) -> str:
-        """Watch over Ray until the lease ends; returns why Ray ended before that, or ""."""
-        while self._goes_on():
-            self._look(ray)
-            if why := ray.why_ended():
-                return f"{why}; see {self._log_dir}."
-            reap_adopted(keep=[ray.process.pid])
-        return ""
 
     def _show_life(self) -> None:
         """Show that this process is not stopped, until Ray is up: its start may wait for a disk. In a thread."""

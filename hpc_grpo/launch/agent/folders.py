@@ -28,8 +28,7 @@ from hpc_grpo.errors import LaunchError
 SHM = Path("/dev/shm")
 _PREFIX = "hg-"
 _LOCK_NAME = ".agent"
-_MAX_LOG_BYTES = 32 * 2**20
-"""A larger log of Ray is copied from its end only."""
+_MAX_LOG_BYTES = 32 * 2**20  # a larger log of Ray is copied from its end only
 
 
 class OwnedDir:
@@ -162,25 +161,16 @@ def sweep(parent: Path) -> list[Path]:
     removed: list[Path] = []
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-            if _sweep_one(path, opened):
+            folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
+            if os.fstat(folder).st_uid != os.getuid():
+                continue
+            lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
+            # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
+            if os.read(lock, 256) == socket.gethostname().encode():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing; an OSError where it is held
+                _take_away(path)
                 removed.append(path)
     return removed
-
-
-def _sweep_one(path: Path, opened: contextlib.ExitStack) -> bool:
-    folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
-    if os.fstat(folder).st_uid != os.getuid():
-        return False
-    lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
-    # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
-    if os.read(lock, 256) != socket.gethostname().encode():
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing: no two sweeps do it
-    except BlockingIOError:
-        return False
-    _take_away(path)
-    return True
 
 
 def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""A program of the run as it was started on this node, in a container or not: its process, its end, what is left."""
+"""Programs of a run: `Program` and `RayProcess` on this node, perhaps in a container; `NodeProcess` on any node."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from hpc_grpo.launch.agent.folders import SHM, sweep
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
-from hpc_grpo.launch.place.container import Container, exit_code, labels_of
+from hpc_grpo.launch.place.base import Place
+from hpc_grpo.launch.place.container import Container, exit_code, labels_of, node_command
+from hpc_grpo.run.source import command_anywhere
 from hpc_grpo.system.process_tree import descendants, end_processes, session_members
 from hpc_grpo.system.processes import die_with_parent, start_time
 from hpc_grpo.system.say import say
@@ -166,3 +168,60 @@ class RayProcess(Program):
             say(f"ray start did not end within {grace_s():.1f} s of SIGTERM", sys.stderr)
         if self._inside:
             self._inside.end()
+
+
+class LineReader:
+    """Reads whole lines from a pipe without blocking."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._rest = b""
+        os.set_blocking(pipe.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that have arrived since the last call, without their ends."""
+        while True:
+            try:
+                data = os.read(self._pipe.fileno(), 65536)
+            except OSError:  # nothing there yet; or a connection that broke, whose process has then ended
+                return
+            if not data:
+                return
+            *whole, self._rest = (self._rest + data).split(b"\n")
+            yield from whole
+
+
+class NodeProcess(LineReader):
+    """A module of ours on a node, spoken to in lines: stdin and stdout are pipes, wherever the node is.
+
+    The supervisor holds its node agents by it, `doctor` the process that examines a node. `process` is what the place
+    started it with.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        node: str,
+        module: str,
+        stderr: IO[bytes],
+        container: Container | None = None,
+        *,
+        may_miss_copy: bool = False,
+    ) -> None:
+        """Start it; `may_miss_copy`: the node may not see the run's copy of this package."""
+        program = command_anywhere("-m", module) if may_miss_copy else node_command(container, module)
+        self.process = place.connection(node, program, stderr) or subprocess.Popen(
+            place.start_command(node, program),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=place.start_environment(os.environ),
+            start_new_session=True,  # Ctrl+C is for the starting process, which ends nodes in order
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin = self.process.stdin
+        super().__init__(self.process.stdout)

@@ -175,8 +175,7 @@ def _run(command: Sequence[str], what: str, goes_on: Callable[[], bool]) -> bool
     )
 
 
-_SHOWS_UP_S = 90.0
-"""A network file system may show the file of a minute ago."""
+_SHOWS_UP_S = 90.0  # a network file system may show the file of a minute ago
 
 
 def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_up_s: float = _SHOWS_UP_S) -> NodeSpec:

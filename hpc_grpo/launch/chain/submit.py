@@ -34,8 +34,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 
-_BETWEEN_SIGNALS_S = 0.5
-"""Two signals in one breath are one to their receiver."""
+_BETWEEN_SIGNALS_S = 0.5  # two signals in one breath are one to their receiver
 
 
 def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:

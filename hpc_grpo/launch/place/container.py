@@ -56,8 +56,7 @@ OF_THE_HOST = frozenset(
 _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
 """Given to the program by value, so that the engine's client keeps its own. No secret has such a name."""
 
-_DEVICES = ("infiniband", "cxi*")
-"""Networks in /dev that collectives use past the kernel."""
+_DEVICES = ("infiniband", "cxi*")  # networks in /dev that collectives use past the kernel
 _LIMITS = ("nofile", "nproc", "memlock", "core")
 """Limits that would be the engine's own: too few files for Ray, or an image of the memory, secrets included."""
 

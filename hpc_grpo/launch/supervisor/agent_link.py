@@ -15,10 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_grpo.launch.agent.log_parts import take_part
-from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, report_from_line
+from hpc_grpo.launch.agent.program import NodeProcess
+from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, report_from_line, take_part
 from hpc_grpo.launch.place.base import AGENT_ENDED, Place
-from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.system.waking_clock import WakingClock

@@ -18,17 +18,9 @@ from hpc_grpo.launch.agent.stage import version_of
 from hpc_grpo.launch.environment import job_environ
 from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.container import Container
+from hpc_grpo.run import contract
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.compiled import archive_of
-from hpc_grpo.run.contract import (
-    ATTEMPT_DIR_VARIABLE,
-    ATTEMPT_VARIABLE,
-    DISKS_VARIABLE,
-    ENDS_AT_VARIABLE,
-    KEEPS_ENGINES_VARIABLE,
-    NUM_NODES_VARIABLE,
-    RAY_ADDRESS_FILE_VARIABLE,
-)
 from hpc_grpo.run.files import digest_of, read_record
 from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
@@ -96,17 +88,17 @@ class AttemptSetup:
     def contract_environment(self) -> dict[str, str]:
         """Return what training is told, in its driver and in its actors."""
         told = {
-            ATTEMPT_VARIABLE: str(self.number),
-            ATTEMPT_DIR_VARIABLE: str(self.dir),
-            RAY_ADDRESS_FILE_VARIABLE: str(self.ray_address_file),
-            NUM_NODES_VARIABLE: str(len(self.allocation.nodes)),
+            contract.ATTEMPT_VARIABLE: str(self.number),
+            contract.ATTEMPT_DIR_VARIABLE: str(self.dir),
+            contract.RAY_ADDRESS_FILE_VARIABLE: str(self.ray_address_file),
+            contract.NUM_NODES_VARIABLE: str(len(self.allocation.nodes)),
         }
         if self.max_stalled_restarts > 0:
-            told[KEEPS_ENGINES_VARIABLE] = "1"
+            told[contract.KEEPS_ENGINES_VARIABLE] = "1"
         if self.has_private_disks:
-            told[DISKS_VARIABLE] = "private"
+            told[contract.DISKS_VARIABLE] = "private"
         if self.allocation.ends_at is not None:
-            told[ENDS_AT_VARIABLE] = f"{self.allocation.ends_at:.0f}"
+            told[contract.ENDS_AT_VARIABLE] = f"{self.allocation.ends_at:.0f}"
         return told
 
     def node_spec(self, node: str, head_address: str | None) -> NodeSpec:

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.folders import shm_dir_path
-from hpc_grpo.launch.agent.program import Inside, Program, inside_of
+from hpc_grpo.launch.agent.program import Inside, LineReader, Program, inside_of
 from hpc_grpo.launch.agent.protocol import HEAD, NodeReport, Order
 from hpc_grpo.launch.agent.ray_command import DASHBOARD_HOST, node_address, ray_environment, refuse_without_dashboard
-from hpc_grpo.launch.place.node_process import LineReader
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
 from hpc_grpo.launch.supervisor.events import Loss

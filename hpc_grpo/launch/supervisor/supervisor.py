@@ -135,8 +135,7 @@ class Supervisor:
 
 
 _TEARDOWN_DEADLINE_S = 45.0
-_REFORM_DEADLINE_S = 30.0
-"""A node whose agent has not ended in order by then is taken for lost."""
+_REFORM_DEADLINE_S = 30.0  # a node whose agent has not ended in order by then is taken for lost
 
 
 class Processes:

@@ -61,12 +61,9 @@ from hpc_grpo.run.attempt import ExitKind
 from hpc_grpo.system.signals import END_SIGNALS, signal_name
 
 DRIVER_GRACE_S = 10.0
-_SETTLE_S = 3.0
-"""A driver may have ended for a node or a process that did not, whose agent needs a moment to tell."""
-_STACKS_S = 5.0
-"""Time for processes to write their stacks."""
-_EXPLAINS_S = 60.0
-"""A driver that crashes so soon after a process was ended that was late did so for want of it."""
+_SETTLE_S = 3.0  # a driver may have ended for a node or a process that did not, whose agent needs a moment to tell
+_STACKS_S = 5.0  # time for processes to write their stacks
+_EXPLAINS_S = 60.0  # a driver that crashes so soon after a process was ended that was late did so for want of it
 _TEARDOWN_S = 10.0  # kept of what a preempted job has left, for its nodes
 
 

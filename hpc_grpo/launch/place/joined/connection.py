@@ -29,8 +29,7 @@ MAGIC = b"hpc-grpo join 1\n"
 HANDSHAKE_S = 10.0
 """A peer that has not proved itself after so long is hung up on."""
 
-_USER_TIMEOUT_S = 30
-"""Data that the other side has not acknowledged for so long mean that it is cut off."""
+_USER_TIMEOUT_S = 30  # data that the other side has not acknowledged for so long mean that it is cut off
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 
 

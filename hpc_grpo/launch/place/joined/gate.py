@@ -47,7 +47,13 @@ class Gate:
 
     def __init__(self, port: int, make_token: Callable[[], bytes], version: str, own_name: str) -> None:
         self._version, self._own_name = version, own_name
-        self._listener = _listen(port)
+        try:
+            self._listener = socket.create_server(("", port), backlog=128)
+        except OSError as error:
+            raise NodesUnavailableError(
+                f"launch.port = {port}: workers cannot dial it here ({error.strerror}). Is another head running on "
+                f"{socket.gethostname()}, or another Ray? Give all nodes another port: launch.port=N, or RAY_HEAD_PORT."
+            ) from error
         self._token = make_token()
         self.port: int = self._listener.getsockname()[1]
         self._callers: list[_Caller] = []
@@ -110,8 +116,12 @@ class Gate:
             for descriptor, _event in poll.poll(_TURN_S * 1000):
                 if descriptor in callers:
                     self._hear(callers[descriptor])
-                elif descriptor in idle:
-                    self._notice_end(idle[descriptor], descriptor)
+                elif descriptor in idle:  # a worker that waited is gone: none that waits says anything
+                    with self._lock:
+                        found = self._waiting.get(idle[descriptor])
+                        if found is not None and found[1].fileno() == descriptor:
+                            del self._waiting[idle[descriptor]]
+                            found[1].close()
                 else:
                     self._accept()
             self._hang_up_on(caller for caller in [*self._callers] if time.monotonic() - caller.since > HANDSHAKE_S)
@@ -191,14 +201,6 @@ class Gate:
         with self._lock:
             self._given.pop(name, None)
 
-    def _notice_end(self, name: str, descriptor: int) -> None:
-        """Let go of a worker that waited and is gone: none that waits says anything."""
-        with self._lock:
-            found = self._waiting.get(name)
-            if found is not None and found[1].fileno() == descriptor:
-                del self._waiting[name]
-                found[1].close()
-
     def _tell(self, name: str, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
             connection.send(self._farewell)
@@ -216,13 +218,3 @@ class Gate:
             if caller in self._callers:
                 self._callers.remove(caller)
             caller.connection.close()
-
-
-def _listen(port: int) -> socket.socket:
-    try:
-        return socket.create_server(("", port), backlog=128)
-    except OSError as error:
-        raise NodesUnavailableError(
-            f"launch.port = {port}: workers cannot dial it here ({error.strerror}). Is another head running on "
-            f"{socket.gethostname()}, or another Ray? Give all nodes another port: launch.port=N, or RAY_HEAD_PORT."
-        ) from error

@@ -52,10 +52,8 @@ HEAD_VARIABLE = "HPC_GRPO_JOINED_HEAD"
 
 _SAY_AGAIN_S = 15.0
 _LOOK_S = 0.25
-_REDIAL_S = 20.0
-_FIRST_WAIT = 15
-"""How many `launch.join_s` the head waits for workers at the start, which people may start by hand."""
-"""A worker whose agent has ended dials again within this time."""
+_REDIAL_S = 20.0  # a worker whose agent has ended dials again within this time
+_FIRST_WAIT = 15  # how many `launch.join_s` the head waits for workers at the start, which people may start by hand
 _FAREWELL_S = 20.0
 _ENDS_WORKERS = ("complete", "stopped", "config", "crash")
 """Endings after which nobody comes back: workers end too. After the others the head may be started again."""
@@ -218,8 +216,7 @@ def _found(head: str, here: Sequence[str], expected: int, known: Sequence[str]) 
     return f"{1 + len(here)} of {1 + expected} nodes are here ({', '.join([head, *here])}), missing: {named}"
 
 
-_ENDS_S = 120.0
-"""Time for a teardown in order; what is left after it is killed."""
+_ENDS_S = 120.0  # time for a teardown in order; what is left after it is killed
 _LOOK_S = 0.2
 
 

@@ -69,7 +69,11 @@ def directives(script: str) -> Options:
     words: list[str] = []
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
-            words += _words(line.removeprefix("#SBATCH"))
+            text = line.removeprefix("#SBATCH")
+            try:
+                words += shlex.split(text, comments=True)
+            except ValueError:  # a lone quote, which sbatch takes as it is
+                words += text.split()
         elif line.strip() and not line.startswith("#"):
             break
     return _options(words)
@@ -140,13 +144,6 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
                 extra[name.replace("-", "_")] = value
     slurm = launch.slurm.model_copy(update={**values, "extra": extra})
     return launch.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text, comments=True)
-    except ValueError:  # a lone quote, which sbatch takes as it is
-        return text.split()
 
 
 def _options(words: Iterable[str], script_name: str = "") -> Options:

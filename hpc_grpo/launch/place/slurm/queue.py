@@ -16,8 +16,7 @@ from hpc_grpo.run.files import write_json_atomic
 
 _UNKNOWN_JOB = "Invalid job id"
 _FORMAT = "%i|%T|%S|%r"
-_QUERY_MIN_S = 60.0
-"""Sites ask for no more than one question a minute."""
+_QUERY_MIN_S = 60.0  # sites ask for no more than one question a minute
 _LOCK_S = 120.0
 """More than squeue takes. Without flock filelock leaves a file, which would outlive a killed owner for ever."""
 

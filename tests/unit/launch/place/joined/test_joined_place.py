@@ -21,6 +21,7 @@ from hpc_grpo.launch.place.base import LOST_CODE, End
 from hpc_grpo.launch.place.joined import place as module
 from hpc_grpo.launch.place.joined.connection import LEFT, Hello, find_token, make_token, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, JoinedPlace
+from hpc_grpo.launch.place.joined.worker import Worker
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.paths import RunDir
 
@@ -182,3 +183,27 @@ def test_an_allocation_without_the_lost_is_not_enough(place: JoinedPlace, monkey
     with pytest.raises(NodesUnavailableError, match="nodes are here"):
         place.remaining(replace(before, nodes=("pod1", "pod2", "pod9"), num_cpus=(1, 1, 1)), ["pod1"], lambda: True)
     assert held
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_does_not_change_the_exit_code_of_a_worker_that_ends(tmp_path: Path) -> None:
+    worker = Worker(RunDir(tmp_path), "127.0.0.1", 1, lambda: True)
+    assert worker.serve() == 0
+    signal.raise_signal(signal.SIGTERM)
+    assert not [*RunDir(tmp_path).members.glob("*")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_worker_that_waits_for_its_head(tmp_path: Path, number: int) -> None:
+    def is_over() -> bool:
+        signal.raise_signal(number)
+        return False
+
+    assert Worker(RunDir(tmp_path), "127.0.0.1", 1, is_over).serve() == 75
