@@ -122,7 +122,7 @@ def env(optional_config: str | None, as_json: bool) -> None:
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import LaunchConfig
     from hpc_grpo.engine.vllm import ENVIRONMENT
-    from hpc_grpo.launch.environment.report import environment_report, report_text
+    from hpc_grpo.launch.environment import environment_report, report_text
 
     request = load_request(optional_config, []) if optional_config else None
     launch = request.config.launch if request else LaunchConfig()

@@ -22,10 +22,9 @@ from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.environment.rules import job_environ
-from hpc_grpo.launch.freeze import working_dir
+from hpc_grpo.launch.environment import job_environ
+from hpc_grpo.launch.freeze import refuse_secrets, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
-from hpc_grpo.launch.secrets import refuse_secrets
 from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200

@@ -75,7 +75,7 @@ USES_SLURM = {
 """Modules that import from Slurm's room -> why. Launching itself asks a Place and a JobQueue."""
 
 NAMES_SLURM = {
-    "launch.environment.rules": "the deny list holds in every place: it is one table, to be read as a whole",
+    "launch.environment": "the deny list holds in every place: it is one table, to be read as a whole",
     "cli.options": "the option --sbatch",
     "cli.submit": "the option --sbatch",
     "cli.shell": "the option --sbatch",

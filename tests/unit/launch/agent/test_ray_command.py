@@ -10,9 +10,8 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent import ray_command
 from hpc_grpo.launch.agent.folders import shm_dir_path
-from hpc_grpo.launch.agent.network import RayPorts
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
-from hpc_grpo.launch.agent.ray_command import ray_environment, start_command, temp_dir_path
+from hpc_grpo.launch.agent.ray_command import RayPorts, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.stage import staged
 from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
