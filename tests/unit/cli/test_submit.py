@@ -99,9 +99,9 @@ def model(tmp_path: Path) -> str:
 
 
 def dry_run(*words: str) -> tuple[str, str]:
-    """Return the script that sbatch would get, and what is printed below it."""
+    """Return the script that sbatch would get, and what is printed below it. The exit code is that of submit."""
     result = submit("--dry-run", *words)
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == (EXIT_CONFIG if "submit would refuse this" in result.stdout else 0), result.stderr
     request = load_request("local/debug", [word for word in words if "=" in word])
     run = RunDir(request.config.run_path)
     script = render(JobRequest(run, request.config.launch, attempt_command(run)))
@@ -139,6 +139,7 @@ def test_a_dry_run_says_what_submit_would_refuse() -> None:
     _, below = dry_run("model.path=./not-here")
     assert "# submit would refuse this. The job would not find" in below
     assert "#   model.path = ./not-here: there is no " in below
+    assert submit("--dry-run", "model.path=./not-here").stderr == submit("model.path=./not-here").stderr
 
 
 def test_a_dry_run_says_that_submit_would_refuse_a_secret() -> None:
