@@ -297,8 +297,7 @@ def refuse_too_few_gpus(config: Config) -> None:
     up to whole cores.
     """
     slurm = config.launch.slurm
-    others = any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra)
-    if config.placement.gpus == "none" or others or (slurm.exclusive and not slurm.gpus_per_node):
+    if config.placement.gpus == "none" or slurm.has_other_gpus:
         return
     demand = node_demand(config, with_gpus=True)
     if slurm.gpus_per_node:

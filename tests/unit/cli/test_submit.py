@@ -115,8 +115,8 @@ def dry_run(*words: str) -> tuple[str, str]:
 def test_a_dry_run_ends_with_the_plan(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, below = dry_run(model)
-    plan = call("plan", "local/debug", model, "data.train.path=org/rows", "eval.every=null").output
-    assert "It fits." in plan
+    plan = call("plan", "local/debug", model, "data.train.path=org/rows", "eval.every=null").stdout
+    assert "\nIt fits nodes with " in plan
     assert plan in below.replace("\n# ", "\n").replace("\n#\n", "\n\n")
     assert "assuming 96 GiB on each GPU and 460 GiB" in below
     assert "refuse" not in below
