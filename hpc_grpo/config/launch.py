@@ -56,6 +56,12 @@ class SlurmConfig(Section):
         True, description="Compute nodes have sbatch. false: submit queues all max_job_chains follow-on jobs at once."
     )
 
+    @property
+    def has_other_gpus(self) -> bool:
+        """Tell whether GPUs may come with `extra` or with whole nodes: how many is the site's to know."""
+        of_extra = any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in self.extra)
+        return of_extra or (self.exclusive and not self.gpus_per_node)
+
 
 class ContainerConfig(Section):
     image: PathText = Field(

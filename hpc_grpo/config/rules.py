@@ -114,10 +114,12 @@ def _eval(config: Config) -> None:
     if all(source.rewards is not None for _, source in sources):
         return
     names = [reward.name for reward in config.rewards]
-    if config.eval.reward not in names:
+    if not names:
+        raise ConfigError("eval.every is set, but rewards is empty. Name the reward that decides, such as correctness.")
+    if config.eval.reward not in (None, *names):
         raise ConfigError(
-            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names) or '(none)'}. "
-            f"Name one of them, or add it to rewards."
+            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names)}. Name one of them, or "
+            f"set it to null: the first decides."
         )
 
 

@@ -128,9 +128,8 @@ class EvalConfig(Section):
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
     top_p: TopP | None = Field(None, description="Nucleus sampling threshold; null: rollout.top_p.")
-    reward: PathText = Field(
-        "correctness",
-        description="The reward that decides what counts as solved; of a source with other rewards: its first.",
+    reward: PathText | None = Field(
+        None, description="The reward that decides what counts as solved; null, or a source without it: the first."
     )
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
     metrics: list[PathText] = Field(

@@ -117,6 +117,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             "eval.reward = 'other' must be one of rewards: correctness",
         ),
         (
+            {"task": {"name": "distill", "teacher": "t"}, "rewards": [], "eval": {"every": 5}, "data": {"eval": EVAL}},
+            "eval.every is set, but rewards is empty.",
+        ),
+        (
             {"train": {"max_tokens_per_microbatch": 700}},
             "train.max_tokens_per_microbatch = 700 must hold the longest sequence",
         ),
@@ -167,6 +171,7 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
         {"task": {"name": "sft", "batch_size": 4}, "train": {"num_minibatches": 4}},
         {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
         {"eval": {"every": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+        {"eval": {"every": 5}, "data": {"train": EVAL, "eval": EVAL}, "rewards": [{"name": "gsm8k"}]},
         {"train": {"max_tokens_per_microbatch": 768}},
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}, "loss": {"correction": "none"}},
         {"engine": {"vllm": {"max_num_batched_tokens": 256}}},

@@ -154,7 +154,8 @@ def test_the_wait_for_rollouts_is_a_phase() -> None:
 
 def test_a_line_is_kept_for_each_rollout_with_a_text() -> None:
     batch = batches([group(0, texts=("#### 3", "no idea")), group(1)]).take_step(5, StepTimer())
-    common = {"ordinal": 0, "source": "", "prompt": "What is 0?", "valid": True, "over_budget": "", "policy_version": 5}
+    asked = {"ordinal": 0, "source": "", "prompt": "What is 0?", "answer": "3"}
+    common = {**asked, "valid": True, "over_budget": "", "policy_version": 5}
     assert batch.lines == [
         {
             **common,
