@@ -1,6 +1,8 @@
 """Freeze a run: write its resolved config, and where that came from, into the run directory once.
 
-A run is resumed only with the config it was started with, but for the keys of CHANGEABLE.
+A run is resumed only with the config it was started with, but for the keys of CHANGEABLE. Its snapshot is a copy of the
+package and of the user's functions, from which its jobs and their processes run (run/source.py): taken at the first
+submit or start, and checked whenever the user hands the run in again.
 """
 
 from __future__ import annotations
@@ -232,8 +234,7 @@ def take_snapshot(run: RunDir, config: Config, folder: Path) -> dict[str, Any]:
 
     Relative paths of the config are relative to `folder`.
     """
-    checkout = PACKAGE.parent
-    git, diff = git_state(checkout)
+    git, diff = git_state(PACKAGE.parent)
     return {"git": git, "copy": copy_source(run, copyable(config, folder), diff)}
 
 

@@ -32,7 +32,7 @@ from hpc_grpo.launch.agent.ray_command import (
     start_command,
     temp_dir_path,
 )
-from hpc_grpo.launch.agent.stage import attempt_dir_here, make_copies, take_run
+from hpc_grpo.launch.agent.stage import ATTEMPT_NAME, make_copies, take_run
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
@@ -85,15 +85,16 @@ class NodeAgent:
             except (HpcGrpoError, OSError) as error:
                 failure = str(error)
             if failure:  # at once: the driver ends for it too, and the teardown may take a while
-                self._report(NodeReport("failed", self._spec.node, why=failure))
+                self._write(NodeReport("failed", self._spec.node, why=failure).to_line())
         finally:
             self._is_up.set()
             signs.join()
             num_killed = self._tear_down()
-        self._report(NodeReport("gone", self._spec.node, num_killed=num_killed))
+        self._write(NodeReport("gone", self._spec.node, num_killed=num_killed).to_line())
         return 1 if failure else 0
 
     def _serve(self) -> str:
+        """Start Ray and stay; returns why that failed, or "" when the supervisor ended it."""
         self._spec = take_run(self._spec, self._own_dirs()[0], self._goes_on)
         os.chdir(self._spec.working_dir)
         self._spec, self._copies = make_copies(self._spec, os.environ, self._goes_on)
@@ -140,7 +141,8 @@ class NodeAgent:
         self._is_up.set()
         address = spec.head_address or f"{ip}:{ports.gcs}"
         up = NodeReport("up", spec.node, ip=ip, interface=interface, address=address, temp_dir=str(temp_dir))
-        self._report(replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, dashboard=ports.dashboard))
+        up = replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, dashboard=ports.dashboard)
+        self._write(up.to_line())
         return ray, None
 
     def _show_life(self) -> None:
@@ -160,7 +162,7 @@ class NodeAgent:
         if not late:
             return
         for one in late:
-            self._report(NodeReport("late", self._spec.node, why=one.why))
+            self._write(NodeReport("late", self._spec.node, why=one.why).to_line())
         self._ask_for_stacks()
         time.sleep(_STACKS_S)
         kill(late)
@@ -183,7 +185,7 @@ class NodeAgent:
             self._wake_supervisor()
         if self._is_told and not self._has_reported:
             self._has_reported = True
-            self._report(NodeReport("told", self._spec.node))
+            self._write(NodeReport("told", self._spec.node).to_line())
         return goes_on and not self._is_ended
 
     def _wake_supervisor(self) -> None:
@@ -220,8 +222,8 @@ class NodeAgent:
         for owned in reversed(self._dirs):
             with not_worth_the_run("Ray's logs were not copied", sys.stderr):
                 keep_ray_logs(owned.path / TEMP_DIR_NAME, Path(self._spec.log_dir))
-                logs, kept = attempt_dir_here(owned.path), self._log_dir.parents[1]
-                hand_over(logs, self._reports, kept, is_urgent=self._is_urgent)
+                kept = self._log_dir.parents[1]
+                hand_over(owned.path / ATTEMPT_NAME, self._reports, kept, is_urgent=self._is_urgent)
             with not_worth_the_run(f"{owned.path} was not removed", sys.stderr):
                 owned.remove()
         for copy in self._copies:
@@ -240,9 +242,6 @@ class NodeAgent:
         killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
         reap_adopted(keep=[])  # pid 1 of a container may never do it
         return killed
-
-    def _report(self, report: NodeReport) -> None:
-        self._write(report.to_line())
 
     def _write(self, line: bytes) -> None:
         try:

@@ -111,7 +111,7 @@ def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
     while True:
         with contextlib.suppress(FileNotFoundError):
             return SharedDir(path)
-        own = OwnedDir(_unguessable(path))
+        own = OwnedDir(path.with_name(f"{_PREFIX}{secrets.token_hex(8)}"))
         try:
             if not fill(own.path):
                 return None
@@ -134,11 +134,7 @@ def shared_dir_path(parent: Path, contents: str) -> Path:
 
 def _take_away(path: Path) -> None:
     """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
-    _remove(path.rename(_unguessable(path)))
-
-
-def _unguessable(path: Path) -> Path:
-    return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
+    _remove(path.rename(path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")))
 
 
 def _remove(path: Path) -> None:

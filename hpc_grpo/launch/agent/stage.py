@@ -40,6 +40,8 @@ from hpc_grpo.system.say import say
 _MAX_OTHER_FILE_BYTES = 64 << 20
 """Of what lies beside a model's weights, larger files are other forms of the same weights."""
 _TOLD_BYTES = 500
+ATTEMPT_NAME = "attempt"
+"""The folder in which a node with a disk of its own keeps what belongs to the attempt, until it is sent."""
 
 
 @dataclass(frozen=True)
@@ -209,11 +211,6 @@ def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_u
     )
 
 
-def attempt_dir_here(own_dir: Path) -> Path:
-    """Return where a node with a disk of its own keeps what belongs into the attempt's folder, until it is sent."""
-    return own_dir / "attempt"
-
-
 def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
     if missing := [f"{key} = {path}" for key, path in disk.needs.items() if not Path(path).exists()]:
         raise LaunchError(
@@ -221,7 +218,7 @@ def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
             f"the same path on {spec.node}, or put it on a file system that all nodes see; a cache that a reward fills "
             f"may be empty there."
         )
-    run, attempt_dir = RunDir(Path(disk.run_dir)), attempt_dir_here(own_dir)
+    run, attempt_dir = RunDir(Path(disk.run_dir)), own_dir / ATTEMPT_NAME
     run.create()
     if disk.source:
         unpack_source(run, disk.source, disk.source_digest)

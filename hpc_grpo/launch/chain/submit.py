@@ -29,7 +29,7 @@ from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.files import copy_path, write_atomic
 from hpc_grpo.run.frozen_config import read_config
-from hpc_grpo.run.lock import LockOwner, read_lock_owner
+from hpc_grpo.run.lock import read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
@@ -155,20 +155,17 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
         record = read_chain(run)
         write_chain(run, replace(record, successor="", ended=record.ended or "Cancelled by hpc-grpo cancel."))
         yield f"Cancelled what is left of {counted(len(jobs), 'job')}: {', '.join(jobs)}."
-    if owner is not None and owner.job_id not in jobs:
-        yield _end_process(owner)
-    elif not jobs:
-        yield "Nothing of the run is waiting or running."
-
-
-def _end_process(owner: LockOwner) -> str:
-    """End a run that was started by hand. Its allocation is the user's own and stays."""
-    if not owner.is_on_this_host:
-        return f"It was started by hand on {owner.host}: the STOP file ends it there after its step."
-    if not owner.has_process:
-        return f"Process {owner.pid} is gone already."
-    os.kill(owner.pid, signal.SIGTERM)
-    time.sleep(_BETWEEN_SIGNALS_S)
-    if owner.has_process:
-        os.kill(owner.pid, signal.SIGTERM)  # the second one does not wait for a checkpoint
-    return f"Told process {owner.pid} to end."
+    if owner is None or owner.job_id in jobs:
+        if not jobs:
+            yield "Nothing of the run is waiting or running."
+    # Started by hand: its allocation is the user's own and stays.
+    elif not owner.is_on_this_host:
+        yield f"It was started by hand on {owner.host}: the STOP file ends it there after its step."
+    elif not owner.has_process:
+        yield f"Process {owner.pid} is gone already."
+    else:
+        os.kill(owner.pid, signal.SIGTERM)
+        time.sleep(_BETWEEN_SIGNALS_S)
+        if owner.has_process:
+            os.kill(owner.pid, signal.SIGTERM)  # the second one does not wait for a checkpoint
+        yield f"Told process {owner.pid} to end."

@@ -28,7 +28,7 @@ SILENT_AGENT_S = 60.0
 """Equal to its own lease: an agent that is stopped, or cut off, is given up as it would give up the supervisor."""
 
 
-class AgentLink:
+class AgentLink(NodeProcess):
     """A node agent, running or ended; `up` is its report once Ray runs, `late` holds why it ended processes.
 
     `is_told`: a SIGTERM asked it to end. All but `send` is for the main thread.
@@ -52,16 +52,12 @@ class AgentLink:
         self._log = log_dir / "agent.log"
         when_there_is_space(lambda: log_dir.mkdir(parents=True, exist_ok=True), f"the log of node {node}")
         with when_there_is_space(lambda: self._log.open("ab"), f"the log of node {node}") as log:
-            self._agent = NodeProcess(place, node, _AGENT, stderr=log, may_miss_copy=has_own_disk)
-        self.process, self._stdin = self._agent.process, self._agent.stdin
-        os.set_blocking(self._stdin.fileno(), False)
-
-    def fileno(self) -> int:
-        return self._agent.fileno()
+            super().__init__(place, node, _AGENT, stderr=log, may_miss_copy=has_own_disk)
+        os.set_blocking(self.stdin.fileno(), False)
 
     def send_spec(self, spec: NodeSpec) -> None:
         """Tell the agent what to do; wait while the pipe takes it. One that takes nothing for a minute is lost."""
-        rest, stdin = spec.to_line(), self._stdin.fileno()
+        rest, stdin = spec.to_line(), self.stdin.fileno()
         with self._writing, contextlib.suppress(OSError):  # broken: `loss` tells
             while rest:
                 if not select.select([], [stdin], [], SILENT_AGENT_S)[1]:
@@ -76,7 +72,7 @@ class AgentLink:
         """
         if self._writing.acquire(blocking=waits):
             try:
-                os.write(self._stdin.fileno(), line)  # of a few bytes a pipe takes all, or none
+                os.write(self.stdin.fileno(), line)  # of a few bytes a pipe takes all, or none
             except OSError:
                 return  # ended or stuck: `loss` and the agent's own lease tell
             finally:
@@ -85,7 +81,7 @@ class AgentLink:
     def read_reports(self) -> None:
         """Take in what the agent has reported since the last call."""
         self._now = self._clock.look()
-        for line in self._agent.lines():
+        for line in self.lines():
             self._heard_at = self._now
             if take_part(line, self._attempt_dir, self.node):
                 continue
@@ -124,8 +120,8 @@ class AgentLink:
 
     def release(self) -> None:
         """End the lease: the agent tears down and exits, one that was stopped too."""
-        if not self._stdin.closed:
-            self._stdin.close()
+        if not self.stdin.closed:
+            self.stdin.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
 

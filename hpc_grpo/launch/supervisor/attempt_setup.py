@@ -28,12 +28,10 @@ from hpc_grpo.run.source import packed_source, sums_digest
 from hpc_grpo.system.hugging_face import find_model
 from hpc_grpo.system.processes import ProcessIdentity
 
-_NONCE_BYTES = 6
-
 
 def new_nonce() -> str:
     """Return eight characters for a file name."""
-    return secrets.token_urlsafe(_NONCE_BYTES)
+    return secrets.token_urlsafe(6)
 
 
 @dataclass(frozen=True)

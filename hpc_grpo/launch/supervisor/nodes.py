@@ -88,13 +88,13 @@ class Nodes:
             self._watch.read()
             if not self.is_ready and not self._watch.missing(self._reports()):
                 self._watch.close()
-                self.phases_s["ray"] = self._since_start()
+                self.phases_s["ray"] = round(time.monotonic() - self._begun, 2)
                 self.num_gpus = sum(link.up.num_gpus for link in self._links if link.up)
                 self.is_ready = True
         elif (head := self._links[0].up) is not None:
             if self._setup.launch.ray_dashboard:
                 self.ray_dashboard = f"{DASHBOARD_HOST}:{head.dashboard}"
-            self.phases_s["head"] = self._since_start()
+            self.phases_s["head"] = round(time.monotonic() - self._begun, 2)
             for link in self._links[1:]:
                 link.send(HEAD + head.address.encode() + b"\n")
             env = {**self.head_environment(), "RAY_ADDRESS": head.address}
@@ -179,9 +179,6 @@ class Nodes:
 
     def _reports(self) -> dict[str, NodeReport | None]:
         return {link.node: link.up for link in self._links}
-
-    def _since_start(self) -> float:
-        return round(time.monotonic() - self._begun, 2)
 
 
 class RayWatch:

@@ -1,4 +1,7 @@
-"""The place of a process inside a Slurm job. The only module that reads `SLURM_*` variables for what they say."""
+"""The place of a process inside a Slurm job, and steps on its nodes: node agents, and shells for the user.
+
+The only module that reads `SLURM_*` variables for what they say.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ def step_command(node: str, num_cpus: int, gpus: int | None, command: Sequence[s
 
 _STEP_LEAKS: dict[str, str] = {
     **dict.fromkeys(("SLURM_CPU_BIND", "SLURM_CPU_BIND_*"), "pins every process to one core"),
-    **dict.fromkeys(("SLURM_MEM_BIND", "SLURM_MEM_BIND_*"), "binds memory of the node's processes to one domain"),
+    **dict.fromkeys(("SLURM_MEM_BIND", "SLURM_MEM_BIND_*"), "binds all memory of the node's processes to one domain"),
     "SLURM_MEM_PER_*": "contradicts --mem=0",
     **dict.fromkeys(("SLURM_CPUS_PER_*", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"), "contradicts --cpus-per-task"),
     "SLURM_THREADS_PER_CORE": "contradicts --cpus-per-task, which counts all threads of the allocation",

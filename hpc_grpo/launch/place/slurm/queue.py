@@ -14,8 +14,6 @@ from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.slurm.text import WAITING_STATES, output_of, unix_time
 from hpc_grpo.run.files import write_json_atomic
 
-_UNKNOWN_JOB = "Invalid job id"
-_FORMAT = "%i|%T|%S|%r"
 _QUERY_MIN_S = 60.0  # sites ask for no more than one question a minute
 _LOCK_S = 120.0
 """More than squeue takes. Without flock filelock leaves a file, which would outlive a killed owner for ever."""
@@ -91,13 +89,13 @@ def cache_path(environ: Mapping[str, str]) -> Path:
 
 def _query(job_ids: Sequence[str]) -> QueueAnswer:
     now = time.time()
-    command = ["squeue", "--noheader", f"--format={_FORMAT}", f"--jobs={','.join(job_ids)}", "--states=all"]
+    command = ["squeue", "--noheader", "--format=%i|%T|%S|%r", f"--jobs={','.join(job_ids)}", "--states=all"]
     # The user's own settings of squeue would filter jobs.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
         printed = output_of(command, kept)
     except LaunchError as error:
-        if _UNKNOWN_JOB not in str(error):
+        if "Invalid job id" not in str(error):
             return QueueAnswer(now, error=str(error))
         printed = ""
     jobs = {}

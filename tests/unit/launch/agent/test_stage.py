@@ -9,7 +9,7 @@ import pytest
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, Stage
-from hpc_grpo.launch.agent.stage import attempt_dir_here, make_copies, staged, staged_environment, take_run, version_of
+from hpc_grpo.launch.agent.stage import make_copies, staged, staged_environment, take_run, version_of
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
 from hpc_grpo.run.files import digest_of, write_atomic
 from hpc_grpo.run.paths import RunDir
@@ -192,8 +192,8 @@ def test_a_node_with_its_own_disk_gets_the_runs_code_and_keeps_the_token_to_itse
     token = Path(spec.token_path)
     assert (token.read_text(), token.stat().st_mode & 0o777, token.parent) == (TOKEN, 0o600, own_dir)
     assert not there.secret.exists()
-    assert Path(spec.log_dir) == attempt_dir_here(own_dir) / "nodes" / "n2"
-    assert spec.contract_env[ATTEMPT_DIR_VARIABLE] == str(attempt_dir_here(own_dir))
+    assert Path(spec.log_dir) == own_dir / "attempt" / "nodes" / "n2"
+    assert spec.contract_env[ATTEMPT_DIR_VARIABLE] == str(own_dir / "attempt")
     assert (spec.working_dir, spec.templates_of) == (str(there.path), "")
     (there.source_dir / "hpc_grpo" / "types.py").write_text("# another\n")
     take_run(replace(sent, node="n3"), own_dir, ends)

@@ -60,7 +60,7 @@ def test_a_wrong_token_is_hung_up_on(gate: Gate, capsys: pytest.CaptureFixture[s
     with pytest.raises(NotProvedError, match="another one"):
         prove_to_head(dial(gate), b"another token, just as long")
     assert not gate.waiting()
-    assert "does not know the token" in capsys.readouterr().out
+    wait_for(lambda: "does not know the token" in capsys.readouterr().out)
 
 
 def test_a_handshake_that_was_recorded_proves_nothing(gate: Gate) -> None:
