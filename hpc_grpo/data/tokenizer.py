@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.system.hugging_face import refuse_missing_folder
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
@@ -111,6 +112,7 @@ def _load(kind: Any, config: Config, what: str, named: tuple[str, str] | None = 
             f"{key} = {path!r}: the folder has no tokenizer (tokenizer.json or another of its files). Copy the files "
             f"of the model that it was made from into it."
         )
+    refuse_missing_folder(path, key)
     try:
         return kind.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:

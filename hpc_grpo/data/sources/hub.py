@@ -10,6 +10,7 @@ from hpc_grpo.config import SourceConfig
 from hpc_grpo.data.sources.base import BATCH_ITEMS, Item, Source
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import SOURCES
+from hpc_grpo.system.hugging_face import is_no_hub_name
 
 _SAVED_MARKERS = ("dataset_info.json", "dataset_dict.json")
 
@@ -54,7 +55,12 @@ def _read_saved(config: SourceConfig) -> Any:
 
 
 def _read_named(config: SourceConfig) -> Any:
-    datasets = _datasets_module(config)
+    datasets, place = _datasets_module(config), Path(config.path)
+    if is_no_hub_name(config.path) and not place.exists():
+        raise ConfigError(
+            f"Data set {config.path!r}: there is no {place.absolute()}. Give a path that exists, or a name of the "
+            f"Hugging Face hub."
+        )
     try:
         return datasets.load_dataset(config.path, config.subset, split=config.split, trust_remote_code=False)
     except Exception as error:
