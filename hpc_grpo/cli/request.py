@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpc_grpo.cli.options import echo
 from hpc_grpo.config import Config, load_config
+from hpc_grpo.config.checked import InvalidConfigError
 from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment import is_allowed, is_denied
@@ -94,14 +95,24 @@ class ShellConfig:
 def load_request(config_name: str, overrides: Sequence[str]) -> Request:
     """Load CONFIG with `overrides`, which win over those of a `.sh`. Raises ConfigError."""
     if not config_name.endswith(".sh"):
-        return Request(load_config(config_name, overrides), list(overrides))
+        return Request(_loaded(config_name, overrides), list(overrides))
     shell = read_shell_config(find_config(config_name))
     all_overrides, environ = [*shell.overrides, *overrides], {**os.environ, **shell.exported}
     if shell.options:
         config, told = _translated(config_name, shell, all_overrides, environ)
     else:
-        config, told = load_config(shell.config_name, all_overrides, environ), ""
+        config, told = _loaded(shell.config_name, all_overrides, environ), ""
     return Request(with_exported(config, shell.exported), all_overrides, shell.exported, told)
+
+
+def _loaded(name: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
+    """Load a config. Raises ConfigError, which says what unknown keys of other systems are here."""
+    try:
+        return load_config(name, overrides, environ)
+    except InvalidConfigError as error:
+        from hpc_grpo.foreign.systems import counterparts
+
+        raise ConfigError("\n".join([str(error), *counterparts(error.unknown)])) from None
 
 
 def _translated(

@@ -13,7 +13,26 @@ from hpc_grpo.config.moved import explain_moved
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.section import OWN, ByName, Loading, Section, variants
 
+_SECTION = "must be a section: keys with values"
+_IN_PLAIN_WORDS = {
+    "model_type": _SECTION, "dict_type": _SECTION, "union_tag_not_found": "must be a name, or a section with a name",
+    "path_type": "must be a path", "list_type": "must be a list, such as [VALUE]",
+    "string_type": "must be a text: put it in quotes",
+    "int_type": "must be a whole number", "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number", "float_type": "must be a number", "float_parsing": "must be a number",
+    "bool_type": "must be true or false", "bool_parsing": "must be true or false",
+}  # fmt: skip
+"""Pydantic's types of errors -> what a value must be."""
+
 Checked = TypeVar("Checked", bound=Section)
+
+
+class InvalidConfigError(ConfigError):
+    """Values are not those of a section; `unknown` are the last parts of its unknown keys, and their values."""
+
+    def __init__(self, message: str, unknown: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.unknown = unknown
 
 
 def checked(
@@ -23,8 +42,10 @@ def checked(
     try:
         return section.model_validate(values, context=loading)
     except ValidationError as error:
-        lines = [f"  {line}" for detail in error.errors() for line in _explain(section, detail, above)]
-        raise ConfigError("\n".join([f"{origin} is not a valid config:", *lines])) from None
+        details = error.errors()
+        lines = [f"  {line}" for detail in details for line in _explain(section, detail, above)]
+        unknown = {str(own["loc"][-1]): own["input"] for own in details if own["type"] == "extra_forbidden"}
+        raise InvalidConfigError("\n".join([f"{origin} is not a valid config:", *lines]), unknown) from None
 
 
 def _explain(section: type[Section], detail: Any, above: tuple[str, ...]) -> list[str]:
@@ -36,7 +57,7 @@ def _explain(section: type[Section], detail: Any, above: tuple[str, ...]) -> lis
 
 
 def _explained(place: _Place, detail: Any) -> str:
-    key, message = ".".join(place.keys), detail["msg"].removeprefix("Value error, ")
+    key, value = ".".join(place.keys), "null" if detail["input"] is None else repr(detail["input"])
     if detail["type"] == "extra_forbidden":
         *parents, last = place.keys
         near, valid = nearest(last, place.valid_below), ", ".join(place.valid)
@@ -52,7 +73,13 @@ def _explained(place: _Place, detail: Any) -> str:
             f"{key}.name = {name} does not exist{nearest(name, names)} Built in: {', '.join(names)}. Or name your own: "
             f"module:NAME or path/to/file.py:NAME."
         )
-    return f"{key} = {detail['input']!r}: {message}."
+    return f"{key} = {value}: {in_plain_words(detail)}."
+
+
+def in_plain_words(detail: Any) -> str:
+    """Say what a value must be, from one of pydantic's errors."""
+    message: str = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return _IN_PLAIN_WORDS.get(detail["type"], message)
 
 
 @dataclass

@@ -277,6 +277,11 @@ class Table(Source):
                     raise ConfigError(f"Data set folder {path} has no split {split!r}. Splits: {', '.join(table)}.")
                 table = table[split]
             return table
+        if is_no_hub_name(path) and not self.path.exists():
+            raise ConfigError(
+                f"Data set {path!r}: there is no {self.path.absolute()}. Give a path that exists, or a name of the "
+                f"Hugging Face hub."
+            )
         try:
             return datasets.load_dataset(path, subset, split=split, trust_remote_code=False)
         except Exception as error:

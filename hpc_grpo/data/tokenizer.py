@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.system.hugging_face import refuse_missing_folder
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
@@ -31,6 +32,7 @@ def _load_tokenizer(key: str, path: str) -> Any:
 
 
 def _load(kind: Any, what: str, key: str, path: str) -> Any:
+    refuse_missing_folder(path, key)
     try:
         return kind.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +76,24 @@ SYSTEMS = {
         open_instruct.OLDER_KEYS, open_instruct.OLDER_DEFAULTS, open_instruct.of_training_args,
     ),
 }  # fmt: skip
+
+
+def counterparts(unknown: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each unknown key that TRL (with transformers' keys) or verl has: our keys, by their tables."""
+    for last, value in unknown.items():
+        systems = [SYSTEMS[name] for name in ("trl", "verl")]
+        names = ((each, name) for each in systems for row in each.rows for name in (*row.names, *row.also))
+        same = ((each, name) for each, name in names if name.rpartition(".")[2] == last)
+        found = ((each.title, name, ours) for each, name in same if (ours := _ours(each.rows, name, value)))
+        for title, name, ours in islice(found, 1):
+            yield f"  {name} is {title}'s: here set {', '.join(ours)}."
+
+
+def _ours(rows: Sequence[Row], name: str, value: Any) -> list[str]:
+    """Return our keys that their key becomes, else those that it changes with another key."""
+    if isinstance(value, Mapping | list):
+        return []
+    given = translate(rows, {name: value})
+    own = [key for outcome in given.outcomes if outcome.theirs == name and outcome.is_given for key in outcome.ours]
+    before = translate(rows, {}).ours
+    return own or [key for key, ours in given.ours.items() if before.get(key) != ours]

@@ -64,6 +64,21 @@ def dataset_folders(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
     return prepared, hub_cache(environ) / f"datasets--{name.replace('/', '--')}"
 
 
+def is_no_hub_name(path: str) -> bool:
+    """Tell a path from a name of the hub, which is NAME or ORGANISATION/NAME."""
+    return path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
+
+
+def refuse_missing_folder(path: str, key: str) -> None:
+    """Raise ConfigError for the path of a model that is no name of the hub, where no such folder is."""
+    folder = Path(path).expanduser()
+    if is_no_hub_name(path) and not folder.is_dir():
+        raise ConfigError(
+            f"{key} = {path}: there is no folder {folder.absolute()}. Give the folder of a model, or a name of the "
+            f"Hugging Face hub, such as Qwen/Qwen2.5-0.5B-Instruct."
+        )
+
+
 def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -> Path:
     """Return the model's folder: `path` itself, or its snapshot in the cache of `environ`.
 
@@ -82,6 +97,7 @@ def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -
         return snapshot
     if snapshots:
         return max(snapshots.values(), key=lambda folder: folder.stat().st_mtime)
+    refuse_missing_folder(path, key)
     raise ConfigError(
         f"{key} = {path} is not on this machine: there is no such folder, and no such name in the Hugging Face "
         f"cache {cache}. Give the folder of a model, or fetch it first (hf download {path})."

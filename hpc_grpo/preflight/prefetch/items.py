@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.registry import names_function
+from hpc_grpo.system.hugging_face import is_no_hub_name
 
 DATA_FILES = (".jsonl", ".json", ".parquet", ".arrow")
 _MADE_HERE = "reasoning_gym:"
@@ -57,13 +58,8 @@ def is_generated(path: str) -> bool:
 
 def _is_local_model(path: str, working_dir: Path) -> bool:
     place = working_dir / path
-    return _is_no_hub_name(path) or (is_there(place) and place.is_dir())
+    return is_no_hub_name(path) or (is_there(place) and place.is_dir())
 
 
 def _is_local_dataset(path: str, working_dir: Path) -> bool:
-    return is_generated(path) or _is_no_hub_name(path) or path.endswith(DATA_FILES) or is_there(working_dir / path)
-
-
-def _is_no_hub_name(path: str) -> bool:
-    """Tell a path from a name of the hub, which is NAME or ORGANISATION/NAME."""
-    return path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
+    return is_generated(path) or is_no_hub_name(path) or path.endswith(DATA_FILES) or is_there(working_dir / path)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, validate_call
 
+from hpc_grpo.config.checked import in_plain_words
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import after_thoughts
@@ -75,7 +76,7 @@ def _check(name: str, arguments: Mapping[str, Any]) -> Check:
     try:
         check("")  # refuses what is missing, unknown, or of another type
     except ValidationError as error:
-        wrong = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        wrong = "; ".join(f"{each['loc'][0]}: {in_plain_words(each)}" for each in error.errors())
         raise ConfigError(f"the arguments of {name} are {given!r}. {wrong}.") from error
     return check
 

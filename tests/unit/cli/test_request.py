@@ -14,6 +14,28 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("train.learning_rate=1e-6", "learning_rate is TRL's: here set train.lr."),
+        ("train.num_train_epochs=2", "num_train_epochs is TRL's: here set train.total_epochs."),
+        ("loss.epsilon=0.3", "epsilon is TRL's: here set loss.clip_low, loss.clip_high."),
+        ("rollout.n=4", "actor_rollout_ref.rollout.n is verl's: here set rollout.group_size."),
+        ("model.max_response_length=9", "data.max_response_length is verl's: here set rollout.max_new_tokens."),
+    ],
+)
+def test_a_key_of_another_system_is_an_error_with_the_key_here(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_request("local/debug", [override])
+    assert str(caught.value).splitlines()[2:] == [f"  {line}"]
+
+
+def test_a_misspelt_key_of_no_system_is_an_error_of_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_request("local/debug", ["train.lrr={a: 1}"])
+    assert len(str(caught.value).splitlines()) == 2
+
+
 def test_an_array_keeps_words_with_spaces(tmp_path: Path) -> None:
     path = script(tmp_path, 'TRAINING_ARGS=(local/debug --set "data.system_prompt=be brief" train.lr=1e-6)\n')
     shell = read_shell_config(path)

@@ -60,6 +60,24 @@ def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Pat
 
 
 @pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("train.lr=fast", "train.lr = 'fast': must be a number."),
+        ("train.lr=-1", "train.lr = -1: must be greater than 0."),
+        ("rollout.group_size=2.5", "rollout.group_size = 2.5: must be a whole number."),
+        ("data.shuffle=maybe", "data.shuffle = 'maybe': must be true or false."),
+        ("rollout.stop=end", "rollout.stop = 'end': must be a list, such as [VALUE]."),
+        ("model=Qwen", "model = 'Qwen': must be a section: keys with values."),
+        ("run.name=5", "run.name = 5: must be a text: put it in quotes."),
+        ("task=5", "task = 5: must be a name, or a section with a name."),
+        ("run.root=null", "run.root = null: must be a path."),
+    ],
+)
+def test_an_error_says_what_a_value_must_be(minimal: Path, override: str, says: str) -> None:
+    assert says in error_of(minimal, override)
+
+
+@pytest.mark.parametrize(
     ("override", "nearest"),
     [
         ("train.learning_rate=1", "train.learning_rate: unknown key"),

@@ -153,6 +153,12 @@ def test_hub_name_is_loaded_by_path_subset_and_split(monkeypatch: pytest.MonkeyP
     assert items[4] == ITEMS[4]
 
 
+def test_a_folder_that_does_not_exist_is_not_sought_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone': there is no .*/gone. Give a path that exists") as caught:
+        list(read_items(SourceConfig(path=f"{tmp_path}/gone")))
+    assert "offline" not in str(caught.value)
+
+
 def test_hub_name_offline_gives_the_command_to_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*args: Any, **kwargs: Any) -> Any:
         raise ConnectionError("Couldn't reach the Hub")

@@ -100,7 +100,7 @@ def test_a_model_that_scores_must_have_the_tokens_of_the_policy_under_the_same_i
     refuse_other_vocabularies(config_with("twin"))
     with pytest.raises(ConfigError, match=rf"^{key} = .*other: 1 tokens have other ids .*'<new>' \(\d+, not none\)"):
         refuse_other_vocabularies(config_with("other"))
-    with pytest.raises(ConfigError, match=rf"{key} = .*/nowhere': no tokenizer can be loaded from it"):
+    with pytest.raises(ConfigError, match=rf"{key} = .*/nowhere: there is no folder"):
         refuse_other_vocabularies(config_with("nowhere"))
     for name in ("student", "other"):
         loaded = load_tokenizer(minimal_config(model={"path": str(tmp_path / name)}))

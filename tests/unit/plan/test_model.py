@@ -124,6 +124,14 @@ def test_a_model_that_is_not_here_is_said_with_the_fix(tmp_path: Path) -> None:
     assert "--size" in message
 
 
+def test_a_path_that_does_not_exist_is_not_sought_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"there is no folder .*/gone. Give the folder of a model, or a name"
+    ) as caught:
+        read_model(f"{tmp_path}/gone", {})
+    assert "hf download" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

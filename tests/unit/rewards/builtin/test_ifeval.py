@@ -131,7 +131,7 @@ def test_an_empty_completion_follows_nothing_and_thoughts_are_not_judged() -> No
             ["keywords:frequency"],
             [{"keyword": "a", "frequency": 1, "relation": "more than"}],
             {},
-            "relation: Input should be 'less than' or 'at least'",
+            "relation: must be 'less than' or 'at least'",
         ),
         (["keywords:existence"], [{"keywords": "tea"}], {}, "'str' instances are not allowed as a Sequence value"),
     ],
