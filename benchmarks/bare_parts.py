@@ -110,7 +110,7 @@ def _packed_step(model: str, encoded: Sequence[list[int]], completions: Any, bud
     from hpc_grpo.algorithms.tasks import demonstration_sequence
     from hpc_grpo.config import Config
     from hpc_grpo.config.resources import Budget
-    from hpc_grpo.learner.loading import load_policy
+    from hpc_grpo.learner.model import load_policy
     from hpc_grpo.learner.packing import pack
     from hpc_grpo.learner.split import split_microbatches
     from hpc_grpo.types import Demonstration

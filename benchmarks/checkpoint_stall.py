@@ -26,8 +26,7 @@ SIZE = ModelSize(hidden_size=512, num_layers=8, num_heads=8, num_kv_heads=4, int
 def save(learner: Learner, path: Path, *, behind: bool) -> tuple[float, float]:
     """Return the seconds until training may go on, and until the checkpoint is published."""
     begun = time.monotonic()
-    writer = CheckpointWriter(learner)
-    writer.stage(path, {"step": 1}, behind=behind)
+    writer = CheckpointWriter(learner, path, {"step": 1}, behind=behind)
     publishing = threading.Thread(target=lambda: writer.publish([writer.write()]))
     publishing.start()
     if not behind:

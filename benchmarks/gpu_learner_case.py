@@ -80,10 +80,8 @@ def measure_copies(case: Case, folder: Path) -> dict[str, Any]:
     """
     import torch
 
-    from hpc_grpo.learner.loading import load_policy
-    from hpc_grpo.learner.model import parameter_specs
-    from hpc_grpo.weights.buckets import bucket_layout
-    from hpc_grpo.weights.store import StoreSpec, WeightStore
+    from hpc_grpo.learner.model import load_policy, parameter_specs
+    from hpc_grpo.weights.store import StoreSpec, WeightStore, bucket_layout
 
     config = make_config(case, folder)
     on_gpu = torch.cuda.is_available()

@@ -274,7 +274,7 @@ def _config(work: Work, layout: Layout, budget: int, train: Mapping[str, Any] | 
             **(train or {}),
         },
         "checkpoint": {"every": None},
-        "metrics": {"wandb_mode": "disabled"},
+        "metrics": {"wandb": {"mode": "disabled"}},
         "launch": {"object_store_gib": 0.25},
     }
     return Config.model_validate(settings)

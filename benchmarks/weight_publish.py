@@ -27,9 +27,8 @@ from common import load_average, median, print_table
 
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership, NodeGroup
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, views
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, bucket_layout, views
 
 _DEADLINE_S = 120.0
 _BUCKET_BYTES = 256 * 2**20
@@ -171,7 +170,7 @@ class Store(Method):
     def __init__(self, member: Member) -> None:
         super().__init__(member)
         self._publisher = WeightPublisher(member.layout, lambda names: nullcontext(member.tensors), member.store)
-        self._publisher.join(member.group)
+        self._publisher.group = member.group
 
     def publish(self, version: int) -> None:
         dist.broadcast_object_list([self._publisher.stage(version)], PUBLISHER_RANK)

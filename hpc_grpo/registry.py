@@ -1,7 +1,5 @@
 """Finds what a config names: rewards, algorithms and data sources, built in or the user's own.
 
-Learner parts are found in the same way.
-
 A built-in registers itself with a decorator, as `@ALGORITHMS.register("grpo")`. Each registry says below which module
 has which names, and imports a module when one of its names is asked for.
 """
@@ -122,9 +120,6 @@ ALGORITHMS = Registry("Algorithm", "task.name", {"algorithms.tasks": "distill gr
 LOSSES = Registry("Loss", "loss.name")
 CORRECTIONS = Registry("Correction", "loss.correction.name")
 ADVANTAGES = Registry("Advantage", "loss.advantage.name")
-LEARNER_PARTS = Registry(
-    "Learner part", "task.name", {f"learner.parts.{name}": name for name in ("critic", "reference", "teacher")}
-)
 REWARDS = Registry(
     "Reward",
     "rewards.N.name",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -18,6 +19,12 @@ _shown: list[str] = []
 def show() -> Callable[[str], None]:
     """Print a line at the end of the session."""
     return _shown.append
+
+
+def pytest_configure() -> None:
+    """Undo what `nohup` and `&` of a shell do: tests send themselves and their processes these signals."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

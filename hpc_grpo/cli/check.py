@@ -57,7 +57,11 @@ def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **forei
 @SET
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Default: launch.num_nodes.")
 @click.option("--size", type=click.Choice(_SIZES), help="Plan with this shape of Qwen2.5, not with model.path.")
-@click.option("--hardware", type=click.Choice(_HARDWARE), help="Default: the GPUs of this machine, else gh200.")
+@click.option(
+    "--hardware",
+    type=click.Choice(_HARDWARE),
+    help="h100-* and a100: of 80 GB. Default: this machine's GPUs, else gh200.",
+)
 @click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
 @click.option("--host-memory-gib", type=_GIB, metavar="GIB", help="Memory of a node. Default: that of --hardware.")
 def plan(
@@ -77,6 +81,7 @@ def plan(
     from dataclasses import replace
 
     from hpc_grpo.cli.request import load_request
+    from hpc_grpo.config.resources import expects_gpus
     from hpc_grpo.plan.fit import plan_of
     from hpc_grpo.plan.memory import GH200, HARDWARE, hardware_named
     from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
@@ -87,6 +92,8 @@ def plan(
     if hardware is None and (gpus := parse_gpus(ask_nvidia_smi().text)) and (found := hardware_named(gpus[0].name)):
         echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)
         node = HARDWARE[found]
+    elif hardware is None and gpu_memory_gib is None and expects_gpus(request.config):
+        echo("No known GPU on this machine: planned for gh200, of 96 GiB. --hardware h100-sxm: of 80.", err=True)
     sizes = {"gpu_bytes": gpu_memory_gib, "host_bytes": host_memory_gib}
     node = replace(node, **{name: int(gib * GIB) for name, gib in sizes.items() if gib is not None})
     planned = plan_of(request.config, request.environ, node, nodes=nodes, size=size)
@@ -122,7 +129,7 @@ def env(optional_config: str | None, as_json: bool) -> None:
     from hpc_grpo.cli.request import load_request
     from hpc_grpo.config import LaunchConfig
     from hpc_grpo.engine.vllm import ENVIRONMENT
-    from hpc_grpo.launch.environment.report import environment_report, report_text
+    from hpc_grpo.launch.environment import environment_report, report_text
 
     request = load_request(optional_config, []) if optional_config else None
     launch = request.config.launch if request else LaunchConfig()

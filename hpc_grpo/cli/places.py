@@ -80,7 +80,7 @@ def stop(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]) ->
 
     On a worker its node leaves the run, which goes on where launch.min_nodes allows.
     """
-    from hpc_grpo.launch.place.joined.members import stop_here
+    from hpc_grpo.launch.place.joined.place import stop_here
     from hpc_grpo.run.paths import RunDir
 
     request = _request(config_name, [*sets, *overrides], _role_by_hand())

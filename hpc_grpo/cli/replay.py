@@ -162,7 +162,7 @@ def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Repl
 
 def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
     """Write the export of a checkpoint, by default of the newest. Raises ConfigError where there is none of `step`."""
-    from hpc_grpo.learner.export import export_model
+    from hpc_grpo.learner.checkpoint import export_model
     from hpc_grpo.learner.learner import Learner
     from hpc_grpo.run.checkpoint import valid_checkpoints
 

@@ -17,7 +17,7 @@ from hpc_grpo.cli.options import echo
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.load import find_config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.environment.rules import is_allowed, is_denied
+from hpc_grpo.launch.environment import is_allowed, is_denied
 from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.system.commands import run_command
 

@@ -40,7 +40,7 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     `hpc-grpo train CONFIG` uses all of them; leaving the shell gives them back.
     """
     from hpc_grpo.config import load_resolved_launch
-    from hpc_grpo.launch.place.slurm.srun import allocation_command, attach_command, become
+    from hpc_grpo.launch.place.slurm.place import allocation_command, attach_command, become
 
     overrides = slurm_overrides(options)
     if run_name is None:

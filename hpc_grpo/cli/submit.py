@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +24,7 @@ from hpc_grpo.cli.options import (
 
 if TYPE_CHECKING:
     from hpc_grpo.cli.request import Request
+    from hpc_grpo.errors import ConfigError
     from hpc_grpo.run.paths import RunDir
 
 
@@ -46,7 +48,9 @@ if TYPE_CHECKING:
 @click.option("--until-complete", is_flag=True, help="As many follow-on jobs as it takes.")
 @click.option("--after", default="", metavar="JOBID", help="Start once this job has ended, however it did.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
-@click.option("--dry-run", is_flag=True, help="Print the job script and, in comments, the plan; do nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the job script, the plan and what submit would refuse (ends with 78)."
+)
 @click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start, and do nothing.")
 @ACCEPT_CHANGES
 @DRIVER
@@ -71,7 +75,7 @@ def submit(
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.place import job_queue
     from hpc_grpo.launch.place.job_queue import JobRequest
-    from hpc_grpo.preflight.inputs import refuse_what_fails
+    from hpc_grpo.preflight.inputs import refusals, refuse_what_fails
     from hpc_grpo.run.lock import refuse_if_held
     from hpc_grpo.run.paths import RunDir
 
@@ -81,10 +85,16 @@ def submit(
     run = RunDir(request.config.run_path)
     job = JobRequest(run, request.config.launch, attempt_command(run, driver), after=(after,) if after else ())
     script = queue.render(job)
-    if dry_run or test_only:
-        echo(queue.start_estimate(job) if test_only else script + _comments(request), nl=False)
+    if test_only:
+        echo(queue.start_estimate(job), nl=False)
         return
     os.environ.update(request.exported)
+    if dry_run:
+        refused = list(refusals(request.config, accepts_changes=accepts_changes))
+        echo(script + _comments(request, refused), nl=False)
+        for error in refused:
+            raise error
+        return
     refuse_if_held(run)
     refuse_what_fails(request.config, accepts_changes=accepts_changes)
     with complete_until_queued(run):
@@ -175,23 +185,21 @@ def _how_to_follow(run: RunDir, job_id: str) -> str:
     )
 
 
-def _comments(request: Request) -> str:
+def _comments(request: Request, refused: Sequence[ConfigError]) -> str:
     """Return what goes below a job script, as comments of the shell: the script stays what sbatch takes."""
     from hpc_grpo.cli.check import plan_text
     from hpc_grpo.errors import ConfigError
     from hpc_grpo.plan.fit import plan_of
     from hpc_grpo.plan.memory import GH200
-    from hpc_grpo.preflight.inputs import refusals
     from hpc_grpo.types import GIB
 
-    refused = [f"submit would refuse this. {error}\n\n" for error in refusals(request.config)]
     try:
         plan = plan_text(plan_of(request.config, request.environ, GH200))
         assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
         plan = f"Plan, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{plan}"
     except ConfigError as error:
         plan = f"No plan: {' '.join(str(error).split())}\n"
-    text = "".join([*refused, plan])
+    text = "".join([*(f"submit would refuse this. {error}\n\n" for error in refused), plan])
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
 
 

@@ -48,8 +48,8 @@ def start_training(
 
     `is_restart`: what led the run may have been killed a moment ago, and its last sign of life is no reason to refuse.
     """
+    from hpc_grpo.launch.chain.link import LinkJob
     from hpc_grpo.launch.chain.submit import remove_stop
-    from hpc_grpo.launch.chain.successor import LinkOrigin
     from hpc_grpo.launch.freeze import freeze
     from hpc_grpo.launch.supervisor.attempt import run_attempt
     from hpc_grpo.run.lock import refuse_if_held
@@ -67,7 +67,7 @@ def start_training(
         _warn_of_missing_modules(frozen.config.launch.modules)
     words = ["--link", "--by-hand"] if is_link else ["--no-link"]
     become_copy(frozen.run, ["attempt", str(frozen.run.path), *words, "--driver", driver])
-    sys.exit(run_attempt(frozen.run, driver, LinkOrigin(by_hand=True) if is_link else None))
+    sys.exit(run_attempt(frozen.run, driver, LinkJob(by_hand=True) if is_link else None))
 
 
 def _warn_of_missing_modules(modules: Sequence[str]) -> None:

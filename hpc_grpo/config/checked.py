@@ -9,11 +9,9 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from hpc_grpo.config.moved import explain_moved
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.section import OWN, ByName, Loading, Section, variants
-
-MOVED = {"launch.slurm.num_nodes": "launch.num_nodes"}
-"""Keys that were renamed -> their names now. The old name is an error, but in the run directories that have it."""
 
 Checked = TypeVar("Checked", bound=Section)
 
@@ -25,30 +23,34 @@ def checked(
     try:
         return section.model_validate(values, context=loading)
     except ValidationError as error:
-        lines = [f"  {_explain(section, detail, above)}" for detail in error.errors()]
+        lines = [f"  {line}" for detail in error.errors() for line in _explain(section, detail, above)]
         raise ConfigError("\n".join([f"{origin} is not a valid config:", *lines])) from None
 
 
-def _explain(section: type[Section], detail: Any, above: tuple[str, ...]) -> str:
+def _explain(section: type[Section], detail: Any, above: tuple[str, ...]) -> list[str]:
     place = _place(section, detail["loc"])
     place.keys[:0] = above
+    if detail["type"] == "extra_forbidden" and (moved := list(explain_moved(".".join(place.keys), detail["input"]))):
+        return moved
+    return [_explained(place, detail)]
+
+
+def _explained(place: _Place, detail: Any) -> str:
     key, message = ".".join(place.keys), detail["msg"].removeprefix("Value error, ")
-    if key in MOVED:
-        return f"{key} is now {MOVED[key]}: set {MOVED[key]}={detail['input']} instead."
     if detail["type"] == "extra_forbidden":
         *parents, last = place.keys
         near, valid = nearest(last, place.valid_below), ", ".join(place.valid)
         if place.chosen is None:
             return f"{key}: unknown key{near} Valid here: {valid or 'none'}."
-        chosen = "a function of yours" if place.chosen == OWN else place.chosen
-        return f"{key}: {'.'.join(parents)}.name = {chosen} has no such key{near} It has: {valid}."
+        chosen = "of your own" if place.chosen == OWN else f"= {place.chosen}"
+        return f"{key}: {'.'.join(parents)}.name {chosen} has no such key{near} It has: {valid}."
     if detail["type"] == "missing":
         return f"{key}: must be set."
     if detail["type"] == "union_tag_invalid":
         name, names = detail["ctx"]["tag"], [name for name in place.variants if name != OWN]
         return (
-            f"{key}.name = {name} does not exist{nearest(name, names)} Built in: {', '.join(names)}. Or name a "
-            f"function of yours: module:function or path/to/file.py:function."
+            f"{key}.name = {name} does not exist{nearest(name, names)} Built in: {', '.join(names)}. Or name your own: "
+            f"module:NAME or path/to/file.py:NAME."
         )
     return f"{key} = {detail['input']!r}: {message}."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Mapping, Set
 from itertools import pairwise
 from typing import Any
 
@@ -24,16 +24,20 @@ def describe(config: Config) -> str:
 
 
 def _lines(
-    model: BaseModel, prefix: str, lacking: Set[str], default_model: Any = None, names: Collection[str] = ()
+    model: BaseModel,
+    prefix: str,
+    lacking: Set[str],
+    default_model: Any = None,
+    kinds: Mapping[str, type[BaseModel]] | None = None,
 ) -> list[str]:
     """Write the keys of a section but those `lacking`. Its defaults are those of `default_model`, if of its class.
 
-    `names` are those of the variants that the section is one of.
+    `kinds` are the variants that the section is one of.
     """
     lines: list[str] = []
     fields = list(type(model).model_fields.items())
-    if names:
-        fields.sort(key=lambda field: isinstance(getattr(model, field[0]), BaseModel))
+    if kinds:
+        fields.sort(key=lambda field: (field[0] != "name", isinstance(getattr(model, field[0]), BaseModel)))
     for name, info in fields:
         value, default = getattr(model, name), info.get_default(call_default_factory=True, validated_data={})
         if isinstance(default_model, type(model)):
@@ -44,16 +48,20 @@ def _lines(
         if isinstance(value, BaseModel):
             lines += ["", f"# {info.description}"] if info.description else [""]
             is_chosen = any(isinstance(each, ByName) for each in info.metadata)
-            lines += _lines(value, f"{key}.", lacking, default, variants(info.annotation) if is_chosen else ())
+            lines += _lines(value, f"{key}.", lacking, default, variants(info.annotation) if is_chosen else None)
         elif isinstance(value, list) and value and all(isinstance(item, BaseModel) for item in value):
             lines += ["", f"# {info.description}"]
             for position, item in enumerate(value):
                 lines += _lines(item, f"{key}.{position}.", lacking)
         else:
-            built_in = ", ".join(each for each in names if each != OWN)
-            meaning = f"{built_in}, or a function of yours." if names and name == "name" else info.description or ""
+            meaning = _names(kinds) if kinds and name == "name" else info.description or ""
             lines.append(_line(key, value, default, meaning))
     return lines
+
+
+def _names(kinds: Mapping[str, type[BaseModel]]) -> str:
+    own = kinds[OWN].model_fields["name"].description or ""
+    return f"{', '.join(name for name in kinds if name != OWN)}; or {own[0].lower()}{own[1:]}"
 
 
 def _line(key: str, value: Any, default: Any, meaning: str) -> str:

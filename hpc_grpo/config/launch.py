@@ -29,8 +29,6 @@ class PlacementConfig(Section):
     gpus: Literal["auto", "none"] = Field(
         "auto", description="auto: reserve GPUs where the cluster has any; none: CPUs alone."
     )
-    cpus_per_learner: PositiveFloat = Field(0.5, description="CPUs reserved for a learner.")
-    cpus_per_engine: PositiveFloat = Field(0.5, description="CPUs reserved for an engine.")
     bind_cores: bool = Field(
         True, description="Keep learners and engines on the cores near their GPUs, where a node is several NUMA nodes."
     )
@@ -57,6 +55,12 @@ class SlurmConfig(Section):
     jobs_can_submit: bool = Field(
         True, description="Compute nodes have sbatch. false: submit queues all max_job_chains follow-on jobs at once."
     )
+
+    @property
+    def has_other_gpus(self) -> bool:
+        """Tell whether GPUs may come with `extra` or with whole nodes: how many is the site's to know."""
+        of_extra = any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in self.extra)
+        return of_extra or (self.exclusive and not self.gpus_per_node)
 
 
 class ContainerConfig(Section):

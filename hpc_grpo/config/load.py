@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config.checked import MOVED, checked
+from hpc_grpo.config.checked import checked
 from hpc_grpo.config.launch import LaunchConfig
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.config.schema import Config
@@ -46,11 +46,11 @@ def load_launch(
 
 def load_resolved(path: Path) -> Config:
     """Load the copy that a run directory holds."""
-    return _validated(_read_resolved(path), str(path))
+    return _validated(read_yaml(path), str(path))
 
 
 def load_resolved_launch(path: Path) -> LaunchConfig:
-    return _validated_launch(_read_resolved(path), str(path))
+    return _validated_launch(read_yaml(path), str(path))
 
 
 def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[str, str] = os.environ) -> Config:
@@ -110,7 +110,8 @@ def find_config(name: str) -> Path:
 def read_layers(path: Path) -> dict[str, Any]:
     """Read a config and merge it over those it builds on, `base: other.yaml` or a list."""
     values = read_yaml(path)
-    values |= {key: as_section(values[key]) for key in ("task", "loss") if key in values}
+    if "loss" in values:
+        values["loss"] = as_section(values["loss"])
     bases = values.pop("base", [])
     merged: dict[str, Any] = {}
     for base in [bases] if isinstance(bases, str) else bases:
@@ -127,19 +128,6 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         under = as_section(merged.get(key)) if isinstance(value, Mapping) else None
         merged[key] = _merge(under, value) if isinstance(under, Mapping) else value
     return merged
-
-
-def _read_resolved(path: Path) -> dict[str, Any]:
-    """Read the config of a run directory; one that an older version wrote has its keys of today afterwards."""
-    values = read_yaml(path)
-    for old, new in MOVED.items():
-        *parents, key = old.split(".")
-        section: Any = values
-        for parent in parents:
-            section = section.get(parent, {}) if isinstance(section, dict) else {}
-        if isinstance(section, dict) and key in section:
-            _apply_override(values, f"{new}={section.pop(key)}")
-    return values
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

@@ -26,6 +26,9 @@ _OBJECT_STORE_SHARE = 0.4
 _MIN_OBJECT_STORE_BYTES = 80 * 2**20
 """Ray refuses less than 75 MiB."""
 
+_CPUS = 0.5
+"""CPUs that Ray counts for a learner or an engine; they may use more."""
+
 _SHARE = 0.5
 """The share of a GPU that Ray counts for each of two actors on it; Ray does not see their memory."""
 
@@ -63,8 +66,8 @@ class NodeDemand:
 
 def node_demand(config: Config, *, with_gpus: bool) -> NodeDemand:
     placement = config.placement
-    learner: Bundle = {"CPU": placement.cpus_per_learner}
-    engine: Bundle = {"CPU": placement.cpus_per_engine}
+    learner: Bundle = {"CPU": _CPUS}
+    engine: Bundle = {"CPU": _CPUS}
     if with_gpus:
         learner["GPU"] = _SHARE if placement.colocate else 1
         engine["GPU"] = _SHARE if placement.colocate else config.engine.tensor_parallel
@@ -128,7 +131,7 @@ def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: floa
                 f"{config.placement.learners_per_node} and engine.engines_per_node = "
                 f"{config.engine.engines_per_node} (engine.tensor_parallel = {config.engine.tensor_parallel}) "
                 f"need {needed:g}. Ask for fewer engines, or for larger nodes"
-                + (", or lower placement.cpus_per_engine." if kind == "CPU" else _one_gpu_for_both(config))
+                + ("." if kind == "CPU" else _one_gpu_for_both(config))
             )
 
 

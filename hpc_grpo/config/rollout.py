@@ -100,7 +100,7 @@ class GradingConfig(Section):
     max_failed_fraction: Fraction = Field(
         0.1,
         description="A larger share of the last prompts, at least 20, whose reward failed stops the run; one may fail, "
-        "and a deadline counts once every prompt failed. 0: none may fail.",
+        "in training a missed deadline counts once every prompt failed. 0: none may fail.",
     )
     max_restarts: NonNegativeInt = Field(
         3, description="Times in a row that a grader which died is started anew before the driver ends."

@@ -11,7 +11,7 @@ from hpc_grpo.config.loss_rules import LOSS_RULES
 from hpc_grpo.config.placement_rules import PLACEMENT_RULES
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import ALGORITHMS, REWARDS
+from hpc_grpo.registry import REWARDS
 
 _EVAL_SET = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 
@@ -77,7 +77,6 @@ def _lag_and_minibatches(config: Config) -> None:
 
 def _names(config: Config) -> None:
     """Check names and settings of built-ins. A module of the user's is the job's to import."""
-    ALGORITHMS.check(config.task.name)
     if config.needs.rollouts:
         for key, reward in config.rewards_by_key.items():
             REWARDS.check(reward.name)
@@ -115,10 +114,12 @@ def _eval(config: Config) -> None:
     if all(source.rewards is not None for _, source in sources):
         return
     names = [reward.name for reward in config.rewards]
-    if config.eval.reward not in names:
+    if not names:
+        raise ConfigError("eval.every is set, but rewards is empty. Name the reward that decides, such as correctness.")
+    if config.eval.reward not in (None, *names):
         raise ConfigError(
-            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names) or '(none)'}. "
-            f"Name one of them, or add it to rewards."
+            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names)}. Name one of them, or "
+            f"set it to null: the first decides."
         )
 
 

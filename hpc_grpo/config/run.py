@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     InstanceOf,
     NonNegativeFloat,
@@ -18,6 +19,7 @@ from pydantic import (
     PositiveInt,
     field_validator,
 )
+from typing_extensions import TypedDict  # pydantic reads none of typing's before Python 3.12
 
 from hpc_grpo.section import LocalPath, PathText, Section, TopP
 
@@ -62,6 +64,9 @@ class Every:
         spans = [f"{count} {unit}{'s' * (count > 1)}" for unit, count in counts.items() if count is not None]
         return ", ".join([*spans, *([] if self.seconds is None else [f"{self.seconds:.12g} s"])])
 
+
+_OF_THE_RUN = ("name", "id", "resume", "dir", "config", "settings")
+"""Arguments of wandb.init that tie the W&B run to the run directory."""
 
 Often = Annotated[InstanceOf[Every], BeforeValidator(Every.read), PlainSerializer(str)]
 
@@ -123,9 +128,8 @@ class EvalConfig(Section):
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
     top_p: TopP | None = Field(None, description="Nucleus sampling threshold; null: rollout.top_p.")
-    reward: PathText = Field(
-        "correctness",
-        description="The reward that decides what counts as solved; of a source with other rewards: its first.",
+    reward: PathText | None = Field(
+        None, description="The reward that decides what counts as solved; null, or a source without it: the first."
     )
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
     metrics: list[PathText] = Field(
@@ -138,11 +142,19 @@ class EvalConfig(Section):
         return {f"eval.metrics.{position}": name for position, name in enumerate(self.metrics)}
 
 
+class WandbArgs(TypedDict, total=False):
+    """Keyword arguments of wandb.init. Those named here are read by us too; W&B checks others."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    project: str
+    mode: Literal["auto", "offline", "disabled"]
+
+
 class MetricsConfig(Section):
-    wandb_project: str = Field("hpc-grpo", description="Project of the W&B run.")
-    wandb_entity: str | None = Field(None, description="W&B team; null: your default.")
-    wandb_mode: Literal["auto", "offline", "disabled"] = Field(
-        "auto", description="auto: online if WANDB_API_KEY is set or after `wandb login`, else off."
+    wandb: WandbArgs = Field(
+        default_factory=WandbArgs,
+        description="Arguments of wandb.init, such as project (default: hpc-grpo), entity, group, tags. mode: offline, "
+        "disabled, or auto (the default): online if WANDB_API_KEY is set or after `wandb login`, else off.",
     )
     tensorboard: bool = Field(False, description="Write TensorBoard event files.")
     names: Literal["ours", "areal", "areal-0.3"] = Field(
@@ -151,6 +163,13 @@ class MetricsConfig(Section):
     profile_steps: tuple[PositiveInt, PositiveInt] | None = Field(
         None, description="[a, b]: torch traces and Python stacks of steps a to b, counted from 1, in profiles."
     )
+
+    @field_validator("wandb")
+    @classmethod
+    def _are_not_ours(cls, args: WandbArgs) -> WandbArgs:
+        if taken := [name for name in args if name in _OF_THE_RUN]:
+            raise ValueError(f"{taken[0]} is set by hpc-grpo alone")
+        return args
 
     @field_validator("profile_steps")
     @classmethod

@@ -178,12 +178,13 @@ def completion_text(source: SourceConfig, item: Item, number: int) -> str:
 def prompt_hash(source: SourceConfig, item: Item) -> int:
     """Hash the text of an item's own prompt to 64 bits: the same in a column of text and in one of messages.
 
-    Templates, white space and system messages do not count. A content of a message may be a list of parts.
+    Templates, white space and system messages do not count. A content of a message may be a list of parts, or
+    None beside the calls of tools.
     """
     if source.messages_field is None:
         own = item[source.prompt_field]
     else:
-        contents = [message["content"] for message in item[source.messages_field] if message["role"] != "system"]
+        contents = [message["content"] or "" for message in item[source.messages_field] if message["role"] != "system"]
         parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
         texts = [part["text"] if isinstance(part, Mapping) and "text" in part else part for part in parts]
         own = " ".join(

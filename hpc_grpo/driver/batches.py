@@ -207,6 +207,7 @@ def _lines(group: GradedGroup, advantages: Sequence[float] | None) -> Iterator[d
             "source": group.prompt.source,
             "sample": index,
             "prompt": group.prompt.text,
+            "answer": group.prompt.fields.get("answer"),
             "completion": text,
             "reward": grades.rewards[index],
             "rewards": {name: parts[index] for name, parts in grades.reward_parts.items()},

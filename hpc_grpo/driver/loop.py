@@ -93,7 +93,8 @@ class TrainingLoop:
             record = functools.partial(session.record_step, state, metrics, batch)
             with self._saved_if_it_fails(state, record):
                 policy_version, checked = self._publish(state)
-                metrics |= checked | self._evaluate(state, policy_version)
+                metrics |= checked  # recorded also where the eval fails
+                metrics |= self._evaluate(state, policy_version)
                 self.batches.start(policy_version)
             if self.meters is not None:
                 metrics |= self.meters.metrics()

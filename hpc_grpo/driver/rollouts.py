@@ -201,19 +201,23 @@ class RolloutScheduler:
 
 
 def check_failures(
-    grades: Sequence[GroupGrades], max_failed_fraction: float, earlier: Sequence[GroupGrades] = ()
+    grades: Sequence[GroupGrades], max_failed_fraction: float, earlier: Sequence[GroupGrades] | None = None
 ) -> None:
     """Raise RewardError with the rewards' own errors when more groups failed than allowed.
 
     Fewer groups than `_WINDOW` are judged together with the last of the `earlier` ones, and one failure is allowed: one
-    of four says little. A deadline that was met says that a server is slow, not that the reward is broken: it counts
-    once every group failed.
+    of four says little. In training, which has `earlier` groups, a missed deadline says that a server is slow, not that
+    the reward is broken: it counts once every group failed. An eval set has no `earlier` groups. There every failure
+    counts, or the set would be measured on the rest. A fraction of 0 forgives nothing.
     """
+    forgives_deadlines = earlier is not None and max_failed_fraction > 0
     missing = max(0, _WINDOW - len(grades))
-    judged = [*(earlier[-missing:] if missing else ()), *grades]
+    judged = [*(earlier[-missing:] if earlier and missing else ()), *grades]
     failed = [group for group in judged if group.errors]
     allowed = max(1.0, max_failed_fraction * len(judged)) if max_failed_fraction else 0.0
-    num_broken = len(failed) if len(failed) == len(judged) else sum(not group.timed_out for group in failed)
+    num_broken = len(failed)
+    if forgives_deadlines and num_broken < len(judged):
+        num_broken = sum(not group.timed_out for group in failed)
     if num_broken > allowed:
         shown = "\n  ".join([error for group in failed for error in group.errors][-_MAX_SHOWN_ERRORS:])
         raise RewardError(

@@ -20,9 +20,8 @@ from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failur
 from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import Completion, GroupRequest, Prompt, SamplingSpec
-from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
-from hpc_grpo.weights.store import StoredVersion, StoreSpec
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, bucket_layout
 
 if TYPE_CHECKING:
     from hpc_grpo.types import Float32Array

@@ -1,23 +1,25 @@
-"""The engine actor: the face that the driver calls on a vLLM engine stepped by its own thread.
+"""The engine actor: the driver's calls to a vLLM engine, and the thread that steps it.
 
-Runs in a Ray actor, one per engine. Produces `GroupSamples`, which stay in the object store until a grader and a
-learner fetch them. A weight update waits for the step in progress, and requests in flight go on after it.
+Produces `GroupSamples`, which stay in the object store until a grader and a learner fetch them. The thread runs every
+other call that touches the engine between two steps, weight updates too: requests in flight go on after it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
 from hpc_grpo.config import Config
 from hpc_grpo.engine.sampler import Sampler
-from hpc_grpo.engine.step_loop import StepLoop
 from hpc_grpo.engine.vllm import start_vllm
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
@@ -26,11 +28,77 @@ from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
-    from hpc_grpo.weights.buckets import BucketLayout
     from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import StoredVersion, StoreSpec
+    from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec
 
 T = TypeVar("T")
+_SAMPLING = "sampling"
+
+
+class StepLoop:
+    """Makes a sampler and runs its steps, on a thread of its own. Waits when idle, until `call`.
+
+    Before a call the thread drains the sampler: no call meets a step in flight, and every token is of the weights that
+    its step began with.
+    """
+
+    def __init__(self, make: Callable[[], Sampler]) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[Sampler], Any], Future[Any]]] = queue.SimpleQueue()
+        self._sampler: Future[Sampler] = Future()
+        threading.Thread(target=self._run, args=(make,), name="engine-steps", daemon=True).start()
+
+    def wait_ready(self) -> Sampler:
+        """Return the sampler; raises what `make` raised."""
+        return self._sampler.result()
+
+    def call(self, function: Callable[[Sampler], T]) -> Future[T]:
+        """Run `function(sampler)` on the thread between two steps; its future raises what `make` raised."""
+        future: Future[T] = Future()
+        self._calls.put((function, future))
+        return future
+
+    def _run(self, make: Callable[[], Sampler]) -> None:
+        sampler = None
+        try:
+            sampler = make()
+            self._sampler.set_result(sampler)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the sampler
+            self._sampler.set_exception(error)
+        while True:
+            self._run_calls(wait=sampler is None or not sampler.has_work())
+            if sampler is None or not sampler.has_work():
+                continue
+            if PULSE.work != _SAMPLING:
+                PULSE.turn_to(_SAMPLING)
+            try:
+                with METER.busy():
+                    sampler.step()
+                PULSE.beat()
+            except BaseException as error:  # noqa: BLE001 - raised by every caller that waits
+                traceback.print_exception(error)  # callers see the cause alone
+                sampler.fail(error)
+
+    def _run_calls(self, *, wait: bool) -> None:
+        """Run all calls in the queue; `wait` for the first. Draining counts as sampling for the pulse, calls do not."""
+        while True:
+            if wait:
+                PULSE.turn_to("")
+            try:
+                function, future = self._calls.get(block=wait)
+            except queue.Empty:
+                return
+            wait = False
+            try:
+                sampler = self._sampler.result()
+                try:
+                    sampler.drain()
+                except BaseException as error:
+                    sampler.fail(error)
+                    raise
+                PULSE.turn_to("")
+                future.set_result(function(sampler))
+            except BaseException as error:  # noqa: BLE001 - raised by the caller
+                future.set_exception(error)
 
 
 class Engine:
@@ -47,25 +115,21 @@ class Engine:
             print(said, flush=True)
         if on_gpu:
             METER.watch_gpus()
-        self._on_gpu = on_gpu
-        self._num_workers = config.engine.tensor_parallel
+        self._config, self._on_gpu = config, on_gpu
         self._opened: tuple[Path, StoreSpec] | None = None
         self._verified: StoredVersion | None = None
-        self._config = config
         self._loop = StepLoop(
             lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids)
         )
         self._groups = defaultdict[tuple[str, int], asyncio.Future[Future[GroupSamples]]](asyncio.Future)
 
     async def ready(self) -> None:
-        """Return when vLLM is up; raises what its construction raised."""
-        await asyncio.to_thread(self._loop.wait_ready)
+        """Return when vLLM is up; raises what its construction or a step raised."""
+        sampler = await asyncio.to_thread(self._loop.wait_ready)
+        sampler.raise_failure()
 
     async def serve_next(self, config: Config) -> None:
-        """Forget what the driver before asked for, and serve the next. Raises ValueError where its config is another.
-
-        Raises what a step raised, too: an engine that failed is to be replaced.
-        """
+        """Forget the requests of the driver before. Raises ValueError for another config, and what a step raised."""
         if config != self._config:
             raise ValueError("this engine was started with another config")
         await self._between_steps(lambda sampler: sampler.forget_requests())
@@ -74,33 +138,38 @@ class Engine:
         METER.read()  # what it used for the driver before is not to count as the next one's
 
     async def contract_differences(self, layout: BucketLayout) -> list[str]:
-        return await self._between_steps(lambda sampler: sampler.contract_differences(layout))
+        workers = await self._between_steps(lambda own: own.on_workers("hpc_grpo_contract_differences", layout))
+        return [line for lines in workers for line in lines]
 
     async def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        """Join the node's group with all workers; a share of the node's checksums for each worker is this engine's."""
+        """Join the node's group with all workers; each worker has a share of the node's checksums."""
         from hpc_grpo.weights.store import WeightStore
 
         if self._opened != (membership.folder, store):  # groups form anew around the same store
             self._store = await asyncio.to_thread(WeightStore, membership.folder, store, create=False)
             self._opened = membership.folder, store
         first = membership.rank - 1
-        self._shares, self._num_shares = range(first, first + self._num_workers), membership.size - 1
-        await self._between_steps(lambda sampler: sampler.join_weight_group(membership, store))
+        self._shares = range(first, first + self._config.engine.tensor_parallel)
+        self._num_shares = membership.size - 1
+        await self._between_steps(lambda sampler: sampler.on_workers("hpc_grpo_join", membership, store))
 
     async def verify_weights(self, staged: StoredVersion) -> None:
         """Compare this engine's shares of what was staged with their checksums while it samples, on threads beside.
 
-        The node's engines read the same memory, so all of them together verify it once, for each other: the driver has
-        them load it when all have. Raises WeightSyncError when a share differs.
+        The node's engines read the same memory and verify it together, once. Raises WeightSyncError when a share
+        differs.
         """
         self._verified = None
-        copying = [self._between_steps(lambda sampler: sampler.copy_to_gpu(staged))] if self._on_gpu else []
-        shares = [asyncio.to_thread(self._store.verify, staged, share, self._num_shares) for share in self._shares]
-        await asyncio.gather(*copying, *shares)
+        tasks: list[Any] = [
+            asyncio.to_thread(self._store.verify, staged, share, self._num_shares) for share in self._shares
+        ]
+        if self._on_gpu:
+            tasks.append(self._between_steps(lambda sampler: sampler.on_workers("hpc_grpo_copy_to_gpu", staged)))
+        await asyncio.gather(*tasks)
         self._verified = staged
 
     async def generate(self, call: str, requests: Sequence[GroupRequest]) -> None:
-        """Queue all groups in one go, in the order given; `samples` has each of them as soon as it has ended."""
+        """Queue all groups in one go, in the order given; `samples` returns each."""
         groups = [self._groups[call, index] for index in range(len(requests))]
         try:
             sampling = await self._between_steps(lambda sampler: sampler.add_groups(requests))
@@ -123,7 +192,7 @@ class Engine:
             self._groups.pop((call, index), None)  # `serve_next` may have forgotten all
 
     async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
-        """Load the published version; returns what it then says to the `probe`, before anything else is sampled."""
+        """Load the published version; returns the answer to the `probe`, sampled before anything else."""
         return await self._between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
     async def load_stored_weights(self) -> None:
@@ -131,7 +200,7 @@ class Engine:
         await self._between_steps(lambda sampler: sampler.load_stored_weights())
 
     async def sleep(self) -> None:
-        """Give the GPU to the learner that shares it; the engine has nothing to sample."""
+        """Give the GPU to the learner that shares it."""
         await self._between_steps(lambda sampler: sampler.sleep())
 
     async def wake_up(self) -> None:
@@ -139,7 +208,7 @@ class Engine:
         await self._between_steps(lambda sampler: sampler.wake_up())
 
     async def usage(self) -> Usage:
-        """Return what it used since the call before; busy while it samples."""
+        """Return the usage since the call before; busy while it samples."""
         return METER.read()
 
     async def start_profile(self) -> None:

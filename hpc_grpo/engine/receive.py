@@ -23,19 +23,17 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.contract import contract_differences
-from hpc_grpo.weights.cuda import StagedOnGpu, finish_loading, open_store
+from hpc_grpo.weights.cuda import StagedOnGpu, open_store
 from hpc_grpo.weights.node_group import LOAD_FAILED, GroupMembership, NodeGroup
-from hpc_grpo.weights.store import StoredVersion, StoreSpec
+from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec
 
 
 @dataclass(frozen=True)
 class CaughtWeightSyncError:
-    """A WeightSyncError as a worker's result.
+    """A WeightSyncError as a worker's result: of an exception vLLM's worker processes pass on the text alone.
 
-    vLLM's worker processes pass on an exception's text and not its type. The type matters: damaged weights end the
-    driver, where an engine that failed otherwise is replaced.
+    The type matters: damaged weights end the driver, where an engine that failed otherwise is replaced.
     """
 
     message: str
@@ -54,12 +52,12 @@ def catching(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def raise_caught(results: Sequence[Any]) -> list[Any]:
+def raise_caught(results: Sequence[Any]) -> Sequence[Any]:
     """Return the workers' results; raises WeightSyncError when one of them caught it."""
     for result in results:
         if isinstance(result, CaughtWeightSyncError):
             raise WeightSyncError(result.message)
-    return list(results)
+    return results
 
 
 class WeightReceiver:
@@ -106,7 +104,7 @@ class WeightReceiver:
                 raise WeightSyncError(f"weight version {stored.version} was announced where {version} was due")
             self._hpc_grpo_load(stored, is_verified=stored == verified)
         except BaseException:
-            # The members that wait must hear of any failure. When the group is broken too, nobody is left to tell,
+            # The members that wait must hear of any failure. When the group is broken too, nobody is left to hear it,
             # and the first error is the one the driver needs.
             with suppress(WeightSyncError):
                 group.acknowledge(LOAD_FAILED)
@@ -135,24 +133,21 @@ class WeightReceiver:
             initialize_layerwise_reload(model)
             model.load_weights(pairs)
             finalize_layerwise_reload(model, self.vllm_config.model_config)
-            _repack_tied_head(model)
-        # Before the acknowledgement, after which the publisher may write the store again.
-        finish_loading()
-
-
-def _repack_tied_head(model: Any) -> None:
-    """Pack a tied lm_head anew: on CPU, linears are packed for oneDNN, and it would keep the old embedding's."""
-    head = getattr(model, "lm_head", None)
-    embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
-    if head is not None and embedding is not None and head.weight is embedding.weight:
-        head.quant_method.process_weights_after_loading(head)
+            # On CPU, linears are packed for oneDNN, and a tied lm_head would keep the old embedding's packing.
+            head = getattr(model, "lm_head", None)
+            embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
+            if head is not None and embedding is not None and head.weight is embedding.weight:
+                head.quant_method.process_weights_after_loading(head)
+        # A load returns before the GPU has read; after the acknowledgement the publisher may write the store again.
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
 
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
     """List the parameters of a vLLM model in load format, unsharded and without vocabulary padding.
 
-    Read from the metadata vLLM keeps for reloading, since processed weights may have been repacked; a tied
-    lm_head is the embedding's own module and appears once.
+    They come from the metadata vLLM keeps for reloading: processed weights may have been repacked. A tied lm_head is
+    the embedding's own module and appears once.
     """
     specs: list[ParameterSpec] = []
     seen: set[int] = set()
@@ -179,17 +174,9 @@ def unsharded_shape(module: Any, shape: tuple[int, ...], tensor_parallel: int) -
         return (vocabulary, *shape[1:])
     if tensor_parallel == 1:
         return shape
-    unsharded = list(shape)
-    for dimension, size in enumerate((_output_size(module), getattr(module, "input_size", None))[: len(shape)]):
-        unsharded[dimension] = unsharded[dimension] if size is None else size
-    return tuple(unsharded)
-
-
-def _output_size(module: Any) -> int | None:
-    """Return the rows of a linear layer's weight in the model's files; None for other modules."""
-    size: int | None = getattr(module, "output_size", None)
-    num_kv_heads = getattr(module, "total_num_kv_heads", None)
+    output_size, num_kv_heads = getattr(module, "output_size", None), getattr(module, "total_num_kv_heads", None)
     if num_kv_heads is not None:
         # vLLM's own counts a head of keys and values once for each rank that holds a copy of it.
-        size = module.total_num_heads * module.head_size + num_kv_heads * (module.head_size + module.v_head_size)
-    return size
+        output_size = module.total_num_heads * module.head_size + num_kv_heads * (module.head_size + module.v_head_size)
+    full = (output_size, getattr(module, "input_size", None), *shape[2:])
+    return tuple(own if size is None else size for own, size in zip(shape, full, strict=False))

@@ -1,35 +1,32 @@
-"""Sample groups with a vLLM engine, token in and token out.
+"""Sample groups with a vLLM engine, token in and token out. Runs on the thread of the engine's `StepLoop`.
 
-Runs in the engine's process, on the thread of its `StepLoop`.
+Every completion has a seed of its own: what is sampled follows from the prompt, the weights and the seed, and not from
+what else is in flight, its order, preemptions or a publish. One seed for an engine and a publish would save 3 % of an
+engine's time on CPU and nothing on GPU, and every draw would depend on all draws before it.
 
-Every completion has a seed of its own. What is sampled then follows from the prompt, the weights and the seed, and not
-from what else is in flight, in which order it came, what was preempted, or that a publish made it start over. One seed
-for an engine and a publish would save 3 % of an engine's time on CPU and nothing on GPU, and would make every draw
-depend on all draws before it: on an eval that a resumed run does not repeat, on the moment at which a publish falls
-between two steps. vLLM 0.32 has two samplers. On GPUs (Model Runner V2) noise is a hash of seed, position and token:
-there is no state to keep. On CPU (V1) each request has a torch generator, which outlives preemption. V1 samples from
-a prompt that a full step has cut, too, and then turns the generator back, which those of the CPU cannot: it raises
-"CPU Generator does not use offset". So on CPU no prompt is cut: one that does not fit into a step waits for the next,
-as vLLM itself has it there for models with latent attention.
+On GPUs vLLM 0.32 (Model Runner V2) hashes seed, position and token: there is no state to keep. On CPU (V1) each request
+has a torch generator, which outlives preemption. But V1 samples from a prompt that a full step has cut, too, and then
+turns the generator back, which CPU generators cannot ("CPU Generator does not use offset"). So on CPU no prompt is cut:
+one that does not fit into a step waits for the next.
 """
 
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.engine.vllm import end_profile, put_to_sleep, sampling_params
+from hpc_grpo.engine.vllm import sampling_params
 from hpc_grpo.errors import PromptError, WeightSyncError
 from hpc_grpo.metrics.profiling import StackProfile
 from hpc_grpo.types import Completion, GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
-    from hpc_grpo.weights.buckets import BucketLayout
-    from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import StoredVersion, StoreSpec
+    from hpc_grpo.weights.store import StoredVersion
 
 
 @dataclass
@@ -47,17 +44,16 @@ class _PendingSample:
     index: int
     segments: list[tuple[int, int]] = field(default_factory=list)
 
+    def close_segment(self, version: int, num_tokens: int) -> None:
+        self.segments.append((version, num_tokens - sum(length for _, length in self.segments)))
+
 
 class Sampler:
-    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe.
-
-    Over 150 lines, so that what becomes of a request, also over a publish, is read in one place.
-    """
+    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
 
     def __init__(self, engine: Any, stop_token_ids: Sequence[int]) -> None:
         """`engine` is vLLM's LLMEngine."""
-        self._engine = engine
-        self._stop_token_ids = list(stop_token_ids)
+        self._engine, self._stop_token_ids = engine, list(stop_token_ids)
         self._samples: dict[str, _PendingSample] = {}
         self._request_ids = itertools.count()
         self._failure: BaseException | None = None
@@ -66,12 +62,12 @@ class Sampler:
         self.policy_version = 0
 
     def has_work(self) -> bool:
-        """Tell whether there is anything to sample now: what is under way waits while weights are not whole."""
+        """Tell whether there is anything to sample now: requests wait while weights are half loaded."""
         return bool(self._samples) and not self._is_loading
 
     def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[GroupSamples]]:
         """Queue groups in the order given; the order decides the batches and so the last bits of the numbers."""
-        self._check_well()
+        self.raise_failure()
         return [self._add_group(request) for request in requests]
 
     def step(self) -> None:
@@ -92,33 +88,27 @@ class Sampler:
     def fail(self, error: BaseException) -> None:
         """Raise this error from every group that waits, and from later calls: vLLM may be in any state now."""
         self._failure = error
-        waiting = {id(sample.group): sample.group for sample in self._samples.values()}
-        self._samples.clear()
-        for group in waiting.values():
-            group.future.set_exception(error)
+        self._end_groups(error)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def forget_requests(self) -> None:
-        """End all that is under way, a profile too: nobody waits for it any more. Raises what a step raised."""
-        self._check_well()
+        """End all that is under way, a profile too: its driver is gone. Raises what a step raised."""
+        self.raise_failure()
         if self._stacks is not None:
             self.stop_profile()
         self._engine.abort_request(list(self._samples))
-        waiting = {id(sample.group): sample.group for sample in self._samples.values()}
-        self._samples.clear()
-        for group in waiting.values():
-            group.future.set_exception(RuntimeError("the driver that asked for it is gone"))
+        self._end_groups(RuntimeError("the driver that asked for it is gone"))
         self.forget_prefixes()
 
-    def contract_differences(self, layout: BucketLayout) -> list[str]:
-        return [line for lines in self._on_workers("hpc_grpo_contract_differences", layout) for line in lines]
+    def on_workers(self, method: str, *args: Any) -> Sequence[Any]:
+        """Call a method of `WeightReceiver` on all workers. Raises what a step raised, or a worker's own error."""
+        from hpc_grpo.engine.receive import raise_caught
 
-    def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        self._on_workers("hpc_grpo_join", membership, store)
-
-    def copy_to_gpu(self, staged: StoredVersion) -> None:
-        """Have the workers copy what was staged beside the sampling."""
-        self._check_well()
-        self._on_workers("hpc_grpo_copy_to_gpu", staged)
+        self.raise_failure()
+        return raise_caught(self._engine.collective_rpc(method, args=args))
 
     def receive_weights(
         self, version: int, probe: GroupRequest | None = None, verified: StoredVersion | None = None
@@ -127,7 +117,7 @@ class Sampler:
 
         `verified`: what the node's engines have compared with its checksums. Raises what a step raised.
         """
-        self._check_well()
+        self.raise_failure()
         self._load("hpc_grpo_receive", version, verified)
         self._switch_to(version)
         return None if probe is None else self._answer(probe)
@@ -136,15 +126,19 @@ class Sampler:
         self._switch_to(self._load("hpc_grpo_load_stored")[0])
 
     def sleep(self) -> None:
-        """Give the GPU to a learner; nothing may be in flight. What the weights are is open until the next publish."""
-        self._check_well()
+        """Give the GPU's memory, weights and KV cache (level 2), to a learner; nothing may be in flight.
+
+        The next publish brings the weights again. On CPU vLLM pauses and empties its prefix cache in the same way, and
+        keeps the memory: its build for CPUs has no such pool.
+        """
+        self.raise_failure()
         if self._samples:
             raise RuntimeError(f"{len(self._samples)} completions are under way: an engine that sleeps would lose them")
-        put_to_sleep(self._engine)
+        self._engine.sleep(level=2)
 
     def wake_up(self) -> None:
         """Take the GPU's memory again; weights must be received before anything is sampled."""
-        self._check_well()
+        self.raise_failure()
         self._engine.wake_up()
 
     def forget_prefixes(self) -> None:
@@ -152,18 +146,23 @@ class Sampler:
         self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def start_profile(self) -> None:
-        """Begin to record what this thread and vLLM's workers do; `metrics.profile_steps` has told vLLM where to."""
+        """Begin to record what this thread and vLLM's workers do, into the folder of `engine_options`."""
         self._engine.start_profile()
         self._stacks = StackProfile()
 
     def stop_profile(self) -> dict[str, bytes]:
+        """End the profile; return its files by name, which are removed where they were."""
         assert self._stacks is not None, "no profile has begun"
         files = {"stacks.html": self._stacks.stop()}
         self._stacks = None
-        return files | end_profile(self._engine)
+        self._engine.stop_profile()
+        folder = Path(self._engine.vllm_config.profiler_config.torch_profiler_dir)
+        files |= {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        shutil.rmtree(folder)
+        return files
 
     def _answer(self, probe: GroupRequest) -> GroupSamples:
-        """Sample the probe alone: in a batch with others its last bits would hang on them, and its time on theirs."""
+        """Sample the probe alone: in a batch its last bits would depend on the others, and its time too."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         most, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 1
         try:
@@ -177,24 +176,21 @@ class Sampler:
             scheduler.max_num_active_reqs = most
         return answer.result()
 
-    def _check_well(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _end_groups(self, error: BaseException) -> None:
+        waiting = {id(sample.group): sample.group for sample in self._samples.values()}
+        self._samples.clear()
+        for group in waiting.values():
+            group.future.set_exception(error)
 
-    def _on_workers(self, method: str, *args: Any) -> list[Any]:
-        from hpc_grpo.engine.receive import raise_caught
-
-        return raise_caught(self._engine.collective_rpc(method, args=args))
-
-    def _load(self, method: str, *args: Any) -> list[Any]:
+    def _load(self, method: str, *args: Any) -> Sequence[Any]:
         """Have the workers load weights. Where that fails, nothing is sampled until they have loaded others.
 
-        A WeightSyncError leaves open what they hold: a member of the group may have died when this one had loaded, and
-        the tokens after that would count as the old version's. Any other error may have stopped them in the middle.
+        After a WeightSyncError it is unknown what they hold: a member of the group may have died when this one had
+        loaded, and the tokens after that would count as the old version's. Any other error may have come in the middle.
         """
         self._is_loading = True
         try:
-            return self._on_workers(method, *args)
+            return self.on_workers(method, *args)
         except WeightSyncError:
             raise
         except BaseException as error:
@@ -203,10 +199,9 @@ class Sampler:
             raise
 
     def _switch_to(self, version: int) -> None:
-        running = self._engine.output_processor.request_states
-        for state in running.values():
+        for state in self._engine.output_processor.request_states.values():
             sample = self._samples[state.external_req_id]
-            self._close_segment(sample, state.detokenizer.num_output_tokens())
+            sample.close_segment(self.policy_version, state.detokenizer.num_output_tokens())
         # Cached keys and values are those of the old weights.
         self.forget_prefixes()
         self.policy_version = version
@@ -214,43 +209,38 @@ class Sampler:
 
     def _add_group(self, request: GroupRequest) -> Future[GroupSamples]:
         """Queue the requests of a group; where its prompt is refused, the future raises PromptError."""
+        from vllm.exceptions import VLLMClientError
+
         group = _PendingGroup(request, Future())
+        token_ids, vocabulary_size = list(request.prompt_token_ids), self._engine.model_config.get_vocab_size()
         for index, seed in enumerate(request.seeds):
             request_id = str(next(self._request_ids))
+            # In place of the time: requests of one moment would be ordered by the text of their numbers.
+            arrival, priority = float(request_id), -1 if request.is_urgent else 0
             try:
-                self._add_request(request_id, request, seed)
-            except PromptError as error:  # at the first: what is refused is the prompt, which all of them share
-                group.future.set_exception(error)
+                if token_ids and max(token_ids) >= vocabulary_size:
+                    # vLLM checks this with its tokenizer, which it lacks here. Unchecked, it ends a GPU's process.
+                    raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
+                params = sampling_params(request.sampling, seed, self._stop_token_ids)
+                self._engine.add_request(
+                    request_id, {"prompt_token_ids": token_ids}, params, arrival_time=arrival, priority=priority
+                )
+            except (ValueError, VLLMClientError) as error:
+                refusal = PromptError(
+                    f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Mend or remove that item of "
+                    f"the data set, or its tokenizer."
+                )
+                group.future.set_exception(refusal)  # all of the group have the prompt that is refused
                 break
             self._samples[request_id] = _PendingSample(group, index)
         return group.future
-
-    def _add_request(self, request_id: str, request: GroupRequest, seed: int) -> None:
-        from vllm.exceptions import VLLMClientError
-
-        token_ids, vocabulary_size = list(request.prompt_token_ids), self._engine.model_config.get_vocab_size()
-        try:
-            if token_ids and max(token_ids) >= vocabulary_size:
-                # vLLM checks this with its tokenizer, which it does not have here. Unchecked, it ends a GPU's process.
-                raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
-            params = sampling_params(request.sampling, seed, self._stop_token_ids)
-            # In place of the time: requests of one moment would be ordered by the text of their numbers.
-            arrival, priority = float(request_id), -1 if request.is_urgent else 0
-            self._engine.add_request(
-                request_id, {"prompt_token_ids": token_ids}, params, arrival_time=arrival, priority=priority
-            )
-        except (ValueError, VLLMClientError) as error:
-            raise PromptError(
-                f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Mend or remove that item of the "
-                f"data set, or its tokenizer."
-            ) from error
 
     def _finish(self, output: Any) -> None:
         import numpy as np
 
         sample = self._samples.pop(output.request_id)
         (result,) = output.outputs
-        self._close_segment(sample, len(result.token_ids))
+        sample.close_segment(self.policy_version, len(result.token_ids))
         group, request = sample.group, sample.group.request
         versions, lengths = zip(*sample.segments, strict=True)
         group.completions[sample.index] = Completion(
@@ -264,7 +254,3 @@ class Sampler:
             completions = tuple(group.completions[index] for index in range(len(request.seeds)))
             prompt_token_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)
             group.future.set_result(GroupSamples(request.ordinal, prompt_token_ids, completions))
-
-    def _close_segment(self, sample: _PendingSample, num_tokens: int) -> None:
-        already = sum(length for _, length in sample.segments)
-        sample.segments.append((self.policy_version, num_tokens - already))

@@ -5,10 +5,8 @@ Runs in the engine's process. `hpc-grpo env` imports it too: without vLLM.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config
@@ -35,7 +33,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    # numpy's own threads: nobody uses them, and a process that has threads is no template (driver/template.py).
+    # numpy's own threads: nobody uses them, and a process that has threads is no template (template/server.py).
     "OPENBLAS_NUM_THREADS": "1",
     # An engine's workers share a node: vLLM's Gloo groups, which know no password, need no other network.
     "GLOO_SOCKET_IFNAME": "lo",
@@ -105,14 +103,6 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     return options
 
 
-def put_to_sleep(engine: Any) -> None:
-    """Have vLLM give back the GPU's memory, weights and KV cache (level 2): the next publish brings weights anew.
-
-    On CPU it pauses and empties its prefix cache just so, and keeps the memory: its build for CPUs has no such pool.
-    """
-    engine.sleep(level=2)
-
-
 def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) -> Any:
     """Return vLLM's parameters of one completion, which has a seed of its own."""
     from vllm import SamplingParams
@@ -135,15 +125,6 @@ def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) ->
         spaces_between_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def end_profile(engine: Any) -> dict[str, bytes]:
-    """End vLLM's profile (`metrics.profile_steps`); return its files by name, which are removed where they were."""
-    engine.stop_profile()
-    folder = Path(engine.vllm_config.profiler_config.torch_profiler_dir)
-    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    shutil.rmtree(folder)
-    return files
 
 
 def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> Any:

@@ -302,9 +302,9 @@ ROWS = (
     Row("checkpoint_state_freq", "checkpoint.every", _state_every, default=200,
         also={"checkpoint_state_dir": None}),
     Row("keep_last_n_checkpoints", "checkpoint.keep_exports", table.positive, default=3),
-    Row("with_tracking", "metrics.wandb_mode", lambda value, _: "auto" if value else "disabled", default=False),
-    Row("wandb_project_name wandb_project", "metrics.wandb_project", default="open_instruct_internal"),
-    Row("wandb_entity", "metrics.wandb_entity"),
+    Row("with_tracking", "metrics.wandb.mode", lambda value, _: "auto" if value else "disabled", default=False),
+    Row("wandb_project_name wandb_project", "metrics.wandb.project", default="open_instruct_internal"),
+    Row("wandb_entity", "metrics.wandb.entity"),
     Row("deepspeed_zpg deepspeed_offload_param deepspeed_checkpoint_load_universal gather_whole_model fsdp_* "
         "fused_optimizer compile_model activation_* attn_implementation dtype use_cache bnb_4bit_quant_type "
         "use_bnb_nested_quant",

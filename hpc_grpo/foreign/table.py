@@ -325,7 +325,7 @@ engine = choice({"vllm": "", "sglang": "SGLang samples there, vLLM here", None: 
 def reporters(value: Any, _theirs: Theirs) -> dict[str, Any]:
     names = as_list(value)
     return {
-        "metrics.wandb_mode": "auto" if {"all", "wandb"} & {*names} else "disabled",
+        "metrics.wandb.mode": "auto" if {"all", "wandb"} & {*names} else "disabled",
         "metrics.tensorboard": bool({"all", "tensorboard"} & {*names}),
     }
 

@@ -365,8 +365,8 @@ ROWS = (
     Row("load_best_model_at_end", convert=only(False, why="the export at the end is the last step's")),
     Row("eval_strategy", convert=_eval, default="no", also={"eval_steps": None, "num_generations_eval": None}),
     Row("report_to", convert=table.reporters, default="none"),
-    Row("wandb_project", "metrics.wandb_project"),
-    Row("wandb_entity", "metrics.wandb_entity"),
+    Row("wandb_project", "metrics.wandb.project"),
+    Row("wandb_entity", "metrics.wandb.entity"),
     Row("num_completions_to_print log_completions log_unique_prompts log_multimodal log_completions_hub_repo",
         note="rollouts are always written"),
     Row("do_eval do_train do_predict eval_on_start eval_delay per_device_eval_batch_size eval_accumulation_steps "

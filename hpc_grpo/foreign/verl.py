@@ -213,7 +213,7 @@ ROWS = (
     Row("trainer.experiment_name", "run.name", default="gsm8k"),
     Row("trainer.default_local_dir", "run.root", lambda value, _: value or "checkpoints",
         note="the run is NAME below it, with all of it inside"),
-    Row("trainer.project_name", "metrics.wandb_project", default="verl_examples"),
+    Row("trainer.project_name", "metrics.wandb.project", default="verl_examples"),
     Row("trainer.logger", convert=table.reporters, default=["console", "wandb"]),
     Row("trainer.nnodes", convert=_nodes, default=1, also={"trainer.n_gpus_per_node": 8}),
     Row(f"{_ROLLOUT}.tensor_model_parallel_size", convert=_parallel_engine, default=2),

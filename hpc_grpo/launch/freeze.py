@@ -6,8 +6,9 @@ A run is resumed only with the config it was started with, but for the keys of C
 from __future__ import annotations
 
 import re
+import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,25 @@ from typing import Any
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.secrets import refuse_secrets
-from hpc_grpo.launch.snapshot import check_snapshot, take_snapshot
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.checkpoint import find_checkpoint, valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, read_record, write_record
 from hpc_grpo.run.frozen_config import differences, read_config, rewrite_config, write_config
 from hpc_grpo.run.inputs import accept_changes
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import (
+    PACKAGE,
+    changed_functions,
+    copy_problems,
+    copy_source,
+    copyable,
+    runs_from_copy,
+    sums_of,
+    written_sums,
+)
+from hpc_grpo.system.commands import run_command
+from hpc_grpo.system.say import say
+from hpc_grpo.system.secret import secret_keys, without_secrets
 
 CHANGEABLE: dict[str, str] = {
     "train.total_steps": "extends or shortens the run",
@@ -68,23 +80,28 @@ class Frozen:
 def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, accepts_changes: bool = False) -> Frozen:
     """Create the run directory, or take up the one that is there. One that never trained takes another config.
 
-    `accepts_changes`: go on with data, tokenizer, functions and package as they are now, and record that.
-
-    Raises ConfigError when it cannot be written, belongs to another config or holds none of its own any more, when
-    what it runs from is damaged or has changed, and for secrets in the config.
+    `accepts_changes`: go on with data, tokenizer, functions and package as they are now, and record that. Raises
+    ConfigError where the config is not the run's or holds a secret, and where the run's files are gone or have changed.
     """
     refuse_secrets(config)
     run = RunDir(config.run_path)
     run.create()
+    now = {
+        "version": __version__,
+        "created_at": time.time(),
+        "working_dir": str(Path.cwd()),
+        "argv": list(argv),
+        "overrides": list(overrides),
+    }
     if run.has_config():
-        return _take_up(run, config, _Command(argv, overrides, accepts_changes))
+        return _take_up(run, config, now, accepts_changes)
     if not _never_trained(run):
         raise ConfigError(
             f"{run.path} holds a run that has trained, and its {run.config.name} is gone: which config it trained with "
             f"is not known. Bring the file back, or choose another run.name."
         )
     write_config(run, config)
-    _write_source(run, {**_source(argv, overrides), **take_snapshot(run, config, Path.cwd())})
+    _write_source(run, {**now, "resumed": [], **take_snapshot(run, config, Path.cwd())})
     return Frozen(run, config, True, {})
 
 
@@ -125,33 +142,35 @@ def may_change(key: str) -> bool:
     return any(re.fullmatch(_pattern(entry), key) for entry in CHANGEABLE)
 
 
-@dataclass(frozen=True)
-class _Command:
-    """The command that hands a run in again."""
-
-    argv: Sequence[str]
-    overrides: Sequence[str]
-    accepts_changes: bool
+def _pattern(entry: str) -> str:
+    return re.escape(entry).replace(r"\*", "[0-9]+") + (".+" if entry.endswith(".") else "")
 
 
-def _take_up(run: RunDir, config: Config, command: _Command) -> Frozen:
+def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_changes: bool) -> Frozen:
     changed = differences(read_config(run), config)
     if forbidden := _forbidden(run, changed):
         raise ConfigError(
             f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{forbidden}\n"
             f"Choose another run.name, or give the values of that run to resume it. {_MAY_CHANGE}"
         )
-    source = read_record(run.source, _resumable) or _source(command.argv, command.overrides)
-    source["working_dir"] = str(_start_folder(run, Path(source["working_dir"]), command))
+    source = read_record(run.source, _resumable) or {**now, "resumed": []}
     folder = Path(source["working_dir"])
-    takes_copy = command.accepts_changes or _never_trained(run)
+    if not folder.is_dir():
+        if not accepts_changes:
+            raise ConfigError(
+                f"The run in {run.path} was started in {folder}, which is gone, and relative paths of its config are "
+                f"relative to that folder. From where they are now: hpc-grpo resume {run.path} --accept-changes"
+            )
+        folder = Path.cwd()
+        source["working_dir"] = str(folder)
+    takes_copy = accepts_changes or _never_trained(run)
     if takes_copy:
         source |= take_snapshot(run, config, folder)
     else:
         check_snapshot(run, config, source, folder)
         find_checkpoint(run, check_hashes=False)
-    if command.accepts_changes:
-        accept_changes(run, command.argv)
+    if accepts_changes:
+        accept_changes(run, now["argv"])
     # Also a damaged one, and one of a run that was moved.
     if takes_copy or "copy" not in source:
         write_config(run, config)
@@ -159,24 +178,10 @@ def _take_up(run: RunDir, config: Config, command: _Command) -> Frozen:
         rewrite_config(run, config, changed)
     if run.is_complete() and _extends(changed):
         run.complete_marker.unlink()
-    now = _source(command.argv, command.overrides)
-    taken_up = {key: value for key, value in now.items() if key != "resumed"}
     pairs = {key: list(pair) for key, pair in changed.items()}
-    source["resumed"].append({**taken_up, "changed": pairs, "accepts_changes": command.accepts_changes})
+    source["resumed"].append({**now, "changed": pairs, "accepts_changes": accepts_changes})
     _write_source(run, source)
     return Frozen(run, config, False, changed)
-
-
-def _start_folder(run: RunDir, before: Path, command: _Command) -> Path:
-    """Return the folder that relative paths are relative to. Raises ConfigError where it is gone, if not accepted."""
-    if before.is_dir():
-        return before
-    if command.accepts_changes:
-        return Path.cwd()
-    raise ConfigError(
-        f"The run in {run.path} was started in {before}, which is gone, and relative paths of its config are relative "
-        f"to that folder. From where they are now: hpc-grpo resume {run.path} --accept-changes"
-    )
 
 
 def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
@@ -198,17 +203,6 @@ def _never_trained(run: RunDir) -> bool:
     return not (is_queued or has_steps or has_checkpoint)
 
 
-def _source(argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
-    return {
-        "version": __version__,
-        "created_at": time.time(),
-        "working_dir": str(Path.cwd()),
-        "argv": list(argv),
-        "overrides": list(overrides),
-        "resumed": [],
-    }
-
-
 def _resumable(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "working_dir": str(values["working_dir"]), "resumed": [*values["resumed"]]}
 
@@ -217,5 +211,77 @@ def _write_source(run: RunDir, source: dict[str, Any]) -> None:
     write_record(run.source, source, keep_copy=True)
 
 
-def _pattern(entry: str) -> str:
-    return re.escape(entry).replace(r"\*", "[0-9]+") + (".+" if entry.endswith(".") else "")
+def refuse_secrets(config: Config) -> None:
+    """Raise ConfigError that names the keys whose texts hold a secret."""
+    if found := secret_keys(config.model_dump(mode="json")):
+        raise ConfigError(
+            f"The config must not hold secrets, and these keys do: {', '.join(found)}. config.yaml is kept and shared, "
+            f"and every user of a node sees the arguments of a command. Export the secret, and name its variable: in "
+            f"launch.pass_env, in api_key_env of a reward, or as $NAME in a shell line."
+        )
+
+
+_GIT_DEADLINE_S = 10.0
+"""Bounds all questions to git together: on a busy file system it looks at every file of the checkout."""
+_MAX_DIFF_CHARACTERS = 4_000_000
+_SHOWN = 4
+
+
+def take_snapshot(run: RunDir, config: Config, folder: Path) -> dict[str, Any]:
+    """Copy the package and the user's functions into the run; return what `source.json` says of it.
+
+    Relative paths of the config are relative to `folder`.
+    """
+    checkout = PACKAGE.parent
+    git, diff = git_state(checkout)
+    return {"git": git, "copy": copy_source(run, copyable(config, folder), diff)}
+
+
+def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folder: Path) -> None:
+    """Raise ConfigError where the run's copy is damaged, or the user has changed functions that it holds.
+
+    Another installed package is no error: the run goes on with its copy, and says so.
+    """
+    digest = source.get("copy")
+    if digest is None or runs_from_copy():  # begun before there were copies; a link, whose start has looked
+        return
+    again = "the same command with --accept-changes"
+    if wrong := copy_problems(run, digest):
+        raise ConfigError(
+            f"The run's own copy of hpc-grpo in {run.source_dir} is damaged: {'; '.join(wrong[:_SHOWN])}"
+            f"{f'; and {len(wrong) - _SHOWN} more' if len(wrong) > _SHOWN else ''}.\n"
+            f"To copy the installed one ({PACKAGE}) and have that recorded: {again}"
+        )
+    if changed := changed_functions(run, config, folder):
+        raise ConfigError(
+            f"Changed since the run started, which runs with its copies in {run.source_dir}: {', '.join(changed)}.\n"
+            f"Bring the files back; or, to train on with what they are now and have that recorded: {again}"
+        )
+    prefix = f"{PACKAGE.name}/"
+    copied = {name: digest for name, digest in written_sums(run).items() if name.startswith(prefix)}
+    if copied != {f"{prefix}{name}": digest for name, digest in sums_of(PACKAGE).items()}:
+        say(
+            f"The run goes on with its own copy of hpc-grpo; the installed one differs. To take that: {again}",
+            sys.stderr,
+        )
+
+
+def git_state(checkout: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return commit and dirty flag of the package's checkout, and its diff to that commit without secrets.
+
+    None and "" where it is no checkout. Where git does not answer in time, commit or flag are None.
+    """
+    deadline = time.monotonic() + _GIT_DEADLINE_S
+
+    def git(*words: str) -> str | None:
+        left_s = max(deadline - time.monotonic(), 0.1)
+        answer = run_command(["git", "--no-optional-locks", "-C", str(checkout), *words], left_s)
+        return None if answer.error else answer.text
+
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top.strip()) != checkout:
+        return None, ""
+    commit, status, diff = git("rev-parse", "HEAD"), git("status", "--porcelain"), git("diff", "HEAD")
+    state = {"commit": commit and commit.strip(), "dirty": None if status is None else bool(status.strip())}
+    kept = diff or ""
+    return state, without_secrets(kept) if len(kept) <= _MAX_DIFF_CHARACTERS else f"left out: {len(kept)} characters\n"

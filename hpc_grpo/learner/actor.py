@@ -1,8 +1,7 @@
-"""The learner actor: the face that the driver calls on a Learner and on its node's weight publisher.
+"""The learner actor, one per rank: the driver's calls to a Learner and to its node's weight publisher.
 
-Runs in a Ray actor, one per rank. Consumes whole sequences, or references to samples with their advantages: these are
-fetched here, so that token arrays never pass through the driver. Waits for the other learners: every call is a
-collective of all of them, but for the writing of a checkpoint, which runs beside training.
+Every call is a collective of all learners, but for the writing of a checkpoint, which runs beside training. Samples are
+fetched here by their references: token arrays never pass through the driver.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Minibatch, ParameterSpec, RemoteGroup, RemoteMinibatch, TrainSequence
 
 if TYPE_CHECKING:
-    from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.learner.publish import WeightPublisher
     from hpc_grpo.metrics.reductions import Reduction
     from hpc_grpo.types import Float32Array
     from hpc_grpo.weights.node_group import GroupMembership
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 
 WRITING = "writing"
-"""The concurrency group of what runs beside training: each group of an actor has a thread of its own."""
+"""The concurrency group of what runs beside training, on a thread of its own."""
 
 
 class LearnerActor:
@@ -48,31 +45,27 @@ class LearnerActor:
     def __init__(
         self, config: Config, rank: int, world_size: int, total_optimizer_steps: int, keeper: Any = None
     ) -> None:
-        """Make the actor; `keeper` is that of the head's disk where this node does not see it (run/keeper.py)."""
+        """`keeper` is the actor of the head's disk where this node does not see that disk (run/keeper.py)."""
         dump_stacks_on_signal("learner")
         PULSE.open("learner", patience_of_actor(config))
         # Before torch is imported, whose threads inherit the cores.
         if config.placement.bind_cores and (said := keep_near_gpus()):
             print(said, flush=True)
-        self._config = config
-        self._algorithm = algorithm_of(config)
-        self._rank = rank
-        self._world_size = world_size
-        self._keeper = keeper
-        self._total_optimizer_steps = total_optimizer_steps
-        self._publisher: WeightPublisher | None = None
+        self._config, self._keeper, self._algorithm = config, keeper, algorithm_of(config)
+        self._rank, self._world_size, self._total_optimizer_steps = rank, world_size, total_optimizer_steps
 
     def start(self, rendezvous: Any) -> None:
         """Join the other learners, who meet at the actor `rendezvous` (None for a single one), and load the model."""
-        from hpc_grpo.learner.heads_disk import disk_of
+        from hpc_grpo.learner.group import RendezvousStore
+        from hpc_grpo.learner.head_disk import disk_of
         from hpc_grpo.learner.learner import Learner
-        from hpc_grpo.learner.rendezvous_store import RendezvousStore
+
+        def call(method: str, *args: Any) -> Any:
+            return ray.get(getattr(rendezvous, method).remote(*args))
 
         # Held here: torch keeps only the part of it that is not Python.
-        self._store = RendezvousStore(rendezvous) if rendezvous is not None else None
-        self._learner: Learner = Learner(
-            self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps
-        )
+        self._store = RendezvousStore(call) if rendezvous is not None else None
+        self._learner = Learner(self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps)
         if self._learner.device.type == "cuda":
             METER.watch_gpus()
         self._learner.files.disk = disk_of(self._keeper, self._config.run_path)
@@ -80,23 +73,22 @@ class LearnerActor:
     def train(
         self, minibatches: Sequence[RemoteMinibatch], record: Path | None, measured: Sequence[RemoteGroup] | None
     ) -> dict[str, Reduction]:
-        """Train on this learner's share of a step, which is put on `record` where that names a folder.
-
-        `measured` is its share of what tells the mismatch (`Batch.measured`).
-        """
+        """Train on this learner's share of a step; `record`: a folder to keep it in. `measured`: see `Batch`."""
         with PULSE.working("train"):
-            fetched = [self._fetch(minibatch) for minibatch in minibatches]
+            fetched = []
+            for minibatch in minibatches:
+                sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)]
+                sequences += self._sequences([item for item in minibatch.items if isinstance(item, RemoteGroup)])
+                fetched.append(Minibatch(tuple(sequences), minibatch.num_valid_tokens, minibatch.num_sequences))
             if record is not None:
                 from hpc_grpo.learner.record import save_share
 
-                save = functools.partial(
-                    save_share, self._learner.files.disk, record, self._rank, self._world_size, fetched
-                )
-                when_there_is_space(save, "the step's batch")
+                save = functools.partial(save_share, self._learner.files.disk, record, self._rank, self._world_size)
+                when_there_is_space(functools.partial(save, fetched), "the step's batch")
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def usage(self) -> Usage:
-        """Return what it used since the call before; busy while it computes without waiting for other learners."""
+        """Return the usage since the call before; busy is what it computes without waiting for other learners."""
         return METER.read()
 
     def start_profile(self) -> None:
@@ -106,7 +98,6 @@ class LearnerActor:
         }
 
     def stop_profile(self) -> dict[str, bytes]:
-        """Return the contents of the profile's files, by the ends of their names."""
         return {suffix: profile.stop() for suffix, profile in self._profiles.items()}
 
     def free_cached_memory(self) -> None:
@@ -119,8 +110,7 @@ class LearnerActor:
     def stage_checkpoint(self, path: Path, driver_state: dict[str, Any], behind: bool) -> None:
         from hpc_grpo.learner.checkpoint import CheckpointWriter
 
-        self._writer = CheckpointWriter(self._learner)
-        self._writer.stage(path, driver_state, behind=behind)
+        self._writer = CheckpointWriter(self._learner, path, driver_state, behind=behind)
 
     def write_checkpoint(self) -> tuple[FileEntry, ...]:
         return self._writer.write()
@@ -140,7 +130,7 @@ class LearnerActor:
         load_checkpoint(self._learner, path)
 
     def export(self, path: Path) -> None:
-        from hpc_grpo.learner.export import export_model
+        from hpc_grpo.learner.checkpoint import export_model
 
         export_model(self._learner, path)
 
@@ -153,43 +143,32 @@ class LearnerActor:
         from hpc_grpo.weights.cuda import open_store
         from hpc_grpo.weights.node_group import RENDEZVOUS
 
-        if not writes:
-            self._publisher = WeightPublisher(spec.layout, self._learner.gathered, None)
-            return None
-        folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
-        # One left by a driver before this one: its group's addresses would be taken for this one's.
-        (folder / RENDEZVOUS).unlink(missing_ok=True)
-        store = open_store(folder, spec, create=True)
+        folder = store = None
+        if writes:
+            folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
+            # One left by a driver before this one: its group's addresses would be taken for this one's.
+            (folder / RENDEZVOUS).unlink(missing_ok=True)
+            store = open_store(folder, spec, create=True)
         self._publisher = WeightPublisher(spec.layout, self._learner.gathered, store)
         return folder
 
     def join_weight_group(self, membership: GroupMembership) -> None:
         from hpc_grpo.weights.node_group import NodeGroup
 
-        self._require_publisher().join(NodeGroup(membership))
+        self._publisher.group = NodeGroup(membership)
 
     def stage_weights(self, version: int) -> StoredVersion | None:
-        return self._require_publisher().stage(version)
+        return self._publisher.stage(version)
 
     def announce_weights(self) -> None:
-        self._require_publisher().announce()
+        self._publisher.announce()
 
     def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
         """Return the logprobs `[C]` of the tokens of each completion of `prompt`, in nats."""
         with PULSE.working("publish"):
             return self._learner.score(prompt, completions)
 
-    def _fetch(self, minibatch: RemoteMinibatch) -> Minibatch:
-        groups = [item for item in minibatch.items if isinstance(item, RemoteGroup)]
-        sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)] + self._sequences(groups)
-        return Minibatch(tuple(sequences), minibatch.num_valid_tokens, minibatch.num_sequences)
-
     def _sequences(self, groups: Sequence[RemoteGroup]) -> list[TrainSequence]:
         fetched = zip(groups, ray.get([group.samples for group in groups]), strict=True)
         made = [self._algorithm.sequences(samples, group.advantages, group.valid) for group, samples in fetched]
         return list(itertools.chain(*made))
-
-    def _require_publisher(self) -> WeightPublisher:
-        if self._publisher is None:
-            raise RuntimeError("the weight store was used before open_weight_store")
-        return self._publisher

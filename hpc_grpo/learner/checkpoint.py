@@ -1,21 +1,22 @@
-"""Saves and restores everything a learner's next step depends on.
+"""Saves and restores everything a learner's next step depends on, and exports the policy for others.
 
-Consumes DeepSpeed's state on every rank (weights, optimizer, schedule) and the random number generators; produces one
-folder that a manifest proves whole. Resuming from it with as many ranks is bit-identical. Staging and loading are
-collectives: they wait for all ranks. Writing what was staged, and publishing it, waits for no training.
+A checkpoint is DeepSpeed's state on every rank (weights, optimizer, schedule), the random number generators and a
+manifest of all files. A resume with as many ranks is bit-identical. Staging, loading and exporting are collectives:
+they wait for all ranks. Writing what was staged, and publishing it, waits for no training.
 
-Another number of ranks loads DeepSpeed's universal form, which holds every parameter and its optimizer state whole. It
-lies beside the checkpoint for as long as loading takes, or in a folder of the caller's.
+Another number of ranks loads DeepSpeed's universal form, which this module, run as a program, writes beside the
+checkpoint for as long as loading takes.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,43 +24,40 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from hpc_grpo.config import Config
+from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
+from hpc_grpo.learner.model import PolicyModel, gathered
+from hpc_grpo.learner.staging import deepspeed_globals
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
 from hpc_grpo.run.files import publish_dir, staging_path, start_staging
 from hpc_grpo.run.source import own_command
+from hpc_grpo.types import ParameterSpec
+from hpc_grpo.weights.store import bucket_layout
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
 
-TAG = "deepspeed"
-"""DeepSpeed's folder in a checkpoint."""
-
-_WORKERS = 2
-"""Processes that convert: each holds one rank's optimizer state in memory."""
-
-_COPIES = 2
-"""The conversion writes every byte twice: in fragments first, then whole."""
-
-_SHOWN_LINES = 5
+TAG = "deepspeed"  # DeepSpeed's folder in a checkpoint
+_COPIES = 2  # the conversion to the universal form writes every byte twice: in fragments first, then whole
+_TOKENIZER_FILES = (
+    "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json",
+    "chat_template*",
+)  # fmt: skip
 
 
 class CheckpointWriter:
-    """One learner's part in a checkpoint: `stage` with all others, `write` on any thread, then `publish` on rank 0.
+    """One learner's part in a checkpoint: made by all together, then `write` on any thread, then `publish` on rank 0.
 
     One checkpoint at a time. Each call raises HpcGrpoError when a file cannot be written; older checkpoints are
     untouched, and one of the same step is replaced only once the new one is whole.
     """
 
-    def __init__(self, learner: Learner) -> None:
-        self._learner = learner
-        self._directory: Path
-        self._manifest: Manifest
-        self._begun = 0.0
-
-    def stage(self, directory: Path, driver_state: dict[str, Any], *, behind: bool) -> None:
-        """Take the state as it is now: if `behind` into host memory, to be written later, else to disk. Collective."""
-        learner, self._directory, self._begun = self._learner, directory, time.monotonic()
+    def __init__(self, learner: Learner, directory: Path, driver_state: dict[str, Any], *, behind: bool) -> None:
+        """Stage the state of now: if `behind` in host memory, to be written later, else on disk. A collective."""
+        self._learner, self._directory, self._begun = learner, directory, time.monotonic()
         staging, stage = learner.files.disk.here(staging_path(directory)), learner.config.train.zero_stage
         self._manifest = Manifest(learner.policy_version, learner.world_size, stage, (), driver_state)
         with _named_errors(directory):
@@ -111,56 +109,43 @@ def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = 
     Needs `write_universal` before it, into the same folder, where another number of learners wrote it. Raises
     ConfigError if it is no whole checkpoint, or was written under another ZeRO stage.
     """
-    disk = learner.files.disk
+    disk, engine = learner.files.disk, learner.ds_engine
     with disk.opened(directory) as here:
-        manifest = _loadable(here, directory, learner)
+        manifest = read_manifest(here)
+        if manifest is None:
+            raise ConfigError(f"{directory} is no checkpoint: its manifest.json is missing or unreadable.")
+        if wrong := problems(here, manifest, check_hashes=False):
+            raise ConfigError(f"Checkpoint {directory} is damaged: {'; '.join(wrong)}. Remove it to use an older one.")
+        if manifest.zero_stage != learner.config.train.zero_stage:
+            raise ConfigError(
+                f"Checkpoint {directory} was written with train.zero_stage = {manifest.zero_stage}; set it so again."
+            )
         is_resharded = manifest.world_size != learner.world_size
-        if is_resharded:
-            with (
-                disk.opened(universal or universal_folder(directory), whole=True) as rewritten,
-                universal_loading(learner.ds_engine),
-            ):
-                _load_engine(learner, rewritten, directory)
-        else:
-            _load_engine(learner, here, directory)
+        rewritten = disk.opened(universal or staging_path(_universal(directory)), whole=True)
+        with (
+            rewritten if is_resharded else nullcontext(here) as folder,
+            _universal_loading(engine) if is_resharded else nullcontext(),
+        ):
+            if engine.load_checkpoint(str(folder), tag=TAG)[0] is None:
+                raise ConfigError(f"DeepSpeed found no state in {directory}.")
         for part in learner.parts:
             part.load(here, learner.files)
         _restore_rng(learner.files.load(str(here / f"rng_rank_{learner.rank % manifest.world_size}.pt")))
     return manifest.driver_state
 
 
-def _loadable(here: Path, directory: Path, learner: Learner) -> Manifest:
-    """Return the manifest of the checkpoint `directory`, which is `here`. Raises ConfigError as `load_checkpoint`."""
-    manifest = read_manifest(here)
-    if manifest is None:
-        raise ConfigError(f"{directory} is no checkpoint: its manifest.json is missing or unreadable.")
-    if wrong := problems(here, manifest, check_hashes=False):
-        raise ConfigError(f"Checkpoint {directory} is damaged: {'; '.join(wrong)}. Remove it to use an older one.")
-    if manifest.zero_stage != learner.config.train.zero_stage:
-        raise ConfigError(
-            f"Checkpoint {directory} was written with train.zero_stage = {manifest.zero_stage}; set it so again."
-        )
-    return manifest
-
-
-def _load_engine(learner: Learner, folder: Path, directory: Path) -> None:
-    loaded, _ = learner.ds_engine.load_checkpoint(str(folder), tag=TAG)
-    if loaded is None:
-        raise ConfigError(f"DeepSpeed found no state in {directory}.")
-
-
-def universal_folder(checkpoint: Path) -> Path:
-    """Return the folder of the universal form. It has a staging name, so `recover_dirs` removes a leftover."""
-    return staging_path(_beside(checkpoint))
+def _universal(checkpoint: Path) -> Path:
+    """Return the folder whose staging folder holds the universal form: `recover_dirs` removes a leftover."""
+    return checkpoint.with_name(f"{checkpoint.name}_universal")
 
 
 def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
-    """Write the universal form of `checkpoint / TAG` into `folder`, or beside it (`universal_folder`).
+    """Write the universal form of `checkpoint / TAG` into `folder`, or beside it.
 
     Long for a large model: let no learner wait in a collective. Raises LaunchError without the disk space for it, or
     when DeepSpeed's conversion fails.
     """
-    source, target = checkpoint / TAG, (folder or start_staging(_beside(checkpoint))) / TAG
+    source, target = checkpoint / TAG, (folder or start_staging(_universal(checkpoint))) / TAG
     needed = _COPIES * sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
     free = shutil.disk_usage(target.parent).free
     if free < needed:
@@ -170,17 +155,18 @@ def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
             f"in {target.parent}; {free / 2**30:.1f} are free. Free some, or {instead}."
         )
     # A process of its own: it forks workers, which a learner with its threads must not.
-    command = own_command("-m", "hpc_grpo.learner.universal_program", "--inject_missing_state")
+    command = own_command("-m", "hpc_grpo.learner.checkpoint", "--inject_missing_state")
     command += ["--input_folder", str(source), "--output_folder", str(target)]
-    command += ["--num_extract_workers", str(_WORKERS), "--num_merge_workers", str(_WORKERS)]
+    # Each worker holds one rank's optimizer state in memory.
+    command += ["--num_extract_workers", "2", "--num_merge_workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = "\n  ".join(done.stderr.strip().splitlines()[-_SHOWN_LINES:])
+        last = "\n  ".join(done.stderr.strip().splitlines()[-5:])
         raise LaunchError(f"DeepSpeed could not rewrite {checkpoint} for another number of learners:\n  {last}")
 
 
 @contextmanager
-def universal_loading(engine: Any) -> Iterator[None]:
+def _universal_loading(engine: Any) -> Iterator[None]:
     """Have the engine load a universal form, and put right what DeepSpeed 0.19 makes of the optimizer under ZeRO-3.
 
     It gives all parameter groups the settings of the first one, and all their states one and the same step counter,
@@ -199,16 +185,12 @@ def universal_loading(engine: Any) -> Iterator[None]:
         state["step"] = state["step"].clone().to(parameter.device)
 
 
-def _beside(checkpoint: Path) -> Path:
-    return checkpoint.with_name(f"{checkpoint.name}_universal")
-
-
 def _rng_state() -> dict[str, Any]:
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (str(name), [int(key) for key in keys], int(position), int(has_gauss), float(cached)),
+        "numpy": (name, [int(key) for key in keys], *rest),
         "python": random.getstate(),
     }
 
@@ -217,7 +199,50 @@ def _restore_rng(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+
+
+def export_model(learner: Learner, directory: Path) -> None:
+    """Write the policy in Hugging Face format, atomically, on rank 0: for `from_pretrained` and vLLM.
+
+    Tied weights are stored once; `from_pretrained` ties them again.
+    """
+    weights = full_weights(learner.model, learner.parameter_specs())
+    if learner.rank == 0:
+        staging = start_staging(directory)
+        learner.model.language_model.save_pretrained(staging, state_dict=weights)
+        copy_tokenizer(learner.config, staging)
+    del weights
+    for part in learner.parts:
+        part.export(staging_path(directory))
+    if learner.rank == 0:
+        publish_dir(directory)
+    dist.barrier()
+
+
+def full_weights(model: PolicyModel, specs: Sequence[ParameterSpec]) -> dict[str, Tensor]:
+    """Return copies of the parameters in rank 0's host memory, and nothing elsewhere; a collective under ZeRO-3."""
+    weights: dict[str, Tensor] = {}
+    for bucket in bucket_layout(specs).buckets:
+        with gathered(model, bucket.names) as parameters:
+            if dist.get_rank() == 0:
+                weights.update({name: tensor.cpu().clone() for name, tensor in parameters.items()})
+    return weights
+
+
+def copy_tokenizer(config: Config, folder: Path) -> None:
+    """Copy the tokenizer's files: loaded and saved by its class, they may become something else."""
+    source = model_folder(config.model.path)
+    for file in {file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}:
+        shutil.copyfile(file, folder / file.name)
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    # The program of `write_universal`, and its workers: DeepSpeed's own would run a planted pickle at every read.
+    from deepspeed.checkpoint import ds_to_universal
+
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # torch heeds it whatever its caller says
+    torch.serialization.add_safe_globals(deepspeed_globals())
+    if __name__ == "__main__":
+        ds_to_universal.main(ds_to_universal.parse_arguments())

@@ -1,13 +1,14 @@
-"""The learners' process group.
+"""The learners' process group, and the store in which its ranks meet.
 
 The group is set up before DeepSpeed, which adopts it. By itself DeepSpeed reads rank and address from environment
-variables, listens on every interface, and compiles a shared-memory kernel on its first start on a CPU.
+variables, listens on every interface, and compiles a shared-memory kernel at its first start on a CPU.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,27 +16,69 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_LOOPBACK = "lo"
+
+class RendezvousStore(dist.Store):  # type: ignore[misc]
+    """The `Rendezvous` actor as torch.distributed takes it; `call(method, *args)` calls a method of the actor.
+
+    Reads wait up to the store's timeout. torch calls from threads of its own too, and holds only the part of a store
+    that is not Python: the caller has to keep this object.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def set(self, key: str, value: bytes) -> None:
+        self._call("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._wait([key], self.timeout)[0]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        self._wait(keys, self.timeout if timeout is None else timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._call("add", key, amount))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        return bytes(self._call("compare_set", key, expected, desired))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._call("has", keys))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._call("delete", key))
+
+    def clone(self) -> RendezvousStore:
+        """Return another view of the same rendezvous: torch takes one where it splits a group."""
+        return RendezvousStore(self._call)
+
+    deleteKey = delete_key  # noqa: N815 - torch looks the method up under the name of its C++ interface
+
+    def _wait(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        values: list[bytes] | None = self._call("get", keys, timeout.total_seconds())
+        if values is None:
+            raise dist.DistStoreError(f"After {timeout.total_seconds():.0f} s no value of {', '.join(keys)}.")
+        return values
 
 
-def init_process_group(rank: int, world_size: int, device: Any, store: Any = None, timeout_s: float = 1800.0) -> None:
+def init_process_group(rank: int, world_size: int, device: torch.device, store: Any = None) -> None:
     """Create the default group (Gloo on CPU, NCCL on a GPU) and make DeepSpeed use it.
 
-    When it exists already, with the same rank and size, it is kept. A single learner needs no store and opens no port
-    beyond loopback. Raises ValueError without a store when `world_size` > 1, or when the process belongs to another
-    group.
+    An existing group of the same rank and size is kept. A single learner needs no store and opens no port beyond
+    loopback. Raises ValueError without a store when `world_size` > 1, or when the process belongs to another group.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
             raise ValueError(f"this process is already rank {dist.get_rank()} of {dist.get_world_size()}")
         return
-    is_cuda = torch.device(device).type == "cuda"
+    is_cuda = device.type == "cuda"
     if store is None:
         if world_size > 1:
             raise ValueError(f"a group of {world_size} learners needs a store")
         store = dist.HashStore()
-        if _LOOPBACK in {name for _, name in socket.if_nameindex()}:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+        if "lo" in {name for _, name in socket.if_nameindex()}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if is_cuda:
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -43,10 +86,19 @@ def init_process_group(rank: int, world_size: int, device: Any, store: Any = Non
         store=store,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-        device_id=torch.device(device) if is_cuda else None,
+        timeout=timedelta(minutes=30),
+        device_id=device if is_cuda else None,
     )
-    _adopt_in_deepspeed(rank, world_size, device)
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    # Overwritten: the values of another launcher around us are those of other ranks.
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(device.index or 0))
+    import deepspeed
+
+    if not is_cuda:
+        # DeepSpeed would otherwise compile its shared-memory collectives: 25 s, and a lock file that hangs the
+        # next start if killed meanwhile. Compatible ops are a module-level table that is made to be edited.
+        vars(deepspeed.ops)["__compatible_ops__"] = {}
+    deepspeed.comm.init_distributed()
 
 
 def of_all_ranks(rows: Tensor) -> Tensor:
@@ -63,17 +115,3 @@ def of_all_ranks(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded)
     return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
-
-
-def _adopt_in_deepspeed(rank: int, world_size: int, device: Any) -> None:
-    is_cuda = torch.device(device).type == "cuda"
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if is_cuda else "cpu")
-    # Overwritten: the values of another launcher around us are those of other ranks.
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(torch.device(device).index or 0))
-    import deepspeed
-
-    if not is_cuda:
-        # DeepSpeed would otherwise compile its shared-memory collectives: 25 s, and a lock file that hangs the
-        # next start if killed meanwhile. Compatible ops are a module-level table that is made to be edited.
-        vars(deepspeed.ops)["__compatible_ops__"] = {}
-    deepspeed.comm.init_distributed()

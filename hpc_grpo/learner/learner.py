@@ -7,9 +7,10 @@ Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3; a dead 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,31 +18,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpc_grpo.algorithms.objective import Preparation, TokenWeights
 from hpc_grpo.algorithms.tasks import algorithm_of
-from hpc_grpo.algorithms.terms import LossInputs, interpolated_proximal
+from hpc_grpo.algorithms.terms import LossInputs, LossOutput, interpolated_proximal, kl_k3
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.accumulator import MetricAccumulator
-from hpc_grpo.learner.group import init_process_group
-from hpc_grpo.learner.loading import check_packing
-from hpc_grpo.learner.minibatch import prepared, without_still
-from hpc_grpo.learner.mismatch import mismatch
-from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs, score
+from hpc_grpo.learner.critic import Critic
+from hpc_grpo.learner.group import init_process_group, of_all_ranks
+from hpc_grpo.learner.model import PolicyModel, check_packing, gathered, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
-from hpc_grpo.learner.parts.base import wanted_parts
-from hpc_grpo.learner.setup import build_engine, resolve_device, seed_everything
+from hpc_grpo.learner.parts import LearnerPart, Reference, Teacher
+from hpc_grpo.learner.setup import build_engine, resolve_device
 from hpc_grpo.learner.staging import StagedFiles
-from hpc_grpo.metrics.reductions import Mean, Reduction
+from hpc_grpo.metrics.reductions import EffectiveSampleSize, Max, Mean, Reduction
 from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 
 if TYPE_CHECKING:
     from hpc_grpo.types import Float32Array
 
+PARTS: list[type[LearnerPart]] = [Critic, Reference, Teacher]  # in the order in which a step calls them
+
 
 class Learner:
-    """One rank of the data-parallel group. Knows nothing of Ray: whoever starts the processes brings the store."""
+    """One rank of the data-parallel group. Knows nothing of Ray: the caller brings the store in which ranks meet."""
 
     def __init__(
         self,
@@ -51,21 +52,21 @@ class Learner:
         store: Any = None,
         total_optimizer_steps: int | None = None,
     ) -> None:
-        """Join the group, load the model and build the engine.
+        """Join the group, load the model and build the engine; a single rank needs no `store` of torch.distributed.
 
-        `store` is where the ranks meet, any store of torch.distributed; not needed for one rank.
-        `total_optimizer_steps` shapes the linear and cosine schedules; by default train.total_steps decides.
+        `total_optimizer_steps` is for the linear and cosine schedules; default: from train.total_steps.
         """
-        self.config = config
-        self.rank = rank
-        self.world_size = world_size
-        self.device = resolve_device(config)
+        self.rank, self.world_size, self.device = rank, world_size, resolve_device(config)
         if self.device.type == "cpu":
             torch.set_num_threads(config.train.num_threads or 1)
         init_process_group(rank, world_size, self.device, store)
-        seed_everything(config.run.seed + rank)
-        self.parts = wanted_parts(config, world_size, self.device)
-        self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, self.parts)
+        random.seed(config.run.seed + rank)
+        np.random.seed((config.run.seed + rank) % 2**32)
+        torch.manual_seed(config.run.seed + rank)
+        self.parts = [kind(config, world_size, self.device) for kind in PARTS if kind.is_wanted(config)]
+
+        changes = [part.change_policy for part in self.parts]
+        self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, changes)
         check_packing(self.model, f"model.path = {config.model.path}", self.device)
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
@@ -76,8 +77,8 @@ class Learner:
         """Take the loss of `config` from now on, and how it cuts sums; what was built stays as it is."""
         self.config = config
         self._objective = algorithm_of(config).objective()
-        adds_nothing = not any(part.is_in_loss for part in self.parts)
-        self.leaves_out_still = self._objective.is_still_without_advantage and adds_nothing
+        is_of_advantages_alone = all(type(part).loss_inputs is LearnerPart.loss_inputs for part in self.parts)
+        self.skips_zero_advantages = self._objective.is_still_without_advantage and is_of_advantages_alone
 
     @property
     def model(self) -> PolicyModel:
@@ -93,34 +94,37 @@ class Learner:
     ) -> dict[str, Reduction]:
         """Take one optimizer step for each minibatch; returns this rank's metrics, to be merged over ranks.
 
-        `measured` are this rank's share of the sequences that tell the mismatch; None on all ranks: nothing does.
+        `measured` is this rank's share of the sequences that the mismatch is measured on; None on all ranks: on none.
         A minibatch without a token to train on, on any rank, counts as a step and leaves the weights as they are.
-
-        Raises HpcGrpoError when a gradient is not finite: DeepSpeed then drops that update, and the steps no longer
-        mean what they count. Raises ConfigError for a sequence longer than the model's context, or without the versions
-        that are to be interpolated.
+        Raises HpcGrpoError when a gradient is not finite, and ConfigError as `check_sequences`.
         """
-        of_parts: dict[str, Reduction] = {}
+        metrics: dict[str, Reduction] = {}
+        budget, accumulator, first_version = budget_of(self.config), MetricAccumulator(), self.policy_version
         if measured is not None:
-            (of_rank,) = pack_equalised([measured], budget_of(self.config), self.device)
-            of_parts.update(mismatch(self.model, of_rank.batches))
+            ((batches, _),) = pack_equalised([measured], budget, self.device)
+            metrics.update(mismatch(self.model, batches))
         for part in self.parts:
-            minibatches, metrics = part.before_step(minibatches)
-            of_parts.update(metrics)
+            minibatches, of_part = part.before_step(minibatches)
+            metrics.update(of_part)
         shares = [minibatch.sequences for minibatch in minibatches]
-        self._check_sequences(shares)
-        accumulator = MetricAccumulator()
-        if self.leaves_out_still:
-            shares, left_out = without_still(shares, self._objective, accumulator)
-            of_parts.update(left_out)
-        packed = [each.batches for each in pack_equalised(shares, budget_of(self.config), self.device)]
-        proximal, proximal_version = self._proximal_logprobs(packed), self.policy_version
+        sequences = [own for share in shares for own in share]
+        check_sequences(sequences, self.model.language_model.config, self._objective.proximal, self.config)
+        if self.skips_zero_advantages:
+            # They stay in the divisor of the loss, and have no gradient: the step is the same without them.
+            skipped = [own for own in sequences if not own.advantages.any()]
+            num_skipped = sum(own.num_trained_tokens for own in skipped)
+            accumulator.left_out = num_skipped if self._objective.denominator == "tokens" else len(skipped)
+            metrics["tokens/left_out_fraction"] = Mean(num_skipped, sum(own.num_trained_tokens for own in sequences))
+            shares = [tuple(own for own in share if own.advantages.any()) for share in shares]
+        packed = [batches for batches, _ in pack_equalised(shares, budget, self.device)]
         learning_rates, grad_norms = [], []
-        for minibatch, batches, anchors in zip(minibatches, packed, proximal, strict=True):
+        for minibatch, batches, proximal in zip(minibatches, packed, self._proximal_logprobs(packed), strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
-            of_minibatch = prepared(self._objective.preparations, batches, anchors)
-            context = _StepContext(accumulator, proximal_version, of_minibatch)
-            grad_norms.append(self._optimizer_step(minibatch, batches, anchors, context))
+            of_minibatch = _prepare(self._objective.preparations, batches, proximal)
+            loss_sum = partial(self._loss_sum, accumulator, first_version, of_minibatch)
+            losses = [partial(loss_sum, *each) for each in zip(batches, proximal, strict=True)]
+            divisor = self._objective.divisor(minibatch)
+            grad_norms.append(optimizer_step(self.ds_engine, losses, divisor, "policy", "train.lr"))
         for part in self.parts:
             part.after_step(self.model, self.policy_version // self.config.train.num_minibatches)
         taken = [norm for norm in grad_norms if norm is not None]
@@ -129,105 +133,175 @@ class Learner:
             "lr": Mean(sum(learning_rates), len(minibatches)),
             "skipped_optimizer_steps": Mean(len(minibatches) - len(taken)),
         }
-        return {**accumulator.reductions(), **steps, **of_parts}
+        return {**accumulator.reductions(), **steps, **metrics}
 
     def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
-        """Return the logprobs `[C]` that the policy gives each completion of `prompt`; under ZeRO-3 on every rank.
-
-        Each in a pass of its own: the same weights give the same numbers, whatever else is scored.
-        """
-        packed = [pack([_scored(prompt, completion)]).to(self.device) for completion in completions]
-        return [score(self.model, batch).cpu().numpy() for batch in packed]
+        """Return the logprobs `[C]` of each completion of `prompt`; under ZeRO-3 a collective."""
+        return score_apart(self.model, prompt, completions, self.device)
 
     def parameter_specs(self) -> list[ParameterSpec]:
         return parameter_specs(self.model, self.config.model.dtype)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        """Give full live parameters by name inside the `with` block; under ZeRO-3 every rank must enter."""
         return gathered(self.model, names)
 
-    def _check_sequences(self, shares: Sequence[Sequence[TrainSequence]]) -> None:
-        context = getattr(self.model.language_model.config, "max_position_embeddings", None)
-        sequences = [sequence for share in shares for sequence in share]
-        longest = max((len(sequence.token_ids) for sequence in sequences), default=0)
-        if context is not None and longest > context:
-            raise ConfigError(
-                f"A sequence has {longest} tokens, but model.path = {self.config.model.path} has a context of "
-                f"{context}. Shorten the data's prompts and completions, or take another model."
-            )
-        if self._objective.proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
-            raise ConfigError(
-                f"loss.proximal = interpolated needs the version that sampled each token, and sequences of task = "
-                f"{self.config.task.name} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
-                f"`sequences`, or set loss.proximal=recomputed."
-            )
-
-    def _optimizer_step(
-        self,
-        minibatch: Minibatch,
-        batches: Sequence[PackedBatch],
-        proximal: Sequence[Tensor | None],
-        context: _StepContext,
-    ) -> float | None:
-        losses = [
-            partial(self._loss_sum, batch, anchor, context) for batch, anchor in zip(batches, proximal, strict=True)
-        ]
-        return optimizer_step(self.ds_engine, losses, self._objective.divisor(minibatch), "policy", "train.lr")
-
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
-        """Compute the learner's logprobs at the start of a step; None where the step's own passes will tell them."""
+        """Compute the learner's logprobs at the start of a step; None where the step's own passes give them."""
         if self._objective.proximal == "engine":
             return [[batch.engine_logprobs for batch in batches] for batches in packed]
         known: list[list[Tensor | None]] = []
-        for batches in packed:
+        for index, batches in enumerate(packed):
             # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
-            is_told = not known or self._objective.proximal == "interpolated"
-            if is_told and not self._objective.preparations:
-                known.append([None] * len(batches))
-            else:
-                known.append([score(self.model, batch) for batch in batches])
+            comes_later = index == 0 or self._objective.proximal == "interpolated"
+            is_computed = not comes_later or bool(self._objective.preparations)
+            known.append([score(self.model, batch) if is_computed else None for batch in batches])
         return known
 
-    def _loss_sum(self, batch: PackedBatch, proximal: Tensor | None, context: _StepContext) -> Tensor:
-        """Sum the weighted token losses of a microbatch, with gradient."""
-        of_parts: dict[str, Tensor] = {}
+    def _loss_sum(
+        self,
+        accumulator: MetricAccumulator,
+        first_version: int,
+        of_minibatch: Mapping[str, Any],
+        batch: PackedBatch,
+        proximal: Tensor | None,
+    ) -> Tensor:
+        """Sum the weighted token losses of a microbatch, with gradient; the step began with `first_version`."""
+        of_parts: dict[str, Any] = {"ref_logprobs": None}
         for part in self.parts:
             of_parts.update(part.loss_inputs(batch))
         learner_logprobs, entropy = self.ds_engine(batch)
-        anchor = learner_logprobs.detach() if proximal is None else proximal
         inputs = LossInputs(
-            learner_logprobs,
-            anchor,
-            batch.engine_logprobs,
-            None,
-            batch.advantages,
-            batch.sequence_ids,
+            learner_logprobs=learner_logprobs,
+            proximal_logprobs=learner_logprobs.detach() if proximal is None else proximal,
+            engine_logprobs=batch.engine_logprobs,
+            advantages=batch.advantages,
+            sequence_ids=batch.sequence_ids,
             entropy=entropy,
             draws=batch.draws,
-            of_minibatch=context.of_minibatch,
+            of_minibatch=of_minibatch,
+            **of_parts,
         )
-        inputs = replace(inputs, **of_parts)
         version = self.policy_version
-        if proximal is None and version > context.proximal_version:
-            anchor = interpolated_proximal(inputs, batch.policy_versions, context.proximal_version, version)
-            inputs = replace(inputs, proximal_logprobs=anchor)
+        if proximal is None and version > first_version:
+            estimated = interpolated_proximal(inputs, batch.policy_versions, first_version, version)
+            inputs = replace(inputs, proximal_logprobs=estimated)
         output = self._objective.loss(inputs)
         weights = self._objective.token_weights(self.config.rollout.max_new_tokens, batch.sequence_ids, batch.mask)
         output = replace(output, means=output.means | {"policy/entropy": entropy.detach()})
-        context.accumulator.add(batch.mask, output, weights)
+        accumulator.add(batch.mask, output, weights)
         return torch.dot(output.per_token, weights.of_tokens)
 
 
-def _scored(prompt: Sequence[int], completion: Sequence[int]) -> TrainSequence:
-    token_ids = np.array([*prompt, *completion], dtype=np.int32)
-    zeros = np.zeros(len(token_ids), dtype=np.float32)
-    return TrainSequence(0, 0, token_ids, np.arange(len(token_ids)) >= len(prompt), zeros, zeros)
+def _prepare(
+    preparations: Mapping[str, Preparation], batches: Sequence[PackedBatch], proximal: Sequence[Tensor | None]
+) -> dict[str, Any]:
+    """Return what the loss and its correction make of all tokens of an optimizer step, over all ranks: a collective."""
+    if not preparations:
+        return {}
+    columns = [
+        torch.stack([anchor, batch.engine_logprobs, batch.advantages, batch.draws, batch.mask])
+        for batch, anchor in zip(batches, proximal, strict=True)
+        if anchor is not None
+    ]
+    rows = of_all_ranks(torch.cat(columns, dim=1))
+    is_trained = rows[-1] > 0.0
+    # A step of nothing but weightless microbatches still has its passes.
+    anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
+    one_sequence = torch.zeros_like(anchors, dtype=torch.int64)
+    inputs = LossInputs(anchors, anchors, engine, None, advantages, one_sequence, draws=draws)
+    return {name: prepare(inputs) for name, prepare in preparations.items()}
 
 
-@dataclass(frozen=True)
-class _StepContext:
-    """Holds what the microbatches of an optimizer step share; `of_minibatch` is that of `LossInputs`."""
+def score_apart(
+    model: PolicyModel, prompt: Sequence[int], completions: Sequence[Sequence[int]], device: Any
+) -> list[Float32Array]:
+    """Return the logprobs `[C]` of each completion of `prompt`, each from a pass of its own.
 
-    accumulator: MetricAccumulator
-    proximal_version: int
-    of_minibatch: Mapping[str, Any]
+    The same weights then give the same numbers, whatever else is scored.
+    """
+    logprobs = []
+    for completion in completions:
+        token_ids = np.array([*prompt, *completion], dtype=np.int32)
+        zeros = np.zeros(len(token_ids), dtype=np.float32)
+        is_completion = np.arange(len(token_ids)) >= len(prompt)
+        batch = pack([TrainSequence(0, 0, token_ids, is_completion, zeros, zeros)])
+        logprobs.append(score(model, batch.to(device)).cpu().numpy())
+    return logprobs
+
+
+def check_sequences(sequences: Sequence[TrainSequence], model_settings: Any, proximal: str, config: Config) -> None:
+    """Raise ConfigError for a sequence beyond the model's context, or without the versions to interpolate by."""
+    context = getattr(model_settings, "max_position_embeddings", None)
+    longest = max((len(sequence.token_ids) for sequence in sequences), default=0)
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"A sequence has {longest} tokens, but model.path = {config.model.path} has a context of "
+            f"{context}. Shorten the data's prompts and completions, or take another model."
+        )
+    if proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
+        raise ConfigError(
+            f"loss.proximal = interpolated needs the version that sampled each token, and sequences of task = "
+            f"{config.task.name} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
+            f"`sequences`, or set loss.proximal=recomputed."
+        )
+
+
+class MetricAccumulator:
+    """Sums per-token metrics on the device and reads them once: reading one in every microbatch would stall a GPU."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        """Tokens or sequences in the divisor of the loss that were not computed: their terms are 0."""
+        self._sums: dict[tuple[str, str], Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+
+    def add(self, mask: Tensor, output: LossOutput, weights: TokenWeights) -> None:
+        """Add a microbatch's per-token quantities, each `[C]`, where `mask` `[C]` is 1.0."""
+        own = {("count", "tokens"): mask.sum(), ("count", "loss"): weights.units}
+        own |= {("mean", name): torch.dot(values, mask) for name, values in output.means.items()}
+        own |= {("term", name): torch.dot(values, weights.of_tokens) for name, values in output.terms.items()}
+        own |= {("weight", name): torch.dot(values, mask) for name, values in output.weights.items()}
+        own |= {("square", name): torch.dot(values.square(), mask) for name, values in output.weights.items()}
+        self._sums |= {key: self._sums[key] + total if key in self._sums else total for key, total in own.items()}
+        for name, values in output.maxima.items():
+            largest = (values * mask).max()
+            self._maxima[name] = torch.maximum(self._maxima.get(name, largest), largest)
+
+    def reductions(self) -> dict[str, Reduction]:
+        """Return the means over the tokens that were computed, and the terms of the loss over all.
+
+        A rank without a token has no means: the others' are not to be mixed with zeros.
+        """
+        if not self._sums:
+            return {}
+        values = torch.stack([*self._sums.values(), *self._maxima.values()]).tolist()
+        sums = dict(zip(self._sums, values, strict=False))
+        tokens, divisor_share = sums["count", "tokens"], sums["count", "loss"] + self.left_out
+        reduced: dict[str, Reduction] = {}
+        for (kind, name), total in sums.items():
+            if kind == "term":
+                reduced[name] = Mean(total, divisor_share)
+            elif kind == "mean" and tokens:
+                reduced[name] = Mean(total, tokens)
+            elif kind == "weight" and tokens:
+                reduced[name] = EffectiveSampleSize(total, sums["square", name], tokens)
+        maxima = zip(self._maxima, values[len(sums) :], strict=True)
+        return reduced | {name: Max(value) for name, value in maxima if tokens}
+
+
+def mismatch(model: PolicyModel, batches: Sequence[PackedBatch]) -> dict[str, Reduction]:
+    """Compare the logprobs of engine and learner; no metrics from a rank without tokens. A collective under ZeRO-3.
+
+    `mismatch/kl` estimates KL(engine || learner) from tokens that the engine sampled, trained on or not.
+    """
+    is_sampled = torch.cat([batch.mask for batch in batches]) > 0.0
+    learner = torch.cat([score(model, batch) for batch in batches])[is_sampled]
+    engine = torch.cat([batch.engine_logprobs for batch in batches])[is_sampled]
+    if not len(learner):
+        return {}
+    difference = (learner - engine).abs()
+    return {
+        "mismatch/logprob_abs_diff_mean": Mean(float(difference.sum()), len(learner)),
+        "mismatch/logprob_abs_diff_max": Max(float(difference.max())),
+        "mismatch/kl": Mean(float(kl_k3(engine, learner).sum()), len(learner)),
+    }

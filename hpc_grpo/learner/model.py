@@ -1,22 +1,123 @@
-"""The policy: a Hugging Face causal language model that maps packed microbatches to log-probabilities."""
+"""The policy: a Hugging Face causal language model that maps packed microbatches to log-probabilities.
+
+`load_policy` refuses a model that the packed forward pass cannot compute.
+"""
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import LOGPROB_CHUNK_TOKENS
-from hpc_grpo.learner.attention import PACKED_SDPA, PACKED_VARLEN
-from hpc_grpo.learner.head import LogprobHead
-from hpc_grpo.learner.layout import document_layout, varlen_layout
-from hpc_grpo.learner.packing import PackedBatch
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.attention import (
+    PACKED_SDPA,
+    PACKED_VARLEN,
+    document_layout,
+    register_kernels,
+    require_flash_attention,
+    require_varlen_attention,
+    varlen_layout,
+)
+from hpc_grpo.learner.packing import PackedBatch, pack
+from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
-from hpc_grpo.types import ParameterSpec
+from hpc_grpo.types import ParameterSpec, TrainSequence
+
+_NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+"""Settings of a model that change its logits or scores outside the layers used here -> their neutral values."""
+
+_PROBED_TOKENS = 16
+_PROBED_DIFFERENCE = 0.05
+"""Nats; the same numbers in the same order give the same log-probabilities, and rounding much less than this."""
+
+
+class _Float32Product(torch.autograd.Function):  # type: ignore[misc]
+    """Multiplies `hidden` `[C, D]` by `weight` `[V, D]`, both bfloat16, into float32 logits `[C, V]`.
+
+    On CUDA one kernel does that without float32 copies of its operands; torch has no gradient for it. vLLM calls the
+    same kernel (`LogitsProcessor._apply_head`), and upcasts elsewhere as is done here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        if hidden.is_cuda:
+            return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        return hidden.float() @ weight.float().t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        # The gradients are bfloat16 anyway: float32 operands would cost a GPU fifteen times the time for them.
+        hidden, weight = ctx.saved_tensors
+        rounded = grad.to(weight.dtype)
+        return rounded @ weight, rounded.t() @ hidden
+
+
+class LogprobHead(nn.Module):  # type: ignore[misc]
+    """Takes the place of a model's `lm_head` and holds its very parameters, so names and ties stay as they are.
+
+    `in_float32`: compute logits in float32 whatever the parameters' precision (`model.head_dtype`).
+    `entropy_gradient`: entropies carry a gradient too, for which a chunk's probabilities are kept.
+
+    The loop over chunks lies inside `forward`: under ZeRO-3 the module's hooks gather the weight once per
+    microbatch however many chunks there are, so ranks with different counts stay in step.
+    """
+
+    def __init__(
+        self, head: Any, chunk_tokens: int, *, in_float32: bool = True, entropy_gradient: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias, self._chunk_tokens = head.weight, head.bias, chunk_tokens
+        self._in_float32, self._entropy_gradient = in_float32, entropy_gradient
+
+    def forward(
+        self, hidden: Tensor, targets: Tensor, temperature: float, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
+
+        `hidden` is `[C, D]`, `targets` `[C]` int64. float32 logits exist for one chunk at a time: with several
+        chunks, the backward pass computes each chunk's again. Scoring passes get None for entropies.
+        """
+        chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
+        compute: Any = self._chunk
+        if len(chunks) > 1 and torch.is_grad_enabled():
+            compute = partial(checkpoint, self._chunk, use_reentrant=False, preserve_rng_state=False)
+        logprobs, entropies = zip(*(compute(*chunk, temperature, with_entropy) for chunk in chunks), strict=True)
+        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+    def _chunk(
+        self, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if not self._in_float32 or hidden.dtype == torch.float32:
+            logits = functional.linear(hidden, self.weight, self.bias).float()
+        else:
+            logits = _Float32Product.apply(hidden, self.weight)
+            logits = logits if self.bias is None else logits + self.bias.float()
+        if temperature != 1.0:
+            logits = logits / temperature
+        log_normalizer = logits.logsumexp(dim=-1)
+        logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_normalizer
+        if not with_entropy:
+            return logprobs, None
+        # Last, so that the recomputation in backward stops before it.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._entropy_gradient):
+            # Computed from normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.
+            all_logprobs = logits - log_normalizer.unsqueeze(-1)
+            entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
+        return logprobs, entropy
 
 
 class PolicyModel(nn.Module):  # type: ignore[misc]
@@ -24,53 +125,44 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
     def __init__(self, language_model: Any, config: Config) -> None:
         super().__init__()
-        head, in_float32 = language_model.get_output_embeddings(), config.model.head_dtype == "float32"
-        self.language_model = language_model
-        language_model.set_output_embeddings(
-            LogprobHead(
-                head.weight,
-                head.bias,
-                LOGPROB_CHUNK_TOKENS,
-                in_float32=in_float32,
-                entropy_gradient=config.loss.entropy_coef > 0.0,
-            )
+        head = LogprobHead(
+            language_model.get_output_embeddings(),
+            LOGPROB_CHUNK_TOKENS,
+            in_float32=config.model.head_dtype == "float32",
+            entropy_gradient=config.loss.entropy_coef > 0.0,
         )
+        self.language_model = language_model
+        language_model.set_output_embeddings(head)
         # Demonstrations were sampled by nobody.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._dtype = getattr(torch, config.model.dtype)
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
 
-    def forward(self, batch: PackedBatch, **of_head: bool) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies, both `[C]` float32, at the batch's trained tokens.
-
-        `of_head` are options of the head's own (`LogprobHead.forward`).
-        Layers that work token by token see all documents as one row `[1, T]`; only attention knows borders.
-        """
-        backbone = self.language_model.base_model
-        states = backbone(
+    def forward(self, batch: PackedBatch, **head_options: bool) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies, both `[C]` float32; attention alone knows documents' borders."""
+        lengths, device = batch.document_lengths, batch.input_ids.device
+        kernel = self.language_model.config._attn_implementation
+        borders: dict[str, Any]
+        if kernel == PACKED_SDPA:
+            borders = {"packed_layout": document_layout(lengths, device, batch.prompts, self._dtype)}
+        elif kernel == PACKED_VARLEN:
+            borders = {"packed_layout": varlen_layout(lengths, device, batch.prompts)}
+        else:
+            borders = {f"cu_seq_lens_{heads}": batch.cu_seqlens for heads in "qk"}
+            borders |= {f"max_length_{heads}": max(lengths) for heads in "qk"}
+        states = self.language_model.base_model(
             input_ids=batch.input_ids.unsqueeze(0),
             position_ids=batch.position_ids.unsqueeze(0),
             use_cache=False,
-            **self._attention_kwargs(batch),
+            **borders,
         ).last_hidden_state
         hidden = states[0].index_select(0, batch.target_positions)
         head = self.language_model.get_output_embeddings()
-        return head(hidden, batch.target_ids, self._temperature, **of_head)  # type: ignore[no-any-return]
+        return head(hidden, batch.target_ids, self._temperature, **head_options)  # type: ignore[no-any-return]
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the loaded model's parameters under their Hugging Face names; a tied one appears once."""
         yield from (own for own in self.language_model.named_parameters() if own[0] in self._hf_names)
-
-    def _attention_kwargs(self, batch: PackedBatch) -> dict[str, Any]:
-        kernel = self.language_model.config._attn_implementation
-        lengths, device = batch.document_lengths, batch.input_ids.device
-        if kernel == PACKED_SDPA:
-            return {"document_layout": document_layout(lengths, device, batch.prompts, self._dtype)}
-        if kernel == PACKED_VARLEN:
-            return {"varlen_layout": varlen_layout(lengths, device, batch.prompts)}
-        borders, longest = batch.cu_seqlens, max(batch.document_lengths)
-        names = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
-        return {**names, "max_length_q": longest, "max_length_k": longest}
 
 
 def score(model: PolicyModel, batch: PackedBatch) -> Tensor:
@@ -95,30 +187,124 @@ def parameter_specs(model: PolicyModel, dtype: str) -> list[ParameterSpec]:
 def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Give full parameters by name, valid inside the `with` block only; they are the live weights, not copies.
 
-    A module with a `merged_weight` gives that for its weight (`learner/parts/base.py`).
-    Under ZeRO-3 this is a collective: every learner must enter with the same names. Raises KeyError for an
-    unknown name.
+    A module with a `merged_weight` gives that for its weight (`LearnerPart`). Under ZeRO-3 this is a collective: every
+    learner must enter with the same names. Raises KeyError for an unknown name.
     """
     parameters = dict(model.hf_named_parameters())
     chosen = {name: parameters[name] for name in names}
-    merging = {name: module for name in names if (module := _merging_module(model, name)) is not None}
-    needed = [*chosen.values(), *(p for module in merging.values() for p in module.parameters())]
-
-    def full() -> dict[str, Tensor]:
+    owners = {name: model.language_model.get_submodule(name.rpartition(".")[0]) for name in names}
+    merging = {name: own for name, own in owners.items() if name.endswith(".weight") and hasattr(own, "merged_weight")}
+    with gathered_parameters([*chosen.values(), *(p for module in merging.values() for p in module.parameters())]):
         merged = {name: module.merged_weight().detach() for name, module in merging.items()}
-        return {**{name: p.detach() for name, p in chosen.items()}, **merged}
+        yield {**{name: p.detach() for name, p in chosen.items()}, **merged}
 
-    if not any(hasattr(p, "ds_id") for p in needed):
-        yield full()
+
+@contextmanager
+def gathered_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Have parameters full inside the block; a collective under ZeRO-3, and nothing otherwise."""
+    if not any(hasattr(p, "ds_id") for p in parameters):
+        yield
         return
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(needed):
-        yield full()
+    with deepspeed.zero.GatheredParameters(parameters):
+        yield
 
 
-def _merging_module(model: PolicyModel, name: str) -> Any:
-    """Return the module that publishes something else than its parameter `name`, or None."""
-    path, _, attribute = name.rpartition(".")
-    module = model.language_model.get_submodule(path)
-    return module if attribute == "weight" and hasattr(module, "merged_weight") else None
+def load_policy(
+    config: Config, use_gradient_checkpointing: bool, path: str | None = None, key: str = "model.path"
+) -> PolicyModel:
+    """Load `model.path`, or the model at `path` that `key` names. Raises ConfigError for one that cannot be packed."""
+    source = f"{key} = {path or config.model.path}"
+    kernel: str = config.train.attention
+    if kernel == "flash_attention_2":
+        require_flash_attention()
+    else:
+        register_kernels()
+        if kernel == "varlen":
+            require_varlen_attention()
+        kernel = PACKED_VARLEN if kernel == "varlen" else PACKED_SDPA
+    folder = path or os.environ.get(WEIGHTS_DIR_VARIABLE, config.model.path)
+    dtype = getattr(torch, config.model.dtype)
+    language_model = _from_pretrained(folder, source, dtype=dtype, attn_implementation=kernel)
+    _check_model(language_model, config, source)
+    # Ratios compare two passes over one sequence, which dropout would make differ by chance. Models have it as modules,
+    # or as numbers under names of their own (`dropout`, `attention_dropout`, `layerdrop`).
+    for module in language_model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    if use_gradient_checkpointing:
+        language_model.gradient_checkpointing_enable({"use_reentrant": False})
+    # Gradient checkpointing acts in training mode only; with dropout at zero the mode changes nothing else.
+    language_model.train()
+    return PolicyModel(language_model, config)
+
+
+def check_packing(model: PolicyModel, source: str, device: Any) -> None:
+    """Compute a document twice in one row. Raises ConfigError where the results differ. A collective under ZeRO-3.
+
+    That finds layers that mix tokens beside attention, attention without borders, and computations with chance.
+    """
+    tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
+    zeros = np.zeros(len(tokens), np.float32)
+    probe = TrainSequence(0, 0, tokens, np.arange(len(tokens)) > 0, zeros, zeros)
+    first, second = score(model, pack([probe, probe]).to(device)).chunk(2)
+    difference = float((first - second).abs().max())
+    if difference > _PROBED_DIFFERENCE:
+        raise ConfigError(
+            f"{source}: {type(model.language_model).__name__} computes a sequence otherwise where another one comes "
+            f"before it in a packed row (log-probabilities differ by {difference:.2g}). Take a model of another "
+            f"architecture; Llama's, Qwen's, Mistral's and most others keep them apart."
+        )
+
+
+def _from_pretrained(path: str, source: str, **kwargs: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if path.startswith((".", "/", "~")) and not Path(path).is_dir():
+        raise ConfigError(f"{source}: no such folder. Give a Hugging Face model folder, or a name.")
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **kwargs)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        # A KeyError: an architecture that looks its attention up in a table of its own, without this kernel.
+        raise ConfigError(
+            f"{source} cannot be loaded as a causal language model: {error}\n"
+            f"It must be a folder with config.json and weights, or a name in the local Hugging Face cache."
+        ) from error
+
+
+def _check_model(language_model: Any, config: Config, source: str) -> None:
+    settings, architecture = language_model.config, type(language_model).__name__
+    context = getattr(settings, "max_position_embeddings", None)
+    if config.needs.rollouts and context is not None and context < config.max_model_len:
+        raise ConfigError(
+            f"{source} has a context of {context} tokens, less than data.max_prompt_tokens + "
+            f"rollout.max_new_tokens = {config.max_model_len}. Lower one of the two or take another model."
+        )
+    for name, neutral in _NEUTRAL.items():
+        if getattr(settings, name, neutral) not in (neutral, None):
+            raise ConfigError(f"{source}: its {name} = {getattr(settings, name)} is not supported.")
+    window = getattr(settings, "sliding_window", None)
+    is_sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ["sliding_attention"])
+    if config.train.attention == "sdpa" and window and is_sliding and window < config.max_model_len:
+        raise ConfigError(
+            f"{source} attends to a window of {window} tokens, less than the longest sequence "
+            f"({config.max_model_len}). On a GPU set train.attention: varlen, or shorten the sequences."
+        )
+    head_size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+    if config.train.attention == "varlen" and (head_size > 256 or head_size % 8):
+        raise ConfigError(
+            f"{source} has heads of {head_size} channels; train.attention = varlen takes multiples of 8, up to 256. "
+            f"Set train.attention: sdpa."
+        )
+    if any(isinstance(module, nn.Conv1d) for module in language_model.modules()):
+        raise ConfigError(
+            f"{source}: {architecture} mixes neighbouring tokens by convolutions beside its attention (state-space and "
+            f"short-convolution layers do), across the sequences packed into one row. Take a model of attention layers "
+            f"alone."
+        )
+    if "position_ids" not in inspect.signature(language_model.base_model.forward).parameters:
+        raise ConfigError(f"{source}: {architecture} takes no position_ids for packing.")

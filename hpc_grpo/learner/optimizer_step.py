@@ -19,61 +19,44 @@ Loss = Callable[[], Tensor]
 """Computes the sum of the token losses of a microbatch, with gradient."""
 
 
-def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, whose: str, lr_key: str) -> float | None:
+def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, model: str, lr_key: str) -> float | None:
     """Accumulate the gradients of the microbatches and step; returns the gradient's norm before clipping.
 
     `divisor` counts the trained tokens, or the sequences, of all ranks: the sum of the losses is divided by it. Where
-    it is 0 the step is skipped on every rank, and None returned. `whose` model it is and the key of its learning rate
-    are for the error. Raises HpcGrpoError when the gradient is not finite: DeepSpeed then drops that update, and a
-    checkpoint would hold what cannot be resumed.
+    it is 0 the step is skipped on every rank, and None returned. Raises HpcGrpoError when the gradient is not finite:
+    DeepSpeed then drops that update, and a checkpoint would hold a state that cannot be resumed.
     """
     if not divisor:
         _skip(ds_engine)
         return None
     # DeepSpeed averages gradients over ranks; the loss wants their sum over the divisor.
     scale = ds_engine.dp_world_size / divisor
-    own = _OwnWork(ds_engine.device)
+    # Busy until the last backward pass, which waits for the other ranks at its end. A GPU's own clock measures what it
+    # has computed, not when it was asked to.
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if ds_engine.device.type == "cuda" else []
+    begun = busy_until = time.monotonic()
+    if events:
+        events[0].record()
     for index, loss in enumerate(losses):
         is_last = index == len(losses) - 1
         ds_engine.set_gradient_accumulation_boundary(is_last)
         scaled = loss() * scale
         if is_last:
-            own.ends()
+            busy_until = time.monotonic()
+            if events:
+                events[1].record()
         ds_engine.backward(scaled, scale_wrt_gas=False)
         del scaled  # or its graph would live beside the next one
         PULSE.beat()
     ds_engine.step()
-    grad_norm = float(ds_engine.get_global_grad_norm())
-    METER.add_busy(own.seconds())
+    grad_norm = float(ds_engine.get_global_grad_norm())  # synchronises a GPU
+    METER.add_busy(events[0].elapsed_time(events[1]) / 1e3 if events else busy_until - begun)
     if not math.isfinite(grad_norm):
         raise HpcGrpoError(
-            f"The gradient of the {whose} in optimizer step {ds_engine.global_steps} is not finite ({grad_norm}). "
+            f"The gradient of the {model} in optimizer step {ds_engine.global_steps} is not finite ({grad_norm}). "
             f"Give a new run.name and a lower {lr_key}, or look at that step's rollouts for broken logprobs or rewards."
         )
     return grad_norm
-
-
-class _OwnWork:
-    """Times what this rank computes up to its last backward pass, at whose end it waits for the other ranks.
-
-    Under ZeRO-2 and ZeRO-3 ranks wait for each other in every microbatch, so there all take about as long.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        """Begin. A GPU's own clock tells what it has computed, not when it was asked to."""
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
-        self._began = self._ended = time.monotonic()
-        if self._events:
-            self._events[0].record()
-
-    def ends(self) -> None:
-        self._ended = time.monotonic()
-        if self._events:
-            self._events[1].record()
-
-    def seconds(self) -> float:
-        """Return the time; on a GPU after a synchronisation, which the gradient's norm has been."""
-        return self._events[0].elapsed_time(self._events[1]) / 1e3 if self._events else self._ended - self._began
 
 
 def _skip(ds_engine: Any) -> None:

@@ -7,7 +7,7 @@ Letters: `T` tokens of the microbatch, `N` documents, `C` trained tokens (where 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,48 +28,22 @@ class PackedBatch:
     `mask` is 1.0 all over, or 0.0 in a microbatch that only fills up the count.
     """
 
-    input_ids: Tensor
-    """`[T]` int64."""
-    position_ids: Tensor
-    """`[T]` int64, from 0 in every sequence."""
-    cu_seqlens: Tensor
-    """`[N + 1]` int32: where documents start, and T."""
-    target_positions: Tensor
-    """`[C]` int64, positions in `[0, T)`."""
-    target_ids: Tensor
-    """`[C]` int64."""
-    advantages: Tensor
-    """`[C]` float32."""
-    engine_logprobs: Tensor
-    """`[C]` float32, nats; 0.0 where there was no engine."""
-    policy_versions: Tensor
-    """`[C]` float32, counts optimizer steps: of the weights that sampled the token; 0.0 where there was no engine."""
-    sequence_ids: Tensor
-    """`[C]` int64, each token's sequence, from 0."""
-    draws: Tensor
-    """`[C]` float32, uniform in [0, 1): a random number of the token's own, whatever it is packed with."""
-    mask: Tensor
-    """`[C]` float32."""
-    document_lengths: tuple[int, ...]
-    """N lengths in tokens; on the host, since kernels are chosen by them."""
-    prompts: tuple[int | None, ...]
-    """Of each of N documents the one that it goes on from, on the host; None: it begins."""
+    input_ids: Tensor  # [T] int64
+    position_ids: Tensor  # [T] int64, from 0 in every sequence
+    cu_seqlens: Tensor  # [N + 1] int32: where documents start, and T
+    target_positions: Tensor  # [C] int64, positions in [0, T)
+    target_ids: Tensor  # [C] int64
+    advantages: Tensor  # [C] float32
+    engine_logprobs: Tensor  # [C] float32, nats; 0.0 where there was no engine
+    policy_versions: Tensor  # [C] float32, optimizer steps of the weights that sampled the token; 0.0 without engine
+    sequence_ids: Tensor  # [C] int64, each token's sequence, from 0
+    draws: Tensor  # [C] float32, uniform in [0, 1): a random number of the token's own, whatever it is packed with
+    mask: Tensor  # [C] float32
+    document_lengths: tuple[int, ...]  # N lengths in tokens; on the host, since kernels are chosen by them
+    prompts: tuple[int | None, ...]  # N: the document that each one continues, on the host; None: it begins
 
     def to(self, device: Any) -> PackedBatch:
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)}
-        return replace(self, **moved)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The microbatches of a minibatch on the device, and its sequences in the order of their trained tokens there.
-
-    Microbatches that only fill up the count come last.
-    """
-
-    batches: list[PackedBatch]
-    sequences: list[TrainSequence]
+        return replace(self, **{name: own.to(device) for name, own in vars(self).items() if isinstance(own, Tensor)})
 
 
 def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) -> PackedBatch:
@@ -79,12 +53,32 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
     of another length than its tokens.
     """
     for sequence in sequences:
-        _check(sequence)
-    groups = groups_of(sequences) if shares_prompts else [[sequence] for sequence in sequences]
-    documents, places = _lay_out(groups)
-    lengths = tuple(length for length, _ in documents)
-    cu_seqlens = np.cumsum((0, *lengths))
-    token_ids, position_ids = np.empty((2, cu_seqlens[-1]), np.int64)
+        num_tokens = len(sequence.token_ids)
+        where = f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index})"
+        for name in ("loss_mask", "advantages", "engine_logprobs", "policy_versions"):
+            values = getattr(sequence, name)
+            if values is not None and len(values) != num_tokens:
+                raise ValueError(f"{where} has {num_tokens} tokens but {len(values)} {name}: give one per token")
+        if not sequence.loss_mask.any() or sequence.loss_mask[0]:
+            raise ValueError(
+                f"{where} trains {sequence.num_trained_tokens} of its {num_tokens} tokens: it needs at least one, and "
+                f"a token before each to predict it from"
+            )
+    documents: list[tuple[int, int | None]] = []  # length, and the document that it continues
+    places, start = [], 0  # of each sequence: where its tokens lie in the microbatch
+    for group in groups_of(sequences) if shares_prompts else [[sequence] for sequence in sequences]:
+        shared = shared_length(group)
+        prompt, index = np.arange(start, start + shared), len(documents) if shared else None
+        if shared:
+            documents.append((shared, None))
+            start += shared
+        for sequence in group:
+            length = len(sequence.token_ids) - shared
+            documents.append((length, index))
+            places.append(np.concatenate([prompt, np.arange(start, start + length)]))
+            start += length
+    cu_seqlens = np.cumsum((0, *(length for length, _ in documents)))
+    token_ids, position_ids = np.empty((2, start), np.int64)
     of_sequences = np.concatenate([sequence.token_ids for sequence in sequences]).astype(np.int64)
     all_places = np.concatenate(places)
     token_ids[all_places] = of_sequences
@@ -92,27 +86,36 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
     # A trained token at i is predicted by the state at i - 1, which is of the same sequence.
     targets = np.flatnonzero(np.concatenate([sequence.loss_mask for sequence in sequences]))
     sequence_of_token = np.repeat(np.arange(len(sequences)), [len(own) for own in places])
+
+    def at_targets(arrays: Sequence[Any]) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays)[targets].astype(np.float32, copy=False))
+
+    versions = [own.policy_versions for own in sequences]
     return PackedBatch(
         input_ids=torch.from_numpy(token_ids),
         position_ids=torch.from_numpy(position_ids),
         cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
         target_positions=torch.from_numpy(all_places[targets - 1]),
         target_ids=torch.from_numpy(of_sequences[targets]),
-        advantages=_at(targets, [sequence.advantages for sequence in sequences]),
-        engine_logprobs=_at(targets, [sequence.engine_logprobs for sequence in sequences]),
-        policy_versions=_at(targets, [_versions(sequence) for sequence in sequences]),
+        advantages=at_targets([own.advantages for own in sequences]),
+        engine_logprobs=at_targets([own.engine_logprobs for own in sequences]),
+        policy_versions=at_targets(
+            [np.zeros(len(at)) if own is None else own for own, at in zip(versions, places, strict=True)]
+        ),
         sequence_ids=torch.from_numpy(sequence_of_token[targets]),
-        draws=torch.from_numpy(np.concatenate([_draws(sequence) for sequence in sequences])[targets]),
+        draws=at_targets([_draws(own) for own in sequences]),
         mask=torch.ones(len(targets)),
-        document_lengths=lengths,
+        document_lengths=tuple(length for length, _ in documents),
         prompts=tuple(prompt for _, prompt in documents),
     )
 
 
-def pack_equalised(shares: Sequence[Sequence[TrainSequence]], budget: Budget, device: Any) -> list[Packed]:
-    """Pack each share into microbatches on the device, all ranks into as many; weightless ones make up the count.
+def pack_equalised(
+    shares: Sequence[Sequence[TrainSequence]], budget: Budget, device: Any
+) -> list[tuple[list[PackedBatch], list[TrainSequence]]]:
+    """Pack each share into microbatches on the device, and return its sequences in the order of their trained tokens.
 
-    A collective where there are several ranks.
+    A collective: all ranks get as many microbatches, since ZeRO-2 and 3 communicate in each; weightless ones fill up.
     """
     counts = torch.tensor([len(split_microbatches(share, budget)) for share in shares], device=device)
     if dist.get_world_size() > 1:
@@ -122,38 +125,15 @@ def pack_equalised(shares: Sequence[Sequence[TrainSequence]], budget: Budget, de
         groups = split_microbatches(share, budget, at_least=count)
         batches = [pack(group, shares_prompts=budget.shares_prompts) for group in groups]
         batches += [zero_weight_batch()] * (max(count, 1) - len(batches))
-        packed.append(Packed([batch.to(device) for batch in batches], [own for group in groups for own in group]))
+        packed.append(([batch.to(device) for batch in batches], [own for group in groups for own in group]))
     return packed
 
 
 def zero_weight_batch() -> PackedBatch:
-    """Make a microbatch of one prompt token and one trained token with mask 0.0.
-
-    It exists because ZeRO-2 and ZeRO-3 communicate in every microbatch: a rank with fewer of them would leave
-    the others waiting.
-    """
+    """Make a microbatch of one prompt token and one trained token, with mask 0.0."""
     zeros = np.zeros(2, np.float32)
     batch = pack([TrainSequence(0, 0, np.zeros(2, np.int32), np.array([False, True]), zeros, zeros)])
     return replace(batch, mask=torch.zeros_like(batch.mask))
-
-
-def _lay_out(groups: Sequence[Sequence[TrainSequence]]) -> tuple[list[tuple[int, int | None]], list[Any]]:
-    """Return each document's length and its prompt, and the place in the microbatch of each token of each sequence."""
-    documents: list[tuple[int, int | None]] = []
-    places, start = [], 0
-    for group in groups:
-        shared = shared_length(group)
-        prompt = np.arange(start, start + shared)
-        index = len(documents) if shared else None
-        if shared:
-            documents.append((shared, None))
-            start += shared
-        for sequence in group:
-            length = len(sequence.token_ids) - shared
-            documents.append((length, index))
-            places.append(np.concatenate([prompt, np.arange(start, start + length)]))
-            start += length
-    return documents, places
 
 
 def _draws(sequence: TrainSequence) -> Any:
@@ -163,27 +143,3 @@ def _draws(sequence: TrainSequence) -> Any:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 0x9E3779B97F4A7C15)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return (mixed >> np.uint64(40)).astype(np.float32) / np.float32(2**24)
-
-
-def _versions(sequence: TrainSequence) -> Any:
-    return np.zeros(len(sequence.token_ids)) if sequence.policy_versions is None else sequence.policy_versions
-
-
-def _at(targets: Any, arrays: Sequence[Any]) -> Tensor:
-    """Take the trained tokens' values `[C]`, float32, of one array per document."""
-    return torch.from_numpy(np.concatenate(arrays)[targets].astype(np.float32, copy=False))
-
-
-def _check(sequence: TrainSequence) -> None:
-    where = f"sequence (ordinal {sequence.ordinal}, sample {sequence.sample_index})"
-    for name in ("loss_mask", "advantages", "engine_logprobs", "policy_versions"):
-        values = getattr(sequence, name)
-        if values is not None and len(values) != len(sequence.token_ids):
-            raise ValueError(
-                f"{where} has {len(sequence.token_ids)} tokens but {len(values)} {name}: give one per token"
-            )
-    if not sequence.loss_mask.any() or sequence.loss_mask[0]:
-        raise ValueError(
-            f"{where} trains {sequence.num_trained_tokens} of its {len(sequence.token_ids)} tokens: it needs at least "
-            f"one, and a token before each to predict it from"
-        )

@@ -10,16 +10,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 
 import torch
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.weights.buckets import Bucket, BucketLayout
 from hpc_grpo.weights.cuda import SideStream
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, NodeGroup
-from hpc_grpo.weights.store import StoredVersion, WeightStore
+from hpc_grpo.weights.store import BucketLayout, StoredVersion, WeightStore
 
 Gather = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, torch.Tensor]]]
 
@@ -31,58 +30,49 @@ class WeightPublisher:
     """Writes versions into a node's store. Under ZeRO-3 all learners gather, also those without a store to write."""
 
     def __init__(self, layout: BucketLayout, gather: Gather, store: WeightStore | None) -> None:
+        self.group: NodeGroup
+        """Set once the engines of the node are there, and again where one was replaced."""
         self._layout = layout
         self._gather = gather
         self._store = store
-        self._group: NodeGroup | None = None
-        self._staged: StoredVersion | None = None
-
-    def join(self, group: NodeGroup) -> None:
-        self._group = group
+        self._staged: StoredVersion
 
     def stage(self, version: int) -> StoredVersion | None:
         """Gather the parameters and write them as `version`; engines go on with the version they hold.
 
         Returns what engines are to find in the store; None where another learner of the node writes it.
         """
+        store = self._store
         checksums: list[Future[int]] = []
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "stage-weights") as threads:
             for bucket in self._layout.buckets:
+                # Parameters are needed until they are copied; checksums of the copy may come later.
                 with self._gather(bucket.names) as parameters:
-                    if self._store is not None:
-                        checksums += self._write(self._store, bucket, parameters, threads)
-        if self._store is not None:
-            self._staged = StoredVersion(version, tuple(each.result() for each in checksums))
+                    if store is None:
+                        continue
+                    if any(parameters[name].is_cuda for name in bucket.names):
+                        self._stream.copy((view, parameters[name]) for name, view in store.tensors(bucket))
+                        checksums += [threads.submit(store.checksum, block) for block in bucket.blocks]
+                    else:
+                        writing = [threads.submit(store.write, block, parameters) for block in bucket.blocks]
+                        wait(writing)
+                        checksums += writing
+        if store is None:
+            return None
+        self._staged = StoredVersion(version, tuple(each.result() for each in checksums))
         return self._staged
 
     @functools.cached_property
     def _stream(self) -> SideStream:
         return SideStream()
 
-    def _write(
-        self,
-        store: WeightStore,
-        bucket: Bucket,
-        parameters: Mapping[str, torch.Tensor],
-        threads: Executor,
-    ) -> list[Future[int]]:
-        """Write a bucket, and return its blocks' checksums to come; `parameters` are needed no longer then."""
-        if any(parameters[name].is_cuda for name in bucket.names):
-            self._stream.copy((view, parameters[name]) for name, view in store.tensors(bucket))
-            return [threads.submit(store.checksum, block) for block in bucket.blocks]
-        written = [threads.submit(store.write, block, parameters) for block in bucket.blocks]
-        wait(written)
-        return written
-
     def announce(self) -> None:
         """Have the node's engines load what was staged. Raises WeightSyncError when one fails, dies or is too late."""
         if self._store is None:
             return
-        if self._staged is None or self._group is None:
-            raise WeightSyncError("announce was called before stage and join")
         version = self._staged.version
-        self._group.announce(self._staged)
-        answers = self._group.acknowledge(version)
+        self.group.announce(self._staged)
+        answers = self.group.acknowledge(version)
         failed = [rank for rank, held in enumerate(answers) if held != version and rank != PUBLISHER_RANK]
         if failed:
             raise WeightSyncError(f"engine workers {failed} did not load weight version {version}")

@@ -5,7 +5,7 @@ Numpy arrays alone, without pickles: `hpc-grpo replay` reads them on any machine
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.disk import RunDisk
+from hpc_grpo.learner.staging import RunDisk
 from hpc_grpo.types import Minibatch, TrainSequence
 
 _OF_SEQUENCE = ("ordinal", "sample_index")
@@ -25,8 +25,7 @@ _COUNTS = ("num_valid_tokens", "num_sequences")
 def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatches: Sequence[Minibatch]) -> None:
     """Write one learner's share of a step to the run's disk, atomically.
 
-    Arrays of tokens lie end to end, `lengths` long each; one that no sequence has is left out. An older share of the
-    same step, of a driver before this one, is replaced.
+    Arrays of tokens lie end to end, `lengths` long each; one that no sequence has is left out.
     """
     sequences = [sequence for minibatch in minibatches for sequence in minibatch.sequences]
     arrays: dict[str, Any] = {
@@ -40,54 +39,47 @@ def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatc
         columns = [getattr(sequence, name) for sequence in sequences]
         if columns and all(column is not None for column in columns):
             arrays[name] = np.concatenate(columns)
-    with disk.new_file(folder / _share(rank)) as file:
+    with disk.new_file(folder / f"rank_{rank}.npz") as file:
         np.savez(file, **arrays)
 
 
 def read_batches(folder: Path) -> tuple[list[Minibatch], int]:
-    """Return the minibatches of a step, whole again, and how many learners shared them.
+    """Return the minibatches of a step, with the sequences of all learners, and how many learners shared them.
 
     Raises ConfigError where a share is missing, damaged, or of another attempt at the step than the others.
     """
-    shares = [_read_share(folder / _share(0))]
-    world_size = int(shares[0][0])
-    shares += [_read_share(folder / _share(rank)) for rank in range(1, world_size)]
-    whole = []
-    for of_ranks in zip(*(minibatches for _, minibatches in shares), strict=True):
+    first, world_size = _read_share(folder / "rank_0.npz")
+    shares = [first, *(_read_share(folder / f"rank_{rank}.npz")[0] for rank in range(1, world_size))]
+    minibatches = []
+    for of_ranks in zip(*shares, strict=True):
         sequences = tuple(sequence for minibatch in of_ranks for sequence in minibatch.sequences)
-        first = replace(of_ranks[0], sequences=sequences)
+        joined = replace(of_ranks[0], sequences=sequences)
         num_tokens = sum(sequence.num_trained_tokens for sequence in sequences)
-        if num_tokens != first.num_valid_tokens or len(sequences) != first.num_sequences:
+        if num_tokens != joined.num_valid_tokens or len(sequences) != joined.num_sequences:
             raise ConfigError(
                 f"{folder} is not the record of one step: it has {num_tokens} trained tokens in {len(sequences)} "
-                f"sequences, of {first.num_valid_tokens} in {first.num_sequences}. Replay another step."
+                f"sequences, of {joined.num_valid_tokens} in {joined.num_sequences}. Replay another step."
             )
-        whole.append(first)
-    return whole, world_size
+        minibatches.append(joined)
+    return minibatches, world_size
 
 
-def _share(rank: int) -> str:
-    return f"rank_{rank}.npz"
-
-
-def _read_share(path: Path) -> tuple[int, list[Minibatch]]:
+def _read_share(path: Path) -> tuple[list[Minibatch], int]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
-        sequences = iter(_sequences(arrays))
+        sequences = []
+        ends = np.cumsum(arrays["lengths"])
+        for index, (end, length) in enumerate(zip(ends, arrays["lengths"], strict=True)):
+            values: dict[str, Any] = {name: int(arrays[name][index]) for name in _OF_SEQUENCE}
+            values |= {name: arrays[name][end - length : end] for name in _OF_TOKENS if name in arrays}
+            sequences.append(TrainSequence(**values))
+        remaining = iter(sequences)
         counts = zip(arrays["per_minibatch"], *(arrays[name] for name in _COUNTS), strict=True)
         minibatches = [
-            Minibatch(tuple(next(sequences) for _ in range(size)), int(num_tokens), int(num_sequences))
+            Minibatch(tuple(next(remaining) for _ in range(size)), int(num_tokens), int(num_sequences))
             for size, num_tokens, num_sequences in counts
         ]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise ConfigError(f"{path} cannot be read ({error}). Replay another step.") from error
-    return int(arrays["world_size"]), minibatches
-
-
-def _sequences(arrays: dict[str, Any]) -> Iterator[TrainSequence]:
-    ends = np.cumsum(arrays["lengths"])
-    for index, (end, length) in enumerate(zip(ends, arrays["lengths"], strict=True)):
-        values: dict[str, Any] = {name: int(arrays[name][index]) for name in _OF_SEQUENCE}
-        values |= {name: arrays[name][end - length : end] for name in _OF_TOKENS if name in arrays}
-        yield TrainSequence(**values)
+    return minibatches, int(arrays["world_size"])

@@ -1,9 +1,7 @@
 """The meeting point of the learners: keys and values that they reach through Ray calls, which ask for the run's token.
 
-Runs in a Ray actor of its own, started by the driver where there are several learners. It imports neither torch nor
-Ray, which is why it is not in `group`, the learner's side of it.
-
-Ours, since torch's own `TCPStore` takes any stranger's connection, who could then write, delete and shut it down.
+The driver starts it as a Ray actor where there are several learners, who see it as a `RendezvousStore` (`group.py`). It
+imports neither torch nor Ray. torch's own `TCPStore` would let any stranger write, delete and shut it down.
 """
 
 from __future__ import annotations
@@ -13,14 +11,14 @@ from collections.abc import Sequence
 
 
 class Rendezvous:
-    """Made a Ray actor by the driver. Numbers are kept as decimal text, as torch's stores do."""
+    """Numbers are kept as decimal text, as torch's stores do."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = asyncio.Condition()
 
-    async def set(self, values: dict[str, bytes]) -> None:
-        self._values.update(values)  # before any await: nobody comes between the reading and the writing of `add`
+    async def set(self, key: str, value: bytes) -> None:
+        self._values[key] = value  # before any await: nobody comes between the reading and the writing of `add`
         async with self._changed:
             self._changed.notify_all()
 
@@ -37,16 +35,13 @@ class Rendezvous:
     async def add(self, key: str, amount: int) -> int:
         """Add to the number at `key` (0 without one) and return the new one."""
         total = int(self._values.get(key, b"0")) + amount
-        await self.set({key: str(total).encode()})
+        await self.set(key, str(total).encode())
         return total
 
-    async def append(self, key: str, value: bytes) -> None:
-        await self.set({key: self._values.get(key, b"") + value})
-
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set `desired` if `key` holds `expected`, or has no value and b"" is expected; return what it holds then."""
+        """Set `desired` if `key` holds `expected`, or has no value and b"" is expected; return its value after that."""
         if self._values.get(key, b"") == expected:
-            await self.set({key: desired})
+            await self.set(key, desired)
         return self._values.get(key, expected)
 
     async def has(self, keys: Sequence[str]) -> bool:
@@ -54,6 +49,3 @@ class Rendezvous:
 
     async def delete(self, key: str) -> bool:
         return self._values.pop(key, None) is not None
-
-    async def size(self) -> int:
-        return len(self._values)

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import logging
-import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.loading import check_packing, load_policy
-from hpc_grpo.learner.model import PolicyModel, full_shape
-from hpc_grpo.learner.parts.base import LearnerPart
+from hpc_grpo.learner.model import PolicyModel, check_packing, full_shape, load_policy
 
-_FLOAT32_BUFFERS = ("inv_freq",)
+_FLOAT32_BUFFERS = ["inv_freq"]
 """Buffers that ZeRO-3 leaves in float32, by any part of their names.
 
-Otherwise `zero.Init` rounds rotary frequencies to bfloat16, while engines and ZeRO-1 and 2 have them in float32: at a
-thousand tokens the angles are radians apart.
+`zero.Init` would round rotary frequencies to bfloat16: at a thousand tokens the angles are radians from the engines'.
 """
 
 
-def resolve_device(config: Config) -> Any:
+def resolve_device(config: Config) -> torch.device:
     """Return the device of this learner; `model.device: auto` takes a GPU where torch sees one."""
     if config.model.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("model.device = cuda, but torch sees no GPU here. Set model.device to auto or cpu.")
@@ -35,43 +30,49 @@ def resolve_device(config: Config) -> Any:
     return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
 
 
-def seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def build_engine(
     config: Config,
     world_size: int,
-    device: Any,
+    device: torch.device,
     total_optimizer_steps: int | None,
-    parts: Sequence[LearnerPart] = (),
+    changes: Iterable[Callable[[Any], None]],
 ) -> Any:
-    """Build the DeepSpeed engine around the policy as its parts change it; its `.module` is the `PolicyModel`."""
+    """Build the DeepSpeed engine around the policy after its `changes`; its `.module` is the `PolicyModel`."""
     import deepspeed
+    from transformers import get_scheduler
 
     _prepare(deepspeed)
-    settings = deepspeed_config(config, world_size)
+    settings, train = deepspeed_config(config, world_size), config.train
     with sharded_loading(settings):
         model = load_trained(config, device)
-        for part in parts:
-            part.change_policy(model.language_model)
-    optimizer = _optimizer(config, model)
-    scheduler = _scheduler(config, optimizer, total_optimizer_steps)
+        for change in changes:
+            change(model.language_model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.
+    decayed = [p for p in parameters if len(full_shape(p)) > 1 and train.weight_decay > 0.0]
+    others = [p for p in parameters if len(full_shape(p)) <= 1 or train.weight_decay == 0.0]
+    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
+    if total_optimizer_steps is None and train.total_steps is not None:
+        total_optimizer_steps = config.optimizer_steps(train.total_steps)
+    if total_optimizer_steps is None and train.schedule != "constant":
+        raise ValueError(f"schedule {train.schedule} needs total_optimizer_steps")
+    name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
+    scheduler = get_scheduler(name, optimizer, train.warmup_steps, total_optimizer_steps)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings, dist_init_required=False
     )
     return engine
 
 
-def load_trained(config: Config, device: Any, path: str | None = None, key: str = "model.path") -> PolicyModel:
+def load_trained(config: Config, device: torch.device, path: str | None = None, key: str = "model.path") -> PolicyModel:
     """Load `model.path`, or the model at `path` that `key` names, with the config's gradient checkpointing."""
     checkpointing = config.train.gradient_checkpointing
     return load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing, path, key)
 
 
-def build_frozen(config: Config, world_size: int, device: Any, path: str, key: str = "model.path") -> PolicyModel:
+def build_frozen(config: Config, world_size: int, device: torch.device, path: str, key: str) -> PolicyModel:
     """Load the model at `path`, which `key` of the config names, to score with; sharded under ZeRO-3."""
     import deepspeed
 
@@ -89,11 +90,7 @@ def build_frozen(config: Config, world_size: int, device: Any, path: str, key: s
 
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
-    """Return DeepSpeed's settings for training.
-
-    Accumulation steps are 1 and the batch sizes nominal: microbatches are counted by the learner, which sets
-    the accumulation boundary itself and divides by the global number of valid tokens.
-    """
+    """Return DeepSpeed's settings for training; batch sizes are nominal, since `optimizer_step` counts microbatches."""
     is_bf16 = config.model.dtype == "bfloat16"
     zero: dict[str, Any] = {"stage": config.train.zero_stage, "contiguous_gradients": True, "overlap_comm": True}
     if config.train.offload_optimizer == "cpu":
@@ -112,7 +109,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     }
     if is_bf16:
         # Sums over many microbatches and ranks would lose small gradients in bfloat16.
-        settings["data_types"] = {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": list(_FLOAT32_BUFFERS)}
+        settings["data_types"] = {"grad_accum_dtype": "fp32", "keep_in_fp32_modules": _FLOAT32_BUFFERS}
         settings["communication_data_type"] = "fp32"
     return settings
 
@@ -124,7 +121,7 @@ def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "steps_per_print": None,
         "bf16": {"enabled": config.model.dtype == "bfloat16"},
-        "data_types": {"keep_in_fp32_modules": list(_FLOAT32_BUFFERS)},
+        "data_types": {"keep_in_fp32_modules": _FLOAT32_BUFFERS},
         "zero_optimization": {"stage": 3},
     }
 
@@ -156,35 +153,9 @@ def _prepare(deepspeed: Any) -> None:
 
     if torch.cuda.is_available():
         ask_cuda_for_free_memory(deepspeed.accelerator.get_accelerator())
-
     # DeepSpeed reports every setting at INFO, on every rank.
     deepspeed.utils.logging.logger.setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     # DeepSpeed calls collectives under names that torch has begun to rename: one line for every microbatch.
     for name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
         warnings.filterwarnings("ignore", message=f".*{name}. is deprecated", category=FutureWarning)
-
-
-def _optimizer(config: Config, model: PolicyModel) -> Any:
-    train = config.train
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": 0.0}]
-    if train.weight_decay > 0.0:
-        # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.
-        matrices = [p for p in parameters if len(full_shape(p)) > 1]
-        vectors = [p for p in parameters if len(full_shape(p)) <= 1]
-        groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
-
-
-def _scheduler(config: Config, optimizer: Any, total_optimizer_steps: int | None) -> Any:
-    from transformers import get_scheduler
-
-    train = config.train
-    if total_optimizer_steps is None and train.total_steps is not None:
-        total_optimizer_steps = config.optimizer_steps(train.total_steps)
-    if total_optimizer_steps is None and train.schedule != "constant":
-        raise ValueError(f"schedule {train.schedule} needs total_optimizer_steps")
-    name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
-    return get_scheduler(name, optimizer, train.warmup_steps, total_optimizer_steps)

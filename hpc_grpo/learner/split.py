@@ -1,4 +1,4 @@
-"""Cut a learner's sequences into microbatches of about equal cost, and tell what sequences cost. Needs no torch."""
+"""Cut a learner's sequences into microbatches of about equal cost. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ def cost(prompt: int, completions: Sequence[int], *, is_shared: bool) -> float:
     return times * prompt + sum(completions) + pairs / _PAIRS_OF_A_TOKEN
 
 
-def in_packed_order(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """Order sequences by (ordinal, sample_index)."""
-    return sorted(sequences, key=_place)
-
-
 def groups_of(sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
     """Gather neighbours of one ordinal, which may share a prompt."""
     return [list(group) for _, group in groupby(sequences, key=lambda sequence: sequence.ordinal)]
@@ -51,21 +46,29 @@ def split_microbatches(
 ) -> list[list[TrainSequence]]:
     """Cut into the fewest microbatches that the budget allows, or `at_least` so many, of about equal cost.
 
-    The costliest comes first, so that ranks are in step, and each is `in_packed_order`: equal sequences give equal
-    microbatches whatever order they came in, and the sums over a microbatch are bit-identical. A sequence longer than
-    the budget gets one of its own. The number may be less than `at_least` where there are fewer sequences.
+    The costliest comes first, so that ranks are in step. The order of the input does not matter: sums over a microbatch
+    are bit-identical. A sequence longer than the budget gets one of its own. Few sequences may give fewer than
+    `at_least`.
     """
-    bundles = _bundles(in_packed_order(sequences), budget)
-    bundles.sort(key=lambda own: -own.cost)
-    fewest = _first_fit(bundles, budget.max_tokens)
+    bundles = sorted(_bundles(sorted(sequences, key=_place), budget), key=lambda own: -own.cost)
+    fewest: list[list[_Bundle]] = []
+    totals: list[int] = []
+    for bundle in sorted(bundles, key=lambda own: -own.num_tokens):  # the largest first, each where it fits first
+        fitting = (i for i, total in enumerate(totals) if total + bundle.num_tokens <= budget.max_tokens)
+        place = next(fitting, len(fewest))
+        if place == len(fewest):
+            fewest.append([])
+            totals.append(0)
+        fewest[place].append(bundle)
+        totals[place] += bundle.num_tokens
     parts = _balanced(bundles, budget.max_tokens, max(len(fewest), at_least)) or fewest
     parts.sort(key=lambda part: (-sum(own.cost for own in part), _place(part[0].sequences[0])))
-    return [in_packed_order([sequence for own in part for sequence in own.sequences]) for part in parts]
+    return [sorted((sequence for own in part for sequence in own.sequences), key=_place) for part in parts]
 
 
 @dataclass(frozen=True)
 class _Bundle:
-    """Hold sequences that stay together, what they take of a budget, and what they cost."""
+    """Sequences that stay together, what they take of a budget, and what they cost."""
 
     sequences: list[TrainSequence]
     num_tokens: int
@@ -74,18 +77,14 @@ class _Bundle:
 
 def _bundles(sequences: Sequence[TrainSequence], budget: Budget) -> list[_Bundle]:
     """Make a bundle of each sequence, or of as many of a group as fit where they share a prompt."""
-    if not budget.shares_prompts:
-        return [_bundle([sequence]) for sequence in sequences]
-    made = []
-    for group in groups_of(sequences):
-        bundle = _bundle(group[:1])
-        for sequence in group[1:]:
-            longer = _bundle([*bundle.sequences, sequence])
-            if longer.num_tokens > budget.max_tokens:
-                made.append(bundle)
-                longer = _bundle([sequence])
-            bundle = longer
-        made.append(bundle)
+    made: list[_Bundle] = []
+    for sequence in sequences:
+        if budget.shares_prompts and made and made[-1].sequences[0].ordinal == sequence.ordinal:
+            longer = _bundle([*made[-1].sequences, sequence])
+            if longer.num_tokens <= budget.max_tokens:
+                made[-1] = longer
+                continue
+        made.append(_bundle([sequence]))
     return made
 
 
@@ -97,22 +96,8 @@ def _bundle(sequences: list[TrainSequence]) -> _Bundle:
     return _Bundle(sequences, max(num_tokens, ceil(sum(lengths) / KEYS_OF_A_TOKEN)), cost(prompt, own, is_shared=True))
 
 
-def _first_fit(bundles: Sequence[_Bundle], max_tokens: int) -> list[list[_Bundle]]:
-    """Put each bundle, the largest first, where it fits first."""
-    parts: list[list[_Bundle]] = []
-    totals: list[int] = []
-    for bundle in sorted(bundles, key=lambda own: -own.num_tokens):
-        place = next((i for i, total in enumerate(totals) if total + bundle.num_tokens <= max_tokens), len(parts))
-        if place == len(parts):
-            parts.append([])
-            totals.append(0)
-        parts[place].append(bundle)
-        totals[place] += bundle.num_tokens
-    return parts
-
-
 def _balanced(bundles: Sequence[_Bundle], max_tokens: int, num_parts: int) -> list[list[_Bundle]] | None:
-    """Put each bundle, the costliest first, where there is least so far and room; None where one finds none."""
+    """Put each bundle, costliest first as given, into the cheapest part with room; None where one has room nowhere."""
     parts: list[list[_Bundle]] = [[] for _ in range(num_parts)]
     tokens, costs = [0] * num_parts, [0.0] * num_parts
     for bundle in bundles:

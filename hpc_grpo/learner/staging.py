@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoint engine of a learner: how its files are kept in host memory, written and read.
+"""DeepSpeed's checkpoint engine of a learner: keeps its files in host memory, writes them and reads them.
 
 `StagedFiles` takes DeepSpeed's place for every file of a checkpoint. It writes a file where DeepSpeed asks for it, or
 keeps a copy, for `write` to put on disk while training goes on. DeepSpeed's own decoupled engine is no help: its next
@@ -8,34 +8,76 @@ optimizer step waits for the writer. Files are read as tensors and plain data al
 from __future__ import annotations
 
 import copy
+import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from hpc_grpo.learner.disk import RunDisk, SeenDisk
+from hpc_grpo.run.checkpoint import FileEntry, hash_files
+from hpc_grpo.run.files import fsync
 from hpc_grpo.system.memory import host_memory
 
 _KEPT_FREE = 0.05
 """Share of the memory of the node, or of the job on it, that copies leave to everybody else."""
 
 
-class StagedFiles:
-    """The files of one learner, on the `disk` of its run; `keeps` says whether those saved now are kept. An engine as
-    DeepSpeed expects one.
+class RunDisk:
+    """The disk that holds the run, where this process sees it; `HeadDisk` stands for it on other nodes.
 
-    One for which the node has no memory left is written at once: training waits, and is not ended by the kernel.
+    DeepSpeed, which knows folders alone, gets paths from `here`. All other methods raise OSError as a disk does.
+    """
+
+    def here(self, path: Path) -> Path:
+        """Return the path by which this process writes and reads what is at `path` of the run."""
+        return path
+
+    def save(self, state: Any, here: Path) -> None:
+        """Write a state as torch.save does; it may not be on the disk before `settle`."""
+        torch.save(state, here)  # by its path: torch then writes without Python's lock
+
+    def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
+        """Sync files in `folder`, both paths of `here`, to the disk; return them by their names in it."""
+        for file in files:
+            fsync(file)
+        return hash_files(folder, [str(file.relative_to(folder)) for file in files])
+
+    @contextmanager
+    def opened(self, folder: Path, *, whole: bool = False) -> Iterator[Path]:
+        """Give the path of a checkpoint while the block runs. A file of it may be read after `fetch`, or if `whole`."""
+        yield folder
+
+    def fetch(self, here: Path) -> None:
+        """Have the content of a file of an opened checkpoint here."""
+
+    @contextmanager
+    def new_file(self, path: Path) -> Iterator[BinaryIO]:
+        """Write, in the block, a file that appears at `path` of the run once it is whole and on the disk."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.tmp")
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+
+class StagedFiles:
+    """The files of one learner, on the `disk` of its run, with the methods of a checkpoint engine of DeepSpeed.
+
+    `keeps`: copies of what is saved stay in memory until `write`. A file for whose copy the node has no memory left is
+    written at once: training waits, and is not ended by the kernel.
     """
 
     def __init__(self, learners_on_node: int = 1) -> None:
-        self.disk: RunDisk = SeenDisk()
+        self.disk = RunDisk()
         self.keeps = False
-        self._learners_on_node = learners_on_node
         self.written: list[Path] = []
+        self._learners_on_node = learners_on_node
         self._staged: list[tuple[Any, Path]] = []
         self._memory = HostMemory()
 
@@ -76,7 +118,7 @@ class StagedFiles:
         Path(path).mkdir(parents=True, exist_ok=exist_ok)
 
     def is_data_parallel_writer(self, dp_rank: int) -> bool:
-        return bool(dp_rank == 0)
+        return dp_rank == 0
 
     def is_decoupled(self) -> bool:
         return False
@@ -87,7 +129,7 @@ class StagedFiles:
 
 
 class HostMemory:
-    """Host copies of a checkpoint's tensors, in memory that the next one takes again: new pages are slow to get."""
+    """Host copies of a checkpoint's tensors. The next checkpoint takes the same memory: new pages are slow to get."""
 
     def __init__(self) -> None:
         self._held: list[Tensor] = []
@@ -104,34 +146,28 @@ class HostMemory:
 
     def has_room_for(self, state: Any, learners_on_node: int) -> bool:
         """Tell whether a copy leaves free memory, when each of the node's learners makes one."""
-        new = _num_bytes(state) - sum(
-            _taken(held.nbytes, pinned=held.is_pinned()) for held in self._held[self._num_used :]
-        )
-        memory = host_memory()
-        return bool(new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node)
+        reused = sum(_allocated(held.nbytes, pinned=held.is_pinned()) for held in self._held[self._num_used :])
+        new, memory = _num_bytes(state) - reused, host_memory()
+        return new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node
 
     def copy(self, state: Any) -> Any:
-        """Copy a state: its tensors into the memory held, one under two names once, and whatever else it consists of.
+        """Copy a state, a tensor under two names once. Its containers are dicts, lists and tuples, as DeepSpeed's."""
+        copies: dict[tuple[Any, ...], Tensor] = {}
 
-        Containers are dicts, lists and tuples: so DeepSpeed builds its states.
-        """
-        return self._copy(state, {})
+        def copied(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+                if value.numel() == 0 or key not in copies:
+                    copies[key] = self._next(value)
+                    copies[key].copy_(value.detach(), non_blocking=True)
+                return copies[key]
+            if type(value) in (dict, OrderedDict):
+                return type(value)((key, copied(item)) for key, item in value.items())
+            if type(value) in (list, tuple):
+                return type(value)(map(copied, value))
+            return copy.deepcopy(value)
 
-    def _copy(self, value: Any, copies: dict[tuple[Any, ...], Tensor]) -> Any:
-        if isinstance(value, Tensor):
-            return self._copy_tensor(value.detach(), copies)
-        if type(value) in (dict, OrderedDict):
-            return type(value)((key, self._copy(item, copies)) for key, item in value.items())
-        if type(value) in (list, tuple):
-            return type(value)(self._copy(item, copies) for item in value)
-        return copy.deepcopy(value)
-
-    def _copy_tensor(self, tensor: Tensor, copies: dict[tuple[Any, ...], Tensor]) -> Tensor:
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() == 0 or key not in copies:
-            copies[key] = self._next(tensor)
-            copies[key].copy_(tensor, non_blocking=True)
-        return copies[key]
+        return copied(state)
 
     def _next(self, tensor: Tensor) -> Tensor:
         """Return memory for `tensor`: that of the last checkpoint's tensor in its place, which is of the same form."""
@@ -147,12 +183,12 @@ class HostMemory:
 def _num_bytes(state: Any) -> int:
     """Return the host memory that copies of a state's tensors take."""
     if isinstance(state, Tensor):
-        return _taken(state.nbytes, pinned=state.is_cuda)
+        return _allocated(state.nbytes, pinned=state.is_cuda)
     items = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
     return sum(map(_num_bytes, items))
 
 
-def _taken(num_bytes: int, *, pinned: bool) -> int:
+def _allocated(num_bytes: int, *, pinned: bool) -> int:
     """Return what an allocation takes: torch rounds pinned memory up to a power of two."""
     return 1 << (num_bytes - 1).bit_length() if pinned and num_bytes else num_bytes
 

@@ -50,8 +50,8 @@ def rollout_metrics(
 def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
     """Tell of each rollout `[G]` whether it solves its prompt: whether the reward that decides is high enough.
 
-    That is `eval.reward`, else the first reward of the prompt's source, else (a distillation may have none) 0. The
-    result says nothing of a group that no reward scored.
+    That is `eval.reward` where the prompt's source has it, else the first reward, else (a distillation may have none)
+    0. The result says nothing of a group that no reward scored.
     """
     parts = grades.reward_parts
     of_name = (values for label, values in parts.items() if label.partition("#")[0] == judged_by.reward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import netrc
@@ -15,6 +16,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from hpc_grpo.config import Config, MetricsConfig
+from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import REWARD, StepRecord
 from hpc_grpo.run.files import drop_torn_line, when_there_is_space, write_atomic
@@ -135,15 +137,15 @@ class TensorBoardSink:
 
 def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) -> Mode | None:
     """Decide how to run W&B, None for not at all; where it is off by default, print what would turn it on."""
-    wished = environ.get("WANDB_MODE", "")
-    if metrics.wandb_mode == "disabled" or wished == "disabled":
+    configured, wished = metrics.wandb.get("mode"), environ.get("WANDB_MODE")
+    if configured == "disabled" or wished == "disabled":
         return None
-    if metrics.wandb_mode == "offline" or wished == "offline":
+    if configured == "offline" or wished == "offline":
         return "offline"
     if environ.get("WANDB_API_KEY") or _is_logged_in(environ):
         return "online"
     print(
-        "W&B is off: WANDB_API_KEY is not set, and nobody has called `wandb login`. metrics.wandb_mode = offline logs "
+        "W&B is off: WANDB_API_KEY is not set, and nobody has called `wandb login`. metrics.wandb.mode = offline logs "
         "to the run directory.",
         flush=True,
     )
@@ -166,7 +168,10 @@ class WandbSink:
     def __init__(
         self, config: Config, run_dir: RunDir, mode: Mode, start_run: Callable[..., Any] | None = None
     ) -> None:
-        """Resume or start the W&B run with `start_run`, by default `wandb.init`."""
+        """Resume or start the W&B run with `start_run`, by default `wandb.init`.
+
+        Raises ConfigError for a key of metrics.wandb that `wandb.init` does not take.
+        """
         # Imported here: a second of start-up that only those who use W&B should pay.
         import wandb
 
@@ -174,14 +179,16 @@ class WandbSink:
         # Anything else is a bug of ours and propagates.
         self._failures: tuple[type[Exception], ...] = (wandb.Error, ConnectionError)
         self._run: Any = None
+        given: dict[str, Any] = {"project": "hpc-grpo", **config.metrics.wandb, "mode": mode}
+        taken = inspect.signature(wandb.init).parameters
+        if unknown := [key for key in given if key not in taken]:
+            raise ConfigError(f"metrics.wandb.{unknown[0]}: unknown key{nearest(unknown[0], taken)}")
         try:
             self._run = (start_run or wandb.init)(
-                project=config.metrics.wandb_project,
-                entity=config.metrics.wandb_entity,
+                **given,
                 name=config.run.name,
                 id=wandb_run_id(run_dir),
                 resume="allow",
-                mode=mode,
                 dir=str(run_dir.path),
                 config=shared_config(config),
                 settings=wandb.Settings(

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node, kv_cache_gib, weight_bytes
-from hpc_grpo.launch.environment.rules import job_environ
+from hpc_grpo.launch.environment import job_environ
 from hpc_grpo.plan.budgets import (
     KvCache,
     engine_budget,

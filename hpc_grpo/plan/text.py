@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_grpo.config.resources import engines_per_node, expects_gpus
+from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
 from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
 from hpc_grpo.plan.budgets import is_checkpointed
 from hpc_grpo.plan.disk import DiskBudget
@@ -23,7 +23,7 @@ def size_sections(plan: Plan, disk: DiskBudget) -> Iterator[str]:
     sections = [
         _head(plan),
         *map(_budget, plan.budgets),
-        _verdict(plan),
+        _verdict(plan, disk),
         _step(plan),
         _sizes(plan),
         _disk(disk),
@@ -64,9 +64,17 @@ def _disk(disk: DiskBudget) -> Iterator[str]:
     yield f"{total}  of {disk.room.num_bytes / GIB:,.1f} {disk.room.limit}: {verdict}"
 
 
-def _verdict(plan: Plan) -> Iterator[str]:
+def _verdict(plan: Plan, disk: DiskBudget) -> Iterator[str]:
     if plan.fits:
-        yield "It fits."
+        slurm, needed = plan.config.launch.slurm, gpus_per_node(plan.config)
+        is_unasked = bool(needed) and not slurm.gpus_per_node and not slurm.has_other_gpus
+        on_nodes = f" nodes with {counted(needed, 'GPU')} each" if is_unasked else ""
+        yield f"It fits{on_nodes}{' in memory, but not on the disk here: see below' if disk.is_too_large else ''}."
+        if is_unasked:
+            yield from wrapped(
+                f"launch.slurm.gpus_per_node = 0 asks Slurm for none: before `submit`, set it to {needed}, or "
+                f"model.device=cpu. `train` takes the GPUs of its machine."
+            )
         for warning in plan.warnings:
             yield from wrapped(warning)
         return

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.launch.environment.rules import job_environ
+from hpc_grpo.launch.environment import job_environ
 from hpc_grpo.system.readable import counted
 
 Status = Literal["ok", "warning", "failure", "skipped"]

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -22,15 +25,15 @@ from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.environment.rules import job_environ
-from hpc_grpo.launch.freeze import working_dir
+from hpc_grpo.launch.environment import job_environ
+from hpc_grpo.launch.freeze import refuse_secrets, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
-from hpc_grpo.launch.secrets import refuse_secrets
 from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.prefetch.items import Item, is_generated, is_there, items_of, source_of
+from hpc_grpo.registry import names_function
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
@@ -131,7 +134,8 @@ def data_finding(config: Config, context: Context) -> Finding:
 
 def other_inputs_finding(config: Config, context: Context) -> Finding:
     """Check the rest of what `submit` would refuse: programs, rows of the data, GPUs of a node."""
-    errors = list(map(str, refusals(config, context.environ, only=INPUTS)))
+    errors = [says for key, says in missing_inputs(config, Path.cwd()) if not key.startswith(("model.", "data."))]
+    errors += map(str, refusals(config, context.environ, only=INPUTS))
     return failure(INPUTS, "\n".join(errors), "correct what it names") if errors else ok(INPUTS, "nothing is missing")
 
 
@@ -292,8 +296,7 @@ def refuse_too_few_gpus(config: Config) -> None:
     up to whole cores.
     """
     slurm = config.launch.slurm
-    others = any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in slurm.extra)
-    if config.placement.gpus == "none" or others or (slurm.exclusive and not slurm.gpus_per_node):
+    if config.placement.gpus == "none" or slurm.has_other_gpus:
         return
     demand = node_demand(config, with_gpus=True)
     if slurm.gpus_per_node:
@@ -322,12 +325,29 @@ def _not_cached(check: str, name: str, cache: Path, environ: Mapping[str, str]) 
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:
     """Yield the key of each path that the run would read and that is not there, below `working_dir`, and say so.
 
-    Not judged: names of the Hugging Face hub.
+    Not judged: names of the Hugging Face hub, and modules of another Python.
     """
     for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
         if not is_there(place):
             yield key, f"{key} = {name}: there is no {place}"
+    launch = config.launch
+    if launch.python is None and launch.container is None and launch.stage.environment is None:
+        made = {item.key: item.name for item in _items(config, working_dir) if names_function(item.name)}
+        for key, name in (_functions(config) | made).items():
+            module, _, _ = name.rpartition(":")
+            if module and not module.endswith(".py") and not _is_importable(module.split("."), working_dir):
+                place = working_dir / f"{module.replace('.', '/')}.py"
+                yield key, f"{key} = {name}: there is no {place}, and no module {module} in {sys.executable}"
+
+
+def _is_importable(parts: Sequence[str], working_dir: Path) -> bool:
+    """Tell whether the job would find a module, without running any of its code."""
+    first, *below = parts
+    spec = (PathFinder.find_spec(first, [str(working_dir)]) or find_spec(first)) if all(parts) else None
+    for number, _ in enumerate(below, start=2):
+        spec = spec and PathFinder.find_spec(".".join(parts[:number]), spec.submodule_search_locations or [])
+    return spec is not None
 
 
 def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:
@@ -339,13 +359,18 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
                 yield item.key, item.name, f"{path}/config.json" if item.key in config.models else path
     for key, name in config.data.chat_templates.items():
         yield key, name, name
-    if config.needs.rollouts:
-        functions = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
-        functions |= config.loss.functions | config.eval.functions
-        for key, name in functions.items():
-            file, _, _ = name.rpartition(":")
-            if file.endswith(".py"):
-                yield key, name, file
+    for key, name in _functions(config).items():
+        file, _, _ = name.rpartition(":")
+        if file.endswith(".py"):
+            yield key, name, file
+
+
+def _functions(config: Config) -> dict[str, str]:
+    """Map the keys that may name a function of the user's to their values: rewards, parts of the loss, eval metrics."""
+    if not config.needs.rollouts:
+        return {}
+    rewards = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
+    return rewards | config.loss.functions | config.eval.functions
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
-from hpc_grpo.launch.environment.report import environment_report
-from hpc_grpo.launch.environment.rules import PROXIES, SCHEDULER_PREFIXES, is_denied
+from hpc_grpo.launch.environment import PROXIES, SCHEDULER_PREFIXES, environment_report, is_denied
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_associations, ask_version

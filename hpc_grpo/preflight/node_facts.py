@@ -19,11 +19,10 @@ from typing import Any
 from hpc_grpo import __version__
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent.folders import SHM
-from hpc_grpo.launch.agent.network import choose_ports, node_address
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.launch.agent.ray_command import temp_dir_path
+from hpc_grpo.launch.agent.ray_command import choose_ports, node_address, temp_dir_path
 from hpc_grpo.launch.agent.stage import local_dir, staged_environment
-from hpc_grpo.launch.environment.rules import check_resolved, expand, filtered
+from hpc_grpo.launch.environment import check_resolved, expand, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import file_system, free_gib, write_error
 from hpc_grpo.system.commands import run_command

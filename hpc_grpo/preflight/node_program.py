@@ -20,7 +20,7 @@ from typing import Any
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.agent.ray_command import collective_interfaces
-from hpc_grpo.launch.environment.rules import filtered
+from hpc_grpo.launch.environment import filtered
 from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.network import nccl_network
 from hpc_grpo.preflight.node_facts import gather

@@ -21,10 +21,10 @@ from typing import Any
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, node_demand, weight_store_bytes
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.agent.program import NodeProcess
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.container import Container, container_of
-from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.plan.model import read_model
 from hpc_grpo.preflight import network, node_checks
 from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, guarded, ok, skipped

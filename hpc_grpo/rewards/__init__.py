@@ -117,8 +117,8 @@ def score(
 ) -> list[float]:
     """Score completions of one row by a built-in: for a reward of your own that builds on one.
 
-    `args`, `timeout_s` and `completion_s` are those of `rewards.N`. Raises ConfigError for settings and data that the
-    built-in refuses, ScoringError where it fails.
+    `args`, `timeout_s` and `completion_s` are those of `rewards.N`. Threads score one after the other. Raises
+    ConfigError for settings and data that the built-in refuses, ScoringError where it fails.
 
     >>> score("math", ["It is 4.", "It is 5."], {"answer": "4"})
     [1.0, 0.0]
@@ -136,7 +136,7 @@ def score(
 
 
 def finished(value: Any) -> Any:
-    """Return what a function has returned. Runs an awaitable to its end."""
+    """Return what a function has returned. Runs an awaitable to its end, in another thread beside a running loop."""
     if not inspect.isawaitable(value):
         return value
 
@@ -145,4 +145,11 @@ def finished(value: Any) -> Any:
     async def awaited() -> Any:
         return await value
 
-    return asyncio.run(awaited())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaited())
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, awaited()).result()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 _MAX_MEMORY_BYTES = 4 << 30
 """Address space that the child takes beyond the worker's, which may be any: a reward beside `math` may import torch."""
 
-_Kind = Literal["score", "end", "exhausted", "raised", "refused", "late"]
+_Kind = Literal["score", "end", "exhausted", "crashed", "raised", "refused", "late"]
+
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class ScoringError(Exception):
@@ -58,6 +61,8 @@ class Scorer:
         self._child: int | None = None
         self._connection: Connection | None = None
         self._loaded: set[str] = set()
+        self._lock = threading.RLock()
+        """Held by the thread that uses the child: answers have no names."""
 
     def load(self, built_in: BuiltIn) -> None:
         """Import a built-in's libraries, which the next child then has. Raises ConfigError where one is missing."""
@@ -76,11 +81,22 @@ class Scorer:
     ) -> Scored:
         """Score a group; calls `progress` whenever a completion is done.
 
-        What may not be a completion's doing is tried once more: a signal from outside, or an exception. It counts as
-        the completion's where most of the group can be scored. Raises ScoringError where most of it cannot, and
-        ConfigError where the reward refuses its data.
+        What may not be a completion's doing is tried once more: a signal, or an exception. A second crash is the
+        completion's. Another second failure is the completion's where most of the group can be scored. Raises
+        ScoringError where most of it cannot, and ConfigError where the reward refuses its data.
         """
-        self.load(built_in)
+        with self._lock:
+            self.load(built_in)
+            return self._score(built_in, settings, group, completion_s, progress)
+
+    def _score(
+        self,
+        built_in: BuiltIn,
+        settings: Section,
+        group: Group,
+        completion_s: float,
+        progress: Callable[[], object],
+    ) -> Scored:
         found, doubtful, retried = Scored(), 0, -1
         while len(found.scores) < len(group.completions):
             index = len(found.scores)
@@ -99,7 +115,7 @@ class Scorer:
                 if retried != index and kind != "late":
                     retried = index
                     continue
-                doubtful += 1
+                doubtful += kind != "crashed"
                 if 2 * doubtful > len(group.completions):
                     raise (ScoringTimeoutError if kind == "late" else ScoringError)(value)
             found.lost[index] = value
@@ -125,7 +141,8 @@ class Scorer:
                 yield "exhausted", f"took more than {completion_s:g} s of processor time"
             else:
                 how = f"exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
-                yield "raised", f"ended its process ({how})"
+                is_crash = status < 0 and status not in _FROM_OUTSIDE
+                yield "crashed" if is_crash else "raised", f"ended its process ({how})"
             return
         assert self._child is not None
         kind = "raised" if hold_on(self._child) == "stopped" else "late"  # who was stopped is not to blame
@@ -156,9 +173,13 @@ class Scorer:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@cache
 def scorer() -> Scorer:
-    """Return this process's scorer."""
+    """Return this process's scorer. A fork has another one than its parent."""
+    return _scorer_of(os.getpid())
+
+
+@cache
+def _scorer_of(pid: int) -> Scorer:
     return Scorer()
 
 

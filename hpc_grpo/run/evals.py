@@ -118,12 +118,6 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     values["rollout"]["overlong_tokens"] = None
     values["rewards"] = values["rewards"] or [{"name": "correctness"}]  # of SFT and distillation, which need none
     values["eval"] |= {"every": 1}
-    names, sources = (
-        [reward["name"] for reward in values["rewards"]],
-        judged_sources(DataConfig.model_validate(of_data)),
-    )
-    if config.eval.reward not in names and any(source.rewards is None for source in sources):
-        values["eval"]["reward"] = names[0]  # a source without rewards of its own is judged by those of the run
     values["launch"]["notify"] = []
     return Config.model_validate(values)
 
@@ -141,7 +135,7 @@ def sample_config(config: Config, folder: RunDir, model: str, prompts: str, sour
     asked = {**_keys_for_others(sources[chosen]), "path": prompts, **fields}
     values = eval_config(config, folder, model, [asked]).model_dump(mode="json")
     values["rewards"] = [_NO_JUDGEMENT]
-    values["eval"] |= {"reward": _NO_JUDGEMENT["name"], "pass_k": [1], "num_samples": 1, "metrics": []}
+    values["eval"] |= {"reward": None, "pass_k": [1], "num_samples": 1, "metrics": []}
     values["eval"] |= {"temperature": config.rollout.temperature, "top_p": config.rollout.top_p}
     return Config.model_validate(values)
 

@@ -1,7 +1,7 @@
 """Files of the run directory for processes on nodes that have disks of their own: written and read here, in chunks.
 
-Runs on the head, in a Ray actor (driver/actors.py) whose methods may run side by side; learner/disk.py is the other
-end. Consumes and returns bytes by name and position, never a whole file.
+Runs on the head, in a Ray actor (driver/actors.py) whose methods may run side by side; learner/head_disk.py is the
+other end. Consumes and returns bytes by name and position, never a whole file.
 """
 
 from __future__ import annotations

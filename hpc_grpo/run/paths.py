@@ -49,7 +49,7 @@ class RunDir:
     holder = _Inside("holder.json")  # the attempt that trains the run, and its last sign of life: run/lock.py
     chain = _Inside("chain.json")  # run/chain.py
     attempts = _Inside("attempts")
-    members = _Inside("members")  # processes of `pod` and `host`: launch/place/joined/members.py
+    members = _Inside("members")  # processes of `pod` and `host`: launch/place/joined/place.py
     slurm_logs = _Inside("slurm")  # job scripts and outputs of submitted jobs
 
     def slurm_log(self, job_id: str) -> Path:

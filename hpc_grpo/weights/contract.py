@@ -21,22 +21,10 @@ DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 
 _NUMBER_OF_EXPERTS = re.compile(r"(moe_)?(num|n)_((local|routed)_)?experts")
 
-
-ALSO_LANGUAGE_MODELS = frozenset(
-    [
-        "gemma3",
-        "gemma3n",
-        "gemma4",
-        "gemma4_unified",
-        "git",
-        "got_ocr2",
-        "llama4",
-        "mllama",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen4_exp",
-    ]
-)
+ALSO_LANGUAGE_MODELS = frozenset((
+    "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama", "qwen3_5", "qwen3_5_moe",
+    "qwen4_exp",
+))  # fmt: skip
 """Values of `model_type`: models of images that transformers loads as causal language models, too."""
 
 
@@ -79,36 +67,24 @@ def contract_differences(
     remaining = {spec.name: spec for spec in learner}
     differences = []
     for expected in engine:
-        names = _source_names(expected.name, packed_modules)
+        module, _, parameter = expected.name.rpartition(".")
+        parent, _, leaf = module.rpartition(".")
+        names = [f"{parent}.{part}.{parameter}" for part in packed_modules.get(leaf, ())] or [expected.name]
         missing = [name for name in names if name not in remaining]
         found = [remaining.pop(name) for name in names if name in remaining]
         if missing:
             differences.append(f"{', '.join(missing)}: the engine needs it, the learner does not publish it")
             continue
-        if len({part.shape[1:] for part in found}) > 1:
+        shape, *others = (part.shape for part in found)
+        if any(other[1:] != shape[1:] for other in others):
             shapes = ", ".join(f"{part.name} {part.shape}" for part in found)
             differences.append(f"{expected.name}: learner shapes do not fit together: {shapes}")
             continue
-        fused_shape = _fused_shape(found)
-        if fused_shape != expected.shape:
-            differences.append(f"{expected.name}: learner shape {fused_shape}, engine shape {expected.shape}")
+        if others:  # laid one after the other along the first dimension
+            shape = (sum(part.shape[0] for part in found), *shape[1:])
+        if shape != expected.shape:
+            differences.append(f"{expected.name}: learner shape {shape}, engine shape {expected.shape}")
         dtypes = {part.dtype for part in found}
         if not dtypes <= {expected.dtype, *_EXACT_IN.get(expected.dtype, ())}:
             differences.append(f"{expected.name}: learner dtype {sorted(dtypes)}, engine dtype {expected.dtype}")
-    differences += [f"{name}: the learner publishes it, the engine has no such parameter" for name in remaining]
-    return differences
-
-
-def _fused_shape(parts: Sequence[ParameterSpec]) -> tuple[int, ...]:
-    """Return the shape of the parts laid one after the other along the first dimension."""
-    if len(parts) == 1:
-        return parts[0].shape
-    return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-
-
-def _source_names(name: str, packed_modules: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the Hugging Face names of the parameters that fill an engine's parameter."""
-    module, _, parameter = name.rpartition(".")
-    parent, _, leaf = module.rpartition(".")
-    parts = packed_modules.get(leaf)
-    return [f"{parent}.{part}.{parameter}" for part in parts] if parts else [name]
+    return differences + [f"{name}: the learner publishes it, the engine has no such parameter" for name in remaining]

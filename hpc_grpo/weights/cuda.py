@@ -1,7 +1,6 @@
 """A GPU's side of the store: memory registered for DMA, and copies on a stream beside what the GPU computes.
 
-All that is for GPUs alone in a publish is here. Without registration a copy passes through a buffer of CUDA's, at a
-fraction of the bandwidth, and holds up whoever asked for it.
+Without registration a copy passes through a buffer of CUDA's, at a fraction of the bandwidth, and holds up its caller.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from hpc_grpo.weights.buckets import BucketLayout
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, views
+from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec, WeightStore, views
 
 _KEPT_FREE_BYTES = 2**30
 """What a copy leaves of a GPU's memory: that of kernels which allocate for themselves."""
@@ -36,12 +34,6 @@ def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
     # Before the mapping goes; at the process's end CUDA does it.
     weakref.finalize(store, cudart.cudaHostUnregister, address).atexit = False
     return store
-
-
-def finish_loading() -> None:
-    """Wait until this process's GPU, if it has one, has read all that it was told to: a load returns before."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 class SideStream:

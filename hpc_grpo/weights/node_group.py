@@ -18,12 +18,8 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.store import StoredVersion
 
 PUBLISHER_RANK = 0
-
-LOAD_FAILED = -1
-"""Acknowledged in place of a version."""
-
-RENDEZVOUS = "rendezvous"
-"""The file in the store's folder through which a group's members find each other."""
+LOAD_FAILED = -1  # acknowledged in place of a version
+RENDEZVOUS = "rendezvous"  # the file in the store's folder through which a group's members find each other
 
 
 @dataclass(frozen=True)
@@ -41,22 +37,20 @@ class NodeGroup:
     """Carries announcements to the workers and acknowledgements back; every wait has the deadline."""
 
     def __init__(self, membership: GroupMembership) -> None:
-        self._rank = membership.rank
-        self._size = membership.size
-        timeout = timedelta(seconds=membership.deadline_s)
+        self._membership = membership
         store = dist.FileStore(str(membership.folder / RENDEZVOUS), membership.size)
-        store.set_timeout(timeout)
         options = dist.ProcessGroupGloo._Options()
-        options._timeout = timeout
+        options._timeout = timedelta(seconds=membership.deadline_s)
+        store.set_timeout(options._timeout)
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         prefixed = dist.PrefixStore(f"weights-{membership.generation}", store)
         try:
             self._group = dist.ProcessGroupGloo(prefixed, membership.rank, membership.size, options)
         except RuntimeError as error:
-            raise WeightSyncError(f"the node's weight group did not form at rank {self._rank}: {error}") from error
+            raise self._error("did not form", error) from error
 
     def announce(self, stored: StoredVersion) -> None:
-        """Tell every worker which version is in the store. Called by the publisher alone."""
+        """Send every worker which version is in the store. Called by the publisher alone."""
         self._broadcast(torch.tensor([stored.version, *stored.checksums], dtype=torch.int64))
 
     def receive_announcement(self, num_blocks: int) -> StoredVersion:
@@ -66,9 +60,9 @@ class NodeGroup:
         return StoredVersion(version, tuple(checksums))
 
     def acknowledge(self, loaded_version: int) -> list[int]:
-        """Tell all members which version this one holds now, or LOAD_FAILED; returns what each told, by rank."""
+        """Send all members the version that this one holds now, or LOAD_FAILED; returns what each sent, by rank."""
         own = torch.tensor([loaded_version], dtype=torch.int64)
-        answers = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
+        answers = [torch.empty(1, dtype=torch.int64) for _ in range(self._membership.size)]
         self._wait(self._group.allgather([answers], [own]))
         return [int(answer) for answer in answers]
 
@@ -81,4 +75,7 @@ class NodeGroup:
         try:
             work.wait()
         except RuntimeError as error:
-            raise WeightSyncError(f"the node's weight group broke at rank {self._rank}: {error}") from error
+            raise self._error("broke", error) from error
+
+    def _error(self, what: str, cause: RuntimeError) -> WeightSyncError:
+        return WeightSyncError(f"the node's weight group {what} at rank {self._membership.rank}: {cause}")

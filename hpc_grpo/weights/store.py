@@ -1,17 +1,20 @@
-"""The weight store: one node's copy of the published weights, in shared memory.
+"""The weight store: one node's copy of the published weights, in shared memory, and the place of each parameter in it.
 
 The publishing learner writes a version; the node's engine workers read it in place. The store is created once, while
 engines start, and reused: its pages are allocated up front, because the first touch of shared memory costs seconds a
-GiB and a full /dev/shm must fail here with a message, not later with SIGBUS.
+GiB and a full /dev/shm must fail here with a message, not later with SIGBUS. With the layout, made once in the driver,
+every publish is one header and one copy, without a message for each parameter.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +23,99 @@ import xxhash
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.run.files import write_json_atomic
-from hpc_grpo.types import DTYPE_BYTES
-from hpc_grpo.weights.buckets import Block, Bucket, BucketLayout, Slot
+from hpc_grpo.types import DTYPE_BYTES, ParameterSpec
 
-_PIECE_BYTES = 512 * 1024
-"""What is copied and then read for its checksum while it is still in a core's cache."""
+_ALIGNMENT_BYTES = 64  # a cache line: every parameter can be viewed in any dtype without a copy
+_BUCKET_BYTES = 256 * 2**20  # gathered at once under ZeRO-3
+_BLOCK_BYTES = 16 * 2**20  # enough blocks to share the work evenly, too few for their checksums to weigh
+_PIECE_BYTES = 512 * 1024  # copied, and then read for its checksum while it is still in a core's cache
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter's place: `offset` and `num_bytes` count from the start of the store."""
+
+    spec: ParameterSpec
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of the store with a checksum of its own, which one thread writes or verifies; `[start, end)` in bytes.
+
+    `slots` are those that reach into it; a parameter may reach over several blocks.
+    """
+
+    slots: tuple[Slot, ...]
+    start: int
+    end: int
+
+
+class Bucket(Block):
+    """Parameters that are gathered together, in blocks."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(slot.spec.name for slot in self.slots)
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        blocks = []
+        for start in range(self.start, self.end, _BLOCK_BYTES):
+            end = min(start + _BLOCK_BYTES, self.end)
+            slots = [slot for slot in self.slots if slot.offset < end and slot.offset + slot.num_bytes > start]
+            blocks.append(Block(tuple(slots), start, end))
+        return tuple(blocks)
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """The buckets of the whole model, in the order of its parameters."""
+
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.buckets[-1].end if self.buckets else 0
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(block for bucket in self.buckets for block in bucket.blocks)
+
+    @property
+    def specs(self) -> Sequence[ParameterSpec]:
+        return [slot.spec for bucket in self.buckets for slot in bucket.slots]
+
+
+def bucket_layout(specs: Iterable[ParameterSpec], bucket_bytes: int = _BUCKET_BYTES) -> BucketLayout:
+    """Fill buckets of about `bucket_bytes` in the order given; a larger parameter has a bucket of its own.
+
+    >>> specs = [ParameterSpec("a", (4,), "float32"), ParameterSpec("b", (2, 2), "float32")]
+    >>> [bucket.names for bucket in bucket_layout(specs, 64).buckets]
+    [('a',), ('b',)]
+    """
+    buckets: list[Bucket] = []
+    slots: list[Slot] = []
+    start = end = 0
+    for spec in specs:
+        num_bytes = prod(spec.shape) * DTYPE_BYTES[spec.dtype]
+        if slots and end + num_bytes - start > bucket_bytes:
+            buckets.append(Bucket(tuple(slots), start, end))
+            slots, start = [], end
+        slots.append(Slot(spec, end, num_bytes))
+        end += -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    if slots:
+        buckets.append(Bucket(tuple(slots), start, end))
+    return BucketLayout(tuple(buckets))
 
 
 @dataclass(frozen=True)
 class StoredVersion:
     """A version in the store, with a checksum for each block.
 
-    Checksums are xxh3 keyed by the run, cut to 63 bits: signed 64-bit tensors carry them.
+    Checksums are xxh3 keyed by the run, cut to 63 bits: signed 64-bit tensors carry them. They promise that engines
+    load the bytes that the learner wrote; that engines then sample from them is the canary's promise.
     """
 
     version: int
@@ -54,9 +138,9 @@ class WeightStore:
 
     def __init__(self, folder: Path, spec: StoreSpec, *, create: bool) -> None:
         self.layout = spec.layout
-        self._folder = folder
+        self._header = folder / "current.json"
         self._key = spec.key
-        self.raw = self._map(create)
+        self.raw = _mapped(folder / "weights.bin", spec.layout.num_bytes, create)
 
     def tensors(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield each parameter of a bucket by name, as a view of shared memory in its shape and dtype."""
@@ -88,8 +172,7 @@ class WeightStore:
         for block, announced in announced_blocks[share::num_shares]:
             found = self.checksum(block)
             if found != announced:
-                within = (bucket.start <= block.start < bucket.end for bucket in self.layout.buckets)
-                index = list(within).index(True)
+                index = [bucket.end > block.start for bucket in self.layout.buckets].index(True)
                 names = self.layout.buckets[index].names
                 raise WeightSyncError(
                     f"checksum mismatch in bucket {index} of weight version {stored.version} "
@@ -104,27 +187,6 @@ class WeightStore:
         header = json.loads(self._header.read_text())
         return StoredVersion(header["version"], tuple(header["checksums"]))
 
-    @property
-    def _header(self) -> Path:
-        return self._folder / "current.json"
-
-    def _map(self, create: bool) -> torch.Tensor:
-        path = self._folder / "weights.bin"
-        size = max(self.layout.num_bytes, 1)
-        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
-        try:
-            if create:
-                os.posix_fallocate(descriptor, 0, size)
-            view = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        except OSError as error:
-            raise WeightSyncError(
-                f"The weight store needs {size / 2**30:.2f} GiB in {self._folder}: {error.strerror}. "
-                f"Free shared memory, or lower launch.object_store_gib."
-            ) from error
-        finally:
-            os.close(descriptor)
-        return torch.frombuffer(view, dtype=torch.uint8)
-
 
 def views(raw: torch.Tensor, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each parameter of a bucket by name, as a view of `raw`, which holds a version's bytes."""
@@ -133,12 +195,29 @@ def views(raw: torch.Tensor, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor
         yield slot.spec.name, own.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
 
 
+def _mapped(path: Path, num_bytes: int, create: bool) -> torch.Tensor:
+    size = max(num_bytes, 1)
+    descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    try:
+        if create:
+            os.posix_fallocate(descriptor, 0, size)
+        view = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    except OSError as error:
+        raise WeightSyncError(
+            f"The weight store needs {size / 2**30:.2f} GiB in {path.parent}: {error.strerror}. "
+            f"Free shared memory, or lower launch.object_store_gib."
+        ) from error
+    finally:
+        os.close(descriptor)
+    return torch.frombuffer(view, dtype=torch.uint8)
+
+
 def _copy(target: torch.Tensor, source: torch.Tensor, slot: Slot, offset: int) -> None:
     """Copy a part of a flat parameter, `offset` bytes into its slot, to the bytes of `target`."""
-    dtype = getattr(torch, slot.spec.dtype)
+    dtype, size = getattr(torch, slot.spec.dtype), DTYPE_BYTES[slot.spec.dtype]
     if source.dtype == dtype:
         part = source.view(torch.uint8)[offset : offset + len(target)]
         np.copyto(target.numpy(), part.numpy())  # torch's copy would start threads of its own in every thread
     else:
-        first, size = offset // DTYPE_BYTES[slot.spec.dtype], DTYPE_BYTES[slot.spec.dtype]
+        first = offset // size
         target.view(dtype).copy_(source[first : first + len(target) // size])

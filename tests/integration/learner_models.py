@@ -40,8 +40,7 @@ def train_with_critic(rank: int, world_size: int, store: Any, root: Path) -> dic
 
     The critic is exported, and another learner begins with it.
     """
-    from hpc_grpo.learner.checkpoint import load_checkpoint
-    from hpc_grpo.learner.export import export_model
+    from hpc_grpo.learner.checkpoint import export_model, load_checkpoint
     from hpc_grpo.learner.learner import Learner
 
     results = {}
@@ -70,7 +69,7 @@ def train_with_critic(rank: int, world_size: int, store: Any, root: Path) -> dic
 
 def values_of(learner: Any, sequence: TrainSequence) -> list[float]:
     (critic,) = (part for part in learner.parts if part.ds_engines)
-    return critic._values([pack([sequence])])[0].tolist()  # type: ignore[no-any-return]
+    return critic.values([pack([sequence])])[0].tolist()  # type: ignore[no-any-return]
 
 
 def refreshed(root: Path, name: str, rank: int, world_size: int) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,8 +79,17 @@ def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list
         ]
         for process in processes:
             process.start()
+        answers: dict[int, Any] = {}
+        ends_at = time.monotonic() + 400.0
         try:
-            answers = dict(results.get(timeout=400) for _ in processes)
+            while len(answers) < world_size:
+                try:
+                    rank, answer = results.get(timeout=1.0)
+                    answers[rank] = answer
+                except queue.Empty:
+                    dead = [process.exitcode for process in processes if process.exitcode]
+                    assert not dead, f"a rank ended with exit code {dead} and without an answer"
+                    assert time.monotonic() < ends_at, f"ranks {set(range(world_size)) - answers.keys()} do not answer"
         finally:
             for process in processes:
                 process.join(timeout=20)
@@ -111,8 +122,7 @@ def save_together(learner: Any, directory: Path, driver_state: dict[str, Any], *
 
     from hpc_grpo.learner.checkpoint import CheckpointWriter
 
-    writer = CheckpointWriter(learner)
-    writer.stage(directory, driver_state, behind=behind)
+    writer = CheckpointWriter(learner, directory, driver_state, behind=behind)
 
     def publish() -> None:
         shares: list[Any] = [None] * learner.world_size

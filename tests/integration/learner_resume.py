@@ -16,8 +16,7 @@ STAGES = (1, 2, 3)
 
 def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) -> Any:
     """Stage a checkpoint, take two more steps, write it, and take them again from it with a fresh learner."""
-    from hpc_grpo.learner.checkpoint import load_checkpoint
-    from hpc_grpo.learner.export import export_model
+    from hpc_grpo.learner.checkpoint import export_model, load_checkpoint
     from hpc_grpo.learner.learner import Learner
 
     folder = root / f"{world_size}_ranks" / f"stage_{config.train.zero_stage}"

@@ -37,18 +37,17 @@ def score_both_ways(rank: int, world_size: int, store: Any, folder: Path) -> tup
     import torch.nn.attention.varlen
     from gpu_learner_inputs import Case, make_config, random_sequences
 
-    from hpc_grpo.learner import loading
+    from hpc_grpo.learner import model
     from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.learner.model import score
     from hpc_grpo.learner.packing import pack
     from tests.support.varlen import attend_by_documents
 
     torch.nn.attention.varlen.varlen_attn = attend_by_documents
-    loading.require_varlen_attention = lambda: None
+    model.require_varlen_attention = lambda: None
     case = gpu_learner.toy(Case("a case", "0.5B"))
     batch = pack(random_sequences(case, [12, 30]))
     own, packed = (
-        score(Learner(make_config(replace(case, attention=kernel), folder)).model, batch).numpy()
+        model.score(Learner(make_config(replace(case, attention=kernel), folder)).model, batch).numpy()
         for kernel in ("sdpa", "varlen")
     )
     return own, packed

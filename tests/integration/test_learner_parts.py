@@ -14,9 +14,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.learner.parts.base import LearnerPart
+from hpc_grpo.learner.parts import LearnerPart
 from hpc_grpo.metrics.reductions import Mean, merge
-from hpc_grpo.registry import LEARNER_PARTS
 from tests.integration.learner_processes import (
     make_config,
     make_step,
@@ -93,10 +92,9 @@ class Baseline(LearnerPart):
 def train_with_parts(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[int, Any]:
     """Two steps under each ZeRO stage, a checkpoint, a third step; the third once more from the checkpoint."""
     from hpc_grpo.learner.checkpoint import load_checkpoint
-    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.learner.learner import PARTS, Learner
 
-    LEARNER_PARTS.register("lora")(Lora)
-    LEARNER_PARTS.register("baseline")(Baseline)
+    PARTS.extend([Lora, Baseline])
     results = {}
     for stage in (1, 2, 3):
         config = make_config(model, root, zero_stage=stage)

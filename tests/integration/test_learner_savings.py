@@ -69,7 +69,7 @@ def gradients_of(rank: int, world_size: int, store: Any, model: Path, root: Path
         store = None  # the group stands
         for name, (leaves_out, settings) in CASES.items():
             learner.train_by(config.model_copy(update={"train": config.train.model_copy(update=settings)}))
-            learner.leaves_out_still = leaves_out
+            learner.skips_zero_advantages = leaves_out
             found[stage, name] = _step(learner, minibatches)
     return found
 

@@ -66,7 +66,7 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
         "eval": {"reward": LETTERS},
         "launch": {"object_store_gib": 0.1},
     }
-    if sections.get("task") == "sft":
+    if sections.get("task", {}).get("name") == "sft":
         values["rollout"] = {"max_new_tokens": 24}
         del values["weights"]
     for section, changes in sections.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.launch.place.joined.handshake import MAGIC
+from hpc_grpo.launch.place.joined.connection import MAGIC
 from hpc_grpo.system.proof import REFUSAL
 from tests.places.conftest import residue_of
 from tests.places.scene import Command, Scene

@@ -6,8 +6,7 @@ import time
 from typing import Any
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.chain.link import ChainLink
-from hpc_grpo.launch.chain.successor import LinkJob, LinkOrigin
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob
 from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.paths import RunDir
@@ -32,8 +31,8 @@ class Clock:
 
 
 def link(run: RunDir, queue: FakeQueue, job_id: str = "7", successor_of: str = "", **slurm: Any) -> ChainLink:
-    origin = LinkOrigin(successor_of, by_hand=slurm.pop("by_hand", False))
-    return ChainLink(run, launch(**slurm), queue, LinkJob(job_id, "hpc_grpo.driver.main", origin))
+    job = LinkJob(successor_of, slurm.pop("by_hand", False), job_id, "hpc_grpo.driver.main")
+    return ChainLink(run, launch(**slurm), queue, job)
 
 
 def started(run: RunDir, queue: FakeQueue, job_id: str = "7", successor_of: str = "", **slurm: Any) -> ChainLink:

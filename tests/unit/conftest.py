@@ -126,4 +126,4 @@ def small_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _runs_copy_a_small_package(small_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `freeze` copy one file into a run, and not the whole package: in hundreds of tests that is minutes."""
     monkeypatch.setattr("hpc_grpo.run.source.PACKAGE", small_package)
-    monkeypatch.setattr("hpc_grpo.launch.snapshot.PACKAGE", small_package)
+    monkeypatch.setattr("hpc_grpo.launch.freeze.PACKAGE", small_package)

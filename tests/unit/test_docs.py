@@ -130,6 +130,7 @@ def test_make_targets_exist() -> None:
 
 def test_the_readme_example_runs(examples: Path) -> None:
     config = load_request("my_run.yaml", []).config
+    assert config.eval.every is not None and config.data.has_eval  # `report` compares two evals, `eval` asks its set
     _, own = config.rewards
     module, _, function = own.name.partition(":")
     scores = REWARDS.find(f"{examples / module}.py:{function}")(

@@ -24,6 +24,7 @@ FLOORS = (
     ("run", "foreign"),
     ("metrics", "data", "rewards", "algorithms", "weights"),
     ("grading", "engine", "learner"),
+    ("template",),
     ("driver",),
     ("launch.environment", "launch.agent", "launch.place"),
     ("launch.supervisor", "launch.chain", "launch"),
@@ -74,7 +75,7 @@ USES_SLURM = {
 """Modules that import from Slurm's room -> why. Launching itself asks a Place and a JobQueue."""
 
 NAMES_SLURM = {
-    "launch.environment.rules": "the deny list holds in every place: it is one table, to be read as a whole",
+    "launch.environment": "the deny list holds in every place: it is one table, to be read as a whole",
     "cli.options": "the option --sbatch",
     "cli.submit": "the option --sbatch",
     "cli.shell": "the option --sbatch",

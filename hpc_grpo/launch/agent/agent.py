@@ -1,10 +1,9 @@
 """The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that owns everything Ray does there.
 
 Consumes a `NodeSpec` and heartbeats on stdin; produces `NodeReport`s on stdout, and Ray's logs in the attempt's
-folder. It ends when stdin does, when the lease runs out, or when Ray ends; whichever it was, it ends its own
-descendants only, copies the logs and removes the folders it made. After SIGTERM or SIGHUP the agent reports the signal
-and goes on: a preempted job keeps its nodes for a while, in which the run is saved. It ends at once on LET_GO, which
-the supervisor sends where the job is cancelled.
+folder. It ends with stdin, with the lease, or with Ray: it ends its own descendants only, copies the logs and removes
+its folders. After SIGTERM or SIGHUP the agent reports the signal and goes on: a preempted job keeps its nodes for a
+while, in which the run is saved. It ends at once on LET_GO, which the supervisor sends where the job is cancelled.
 """
 
 from __future__ import annotations
@@ -21,15 +20,19 @@ from types import FrameType
 from typing import IO
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
-from hpc_grpo.launch.agent.disk import attempt_dir_here, take_run
 from hpc_grpo.launch.agent.folders import OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
-from hpc_grpo.launch.agent.log_parts import hand_over
-from hpc_grpo.launch.agent.network import choose_ports, node_address
-from hpc_grpo.launch.agent.program import end_containers, inside_of
-from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order
-from hpc_grpo.launch.agent.ray_command import RAY_LOG_NAME, TEMP_DIR_NAME, ray_environment, start_command, temp_dir_path
-from hpc_grpo.launch.agent.ray_process import RayProcess
-from hpc_grpo.launch.agent.stage import make_copies
+from hpc_grpo.launch.agent.program import RayProcess, end_containers, inside_of
+from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order, hand_over
+from hpc_grpo.launch.agent.ray_command import (
+    RAY_LOG_NAME,
+    TEMP_DIR_NAME,
+    choose_ports,
+    node_address,
+    ray_environment,
+    start_command,
+    temp_dir_path,
+)
+from hpc_grpo.launch.agent.stage import attempt_dir_here, make_copies, take_run
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.run.pulse import PULSES_NAME
@@ -41,8 +44,7 @@ from hpc_grpo.system.waking_clock import LOOK_S
 
 _POLL_S = 0.25
 _MAX_RAY_STARTS = 3
-_STACKS_S = 2.0
-"""Time for processes to write their stacks."""
+_STACKS_S = 2.0  # time for processes to write their stacks
 _END_GRACE_S = 8.0
 _LEFTOVER_GRACE_S = 2.0
 _URGENT_GRACE_S = 0.5
@@ -50,10 +52,7 @@ _URGENT_GRACE_S = 0.5
 
 
 class NodeAgent:
-    """Serves one attempt on this node, from the start of Ray to the removal of its folders.
-
-    Over 150 lines, so that the order of a node's bring-up, watch and teardown is read in one place.
-    """
+    """Serves one attempt on this node: the order of its bring-up, watch and teardown is read in one place."""
 
     def __init__(self, spec: NodeSpec, lease: Lease, reports: IO[bytes]) -> None:
         self._spec = spec
@@ -68,15 +67,23 @@ class NodeAgent:
         self._is_up = threading.Event()
         self._log_dir = Path(spec.log_dir)  # where the logs are in the end: on the head's disk
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+        def on_signal(_number: int, _frame: FrameType | None) -> None:
+            self._is_told = True
+
         for number in end_signals():
-            signal.signal(number, self._on_signal)
+            signal.signal(number, on_signal)
 
     def run(self) -> int:
         """Serve until the end; returns 0 when asked to end, 1 when Ray failed."""
         signs = threading.Thread(target=self._show_life, name="signs-of-life")
         signs.start()
+        failure = ""
         try:
-            failure = self._failure()
+            try:
+                failure = self._serve()
+            except (HpcGrpoError, OSError) as error:
+                failure = str(error)
             if failure:  # at once: the driver ends for it too, and the teardown may take a while
                 self._report(NodeReport("failed", self._spec.node, why=failure))
         finally:
@@ -86,15 +93,7 @@ class NodeAgent:
         self._report(NodeReport("gone", self._spec.node, num_killed=num_killed))
         return 1 if failure else 0
 
-    def _failure(self) -> str:
-        """Serve; return why that failed, "" when the supervisor ended it."""
-        try:
-            return self._serve()
-        except (HpcGrpoError, OSError) as error:
-            return str(error)
-
     def _serve(self) -> str:
-        """Start Ray and stay; returns why it failed, or "" when the supervisor ended it."""
         self._spec = take_run(self._spec, self._own_dirs()[0], self._goes_on)
         os.chdir(self._spec.working_dir)
         self._spec, self._copies = make_copies(self._spec, os.environ, self._goes_on)
@@ -103,9 +102,14 @@ class NodeAgent:
         if self._lease.ended_by or self._is_ended:
             return ""
         for tries in range(_MAX_RAY_STARTS):
-            ended = self._start_ray(skip_ports=tries)
-            if ended is None:
-                return self._stay()
+            ray, ended = self._start_ray(skip_ports=tries)
+            if ended is None:  # it is up: watch over it until the lease ends
+                while self._goes_on():
+                    self._look(ray)
+                    if why := ray.why_ended():
+                        return f"{why}; see {self._log_dir}."
+                    reap_adopted(keep=[ray.process.pid])
+                return ""
             if self._is_ended or self._lease.ended_by:
                 return ""
             # A port can be lost between the test and the start: once more elsewhere.
@@ -114,8 +118,8 @@ class NodeAgent:
         tail = "\n".join((self._own_dirs()[0] / RAY_LOG_NAME).read_text(errors="replace").splitlines()[-8:])
         return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / RAY_LOG_NAME}. Its last lines:\n{tail}"
 
-    def _start_ray(self, skip_ports: int) -> int | None:
-        """Start Ray and report it up; returns None once it is, else the exit code it ended with."""
+    def _start_ray(self, skip_ports: int) -> tuple[RayProcess, int | None]:
+        """Start Ray and report it up; returns it, and the exit code it ended with, None once it is up."""
         spec = self._spec
         interface, ip = node_address(spec)
         resources = find_place().node_resources()
@@ -132,22 +136,12 @@ class NodeAgent:
         while not ray.is_up():
             self._look(ray)
             if ray.poll() is not None or not self._goes_on():
-                return ray.poll() or 0
+                return ray, ray.poll() or 0
         self._is_up.set()
         address = spec.head_address or f"{ip}:{ports.gcs}"
         up = NodeReport("up", spec.node, ip=ip, interface=interface, address=address, temp_dir=str(temp_dir))
         self._report(replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, dashboard=ports.dashboard))
-        return None
-
-    def _stay(self) -> str:
-        """Watch over Ray until the lease ends; returns why Ray ended before that, or ""."""
-        assert self._ray is not None
-        while self._goes_on():
-            self._look(self._ray)
-            if why := self._ray.why_ended():
-                return f"{why}; see {self._log_dir}."
-            reap_adopted(keep=[self._ray.waited_for])
-        return ""
+        return ray, None
 
     def _show_life(self) -> None:
         """Show that this process is not stopped, until Ray is up: its start may wait for a disk. In a thread."""
@@ -162,7 +156,7 @@ class NodeAgent:
             self._end_late(self._watch.late(watched_on_node(shm_dir_path(self._spec.tag), ray.pid)))
 
     def _end_late(self, late: Sequence[Late]) -> None:
-        """Kill processes that are late, after a moment for everybody's stacks."""
+        """Kill late processes, after a moment for the stacks of all."""
         if not late:
             return
         for one in late:
@@ -171,15 +165,6 @@ class NodeAgent:
         time.sleep(_STACKS_S)
         kill(late)
 
-    def _obey(self, order: Order) -> None:
-        match order:
-            case Order.STACKS:
-                self._ask_for_stacks()
-            case Order.LET_GO:
-                self._is_let_go = True
-            case Order.NAME_STOPPED:
-                self._end_late(self._watch.stopped())
-
     def _ask_for_stacks(self) -> None:
         ask_for_stacks({*descendants(os.getpid()), *(self._ray.processes() if self._ray else [])})
 
@@ -187,7 +172,13 @@ class NodeAgent:
         """Serve a moment longer; False once the lease is over or, after a signal, the supervisor lets this agent go."""
         goes_on = self._lease.check(self._spec.lease_s, _POLL_S)
         for order in self._lease.take_orders():
-            self._obey(order)
+            match order:
+                case Order.STACKS:
+                    self._ask_for_stacks()
+                case Order.LET_GO:
+                    self._is_let_go = True
+                case Order.NAME_STOPPED:
+                    self._end_late(self._watch.stopped())
         if self._lease.silent_s > self._spec.lease_s / 2:
             self._wake_supervisor()
         if self._is_told and not self._has_reported:
@@ -210,11 +201,7 @@ class NodeAgent:
 
     @property
     def _is_urgent(self) -> bool:
-        """Tell whether SIGKILL may be near."""
-        return self._is_deaf or self._is_told
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._is_told = True
+        return self._is_deaf or self._is_told  # SIGKILL may be near
 
     def _own_dirs(self) -> tuple[Path, Path]:
         """Make the folders of Ray and of the weight store, after removing what dead agents left beside them."""
@@ -245,7 +232,6 @@ class NodeAgent:
         return num_killed
 
     def _end_ray(self) -> int:
-        """End all descendants; returns how many had to be killed."""
         if self._ray is not None:
             # Alone: it drains its raylet, which takes half a second, or forever once the GCS is told to end too.
             # Slurm's SIGTERM may come meanwhile.

@@ -1,12 +1,12 @@
 """The folders an attempt has on a node: its own, Ray's temp-dir and the weight store's shared memory, and shared ones.
 
-All lie where every user may make folders, so the attempt's tag in the names of its own is one that nobody can guess: a
-folder whose name is known beforehand can be made by somebody else first, and then this node has no run. Shared ones
-hold copies (stage.py), whose paths must be the same in every job; with such a name taken, there is no copy.
+All lie where every user may make folders. The names of an attempt's own folders hold its tag, which nobody can guess:
+a folder whose name is known can be made by somebody else first. Shared folders hold copies (stage.py), whose paths
+must be the same in every job; where such a name is taken, there is no copy.
 
-Each holds a file that its agents keep locked. The kernel drops the lock with the process, however it died, so
-an unlocked folder is a leftover: the next agent on the node removes it (a store can hold 100 GB of memory). Whose it is
-and whether it is locked is asked of the opened folder, never of its name, which may come to mean another meanwhile.
+Each holds a file that its agents keep locked. The kernel drops the lock with the process, so an unlocked folder is a
+leftover, and the next agent on the node removes it (a store can hold 100 GB of memory). Owner and lock are asked of
+the opened folder, never of its name, which may come to mean another folder.
 """
 
 from __future__ import annotations
@@ -28,20 +28,26 @@ from hpc_grpo.errors import LaunchError
 SHM = Path("/dev/shm")
 _PREFIX = "hg-"
 _LOCK_NAME = ".agent"
-_MAX_LOG_BYTES = 32 * 2**20
-"""A larger log of Ray is copied from its end only."""
+_MAX_LOG_BYTES = 32 * 2**20  # a larger log of Ray is copied from its end only
 
 
 class OwnedDir:
     """A new folder with mode 0700 that exists as long as this process holds its lock.
 
-    Raises LaunchError where others could put their own in its place, and FileExistsError where something is there.
+    Raises LaunchError where others could replace it, and FileExistsError where something is there.
     """
 
     def __init__(self, path: Path) -> None:
-        _prepare_parent(path.parent)
+        self.path, parent = path, path.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        mode = parent.stat().st_mode
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+            elsewhere = "" if parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
+            raise LaunchError(
+                f"{parent} may be written by others and has no sticky bit (mode {stat.S_IMODE(mode):o}): they could "
+                f"replace a run's folders in it. Have chmod +t {parent} done{elsewhere}."
+            )
         path.mkdir(mode=0o700)
-        self.path = path
         try:
             self._lock = os.open(self.path / _LOCK_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -51,16 +57,16 @@ class OwnedDir:
             raise
 
     def remove(self) -> None:
-        """Remove the folder, unless it has been given another name, and let go of its lock."""
+        """Remove the folder, unless it was renamed, and drop its lock."""
         with contextlib.suppress(FileNotFoundError):
             _remove(self.path)
         os.close(self._lock)
 
 
 class SharedDir:
-    """A folder with mode 0700 for all agents of this user on the node; it goes with the last of them.
+    """A folder with mode 0700 for all agents of this user on the node. The last of them removes it.
 
-    They hold its lock together; who removes it holds it alone. Made by `shared_dir`.
+    Agents hold its lock together; who removes it holds it alone. Made by `shared_dir`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,13 +105,13 @@ class SharedDir:
 def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
     """Return the folder at `path`, filled by `fill` where there is none; None where `fill` was ended, and is False.
 
-    An agent fills a folder of its own, which then gets the name: what has the name is whole. Of agents that begin at
-    once each fills one, and all use the first. Raises LaunchError for another user's folder, and what `fill` raises.
+    An agent fills a folder of its own and renames it, so a folder of that name is complete. Agents that begin at once
+    each fill one, and all use the first. Raises LaunchError for another user's folder, and what `fill` raises.
     """
     while True:
         with contextlib.suppress(FileNotFoundError):
             return SharedDir(path)
-        own = OwnedDir(path.with_name(f"{_PREFIX}{secrets.token_hex(8)}"))
+        own = OwnedDir(_unguessable(path))
         try:
             if not fill(own.path):
                 return None
@@ -126,23 +132,13 @@ def shared_dir_path(parent: Path, contents: str) -> Path:
     return parent / f"{_PREFIX}{os.getuid()}-{hashlib.sha256(contents.encode()).hexdigest()[:12]}"
 
 
-def _prepare_parent(parent: Path) -> None:
-    """Make the folder of an agent's folders. Raises LaunchError where others could replace what is in it."""
-    parent.mkdir(parents=True, exist_ok=True)
-    mode = parent.stat().st_mode
-    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
-        elsewhere = "" if parent == SHM else ", or set launch.local_dir to another folder, such as /tmp"
-        raise LaunchError(
-            f"{parent} may be written by others and has no sticky bit (mode {stat.S_IMODE(mode):o}): they could "
-            f"replace a run's folders in it. Have chmod +t {parent} done{elsewhere}."
-        )
-
-
 def _take_away(path: Path) -> None:
     """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
-    gone = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
-    path.rename(gone)
-    _remove(gone)
+    _remove(path.rename(_unguessable(path)))
+
+
+def _unguessable(path: Path) -> Path:
+    return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
 
 
 def _remove(path: Path) -> None:
@@ -158,45 +154,35 @@ def shm_dir_path(tag: str) -> Path:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove folders below `parent` whose agent of this user is dead, and that no other agent removes; returns them.
+    """Remove folders below `parent` whose agent of this user is dead; return those this call removed.
 
-    Never raises: what it cannot open or remove is another user's, or gone, and is no reason not to start.
+    Never raises: what it cannot open or remove is another user's, or gone.
     """
     removed: list[Path] = []
     for path in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-            if _sweep_one(path, opened):
+            folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
+            if os.fstat(folder).st_uid != os.getuid():
+                continue
+            lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
+            # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
+            if os.read(lock, 256) == socket.gethostname().encode():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing; an OSError where it is held
+                _take_away(path)
                 removed.append(path)
     return removed
 
 
-def _sweep_one(path: Path, opened: contextlib.ExitStack) -> bool:
-    folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
-    if os.fstat(folder).st_uid != os.getuid():
-        return False
-    lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
-    # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
-    if os.read(lock, 256) != socket.gethostname().encode():
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing: no two sweeps do it
-    except BlockingIOError:
-        return False
-    _take_away(path)
-    return True
-
-
 def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: int | None = None) -> int:
-    """Open what is at `path` itself, no link to elsewhere; `opened` closes it."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, dir_fd=folder)
     opened.callback(os.close, descriptor)
     return descriptor
 
 
 def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
-    """Copy the logs of a Ray that has ended, beside those of Rays before it in the same attempt.
+    """Copy the logs of a Ray that has ended beside those of earlier Rays in the attempt.
 
-    They are in its temp-dir, and beside that: on the node, so that a shared disk that is full ends no Ray.
+    They are in its temp-dir and beside it: on the node, so that a full shared disk ends no Ray.
     """
     for log in temp_dir.parent.glob("*.log"):
         with log.open("rb") as reader, (log_dir / log.name).open("ab") as kept:
@@ -208,7 +194,7 @@ def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
 
 
 def copy_logs(source: Path, target: Path) -> None:
-    """Copy the non-empty files of Ray's log folder; of a huge one only the end."""
+    """Copy the non-empty files of Ray's log folder; of a huge file only the end."""
     for path in source.rglob("*"):
         if path.is_symlink() or not path.is_file() or path.stat().st_size == 0:
             continue

@@ -1,20 +1,28 @@
-"""A program of the run as it was started on this node, in a container or not: its process, its end, what is left."""
+"""Programs of a run: `Program` and `RayProcess` on this node, perhaps in a container; `NodeProcess` on any node."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from hpc_grpo.launch.agent.folders import SHM, sweep
 from hpc_grpo.launch.agent.protocol import NodeSpec
-from hpc_grpo.launch.place.container import Container, exit_code, labels_of
-from hpc_grpo.system.process_tree import end_processes, session_members
+from hpc_grpo.launch.agent.ray_command import STARTED_LINE
+from hpc_grpo.launch.place.base import Place
+from hpc_grpo.launch.place.container import Container, exit_code, labels_of, node_command
+from hpc_grpo.run.source import command_anywhere
+from hpc_grpo.system.process_tree import descendants, end_processes, session_members
 from hpc_grpo.system.processes import die_with_parent, start_time
+from hpc_grpo.system.say import say
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,9 @@ def end_containers(spec: NodeSpec) -> None:
 
 
 class Program:
-    """A program that was started by this thread, to whose end it is tied. `process` is it, or its container's client.
+    """A program that this thread started and that ends with it. `process` is the program, or its container's client.
 
-    A container has the processes of its node, so that an id is the same on both sides.
+    A container has the processes of its node, so an id is the same on both sides.
     """
 
     def __init__(
@@ -75,7 +83,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process id; that of the client until it has begun in its container."""
+        """Its process id; the client's until the program has begun in its container."""
         if self._inside and self._found is None:
             with suppress(OSError, ValueError):
                 pid = int(self._inside.pid_file.read_text())
@@ -88,7 +96,7 @@ class Program:
         return exit_code(code) if self._inside else code
 
     def send(self, number: int) -> None:
-        """Send it a signal, unless it is gone. Not by the client, which cannot pass on all of them."""
+        """Send a living program a signal. Not by the client, which cannot pass on all of them."""
         if self.process.poll() is None and self._lives():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -104,3 +112,116 @@ class Program:
     def _lives(self) -> bool:
         """Tell whether its id is still its own. Its session may outlive it only where the client's is that."""
         return self._found is None or start_time(self._found[0]) == self._found[1]
+
+
+_RAYLET = "raylet"
+
+
+class RayProcess(Program):
+    """`ray start` in the foreground, with its output in a log that earlier tries wrote to as well."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, inside: Inside | None = None
+    ) -> None:
+        self._log = log
+        self._raylet: tuple[int, int] | None = None
+        if inside:
+            inside.container.refuse_absent()
+        with log.open("ab") as output:
+            self._begin = output.tell()
+            super().__init__(command, environment, inside, stdout=output, stderr=subprocess.STDOUT)
+
+    def processes(self) -> list[int]:
+        """Return Ray's processes: those in a container may be no descendants of this process."""
+        return [self.pid, *descendants(self.pid)]
+
+    def is_up(self) -> bool:
+        return STARTED_LINE.encode() in self._log.read_bytes()[self._begin :]
+
+    def why_ended(self) -> str:
+        """Return why Ray, once it was up, is over on this node; "" while it is not.
+
+        `ray start --block` does not end with a raylet whose exit code is 0 or SIGTERM's, such as one that was stopped
+        until the other nodes took it for dead.
+        """
+        if (code := self.poll()) is not None:
+            return f"Ray ended by itself with exit code {code}"
+        for pid in descendants(self.pid, depth=1) if self._raylet is None else ():
+            with suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).name() == "raylet":
+                    self._raylet = pid, start_time(pid)
+        if self._raylet is None or start_time(self._raylet[0]) != self._raylet[1]:
+            return "Ray's raylet ended by itself"
+        return ""
+
+    def terminate(self, grace_s: Callable[[], float]) -> None:
+        """Ask it to end, and wait for that; `grace_s` is asked at every turn, since it may shrink meanwhile.
+
+        A container ends with it, also one whose client is gone.
+        """
+        if self.process.poll() is None:
+            self.process.terminate()
+        begun = time.monotonic()
+        while self.process.poll() is None and time.monotonic() - begun < grace_s():
+            time.sleep(0.05)
+        if self.process.poll() is None:
+            say(f"ray start did not end within {grace_s():.1f} s of SIGTERM", sys.stderr)
+        if self._inside:
+            self._inside.end()
+
+
+class LineReader:
+    """Reads whole lines from a pipe without blocking."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._rest = b""
+        os.set_blocking(pipe.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that have arrived since the last call, without their ends."""
+        while True:
+            try:
+                data = os.read(self._pipe.fileno(), 65536)
+            except OSError:  # nothing there yet; or a connection that broke, whose process has then ended
+                return
+            if not data:
+                return
+            *whole, self._rest = (self._rest + data).split(b"\n")
+            yield from whole
+
+
+class NodeProcess(LineReader):
+    """A module of ours on a node, spoken to in lines: stdin and stdout are pipes, wherever the node is.
+
+    The supervisor holds its node agents by it, `doctor` the process that examines a node. `process` is what the place
+    started it with.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        node: str,
+        module: str,
+        stderr: IO[bytes],
+        container: Container | None = None,
+        *,
+        may_miss_copy: bool = False,
+    ) -> None:
+        """Start it; `may_miss_copy`: the node may not see the run's copy of this package."""
+        program = command_anywhere("-m", module) if may_miss_copy else node_command(container, module)
+        self.process = place.connection(node, program, stderr) or subprocess.Popen(
+            place.start_command(node, program),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=place.start_environment(os.environ),
+            start_new_session=True,  # Ctrl+C is for the starting process, which ends nodes in order
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin = self.process.stdin
+        super().__init__(self.process.stdout)

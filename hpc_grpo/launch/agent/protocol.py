@@ -2,24 +2,31 @@
 
 The first line the agent reads is its `NodeSpec`; every later line is a heartbeat, an `Order` or the head's address,
 which `Lease` takes in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes
-one `NodeReport` per event, and `ALIVE` every few seconds. Pipes, not files: srun forwards them, and a shared file
-system may show a file a minute late.
+one `NodeReport` per event, and `ALIVE` every few seconds; from a node with a disk of its own, at the end, its logs
+(`hand_over`, `take_part`). Pipes, not files: srun forwards them, and a shared file system may show files late.
 """
 
 from __future__ import annotations
 
+import base64
 import enum
 import json
 import os
 import select
+import shutil
 import sys
 import time
+import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path, PurePath
+from typing import IO, Any, Literal
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.run.stacks import STACKS_NAME
 from hpc_grpo.system.processes import ProcessIdentity
+from hpc_grpo.system.say import say
 
 HEAD = b"head "
 """Begins the line that tells a joining node the head's address."""
@@ -112,12 +119,25 @@ class NodeSpec:
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
 
+    @classmethod
+    def from_line(cls, line: bytes) -> NodeSpec:
+        """Return the spec in a line of the supervisor's. Raises LaunchError where that is another version's."""
+        values = json.loads(line)
+        if (version := values.get("version", "")) not in ("", __version__):
+            raise LaunchError(
+                f"hpc-grpo {__version__} is installed on this node in {sys.prefix}, and the run goes with {version}: "
+                f"install that here too."
+            )
+        for name, kind in (("own_disk", OwnDisk), ("supervisor", ProcessIdentity), ("stage", Stage)):
+            if values.get(name) is not None:
+                values[name] = kind(**values[name])
+        return cls(**values)
+
 
 @dataclass(frozen=True)
 class NodeReport:
     """An event of a node. "up": Ray runs here; "late": a process was ended, and why; "failed": Ray does not run here,
-    and why; "gone": torn down; "told": a signal asked the agent to end.
-    `dashboard`: the port of Ray's dashboard, where the node was to have one.
+    and why; "gone": torn down; "told": a signal asked the agent to end. `dashboard`: the port of Ray's dashboard, or 0.
     """
 
     event: Literal["up", "late", "failed", "gone", "told"]
@@ -136,22 +156,6 @@ class NodeReport:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-def spec_from_line(line: bytes) -> NodeSpec:
-    """Return the spec in a line of the supervisor's. Raises LaunchError where that is another version's."""
-    values = json.loads(line)
-    if (version := values.get("version", "")) not in ("", __version__):
-        raise LaunchError(
-            f"hpc-grpo {__version__} is installed on this node in {sys.prefix}, and the run goes with {version}: "
-            f"install that here too."
-        )
-    if values.get("own_disk") is not None:
-        values["own_disk"] = OwnDisk(**values["own_disk"])
-    if values.get("supervisor") is not None:
-        values["supervisor"] = ProcessIdentity(**values["supervisor"])
-    values["stage"] = Stage(**values.get("stage", {}))
-    return NodeSpec(**values)
-
-
 def report_from_line(line: bytes) -> NodeReport | None:
     """Return the report in a line of the agent's stdout; None for other text, which srun and modules print there."""
     try:
@@ -164,7 +168,7 @@ def report_from_line(line: bytes) -> NodeReport | None:
 class Lease:
     """The agent's end of the pipe: its spec, then signs that the supervisor lives. `ended_by` says why it is over.
 
-    `head_address` is what a line of its own has told, "" so far.
+    `head_address` is "" until the supervisor sends it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -181,7 +185,7 @@ class Lease:
             if newline:
                 self._buffer = rest
                 if line:
-                    return spec_from_line(line)
+                    return NodeSpec.from_line(line)
             elif not self._read():
                 return None
 
@@ -223,3 +227,66 @@ class Lease:
             self._heard = time.monotonic()
             self._buffer += data
         return bool(data)
+
+
+_LIMIT_S, _URGENT_S = 20.0, 2.0
+_BEGIN = b'{"log"'
+_PART_BYTES = 1 << 18
+_MAX_FILE_BYTES = 8 << 20  # of a larger log only the end is sent
+_MAX_BYTES = 64 << 20
+
+
+def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -> None:
+    """Send the files below `folder`; where the head does not take them in time, keep them at `kept` on this node."""
+    deadline, descriptor = time.monotonic() + (_URGENT_S if is_urgent else _LIMIT_S), stdout.fileno()
+    try:
+        for line in _parts(folder):
+            rest = memoryview(line)
+            while rest:
+                if not select.select([], [descriptor], [], max(deadline - time.monotonic(), 0.0))[1]:
+                    raise TimeoutError("not taken in time")
+                rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]  # so much of it never waits
+    except OSError as error:  # no time left, or nobody reads any more
+        shutil.copytree(folder, kept, dirs_exist_ok=True)
+        say(f"Logs did not reach the head ({error}): they are in {kept} of this node", sys.stderr)
+
+
+def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
+    """Write the part of a log in a node's line into the attempt's folder; False where the line is no part.
+
+    A part that cannot be written is only reported: the run's end does not hang on a log.
+    """
+    if not line.startswith(_BEGIN):
+        return False
+    try:
+        values: dict[str, Any] = json.loads(line)
+        name = PurePath(values["log"])
+        is_own = name.parts[:1] == (STACKS_NAME,) or name.parts[:2] == ("nodes", node)
+        if not is_own or ".." in name.parts or name.is_absolute():
+            say(f"Node {node} sent a log by the name {name}, which is left out")
+            return True
+        path = attempt_dir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not values["offset"] and path.exists():  # of a Ray before this one, in the same attempt
+            path.replace(path.with_name(f"{path.name}.before"))
+        with path.open("ab" if values["offset"] else "wb") as file:
+            file.write(zlib.decompress(base64.b64decode(values["data"])))
+    except (OSError, ValueError, KeyError, zlib.error) as error:
+        say(f"A part of a log of node {node} is lost ({error})", sys.stderr)
+    return True
+
+
+def _parts(folder: Path) -> Iterator[bytes]:
+    """Yield the lines of all files, stacks first: they are short, and say the most where time or bytes run out."""
+    left = _MAX_BYTES
+    files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
+    for path in sorted(files, key=lambda file: (STACKS_NAME not in file.relative_to(folder).parts[:1], file)):
+        with path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            begin = file.seek(max(0, end - min(_MAX_FILE_BYTES, left)))
+            left -= end - begin
+            for offset in range(0, end - begin, _PART_BYTES):
+                data = file.read(min(_PART_BYTES, end - begin - offset))
+                packed = base64.b64encode(zlib.compress(data, 1)).decode()
+                part = {"log": str(path.relative_to(folder)), "offset": offset, "data": packed}
+                yield json.dumps(part).encode() + b"\n"

@@ -1,35 +1,36 @@
-"""Build the command line and the environment of Ray on one node.
+"""The command line, the environment, the address and the ports of Ray on one node.
 
-Consumes a `NodeSpec`, the node's address, ports and resources; produces argv and variables. Pure, but for
-reading how much shared memory there is and which network an interface is in.
+Consumes a `NodeSpec`; produces argv and variables. Reads only shared memory's size, the node's interfaces and ports.
 """
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
 import json
 import os
 import shlex
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import distributions, requires
 from pathlib import Path
 
+import psutil
+
 from hpc_grpo.config.resources import object_store_bytes
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.launch.agent.folders import shm_dir_path
-from hpc_grpo.launch.agent.network import RayPorts, network_of
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.stage import local_dir, staged, staged_environment
-from hpc_grpo.launch.environment.rules import check_resolved, filtered
+from hpc_grpo.launch.environment import RAY_SETTINGS, check_resolved, filtered
 from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.run.contract import COPY_VARIABLES, PYTHON_VARIABLES, SHM_DIR_VARIABLE, TEMPLATE_MODULE
 from hpc_grpo.run.source import PACKAGE, own_command
 
 STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
-
-DEBUG_VARIABLE = "DEBUG_RAY"
-"""1: breakpoints of actors wait for `ray debug` on their own node."""
 
 TEMP_DIR_NAME = "r"
 """Ray's temp-dir is a folder inside the one we own: Ray makes it writable for everybody."""
@@ -43,17 +44,6 @@ DASHBOARD_HOST = "127.0.0.1"
 _MAX_SOCKET_PATH_BYTES = 107
 _SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 
-RAY_SETTINGS: dict[str, tuple[str, str]] = {
-    "RAY_AUTH_MODE": ("token", "an HPC network is shared: without it anybody on it runs code as you"),
-    "RAY_USAGE_STATS_ENABLED": ("0", "no calls home"),
-    "RAY_enable_metrics_collection": ("0", "the exporter listens on 0.0.0.0 and asks for no token"),
-    "DASHBOARD_METRIC_PORT": ("-1", "same for the dashboard's; Ray has no switch but survives an invalid port"),
-    "RAY_prestart_worker_first_driver": ("0", "else one idle Python per CPU: 288 of them on a GH200 node"),
-    "RAY_DISABLE_IMPORT_WARNING": ("1", "not for the user"),
-    "RAY_IGNORE_UNHANDLED_ERRORS": ("1", "the driver reports the first error; Ray would print the others after it"),
-}
-"""Variable -> (value, reason)."""
-
 
 def ray_environment(
     environ: Mapping[str, str], spec: NodeSpec, ip: str, interface: str, shm_dir: str
@@ -64,20 +54,20 @@ def ray_environment(
     nodes = [ip, (spec.head_address or "").partition(":")[0], network_of(interface), *spec.nodes]
     kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
-    for name, (value, _reason) in RAY_SETTINGS.items():
-        kept[name] = value
-    kept["RAY_AUTH_TOKEN_PATH"] = spec.token_path
-    kept["VLLM_HOST_IP"] = ip
+    kept |= {name: value for name, (value, _reason) in RAY_SETTINGS.items()}
+    kept |= {"RAY_AUTH_TOKEN_PATH": spec.token_path, "VLLM_HOST_IP": ip, SHM_DIR_VARIABLE: shm_dir}
     kept |= collective_interfaces(interface, kept)
-    if environ.get(DEBUG_VARIABLE) == "1":
-        kept["RAY_DEBUG"] = "legacy"  # breakpoints wait on loopback for `ray debug`
-    kept[SHM_DIR_VARIABLE] = shm_dir
+    if environ.get("DEBUG_RAY") == "1":
+        kept["RAY_DEBUG"] = "legacy"  # breakpoints of actors wait on loopback for `ray debug`, on their own node
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
-    kept.update(spec.contract_env)
+    kept |= spec.contract_env
     for name in COPY_VARIABLES:
         kept.pop(name, None)  # of another run, in whose job this one was started
     kept |= staged_environment(spec.stage, local_dir(spec, environ), kept)
-    kept |= {PYTHON_VARIABLES[kind]: command for kind, command in actor_pythons(spec, environ).items()}
+    python = python_of(spec, environ)
+    if python != sys.executable:
+        kept |= dict.fromkeys(PYTHON_VARIABLES.values(), shlex.quote(python))
+    kept |= {PYTHON_VARIABLES[kind]: command for kind, command in template_clients(spec, python).items()}
     return kept
 
 
@@ -95,8 +85,13 @@ def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str,
 def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, resources: NodeResources) -> list[str]:
     """Return the argv of `ray start` in the foreground, as head or joining `spec.head_address`."""
     python = python_of(spec, os.environ)
-    program = own_command("-m", "hpc_grpo.launch.agent.ray_program", python=python)
-    command = [*program, "start", *template_options(spec, python, temp_dir.parent), "--block", "--disable-usage-stats"]
+    command = [*own_command("-m", "hpc_grpo.launch.agent.ray_program", python=python), "start"]
+    for kind in template_clients(spec, python):
+        program = own_command("-m", TEMPLATE_MODULE, python=python)
+        words = [_template_socket(spec, kind), kind, spec.templates_of]
+        log = str(temp_dir.parent / f"{kind}_template.log")
+        command.append(f"--template={json.dumps({'program': program, 'words': words, 'log': log})}")
+    command += ["--block", "--disable-usage-stats"]
     if spec.head_address:
         command += [f"--address={spec.head_address}"]
     else:
@@ -142,15 +137,8 @@ def refuse_without_dashboard() -> None:
         )
 
 
-def actor_pythons(spec: NodeSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Map kinds of actors to the command by which Ray starts their processes here: a template's client, or a copy."""
-    python = python_of(spec, environ)
-    copied = {} if python == sys.executable else dict.fromkeys(PYTHON_VARIABLES, shlex.quote(python))
-    return copied | template_clients(spec, python)
-
-
 def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
-    """Map kinds of actors that have a template on this node to the command by which Ray starts their processes.
+    """Map kinds of actors that have a template on this node to the command that starts their processes.
 
     None in a container, whose Python is another, and none where bash would change a word of the command.
     """
@@ -159,17 +147,6 @@ def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
     client = [python, "-I", "-S", str(PACKAGE / "template" / "client.py")]
     commands = {kind: [*client, _template_socket(spec, kind)] for kind in PYTHON_VARIABLES}
     return {kind: " ".join(words) for kind, words in commands.items() if shlex.join(words) == " ".join(words)}
-
-
-def template_options(spec: NodeSpec, python: str, log_dir: Path) -> list[str]:
-    """Return the words that have `ray_program` start the templates of this node."""
-    options = []
-    for kind in template_clients(spec, python):
-        program = own_command("-m", TEMPLATE_MODULE, python=python)
-        words = [_template_socket(spec, kind), kind, spec.templates_of]
-        log = str(log_dir / f"{kind}_template.log")
-        options.append(f"--template={json.dumps({'program': program, 'words': words, 'log': log})}")
-    return options
 
 
 def _template_socket(spec: NodeSpec, kind: str) -> str:
@@ -185,3 +162,129 @@ def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
             f"{_MAX_SOCKET_PATH_BYTES} bytes a socket path may have. Choose a shorter folder, such as /tmp."
         )
     return path
+
+
+LOOPBACK_IP = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by an address it finds by a probe of 8.8.8.8; the rest of 127/8 it leaves alone."""
+
+_LOWEST_PORT = 10240
+_HIGHEST_PORT = 65535
+
+
+def _interfaces() -> dict[str, ipaddress.IPv4Interface]:
+    """Return every interface with an IPv4 address; of several the first, and no alias such as eth0:1."""
+    found: dict[str, ipaddress.IPv4Interface] = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        for address in addresses:
+            if address.family == socket.AF_INET and ":" not in name:
+                found.setdefault(name, ipaddress.IPv4Interface(f"{address.address}/{address.netmask or 32}"))
+    return found
+
+
+def network_of(interface: str) -> str | None:
+    """Return the network that an interface is in, such as "10.253.0.0/16"; None without an IPv4 address."""
+    found = _interfaces().get(interface)
+    return None if found is None else str(found.network)
+
+
+def choose_interface(named: str | None) -> tuple[str, str]:
+    """Return (interface, address): the named one, the default route's or the only one. Raises NodesUnavailableError."""
+    existing = {name: str(found.ip) for name, found in _interfaces().items() if name != "lo"}
+    listed = ", ".join(f"{name} ({ip})" for name, ip in existing.items()) or "none"
+    if named is not None:
+        if named not in existing:
+            raise NodesUnavailableError(
+                f"launch.interface = {named}: {socket.gethostname()} has no such interface with an IPv4 address. "
+                f"It has: {listed}."
+            )
+        return named, existing[named]
+    routed = _default_route(Path("/proc/net/route").read_text())
+    if routed in existing:
+        return routed, existing[routed]
+    if len(existing) == 1:
+        return next(iter(existing.items()))
+    raise NodesUnavailableError(
+        f"{socket.gethostname()} has no default route; set launch.interface to one of: {listed}."
+    )
+
+
+def node_address(spec: NodeSpec) -> tuple[str, str]:
+    """Return (interface, address) that Ray uses on this node. Raises NodesUnavailableError as `choose_interface`."""
+    return ("lo", LOOPBACK_IP) if spec.loopback else choose_interface(spec.interface)
+
+
+def _default_route(table: str) -> str:
+    rows = [line.split() for line in table.splitlines()[1:]]
+    defaults = [(int(row[6]), row[0]) for row in rows if row[1] == "00000000"]
+    return min(defaults)[1] if defaults else ""
+
+
+@dataclass(frozen=True)
+class RayPorts:
+    """Every port Ray listens on, on one node; workers use first_worker to last_worker."""
+
+    gcs: int
+    object_manager: int
+    node_manager: int
+    agent_http: int
+    agent_grpc: int
+    runtime_env: int
+    dashboard: int
+    first_worker: int
+    last_worker: int
+
+
+_NUM_FIXED_PORTS = 7
+
+
+def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None = None) -> RayPorts:
+    """Return a free block of ports, outside the ephemeral range if there is one. Raises LaunchError if none is free.
+
+    `dashboard` is the preferred port of Ray's dashboard; a retry does without. The attempt's tag says where the search
+    starts, so two jobs on one node start apart. `skip` passes over free blocks, for a retry after losing a race.
+    """
+    preferred = dashboard if dashboard and not skip and _is_free(dashboard) else None
+    stride = _NUM_FIXED_PORTS + 64 + 2 * num_cpus
+    for base in block_starts(tag, stride, _ephemeral_ports()):
+        if not all(_is_free(port) for port in range(base, base + stride)):
+            continue
+        if skip:
+            skip -= 1
+            continue
+        gcs, objects, nodes, http, grpc, env, drawn = range(base, base + _NUM_FIXED_PORTS)
+        first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
+        return RayPorts(gcs, objects, nodes, http, grpc, env, preferred or drawn, first_worker, last_worker)
+    raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}.")
+
+
+def block_starts(tag: str, stride: int, ephemeral: range) -> Iterator[int]:
+    """Yield the starts of blocks of `stride` ports: below the ephemeral ports, then above them, among them last.
+
+    Any program's outgoing connection may take an ephemeral port, also after it was found free.
+    """
+    turn = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:4], "big")
+    below = range(_LOWEST_PORT, ephemeral.start)
+    above = range(max(ephemeral.stop, _LOWEST_PORT), _HIGHEST_PORT + 1)
+    among = range(max(ephemeral.start, _LOWEST_PORT), ephemeral.stop)
+    for room in (below, above, among):
+        starts = range(room.start, room.stop - stride + 1, stride)
+        first = turn % max(1, len(starts))
+        yield from starts[first:]
+        yield from starts[:first]
+
+
+def _ephemeral_ports() -> range:
+    """Return the ports that the kernel gives to connections which ask for none."""
+    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    return range(int(first), int(last) + 1)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As Ray's servers do; without it a port in TIME_WAIT from the last attempt counts as taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

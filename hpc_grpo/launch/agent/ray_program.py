@@ -1,9 +1,8 @@
-"""The programs of a node that import Ray, each a process of its own.
+"""The programs of a node that import Ray, each a process of its own, `python -m hpc_grpo.launch.agent.ray_program ...`
 
-`python -m hpc_grpo.launch.agent.ray_program start …` is Ray's own command line; started by the node agent. Each
-`--template=…` of it starts a template of actors (template/server.py), which ends with it.
-`python -m hpc_grpo.launch.agent.ray_program probe IP:PORT` tells the supervisor which nodes have joined Ray.
-`python -m hpc_grpo.launch.agent.ray_program status IP:PORT` shows a user the nodes of a run's Ray, and what is in use.
+`start ...`: Ray's own command line, started by the node agent. Each `--template=...` starts a template of actors
+(template/server.py), which ends with it. `probe IP:PORT` tells the supervisor which nodes have joined Ray.
+`status IP:PORT` shows a user the nodes of a run's Ray, and what is in use.
 
 Imports nothing of this package: every import here delays Ray on every node.
 """
@@ -17,7 +16,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 _UNUSED = ("ray.serve", "ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli")
 
@@ -25,27 +23,24 @@ _TEMPLATE = "--template="
 
 
 def start() -> None:
-    """Run Ray's command line without the parts that a node of a run has no use for.
+    """Run Ray's command line without Ray Serve, Ray Jobs and the Ray Client server.
 
-    Ray imports the commands of Ray Serve and Ray Jobs where it can, and with them pandas and FastAPI: seconds of every
-    start, on every node. And it starts a Ray Client server, a process and a port for nobody, where its dependencies
-    are there; no option says otherwise.
+    Ray imports them where it can, and with them pandas and FastAPI: seconds of every start, on every node. No option
+    says otherwise.
     """
     options = [word for word in sys.argv if word.startswith(_TEMPLATE)]
     sys.argv = [word for word in sys.argv if word not in options]
-    _templates = [_start_template(json.loads(option.removeprefix(_TEMPLATE))) for option in options]
+    templates = []
+    for template in [json.loads(option.removeprefix(_TEMPLATE)) for option in options]:
+        with Path(template["log"]).open("ab") as log:
+            command = [*template["program"], str(os.getpid()), *template["words"]]
+            templates.append(subprocess.Popen(command, stdout=log, stderr=log))
     for name in _UNUSED:
         sys.modules[name] = None  # type: ignore[assignment]  # the import fails, and Ray goes on without
     from ray.scripts import scripts
 
     scripts.get_ray_client_dependency_error = lambda: "Ray Client is not used"
     scripts.main()
-
-
-def _start_template(told: dict[str, Any]) -> subprocess.Popen[bytes]:
-    command = [*told["program"], str(os.getpid()), *told["words"]]
-    with Path(told["log"]).open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
 
 
 def probe(address: str) -> None:

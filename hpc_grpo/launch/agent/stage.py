@@ -1,8 +1,11 @@
-"""Copy to the node's own disk, before Ray starts there: the environment, a model's weights, what engines have compiled.
+"""Prepare a node's own disk before Ray starts: the run directory, and copies of environment, weights and caches.
 
 A shared file system gives each of many processes on many nodes thousands of small files of torch and vLLM slowly; and
 compile caches must not be on one. Copies lie in folders that this user's agents on the node share (folders.py), under
-names that tell what is in them: what engines compile remembers the paths of Python's files and of its own.
+names that tell what is in them: what engines compile remembers paths.
+
+Whether a node sees the head's disk is proved by the digest of Ray's token, which the head writes anew whenever it
+brings Ray up: a node that reads that token sees the disk.
 """
 
 from __future__ import annotations
@@ -17,10 +20,19 @@ from pathlib import Path
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent.folders import SharedDir, shared_dir, shared_dir_path
-from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
-from hpc_grpo.launch.environment.rules import expand
+from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, Stage
+from hpc_grpo.launch.environment import expand
 from hpc_grpo.run.compiled import CACHES, unpack
-from hpc_grpo.run.contract import COMPILED_ARCHIVE_VARIABLE, COMPILED_DIR_VARIABLE, WEIGHTS_DIR_VARIABLE
+from hpc_grpo.run.contract import (
+    ATTEMPT_DIR_VARIABLE,
+    COMPILED_ARCHIVE_VARIABLE,
+    COMPILED_DIR_VARIABLE,
+    DISKS_VARIABLE,
+    WEIGHTS_DIR_VARIABLE,
+)
+from hpc_grpo.run.files import digest_of, write_atomic
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import unpack_source
 from hpc_grpo.system.hugging_face import weight_files
 from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.say import say
@@ -54,7 +66,7 @@ def local_dir(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
 
 
 def version_of(*sources: Path) -> str:
-    """Return a text that changes with environments and models, as far as the times of their outermost files tell."""
+    """Return a text that changes with environments and models, by the times of their outermost files."""
     times = []
     for source in sources:
         inside = [source / "pyvenv.cfg", *source.glob("lib/python*/site-packages"), *source.glob("*.safetensors")]
@@ -78,8 +90,7 @@ def staged_environment(stage: Stage, parent: Path, given: Mapping[str, str]) -> 
     if copies.weights:
         variables[WEIGHTS_DIR_VARIABLE] = str(copies.weights)
     if copies.compiled:
-        caches = {name: str(copies.compiled / folder) for name, folder in CACHES.items() if name not in given}
-        variables |= caches
+        variables |= {name: str(copies.compiled / folder) for name, folder in CACHES.items() if name not in given}
         variables |= {COMPILED_DIR_VARIABLE: str(copies.compiled), COMPILED_ARCHIVE_VARIABLE: stage.compiled}
     return variables
 
@@ -87,7 +98,7 @@ def staged_environment(stage: Stage, parent: Path, given: Mapping[str, str]) -> 
 def make_copies(
     spec: NodeSpec, environ: Mapping[str, str], goes_on: Callable[[], bool]
 ) -> tuple[NodeSpec, list[SharedDir]]:
-    """Make the copies; return the folders, and the spec without those that are not worth the run.
+    """Make the copies; return the spec without those that are not worth the run, and the folders.
 
     Stops where `goes_on`, which waits a moment, is False. Raises LaunchError where a copy cannot be made.
     """
@@ -161,4 +172,69 @@ def _run(command: Sequence[str], what: str, goes_on: Callable[[], bool]) -> bool
     raise LaunchError(
         f"{what} was not copied by {command[0]} (exit code {program.returncode}): {words}. Set launch.local_dir to a "
         f"folder with room for it on every node, or leave launch.stage out."
+    )
+
+
+_SHOWS_UP_S = 90.0  # a network file system may show the file of a minute ago
+
+
+def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_up_s: float = _SHOWS_UP_S) -> NodeSpec:
+    """Return the spec with the paths of this node; what the head has sent is put on a node's own disk.
+
+    `own_dir` is the agent's own folder; `goes_on` waits a moment, and is False once the supervisor ended the agent.
+    Raises LaunchError where the head's disk must be seen and is not, or the node's own lacks what it must have;
+    ConfigError for a folder that others may write.
+    """
+
+    def sees_head() -> bool:
+        try:
+            return digest_of(Path(spec.token_path).read_text()) == spec.token_digest
+        except (OSError, UnicodeDecodeError):
+            return False
+
+    if not spec.token_digest or sees_head():
+        told = {name: value for name, value in spec.contract_env.items() if name != DISKS_VARIABLE}
+        return replace(spec, own_disk=None, contract_env=told)
+    if spec.own_disk is not None:
+        return _with_own_disk(spec, spec.own_disk, own_dir)
+    deadline = time.monotonic() + shows_up_s
+    while time.monotonic() < deadline:
+        if sees_head() or not goes_on():
+            return spec
+    found = "another file is" if Path(spec.token_path).exists() else "nothing is"
+    raise LaunchError(
+        f"launch.disks = shared, but node {spec.node} does not see the head's run directory: {found} at "
+        f"{spec.token_path} there. Put run.root on a file system that all nodes see; or, where each has a disk of its "
+        f"own, set launch.disks=private."
+    )
+
+
+def attempt_dir_here(own_dir: Path) -> Path:
+    """Return where a node with a disk of its own keeps what belongs into the attempt's folder, until it is sent."""
+    return own_dir / "attempt"
+
+
+def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
+    if missing := [f"{key} = {path}" for key, path in disk.needs.items() if not Path(path).exists()]:
+        raise LaunchError(
+            f"Node {spec.node} has its own disk, without what the head has at: {'; '.join(missing)}. Copy it to "
+            f"the same path on {spec.node}, or put it on a file system that all nodes see; a cache that a reward fills "
+            f"may be empty there."
+        )
+    run, attempt_dir = RunDir(Path(disk.run_dir)), attempt_dir_here(own_dir)
+    run.create()
+    if disk.source:
+        unpack_source(run, disk.source, disk.source_digest)
+    token = own_dir / "token"
+    write_atomic(token, disk.token, mode=0o600)
+    log_dir = attempt_dir / "nodes" / spec.node
+    log_dir.mkdir(parents=True)
+    has_folder = Path(spec.working_dir).is_dir()
+    return replace(
+        spec,
+        token_path=str(token),
+        log_dir=str(log_dir),
+        working_dir=spec.working_dir if has_folder else str(run.path),
+        contract_env={**spec.contract_env, ATTEMPT_DIR_VARIABLE: str(attempt_dir)},
+        templates_of="",  # they read the run's config, which is at the head
     )

@@ -1,8 +1,7 @@
 """Watch processes of training by their pulses (`run/pulse.py`), and by what the kernel says of them.
 
-Used by the node agent, for the actors and Ray's own processes on its node, and by the supervisor, for the driver. Who
-watches judges by time in which it was awake itself: neither a machine that was suspended, nor a job that was, nor one
-so busy that the watcher had to wait as well makes anybody late.
+Used by the node agent, for actors and Ray's own processes, and by the supervisor, for the driver. The watcher counts
+only time in which it was awake itself: a suspended or busy machine makes nobody late.
 """
 
 from __future__ import annotations
@@ -36,6 +35,10 @@ class Watched:
     pid: int
     born: int
     beat: Beat = _NO_BEAT
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.pid, self.born
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it is gone and its id perhaps another's."""
@@ -88,22 +91,22 @@ class Watch:
         self._told: set[tuple[int, int]] = set()
 
     def late(self, processes: Iterable[Watched]) -> list[Late]:
-        """Return those of `processes` that are late, the longest silent first, and each of them once.
+        """Return the late ones of `processes`, the longest silent first, and each of them once.
 
-        One that a debugger holds is not late, and begins anew when it is let go.
+        A process that a debugger holds is not late, and begins anew when it is released.
         """
         now = self._clock.look()
         since_s, self._looked_at = now - self._looked_at, now
-        self._seen = {(process.pid, process.born): self._look_at(process, since_s) for process in processes}
+        self._seen = {process.key: self._look_at(process, since_s) for process in processes}
         longest_first = sorted(self._seen.values(), key=lambda seen: -seen.silent_s)
         return self._once([Late(seen.process, why) for seen in longest_first if (why := seen.why_late())])
 
     def stopped(self) -> list[Late]:
-        """Return those that were stopped at the last look, however short, and each of them once; it may be gone."""
+        """Return those that were stopped at the last look, each once; some may be gone."""
         return self._once([Late(seen.process, seen.why_stopped()) for seen in self._seen.values() if seen.is_stopped])
 
     def _look_at(self, process: Watched, since_s: float) -> _Seen:
-        before, hold = self._seen.get((process.pid, process.born)), hold_on(process.pid)
+        before, hold = self._seen.get(process.key), hold_on(process.pid)
         is_stopped = hold == "stopped"
         if before is None:
             return _Seen(process, is_stopped=is_stopped)
@@ -113,8 +116,8 @@ class Watch:
 
     def _once(self, found: Sequence[Late]) -> list[Late]:
         """Leave out those of before: a dead disk may keep one from ending."""
-        new = [late for late in found if (late.process.pid, late.process.born) not in self._told]
-        self._told.update((late.process.pid, late.process.born) for late in new)
+        new = [late for late in found if late.process.key not in self._told]
+        self._told.update(late.process.key for late in new)
         return new
 
 
@@ -135,20 +138,15 @@ def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:
     known = {actor.pid: actor for actor in _actors(shm_dir / PULSES_NAME)}
     yield from known.values()
     for pid in {ray, *descendants(ray, depth=2)} - known.keys():
-        if not _holds_image(pid):
+        command = b""
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if command != b"fuse-shim\0":  # enroot's process that keeps a container's image mounted: it stops itself
             yield Watched("process of Ray", pid, start_time(pid))
 
 
-def _holds_image(pid: int) -> bool:
-    """Tell whether a process is enroot's that keeps a container's image mounted: it stops itself."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"fuse-shim\0"
-    except OSError:
-        return False
-
-
 def _actors(folder: Path) -> Iterator[Watched]:
-    """Yield the processes whose pulses are in `folder`; remove the pulses of those that are gone."""
+    """Yield the processes with a pulse in `folder`; remove the pulses of dead ones."""
     for path in folder.glob("*-*-*"):
         role, pid, born = path.name.rsplit("-", 2)
         if start_time(int(pid)) != int(born):

@@ -1,45 +1,65 @@
-"""Be a link of a run's chain of jobs: gather the facts for `decide`, and do what it decides.
+"""A link of a run's chain of jobs: gather the facts for `decide`, and do what it decides.
 
 Runs in the supervisor's process. Consumes the run directory and what the queue knows of the job before; produces two
-waiting jobs behind this one, and news for the user. The supervisor calls the methods of `ChainLink` in the order of a
-link's life: `have_two_wait`, `decide`, `start`, `try_again` every second, `finish`, and `tell` while the run is not
-held.
+waiting jobs behind this one, and news for the user. The supervisor calls the methods of `ChainLink` in this order:
+`have_two_wait`, `decide`, `start`, `try_again` every second, `finish`, and `tell` while the run is not held.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.launch.chain.decide import (
+    FOLLOWERS,
     News,
     PreviousLink,
     StartDecision,
     StartFacts,
     decide_start,
     decide_succession,
+    may_queue_successor,
     news_at_end,
     node_hours_asked,
     node_hours_used,
+    node_hours_when_over,
+    within_node_hours,
 )
-from hpc_grpo.launch.chain.notify import notify
-from hpc_grpo.launch.chain.successor import LinkJob, Successors
-from hpc_grpo.launch.place.job_queue import JobEnd, JobQueue
+from hpc_grpo.launch.chain.submit import attempt_command
+from hpc_grpo.launch.freeze import working_dir
+from hpc_grpo.launch.place.job_queue import Job, JobEnd, JobQueue, JobRequest
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
-from hpc_grpo.run.chain import before_it_ran, read_chain, stalled, write_chain
+from hpc_grpo.run.chain import ChainRecord, before_it_ran, read_chain, stalled, write_chain
 from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.lock import EndedJob, read_lock_owner
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.commands import Answer, run_command
 from hpc_grpo.system.say import not_worth_the_run, say
 
 _NO_RECORD = "The chain's record could not be written"
 _TRY_AGAIN_S = 300.0
 _DISK_AGAIN_S = 30.0
+
+
+@dataclass(frozen=True)
+class LinkJob:
+    """The job of a link. `successor_of` is the job that queued it, "" where the user did; `driver` is what it runs.
+
+    `by_hand`: the user gave the queue a script with options of their own, instead of `hpc-grpo submit`. The attempt
+    fills in `job_id` and `driver`.
+    """
+
+    successor_of: str = ""
+    by_hand: bool = False
+    job_id: str = ""
+    driver: str = ""
 
 
 class ChainLink:
@@ -60,7 +80,6 @@ class ChainLink:
 
     @property
     def is_first(self) -> bool:
-        """Tell whether the user handed this job in."""
         return self._job.successor_of == ""
 
     @cached_property
@@ -71,21 +90,21 @@ class ChainLink:
     def _successors(self) -> Successors:
         """The jobs behind this one, which ask for what this one was asked for. Raises OSError."""
         own, job = self._job, None
-        asked = self._launch if own.origin.by_hand else read_chain(self._run).launch(self._launch)
+        asked = self._launch if own.by_hand else read_chain(self._run).launch(self._launch)
         hours = node_hours_asked(asked)
         try:
             if (job := self._queue.show(own.job_id)) is not None:
                 self._output = job.output
-                asked = job.asked(asked, by_hand=own.origin.by_hand)
+                asked = job.asked(asked, by_hand=own.by_hand)
                 hours = job.node_hours or node_hours_asked(asked)
         except LaunchError as error:
             say(f"What this job was given by hand is not known, so a successor asks for what the config says: {error}")
         return Successors(self._run, asked, self._queue, own, hours)
 
     def have_two_wait(self) -> None:
-        """Have two jobs wait behind this one, unless nothing is left to do; say what fails, which is tried again.
+        """Have two jobs wait behind this one, unless nothing is left to do; failures are reported and tried again.
 
-        This comes first in a link's life: whatever ends the link after that, on a bad node say, ends no chain.
+        This comes first in a link's life: nothing that ends the link after that ends the chain.
         """
         self._again_at = math.inf
         try:
@@ -139,7 +158,7 @@ class ChainLink:
         return decision
 
     def start(self) -> None:
-        """Enter this job into the record as the one that holds the run; say what fails, which is tried again."""
+        """Enter this job into the record as the one that holds the run; a failure is reported and tried again."""
         try:
             successors, own = self._successors, self._job
             successors.holds_run = True
@@ -193,3 +212,135 @@ def _previous_link(run: RunDir, job_id: str, end: JobEnd) -> PreviousLink:
     left_s = last.ends_at - last.ended_at if last.ends_at and last.ended_at else None
     was_killed = owner is not None and owner.job_id == job_id
     return PreviousLink(job_id, last.exit_kind, last.why, end, left_s, was_killed)
+
+
+@dataclass
+class Successors:
+    """The jobs that carry on after this one.
+
+    `launch` is what they ask for. `hours_before` are the node-hours that this job takes up to its time limit.
+    `holds_run`: this link holds the run, so that the record names its successor.
+    """
+
+    run: RunDir
+    launch: LaunchConfig
+    queue: JobQueue
+    job: LinkJob
+    hours_before: float
+    holds_run: bool = False
+    _queued: dict[str, str] = field(default_factory=dict)
+    """Job -> the job before it, of the jobs that this process queued: the record may not be written yet."""
+    _doubtful: JobRequest | None = None
+
+    def record(self) -> ChainRecord:
+        """Return the chain's record with this job and all jobs that this process queued."""
+        record = read_chain(self.run)
+        for job_id, before in {self.job.job_id: self.job.successor_of, **self._queued}.items():
+            record = record if record.link(job_id) else record.with_link(job_id, before)
+        return record
+
+    def have_two_wait(self) -> None:
+        """Have two jobs wait behind this one, as far as they may, and write that down.
+
+        Raises LaunchError and OSError, after which a repeated call does the rest. Raises ConfigError where no job
+        waits, because no node-hours are left.
+        """
+        record = self.record()
+        behind = list(record.followers(self.job.job_id))
+        try:
+            while len(behind) < FOLLOWERS and (job_id := self._queue_behind(record, behind)):
+                self._queued[job_id] = (self.job.job_id, *behind)[-1]
+                behind.append(job_id)
+                say(f"Queued job {job_id}, which carries on if the jobs before it do not finish the run.")
+        except ConfigError:
+            if not behind:
+                raise
+        finally:
+            record = self.record()
+            if self.holds_run:
+                record = replace(record, successor=next(iter(record.followers(self.job.job_id)), ""))
+            if record != read_chain(self.run):
+                write_chain(self.run, record)
+        if self.run.stop_marker.exists():  # written by `cancel` since this link started, before it saw the successor
+            self.end_chain("The STOP file asks the run to end.")
+
+    def replace_lost(self, lost_nodes: Sequence[str]) -> None:
+        """At the end of this job: have two jobs wait again if the next one was cancelled; keep them off lost nodes.
+
+        Ends the chain where no node-hours are left. Raises LaunchError and OSError.
+        """
+        record = self.record()
+        behind = record.followers(self.job.job_id)
+        if behind and self._waiting(behind[0]) is None:
+            say(f"Job {behind[0]}, which was to carry on, is gone.")
+            if behind[1:]:
+                self.queue.cancel(behind[1:])
+            self._queued = {job_id: before for job_id, before in self._queued.items() if job_id not in behind}
+            write_chain(self.run, record.without(behind))
+        try:
+            self.have_two_wait()
+        except ConfigError as error:
+            self.end_chain(str(error))
+        else:
+            self.keep_off(lost_nodes)
+
+    def keep_off(self, nodes: Sequence[str]) -> None:
+        """Keep those that wait off nodes. Raises LaunchError."""
+        for job_id in self.record().followers(self.job.job_id) if nodes else ():
+            if (job := self._waiting(job_id)) is not None:
+                job.exclude_nodes(nodes)
+
+    def end_chain(self, why: str) -> None:
+        """Cancel what waits behind this job, and write down why nothing does."""
+        record = self.record()
+        if waiting := record.followers(self.job.job_id):
+            try:
+                self.queue.cancel(waiting)
+            except LaunchError as error:
+                say(f"What waits behind this job ends when it starts: {error}")
+        closed = record.closed_by(self.job.job_id, why)
+        if closed is not record:
+            write_chain(self.run, closed)
+
+    def _waiting(self, job_id: str) -> Job | None:
+        """Return a job that still waits or runs; None if it is over."""
+        job = self.queue.show(job_id)
+        return None if job is None or job.is_over else job
+
+    def _queue_behind(self, record: ChainRecord, behind: Sequence[str]) -> str:
+        """Queue a job after this one and those behind it; return its id, "" where no more may be queued."""
+        own = self.job
+        links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
+        if not may_queue_successor(self.launch, links_before):
+            return ""
+        used = node_hours_when_over(read_attempts(self.run), own.job_id, self.hours_before, time.time())
+        for _ in behind:
+            used += node_hours_asked(within_node_hours(self.launch, used))
+        before = (own.job_id, *behind)
+        command = attempt_command(self.run, own.driver, successor_of=before[-1])
+        request = JobRequest(self.run, within_node_hours(self.launch, used), command, after=before[-2:])
+        if self._doubtful is not None and self._doubtful.after == request.after:
+            request = replace(request, name=self._doubtful.name, may_be_queued=True)
+        self._doubtful = request
+        job_id = self.queue.submit(request)
+        self._doubtful = None
+        return job_id
+
+
+def notify(command: Sequence[str], run: RunDir, news: News, deadline_s: float = 30.0) -> None:
+    """Run `command` in the run's working directory, with HPC_GRPO_EVENT, HPC_GRPO_RUN and HPC_GRPO_WHY set.
+
+    Kills it after `deadline_s`. Says what it prints and where it fails; a failure changes nothing for the run.
+    """
+    told = {"HPC_GRPO_EVENT": news.event, "HPC_GRPO_RUN": str(run.path), "HPC_GRPO_WHY": news.why}
+    try:
+        program = str(Path(command[0]).expanduser())
+        environ, folder = {**os.environ, **told}, working_dir(run)
+        answer = run_command([program, *command[1:]], deadline_s, environ=environ, stdin="", cwd=folder)
+    except (OSError, HpcGrpoError, RuntimeError, ValueError) as error:
+        # RuntimeError: ~name of nobody. ValueError: text that the environment cannot hold.
+        answer = Answer(error=str(error))
+    for text in filter(None, (answer.text.strip(), answer.said)):
+        say(text)
+    if answer.error:
+        say(f"launch.notify could not tell that the run is {news.event}: {answer.error}")

@@ -34,8 +34,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 
-_BETWEEN_SIGNALS_S = 0.5
-"""Two signals in one breath are one to their receiver."""
+_BETWEEN_SIGNALS_S = 0.5  # two signals in one breath are one to their receiver
 
 
 def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
@@ -77,7 +76,13 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
         record = record.with_link(job_id, before)
     write_chain(run, record)
     if further:
-        _let_go(run, jobs[0], queue)
+        try:
+            queue.release(jobs[0])
+        except LaunchError as error:
+            raise LaunchError(
+                f"{error}\nJob {jobs[0]} is submitted and stays held until that command succeeds. "
+                f"To give it up: hpc-grpo cancel {run.path}"
+            ) from error
     return jobs[0]
 
 
@@ -96,22 +101,11 @@ def complete_until_queued(run: RunDir) -> Iterator[None]:
         raise
 
 
-def _let_go(run: RunDir, job_id: str, queue: JobQueue) -> None:
-    try:
-        queue.release(job_id)
-    except LaunchError as error:
-        raise LaunchError(
-            f"{error}\nJob {job_id} is submitted and stays held until that command succeeds. "
-            f"To give it up: hpc-grpo cancel {run.path}"
-        ) from error
-
-
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
-    """Return what the first job asks for and its two followers; where jobs cannot submit others, each that may follow.
+    """Return what the first job asks for and its two followers; where jobs cannot submit others, all of them.
 
-    The first job would queue its followers itself, but one that dies in its set-up lines queues nothing.
-
-    Raises ConfigError where the run has used its node-hours.
+    The first job would queue its followers itself, but one that dies in its set-up lines queues nothing. Raises
+    ConfigError where the run has used its node-hours.
     """
     used = node_hours_used(read_attempts(run), time.time())
     requested = [within_node_hours(launch, used)]
@@ -130,7 +124,7 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
 def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
     """Return what the run's next job asks for: what the last one asked for, changed by `overrides`.
 
-    An override of one option about memory replaces the one before: a job takes one.
+    An override of one option about memory replaces the earlier one: a job takes one.
     """
     config = read_config(run)
     launch = read_chain(run).launch(config.launch)

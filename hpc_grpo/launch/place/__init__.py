@@ -1,7 +1,7 @@
 """Places: which nodes a run has, how an agent starts there, when time ends, whether a job lives.
 
-`base` holds the interfaces. A kind of place is a class that says @place_kind, in a module of this folder or in the
-`place` of a folder in it: that file is all that a new kind takes.
+`base` holds the interfaces. A kind of place is a class with @place_kind, in a module of this folder or in the `place`
+of a folder in it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def queue_of(source: str) -> JobQueue | None:
 
 
 def place_kinds() -> Sequence[PlaceKind]:
-    """Import what this folder holds and return the kinds of place in it. LocalPlace is none: it is what is left."""
+    """Import all modules of this folder and return the kinds of place. LocalPlace is the default, and no kind."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(f"{module.name}.place" if module.ispkg else module.name)
     return KINDS

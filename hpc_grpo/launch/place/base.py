@@ -1,8 +1,6 @@
 """The interface between launching and where it happens: a `Place`.
 
-A place answers what launching must know of the world: which nodes an attempt has and until when, how a process starts
-on one of them, whether a node is gone, and which queue (job_queue.py) its jobs come from.
-A new kind of place is one module beside this one: a class of this form that says @place_kind.
+A new kind of place is one module beside this one: a class of this form with @place_kind.
 """
 
 from __future__ import annotations
@@ -55,8 +53,8 @@ class NodeResources:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """The end of an attempt, for nodes that wait: how, the exit code and why, in words."""
+class End:
+    """The end of an attempt: how, the exit code and why, in words."""
 
     kind: ExitKind
     code: int
@@ -93,20 +91,18 @@ AGENT_ENDED = "its agent ended with exit code"
 class Place(Protocol):
     """The place where a run has its nodes. Only `allocation` and `remaining` may wait; the former keeps its answer.
 
-    `name` is the `source` that attempt.json keeps. `queue`: the queue that the allocation is a job of, and that takes
-    follow-on jobs; None: it is no job. `is_attended`: a user watches, so a crash is theirs to judge, and the driver is
-    not started again. `disks`: whether every node sees the run directory, or it is on the head's disk alone.
-    `job_id`: the job of that queue that this process is in, known without a question; "" in no job.
-    `stop_grace_s`: how long a driver may take for its checkpoint after SIGTERM. A queue's own SIGKILL needs no limit.
-    `awaits_lost_nodes`: `remaining` waits for them. `dashboard_port`: where its users look for Ray's dashboard; 0: any
-    free port. What has a body, or a value, answers for places that inherit this
-    class and need no answer of their own.
+    `name` is the `source` in attempt.json. `queue`: the queue that the allocation is a job of, and that takes follow-on
+    jobs; None: it is no job. `is_attended`: a user watches and judges a crash, so the driver is not started again.
+    `disks`: whether every node sees the run directory, or it is on the head's disk alone. `job_id`: the job that this
+    process is in, known without a question; "" in no job. `stop_grace_s`: how long a driver may take for its checkpoint
+    after SIGTERM. A queue's own SIGKILL needs no limit. `awaits_lost_nodes`: `remaining` waits for them.
+    `dashboard_port`: where its users look for Ray's dashboard; 0: any free port. Bodies and values are defaults.
     """
 
     name: str
-    queue: JobQueue | None
-    is_attended: bool
-    disks: Literal["shared", "private"]
+    queue: JobQueue | None = None
+    is_attended: bool = False
+    disks: Literal["shared", "private"] = "shared"
     job_id: str = ""
     stop_grace_s: float = math.inf
     awaits_lost_nodes: bool = False
@@ -128,11 +124,12 @@ class Place(Protocol):
 
     def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a start command: `environ` without what would change how it starts."""
+        return dict(environ)
 
     def connection(self, node: str, command: Sequence[str], log: IO[bytes]) -> NodeConnection | None:
         """Have `command` run on a node that holds a connection to us; None: a start command starts it.
 
-        `log` gets what is to be said of the connection, as the stderr of a start command would.
+        `log` gets what is said of the connection, like the stderr of a start command.
         """
         return None
 
@@ -150,8 +147,8 @@ class Place(Protocol):
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         """Return the nodes to go on with after a loss; may wait for others to come back, while `goes_on()`.
 
-        `answering`: those whose agents ended in order. Raises NodesUnavailableError that names who is missing where
-        the place knows that they are too few, EndAskedError where `goes_on()` ended the wait.
+        `answering`: those whose agents ended in order. Raises NodesUnavailableError that names who is missing where the
+        place knows that they are too few, EndAskedError where `goes_on()` ended the wait.
         """
         return before.only(answering)
 
@@ -159,7 +156,7 @@ class Place(Protocol):
         """Tell whether a run's owner on another host lives; None where only its signs of life can tell."""
         return None
 
-    def close(self, end: Ending) -> None:
+    def close(self, end: End) -> None:
         """Tell nodes that wait how the attempt ended, and let go of them."""
         return
 

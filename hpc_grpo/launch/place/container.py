@@ -1,10 +1,9 @@
 """A container around the programs of training on a node: Ray, the driver, the probe and the doctor's program.
 
-An argv prefix, over any place. The supervisor and the node agents stay on the host, where a scheduler's commands and
-the processes to watch are. The program shares the node's processes, network, host name and shared memory, runs as the
-same user and finds the run, the model and the data under the same paths. The engine's client passes signals on
-and ends with its exit code. But the program may outlive it: it leaves its process id in a file before it begins, and
-its container carries labels by which it is ended.
+The supervisor and the node agents stay on the host, with a scheduler's commands and the processes to watch. The
+program shares the node's processes, network, host name and shared memory, runs as the same user and finds the run, the
+model and the data under the same paths. The engine's client passes signals on and ends with its exit code. The program
+may outlive the client, so it leaves its process id in a file, and its container carries labels by which it is ended.
 
 `python -m hpc_grpo.launch.place.container CONTAINER MODULE` becomes a module of ours in a container on this node.
 """
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError
-from hpc_grpo.launch.environment.rules import expand
+from hpc_grpo.launch.environment import expand
 from hpc_grpo.run.frozen_config import flat
 from hpc_grpo.run.source import own_command
 from hpc_grpo.system.commands import run_command
@@ -57,8 +56,7 @@ OF_THE_HOST = frozenset(
 _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
 """Given to the program by value, so that the engine's client keeps its own. No secret has such a name."""
 
-_DEVICES = ("infiniband", "cxi*")
-"""Networks in /dev that collectives use past the kernel."""
+_DEVICES = ("infiniband", "cxi*")  # networks in /dev that collectives use past the kernel
 _LIMITS = ("nofile", "nproc", "memlock", "core")
 """Limits that would be the engine's own: too few files for Ray, or an image of the memory, secrets included."""
 
@@ -185,9 +183,9 @@ def labels_of(tag: str, program: str = "") -> list[str]:
 
 
 def exit_code(code: int | None) -> int | None:
-    """Return the exit code of a program from that of its client: engines say 137 of one that SIGKILL ended, not -9.
+    """Return a program's exit code from its client's: engines say 137 where SIGKILL ended it, not -9.
 
-    A higher code than that of the last signal is the client's own, as 255 is podman's.
+    A code above that of the last signal is the client's own, such as podman's 255.
     """
     return 128 - code if code is not None and 128 < code < 128 + signal.NSIG else code
 
@@ -231,10 +229,7 @@ def _limit(name: str) -> str:
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the folders among `texts`, or that files among them are in or may be made in.
-
-    None that is in another one, and none of the system.
-    """
+    """Return the folders of `texts`, or of files among them: no folder inside another one, and none of the system."""
     folders: list[Path] = []
     for text in texts:
         with suppress(OSError, ValueError):  # of a text that is too long for a path, or none at all

@@ -1,11 +1,20 @@
-"""The interface between launching and a scheduler: a `JobQueue` takes jobs and knows how they ended."""
+"""The interface between launching and a scheduler, and what job scripts of all queues share.
+
+A `JobQueue` takes jobs and knows how they ended.
+"""
 
 from __future__ import annotations
 
 import secrets
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
@@ -16,10 +25,9 @@ if TYPE_CHECKING:
 class JobRequest:
     """A job that runs `hpc-grpo COMMAND` with what `launch` asks for; its output goes into `run`.
 
-    `after` are jobs that must have ended, however they did. `is_held`: it waits until it is released.
-    `keeps_shell`: the traps of the set-up lines run at its end, but the queue's signals do not reach the command.
-    `name` tells the request from every other one, in the queue too. `may_be_queued`: an earlier try with that name
-    failed, and the queue may have taken the job all the same.
+    `after` are jobs that must have ended, in any way. `is_held`: it waits until it is released. `keeps_shell`: traps of
+    the set-up lines run at its end, but the queue's signals do not reach the command. `name` is unique, in the queue
+    too. `may_be_queued`: an earlier try with that name failed, and the queue may have taken the job all the same.
     """
 
     run: RunDir
@@ -64,8 +72,8 @@ class Job(Protocol):
     def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
         """Return what a successor asks for: `launch`, kept off the nodes that this job is kept off.
 
-        `by_hand`: the user handed the job to the queue without us; what they gave it wins over `launch`. What the job
-        has does not count: the queue rounds and renames it. Raises LaunchError.
+        `by_hand`: the user handed the job to the queue without us; what they gave it wins over `launch`. The job's own
+        resources do not count: the queue rounds and renames them. Raises LaunchError.
         """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
@@ -75,8 +83,7 @@ class Job(Protocol):
 class JobQueue(Protocol):
     """A scheduler's queue. All but `end_of` and `preempted_until` raise LaunchError when it does not answer.
 
-    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `with_own_settings` and `render`
-    never. Sites count that.
+    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `render` never.
     """
 
     def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
@@ -98,7 +105,7 @@ class JobQueue(Protocol):
         """Return how the job ended; with state "" where it has not, or the scheduler does not answer."""
 
     def preempted_until(self, job_id: str) -> float | None:
-        """Return when (unix seconds) the queue takes the nodes of a running job for another one; None: it does not.
+        """Return when (unix seconds) the queue takes a running job's nodes for another job; None: it does not.
 
         Waits two seconds at most: SIGKILL may be near. None too where the scheduler does not answer in that time.
         """
@@ -108,3 +115,41 @@ class JobQueue(Protocol):
 
     def release(self, job_id: str) -> None:
         """Let a job go that was submitted held."""
+
+
+def job_python(launch: LaunchConfig) -> str:
+    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError if Ray is neither here nor in one.
+
+    In a container training has the image's.
+    """
+    if launch.python is not None:
+        return launch.python
+    if launch.container is None and find_spec("ray") is None:
+        raise ConfigError(
+            f"This Python has no Ray, and jobs would run it: {sys.executable}. Set launch.python to that of an "
+            f"installation with Ray (pip install -e '.[gpu]') on a file system that the nodes see."
+        )
+    return sys.executable
+
+
+def setup_lines(launch: LaunchConfig) -> list[str]:
+    """Return the shell lines before the command: modules and what the site wants. A failing module ends the shell.
+
+    Without CUDA or the network of its modules, training would fail much later, or be ten times slower.
+    """
+
+    def load(module: str) -> str:
+        told = (
+            f"error: launch.modules: '{module}' could not be loaded on $(hostname). "
+            f"Name a module that 'module avail' lists there, or take it out."
+        )
+        return f'module load {shlex.quote(module)} || {{ echo "{told}" >&2; exit {EXIT_CONFIG}; }}'
+
+    modules = ["module reset", *map(load, launch.modules)] if launch.modules else []
+    return [*modules, *launch.setup_lines]
+
+
+def path_line(python: str | None) -> str:
+    """Return the shell line that finds the programs beside `python` (hpc-grpo, ninja, ray) first; None: this one."""
+    # After modules and profiles, which change PATH too.
+    return f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"

@@ -6,11 +6,12 @@ import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+import psutil
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, NodeResources, Place
-from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.run.contract import STOP_GRACE_VARIABLE
 from hpc_grpo.system.commands import run_command
 
@@ -25,8 +26,6 @@ class LocalPlace(Place):
     """This machine, as a `Place`."""
 
     name = "local"
-    queue: JobQueue | None = None
-    disks: Literal["shared", "private"] = "shared"
     is_attended = True
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -52,9 +51,6 @@ class LocalPlace(Place):
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         return list(command)
 
-    def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        return dict(environ)
-
     def is_node_failure(self, said: str) -> bool:
         return False
 
@@ -71,3 +67,13 @@ def count_nvidia_gpus() -> int:
     if answer.is_late:
         raise LaunchError(f"The GPUs of {socket.gethostname()} are not known: {answer.error}.")
     return answer.text.count("GPU ")
+
+
+def is_own_address(host: str) -> bool:
+    """Tell whether a name or address is one of this machine's."""
+    try:
+        named = {found[4][0] for found in socket.getaddrinfo(host, None)} if host else set()
+    except OSError:
+        return False
+    own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
+    return bool(named & own)

@@ -1,7 +1,7 @@
 """Hosts that are reached by ssh from the first process of a run: `launch.hosts`. Agents are commands of ssh.
 
-ssh asks nothing (BatchMode) and trusts known hosts alone; what a user has in ~/.ssh/config holds. Nothing of the
-environment is on a command line: an agent gets what it may have with its spec, through ssh's stdin.
+ssh asks nothing (BatchMode) and trusts known hosts alone; a user's ~/.ssh/config holds. No environment is on a command
+line: an agent gets its variables with its spec, through ssh's stdin.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
-
-import psutil
+from typing import TYPE_CHECKING
 
 from hpc_grpo.errors import ConfigError, NodesUnavailableError
-from hpc_grpo.launch.environment.rules import is_allowed
-from hpc_grpo.launch.place.base import AGENT_ENDED, LOST_CODE, Allocation, NodeResources, Place
-from hpc_grpo.launch.place.job_queue import JobQueue
-from hpc_grpo.launch.place.local import LocalPlace
+from hpc_grpo.launch.environment import is_allowed
+from hpc_grpo.launch.place.base import AGENT_ENDED, LOST_CODE, Allocation
+from hpc_grpo.launch.place.local import LocalPlace, is_own_address
 from hpc_grpo.system.commands import MARK, Answer, marked, run_command
 
 if TYPE_CHECKING:
@@ -81,17 +78,14 @@ def parse_hosts(entries: Sequence[str]) -> list[Host]:
     return hosts
 
 
-class SshPlace(Place):
+class SshPlace(LocalPlace):
     """The hosts of `launch.hosts`, this machine among them: it is the head."""
 
     name = "ssh"
-    disks: Literal["shared", "private"] = "shared"
     is_attended = False
-    queue: JobQueue | None = None
 
     def __init__(self, environ: Mapping[str, str], launch: LaunchConfig) -> None:
-        self._here = LocalPlace(environ)
-        self.stop_grace_s = self._here.stop_grace_s
+        super().__init__(environ)
         self._pass_env, self._least = launch.pass_env, launch.min_nodes
         self._hosts = {host.name: host for host in parse_hosts(launch.hosts)}
         self._allocation: Allocation | None = None
@@ -103,20 +97,14 @@ class SshPlace(Place):
             others = [host for host in self._hosts.values() if host != head]
             with ThreadPoolExecutor(max_workers=min(32, len(others) + 1)) as pool:
                 counts = [*pool.map(_count_cpus, others)]
-            own_cpus = self._here.node_resources().num_cpus
+            cpus = (self.node_resources().num_cpus, *counts)
             names = (head.name, *(host.name for host in others))
-            self._allocation = Allocation(f"ssh{os.getpid()}", names, (own_cpus, *counts), head.name)
+            self._allocation = Allocation(f"ssh{os.getpid()}", names, cpus, head.name)
         return self._allocation
-
-    def node_resources(self) -> NodeResources:
-        return self._here.node_resources()
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         is_here = node == self.allocation().this_node
         return list(command) if is_here else self._hosts[node].command(shlex.join(command))
-
-    def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        return dict(environ)
 
     def carried_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return what the allow-list lets through, but for what is true of this machine alone."""
@@ -151,23 +139,15 @@ class SshPlace(Place):
         return bool(fields) and fields[0] != "Z" and fields[19] == str(owner.pid_started)
 
     def _own_host(self) -> Host:
-        own = {address.address for found in psutil.net_if_addrs().values() for address in found}
         names = (socket.gethostname(), socket.gethostname().partition(".")[0])
         for host in self._hosts.values():
-            if host.address in names or own & _addresses(host.address):
+            if host.address in names or is_own_address(host.address):
                 return host
         first = next(iter(self._hosts.values()))
         raise ConfigError(
             f"launch.hosts = {', '.join(self._hosts)} does not name this machine, {names[0]}, and the driver runs on "
             f"one of them. Start the run there: ssh -t {first.address} 'cd FOLDER && hpc-grpo train CONFIG'."
         )
-
-
-def _addresses(name: str) -> set[str]:
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
-    except OSError:
-        return set()
 
 
 def _count_cpus(host: Host) -> int:

@@ -15,10 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_grpo.launch.agent.log_parts import take_part
-from hpc_grpo.launch.agent.protocol import ALIVE, HEAD, NodeReport, NodeSpec, Order, report_from_line
+from hpc_grpo.launch.agent.program import NodeProcess
+from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, report_from_line, take_part
 from hpc_grpo.launch.place.base import AGENT_ENDED, Place
-from hpc_grpo.launch.place.node_process import NodeProcess
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.system.waking_clock import WakingClock
@@ -32,7 +31,7 @@ SILENT_AGENT_S = 60.0
 class AgentLink:
     """A node agent, running or ended; `up` is its report once Ray runs, `late` holds why it ended processes.
 
-    `is_told`: a SIGTERM has told it to end. All but `heartbeat` is for the main thread.
+    `is_told`: a SIGTERM asked it to end. All but `send` is for the main thread.
     """
 
     def __init__(self, place: Place, node: str, log_dir: Path, *, has_own_disk: bool = False) -> None:
@@ -70,23 +69,18 @@ class AgentLink:
                     return
                 rest = rest[os.write(stdin, rest) :]
 
-    def send_head(self, address: str) -> None:
-        """Tell a node that is to join where the head's Ray is."""
-        with self._writing:
-            self._write(HEAD + address.encode() + b"\n")
+    def send(self, line: bytes = b"\n", *, waits: bool = True) -> None:
+        """Send an order, the head's address or a sign of life; an agent that has ended does not hear it.
 
-    def heartbeat(self) -> None:
-        """Send a sign of life. Never waits, and never falls into a spec: that is a sign of life too."""
-        if self._writing.acquire(blocking=False):
+        With `waits` False, never into a spec that is being sent: that is a sign of life too.
+        """
+        if self._writing.acquire(blocking=waits):
             try:
-                self._write(b"\n")
+                os.write(self._stdin.fileno(), line)  # of a few bytes a pipe takes all, or none
+            except OSError:
+                return  # ended or stuck: `loss` and the agent's own lease tell
             finally:
                 self._writing.release()
-
-    def order(self, order: Order) -> None:
-        """Have the agent do something; one that has ended does not hear it."""
-        with self._writing:
-            self._write(order.value)
 
     def read_reports(self) -> None:
         """Take in what the agent has reported since the last call."""
@@ -99,16 +93,17 @@ class AgentLink:
             self._has_begun |= report is not None or line == ALIVE.strip()
             if report is None:
                 continue
-            if report.event == "up":
-                self.up = report
-            elif report.event == "late":
-                self.late.append(report.why)
-            elif report.event == "failed":
-                self._failure = report.why
-            elif report.event == "told":
-                self.is_told = True
-            elif report.event == "gone":
-                self._is_torn_down = True
+            match report.event:
+                case "up":
+                    self.up = report
+                case "late":
+                    self.late.append(report.why)
+                case "failed":
+                    self._failure = report.why
+                case "told":
+                    self.is_told = True
+                case "gone":
+                    self._is_torn_down = True
 
     def loss(self) -> Loss | None:
         """Return why the agent or its Ray is no more, or the agent silent; None while both live.
@@ -153,26 +148,18 @@ class AgentLink:
     def node_answers(self) -> bool:
         """After `wait`: whether the node is still there. Its agent may have been killed, for want of memory say.
 
-        One that says itself that it leaves, as a worker does after Ctrl+C, is not, although it tears down in order.
+        A node that says itself that it leaves, as a worker does after Ctrl+C, is gone, although it tears down in order.
         """
         loss, has_left = self.loss(), bool(self._failure) and self._place.is_node_failure(self._failure)
         is_gone = self._was_killed or (loss is not None and loss.is_machine)
         return not has_left and (self._is_torn_down or not is_gone)
 
-    def _write(self, data: bytes) -> None:
-        """Write a few bytes: to a pipe all of them go, or none."""
-        try:
-            os.write(self._stdin.fileno(), data)
-        except OSError:
-            return  # ended or stuck: `loss` and the agent's own lease tell; a heartbeat is not worth an error
-
 
 class Heartbeats:
     """Sends every agent a sign of life from the start to `stop`, from a thread that touches no disk.
 
-    A shared file system may stall for minutes, and the supervisor's main thread with it, in a write to a log or in a
-    look at the run directory. That is no reason for the agents to take it for dead. The thread starts no process: the
-    kernel would tie its parent-death signal to the thread.
+    A shared file system may stall the supervisor's main thread for minutes; the agents must not take it for dead. The
+    thread starts no process: the kernel would tie its parent-death signal to the thread.
     """
 
     def __init__(self, links: Sequence[AgentLink]) -> None:
@@ -189,4 +176,4 @@ class Heartbeats:
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT_S):
             for link in self._links:
-                link.heartbeat()
+                link.send(waits=False)

@@ -13,21 +13,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError
-from hpc_grpo.launch.chain.link import ChainLink
-from hpc_grpo.launch.chain.successor import LinkJob, LinkOrigin
-from hpc_grpo.launch.environment.rules import unset
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob
+from hpc_grpo.launch.environment import unset
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
-from hpc_grpo.launch.place.base import Allocation, Ending, Place
+from hpc_grpo.launch.place.base import Allocation, End, Place
 from hpc_grpo.launch.place.container import container_of
-from hpc_grpo.launch.place.job_command import job_python
+from hpc_grpo.launch.place.job_queue import job_python
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, stage_of
-from hpc_grpo.launch.supervisor.endings import end_by_error
-from hpc_grpo.launch.supervisor.events import End
 from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
+from hpc_grpo.launch.supervisor.transitions import end_by_error
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.contract import EVAL_DRIVER
 from hpc_grpo.run.frozen_config import read_config
@@ -44,17 +43,16 @@ _POLL_S = 0.5
 def run_attempt(
     run: RunDir,
     driver: str,
-    origin: LinkOrigin | None = None,
+    origin: LinkJob | None = None,
     place: Place | None = None,
     *,
     comes_back: bool = False,
 ) -> int:
     """Run one attempt and return the exit code to end with. Raises HpcGrpoError.
 
-    Elsewhere than on the head node this process becomes one there; if it has to come back, a child of it does.
-
-    `driver` is a module or a .py file; it is run with the run directory as its argument. With an `origin` this job was
-    submitted for the attempt alone, so it may have successors. `place` is found where none is given.
+    Off the head node this process becomes one there; if it has to come back, a child of it does. `driver` is a module
+    or a .py file, run with the run directory as its argument. With an `origin` this job was submitted for the attempt
+    alone, so it may have successors. `place` is found where none is given.
     """
     config = read_config(run)
     if missing := unset(config.launch.pass_env, os.environ):
@@ -67,7 +65,7 @@ def run_attempt(
         return EXIT_COMPLETE
     link = None
     if origin is not None and queue is not None:
-        link = ChainLink(run, config.launch, queue, LinkJob(place.job_id, driver, origin))
+        link = ChainLink(run, config.launch, queue, replace(origin, job_id=place.job_id, driver=driver))
         link.have_two_wait()
     try:
         allocation = allocation_of(place, is_patient=origin is not None)
@@ -86,17 +84,10 @@ def run_attempt(
         container = container_of(config.launch, config, [run.path, folder, config.cache_path])
         if container is not None:
             container.refuse_absent()
+        has_templates, stage = config.launch.templates and driver != EVAL_DRIVER, stage_of(config, folder, os.environ)
         number = run.next_attempt_number()
         setup = AttemptSetup(
-            run,
-            config.launch,
-            place,
-            allocation,
-            number,
-            folder,
-            container,
-            has_templates=config.launch.templates and driver != EVAL_DRIVER,
-            stage=stage_of(config, folder, os.environ),
+            run, config.launch, place, allocation, number, folder, container, has_templates=has_templates, stage=stage
         )
         program = [driver] if driver.endswith(".py") else ["-m", driver]
         supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
@@ -114,11 +105,10 @@ def run_attempt(
 def _close(place: Place, end: End) -> None:
     """Tell nodes that wait how the attempt ended; a signal does not keep the last of them from being told."""
     with Signals():
-        place.close(Ending(end.kind, end.code, end.why))
+        place.close(end)
 
 
 def _end_of_child(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command and return its exit code. The terminal tells it of Ctrl+C, and this process of other signals."""
     with Signals() as signals, subprocess.Popen(argv, env=environ, stdout=sys.stdout) as child:
         while True:
             try:

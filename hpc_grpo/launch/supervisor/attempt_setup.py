@@ -13,24 +13,14 @@ from typing import Any
 
 from hpc_grpo import __version__
 from hpc_grpo.config import Config, LaunchConfig
-from hpc_grpo.launch.agent.folders import shm_dir_path
-from hpc_grpo.launch.agent.program import Inside, inside_of
 from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, Stage
 from hpc_grpo.launch.agent.stage import version_of
-from hpc_grpo.launch.environment.rules import job_environ
+from hpc_grpo.launch.environment import job_environ
 from hpc_grpo.launch.place.base import Allocation, Place
 from hpc_grpo.launch.place.container import Container
+from hpc_grpo.run import contract
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.compiled import archive_of
-from hpc_grpo.run.contract import (
-    ATTEMPT_DIR_VARIABLE,
-    ATTEMPT_VARIABLE,
-    DISKS_VARIABLE,
-    ENDS_AT_VARIABLE,
-    KEEPS_ENGINES_VARIABLE,
-    NUM_NODES_VARIABLE,
-    RAY_ADDRESS_FILE_VARIABLE,
-)
 from hpc_grpo.run.files import digest_of, read_record
 from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
@@ -50,9 +40,8 @@ def new_nonce() -> str:
 class AttemptSetup:
     """All that every part of an attempt must know.
 
-    `container` is around all of training, None for nothing. `has_templates`: actors of its driver are forked.
-    `stage`: what nodes copy to their own disks.
-    `nonce` makes the names of its folders on nodes unguessable; a Ray brought up anew has another.
+    `container` is around all of training. `has_templates`: actors of its driver are forked. `stage`: what nodes copy to
+    their own disks. `nonce` makes folder names on nodes unguessable; a Ray brought up anew has another.
     """
 
     run: RunDir
@@ -84,14 +73,6 @@ class AttemptSetup:
         """The file in which the driver waits for the address of Ray."""
         return self.dir / "ray_address"
 
-    @property
-    def head_tag(self) -> str:
-        return self.node_spec(self.allocation.head, "").tag
-
-    def inside(self, program: str, folder: str) -> Inside | None:
-        """Return where a program of the head node runs, with its folder in shared memory; None: on the node itself."""
-        return inside_of(self.node_spec(self.allocation.head, ""), program, shm_dir_path(folder))
-
     def new_record(self, first_step: int) -> AttemptRecord:
         return AttemptRecord(
             attempt=self.number,
@@ -107,17 +88,17 @@ class AttemptSetup:
     def contract_environment(self) -> dict[str, str]:
         """Return what training is told, in its driver and in its actors."""
         told = {
-            ATTEMPT_VARIABLE: str(self.number),
-            ATTEMPT_DIR_VARIABLE: str(self.dir),
-            RAY_ADDRESS_FILE_VARIABLE: str(self.ray_address_file),
-            NUM_NODES_VARIABLE: str(len(self.allocation.nodes)),
+            contract.ATTEMPT_VARIABLE: str(self.number),
+            contract.ATTEMPT_DIR_VARIABLE: str(self.dir),
+            contract.RAY_ADDRESS_FILE_VARIABLE: str(self.ray_address_file),
+            contract.NUM_NODES_VARIABLE: str(len(self.allocation.nodes)),
         }
         if self.max_stalled_restarts > 0:
-            told[KEEPS_ENGINES_VARIABLE] = "1"
+            told[contract.KEEPS_ENGINES_VARIABLE] = "1"
         if self.has_private_disks:
-            told[DISKS_VARIABLE] = "private"
+            told[contract.DISKS_VARIABLE] = "private"
         if self.allocation.ends_at is not None:
-            told[ENDS_AT_VARIABLE] = f"{self.allocation.ends_at:.0f}"
+            told[contract.ENDS_AT_VARIABLE] = f"{self.allocation.ends_at:.0f}"
         return told
 
     def node_spec(self, node: str, head_address: str | None) -> NodeSpec:
@@ -175,10 +156,9 @@ def stage_of(config: Config, working_dir: Path, environ: Mapping[str, str]) -> S
 
 
 def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:
-    """Map keys of the config to the files and folders here that actors of every node read.
+    """Map keys of the config to the files and folders here that actors of every node read: models and rewards' inputs.
 
-    They are models, and what rewards are given. Data is read at the head alone; rewards themselves are in `source`.
-    What a reward is given and has changed since the run began, in unix seconds, the reward itself writes: a cache.
+    A file of a reward that has changed since the run began, in unix seconds, is a cache that the reward itself writes.
     """
     values = flat(config.model_dump(mode="json", exclude={"run", "launch"}))
     needed = {key: path for key, path in config.models.items() if _is_here(path)}

@@ -1,8 +1,4 @@
-"""The driver's process as the supervisor sees it: its console, its log, its signals and its end.
-
-It is told what `AttemptSetup.contract_environment` holds, and answers with its pulse, its exit code and the run
-directory.
-"""
+"""The driver's process as the supervisor sees it: its console, its log, its signals and its end."""
 
 from __future__ import annotations
 

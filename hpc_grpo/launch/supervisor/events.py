@@ -1,6 +1,6 @@
 """The events that a supervisor reacts to, and the actions that its reactions consist of.
 
-`supervisor.py` observes an `Event`, `transitions.py` answers with `Action`s, `processes.py` performs them.
+`Supervisor` observes an `Event`, `transitions.py` answers with `Action`s, `Processes` performs them (supervisor.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_grpo.errors import EndAskedError, HpcGrpoError, NodesUnavailableError
-from hpc_grpo.run.attempt import ExitKind
+from hpc_grpo.launch.place.base import End
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class RunFacts:
     stop_asked: bool = False
 
 
-class RayReady:
-    """Every node and GPU has joined Ray."""
+class Now(enum.Enum):
+    """Events without parameters; each value says what happened."""
 
-
-class Tick:
-    """Time has passed."""
+    RAY_READY = "every node and GPU has joined Ray"
+    NODES_TOLD = "a signal asked the agents to end; the supervisor has not been sent one, or not yet"
+    TICK = "time has passed"
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,6 @@ class Signalled:
     """The supervisor was sent a signal: SIGTERM, SIGHUP and SIGINT ask for the end, SIGUSR1 warns of it."""
 
     signal: int
-
-
-class NodesTold:
-    """A signal asked the agents to end; the supervisor has not been sent one, or not yet."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +105,7 @@ class FormedAgain:
 
 
 Event = (
-    RayReady
-    | Tick
-    | BringUpFailed
-    | Signalled
-    | NodesTold
-    | QueueAnswered
-    | DriverStuck
-    | ProcessLate
-    | NodesLost
-    | DriverEnded
-    | FormedAgain
+    Now | BringUpFailed | Signalled | QueueAnswered | DriverStuck | ProcessLate | NodesLost | DriverEnded | FormedAgain
 )
 
 
@@ -165,13 +151,6 @@ class Fail:
     """Raise an error for the command line: training has not begun."""
 
     error: HpcGrpoError
-
-
-@dataclass(frozen=True)
-class End:
-    kind: ExitKind
-    code: int
-    why: str
 
 
 Action = Do | Forward | StartDriver | Say | NoteLate | Fail | End

@@ -1,8 +1,7 @@
 """The nodes of one attempt as the supervisor holds them: an agent on each, and Ray across all of them.
 
-Consumes an `AttemptSetup`; produces a Ray whose every node and GPU has joined. Never waits: `advance` takes in what
-has happened and does the next step whose time has come, so that one loop can serve driver and nodes. Only heartbeats
-have a thread of their own.
+Consumes an `AttemptSetup`; produces a Ray whose every node and GPU has joined. Never waits: `advance` takes in reports
+and does the next step that is due, so one loop serves driver and nodes. Only heartbeats have a thread.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ from pathlib import Path
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.folders import shm_dir_path
-from hpc_grpo.launch.agent.network import node_address
-from hpc_grpo.launch.agent.program import Inside, Program
-from hpc_grpo.launch.agent.protocol import NodeReport, Order
-from hpc_grpo.launch.agent.ray_command import DASHBOARD_HOST, ray_environment, refuse_without_dashboard
-from hpc_grpo.launch.place.node_process import LineReader
+from hpc_grpo.launch.agent.program import Inside, LineReader, Program, inside_of
+from hpc_grpo.launch.agent.protocol import HEAD, NodeReport, Order
+from hpc_grpo.launch.agent.ray_command import DASHBOARD_HOST, node_address, ray_environment, refuse_without_dashboard
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
 from hpc_grpo.launch.supervisor.events import Loss
@@ -58,7 +55,14 @@ class Nodes:
         if self._setup.launch.ray_dashboard and self._setup.container is None:
             refuse_without_dashboard()
         self._begun = time.monotonic()
-        _make_token(self._setup.run.secret)
+        # A new token for this Ray, which only the user can read: a file that is found may be known.
+        token, secret = secrets.token_hex(32), self._setup.run.secret
+
+        def write_token() -> None:
+            make_private_dir(secret.parent)
+            write_atomic(secret, token, mode=0o600)
+
+        when_there_is_space(write_token, "Ray's token")
         self._setup.ray_address_file.unlink(missing_ok=True)
         for node in self.names:
             is_away = self._setup.has_private_disks and node != self.names[0]
@@ -83,11 +87,19 @@ class Nodes:
         if self._watch is not None:
             self._watch.read()
             if not self.is_ready and not self._watch.missing(self._reports()):
-                self._become_ready()
-        elif self._links[0].up is not None:
+                self._watch.close()
+                self.phases_s["ray"] = self._since_start()
+                self.num_gpus = sum(link.up.num_gpus for link in self._links if link.up)
+                self.is_ready = True
+        elif (head := self._links[0].up) is not None:
             if self._setup.launch.ray_dashboard:
-                self.ray_dashboard = f"{DASHBOARD_HOST}:{self._links[0].up.dashboard}"
-            self._join_others(self._links[0].up.address)
+                self.ray_dashboard = f"{DASHBOARD_HOST}:{head.dashboard}"
+            self.phases_s["head"] = self._since_start()
+            for link in self._links[1:]:
+                link.send(HEAD + head.address.encode() + b"\n")
+            env = {**self.head_environment(), "RAY_ADDRESS": head.address}
+            self._watch = RayWatch(head.address, env, self._setup.dir / "probe.log", self.inside("probe"))
+            self.ray_address = head.address
 
     def bring_up_error(self) -> NodesUnavailableError | None:
         """Return what keeps Ray from coming up: a node that failed, or too much time; None as long as it may come."""
@@ -104,8 +116,7 @@ class Nodes:
         )
 
     def publish_ray(self) -> None:
-        write = lambda: write_atomic(self._setup.ray_address_file, self.ray_address)  # noqa: E731
-        when_there_is_space(write, "the address of Ray")
+        when_there_is_space(lambda: write_atomic(self._setup.ray_address_file, self.ray_address), "the address of Ray")
 
     def lost(self) -> dict[str, Loss]:
         return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
@@ -127,7 +138,7 @@ class Nodes:
 
     def order(self, order: Order) -> None:
         for link in self._links:
-            link.order(order)
+            link.send(order.value)
 
     def tear_down(self, deadline_s: float) -> list[str]:
         """End all leases and wait for the agents; returns the nodes that took too long and were killed."""
@@ -161,25 +172,10 @@ class Nodes:
         interface, ip = node_address(spec)
         return ray_environment(os.environ, spec, ip, interface, str(shm_dir_path(spec.tag)))
 
-    def inside_of_driver(self) -> Inside | None:
-        """Return where the driver is to run, with a folder that is still to be made; None: on the node itself."""
-        return self._setup.inside("driver", f"{self._setup.head_tag}-driver")
-
-    def _join_others(self, head_address: str) -> None:
-        self.phases_s["head"] = self._since_start()
-        for link in self._links[1:]:
-            link.send_head(head_address)
-        env = {**self.head_environment(), "RAY_ADDRESS": head_address}
-        inside = self._setup.inside("probe", self._setup.head_tag)
-        self._watch = RayWatch(head_address, env, self._setup.dir / "probe.log", inside)
-        self.ray_address = head_address
-
-    def _become_ready(self) -> None:
-        assert self._watch is not None
-        self._watch.close()
-        self.phases_s["ray"] = self._since_start()
-        self.num_gpus = sum(link.up.num_gpus for link in self._links if link.up)
-        self.is_ready = True
+    def inside(self, program: str, suffix: str = "") -> Inside | None:
+        """Return where a program of the head node runs, with its folder in shared memory; None: on the node itself."""
+        spec = self._setup.node_spec(self.names[0], "")
+        return inside_of(spec, program, shm_dir_path(f"{spec.tag}{suffix}"))
 
     def _reports(self) -> dict[str, NodeReport | None]:
         return {link.node: link.up for link in self._links}
@@ -189,7 +185,7 @@ class Nodes:
 
 
 class RayWatch:
-    """Watches, by a probe, which nodes and GPUs have joined Ray; one that dies starts again: it is no dead cluster."""
+    """Watches with a probe which nodes and GPUs have joined Ray; a probe that dies is started again."""
 
     def __init__(self, address: str, env: Mapping[str, str], log_path: Path, inside: Inside | None = None) -> None:
         self._command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "probe", address)
@@ -228,14 +224,3 @@ class RayWatch:
             program = Program(self._command, self._env, self._inside, stdout=subprocess.PIPE, stderr=log)
         assert program.process.stdout is not None
         return program, LineReader(program.process.stdout)
-
-
-def _make_token(path: Path) -> None:
-    """Write a new token for this Ray into a file that only the user can read; one that is found may be known."""
-    token = secrets.token_hex(32)
-
-    def write() -> None:
-        make_private_dir(path.parent)
-        write_atomic(path, token, mode=0o600)
-
-    when_there_is_space(write, "Ray's token")

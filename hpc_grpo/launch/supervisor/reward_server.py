@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from hpc_grpo.config.launch import RewardServerConfig
 from hpc_grpo.errors import NodesUnavailableError
-from hpc_grpo.launch.environment.rules import is_denied
+from hpc_grpo.launch.agent.program import Program
+from hpc_grpo.launch.environment import is_denied
 from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.system.process_tree import descendants, end_processes, holders, listeners, session_members
-from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.say import say
 
 _ASK_EVERY_S = 0.5
@@ -28,7 +28,7 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class RewardServer:
-    """The running server; its output is in `log`. One that dies is started again: rewards that ask it wait for it.
+    """The running server; its output is in `log`. A server that dies is started again: rewards wait for it.
 
     Whoever listens on its port gets prompts and decides scores, so that must be the server or a process below it.
     """
@@ -102,16 +102,8 @@ class RewardServer:
         self._started_at = time.monotonic()
         with when_there_is_space(lambda: self._log.open("ab"), self._log.name) as output:
             try:
-                self._process = subprocess.Popen(
-                    self._asked.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environ,
-                    cwd=self._cwd,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent(),
-                )
+                options = {"stdout": output, "stderr": subprocess.STDOUT, "cwd": self._cwd}
+                self._process = Program(self._asked.command, environ, None, **options).process
             except OSError as error:
                 raise NodesUnavailableError(
                     f"launch.reward_server.command: {self._asked.command[0]} cannot be run ({error.strerror})."

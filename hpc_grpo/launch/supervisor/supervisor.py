@@ -2,8 +2,8 @@
 
 Consumes an `AttemptSetup`; has Ray brought up on the nodes, runs the driver, again where it ended and that may help,
 tears down what it started, and records the attempt. `Supervisor` observes what happens, `transitions.react` decides
-what comes of it, `Processes` (processes.py) does that. It waits in one place, `Processes.wait`, on everything at once:
-nodes, the driver's output, signals.
+what comes of it, `Processes` does that. It waits in one place, `Processes.wait`, on everything at once: nodes, the
+driver's output, signals.
 
 Runs in the main thread only, because the kernel ties a child's parent-death signal to the thread that started it.
 Where the run directory stalls it waits for that too; only the heartbeats of the nodes go on.
@@ -11,21 +11,29 @@ Where the run directory stalls it waits for that too; only the heartbeats of the
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from hpc_grpo.errors import EndAskedError, NodesUnavailableError
+from hpc_grpo.launch.agent.protocol import Order
+from hpc_grpo.launch.place.base import End
 from hpc_grpo.launch.supervisor import events
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
-from hpc_grpo.launch.supervisor.endings import end_by_error
-from hpc_grpo.launch.supervisor.events import Event, RunFacts
+from hpc_grpo.launch.supervisor.driver_process import Driver
+from hpc_grpo.launch.supervisor.events import Action, Do, Event, RunFacts
 from hpc_grpo.launch.supervisor.nodes import Nodes
-from hpc_grpo.launch.supervisor.processes import Processes
-from hpc_grpo.launch.supervisor.transitions import State, react
+from hpc_grpo.launch.supervisor.reward_server import RewardServer
+from hpc_grpo.launch.supervisor.transitions import DRIVER_GRACE_S, State, end_by_error, react
+from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.last_error import last_error_in_a_line
-from hpc_grpo.run.stacks import STACKS_NAME
+from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
+from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
 from hpc_grpo.system.processes import adopt_orphans
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
@@ -60,7 +68,7 @@ class Supervisor:
         with self._signals:
             try:
                 self._processes.start()
-                code = self._see_it_through()
+                self._see_it_through()
             except BaseException as error:
                 # Whatever it is: recorded, since nobody may have watched, and raised again.
                 end = end_by_error(error, self._state.signalled)
@@ -70,24 +78,22 @@ class Supervisor:
                 self._processes.tear_down()
                 self.record.save(self._dir)
         say(self.record.why)
-        return code
+        assert self.record.exit_code is not None
+        return self.record.exit_code
 
-    def _see_it_through(self) -> int:
-        """Turn the loop until the attempt is over; returns its exit code."""
+    def _see_it_through(self) -> None:
         while not self._state.is_over:
             self._processes.wait()
             for event in self._what_happened():
                 self._handle(event)
                 if self._state.is_over:
                     break
-        assert self.record.exit_code is not None
-        return self.record.exit_code
 
     def _what_happened(self) -> Iterator[Event]:
         """Yield what there is to react to. One at a time, since what one leads to may overtake the next."""
         processes = self._processes
         if self._state.phase == "bring_up" and processes.nodes.is_ready:
-            yield events.RayReady()
+            yield events.Now.RAY_READY
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_S
             if (why := processes.driver.why_late()) and not self._state.stuck:
@@ -101,7 +107,7 @@ class Supervisor:
         while self._signals.pending:
             yield events.Signalled(self._signals.pending.pop(0))
         if processes.nodes.told():
-            yield events.NodesTold()
+            yield events.Now.NODES_TOLD
         if self._state.phase == "bring_up":
             if error := processes.nodes.bring_up_error():
                 yield events.BringUpFailed(error, self._facts(), processes.nodes.lost_may_come_back())
@@ -111,7 +117,7 @@ class Supervisor:
         if returncode is not None:
             processes.driver.pump()
             yield events.DriverEnded(returncode, self._facts(), last_error_in_a_line(processes.driver.printed))
-        yield events.Tick()
+        yield events.Now.TICK
 
     def _handle(self, event: Event) -> None:
         self._state, actions = react(self._state, event, time.monotonic())
@@ -126,3 +132,157 @@ class Supervisor:
     def _facts(self) -> RunFacts:
         run = self._run
         return RunFacts(newest_step(run), is_complete=run.is_complete(), stop_asked=run.stop_marker.exists())
+
+
+_TEARDOWN_DEADLINE_S = 45.0
+_REFORM_DEADLINE_S = 30.0  # a node whose agent has not ended in order by then is taken for lost
+
+
+class Processes:
+    """The nodes and the driver of an attempt, and what is done to them; keeps the attempt's record up to date.
+
+    `goes_on` tells whether lost nodes may still be waited for.
+    """
+
+    def __init__(self, setup: AttemptSetup, nodes: Nodes, driver_command: Sequence[str], record: AttemptRecord) -> None:
+        self.nodes = nodes
+        self._setup, self._driver_command, self._record = setup, driver_command, record
+        self._driver: Driver | None = None
+        self._reward_server: RewardServer | None = None
+        self._begun = 0.0
+        self.goes_on: Callable[[], bool] = lambda: True
+
+    @property
+    def driver(self) -> Driver:
+        """The driver started last; it may have ended."""
+        assert self._driver is not None
+        return self._driver
+
+    def start(self) -> None:
+        if (asked := self._setup.launch.reward_server) is not None:
+            self._reward_server = RewardServer(asked, self._setup.dir / "reward_server.log", self._setup.working_dir)
+            if not self._reward_server.wait_until_healthy(self.goes_on):
+                raise EndAskedError("the reward server does not answer yet", newest_step(self._setup.run))
+        self.nodes.start()
+        # Beside the nodes: its imports, and its checks of the user's inputs, take as long as Ray's start.
+        self._start_driver()
+        self._begun = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait a moment for anything to happen, and take in what the nodes and the driver have to say."""
+        ready = select.select([*self.nodes.sources(), self.driver.fileno()], [], [], 0.2)[0]
+        self.nodes.advance()
+        if self._reward_server is not None:
+            self._reward_server.keep_alive()
+        if self.driver.fileno() in ready and not self.driver.pump():
+            time.sleep(0.05)  # its output is closed but it still runs: select would return at once
+
+    def perform(self, action: Action) -> Event | None:
+        """Do what was decided; returns the event that came of it, where one does."""
+        match action:
+            case Do.PUBLISH_RAY:
+                self._publish_ray()
+            case Do.KILL_DRIVER:
+                self.driver.forward(signal.SIGKILL)
+            case Do.WRITE_STACKS:
+                self.nodes.order(Order.STACKS)
+                self.driver.forward(STACKS_SIGNAL)
+            case Do.FORM_AGAIN:
+                return self._form_again()
+            case Do.ASK_QUEUE:
+                queue = self._setup.place.queue
+                ends_at = queue.preempted_until(self._setup.allocation.job_id) if queue is not None else None
+                return events.QueueAnswered(None if ends_at is None else max(ends_at - time.time(), 0.0))
+            case Do.LET_NODES_GO:
+                self.nodes.order(Order.LET_GO)
+            case Do.NAME_STOPPED:
+                self.nodes.order(Order.NAME_STOPPED)
+            case Do.SAVE_RECORD:
+                self._save()
+            case events.Forward():
+                self.driver.forward(action.signal)
+            case events.StartDriver():
+                self._record.restarts.append(action.why)
+                self._save()
+                step = newest_step(self._setup.run)
+                say(f"{action.why}\nStarting the driver again, from the checkpoint of step {step}.")
+                self._start_driver()
+            case events.NoteLate():
+                self._record.late.append(action.why)
+                self._save()
+                say(f"{action.why} It was ended; stacks are in {self._setup.dir / STACKS_NAME}.")
+            case events.Say():
+                say(action.text)
+            case events.Fail():
+                raise action.error
+            case End():
+                self._record.phases_s["driver"] = round(time.monotonic() - self._begun, 2)
+                self._record.end(action.kind, action.code, action.why)
+                self._save()  # before the teardown, over which Slurm's SIGKILL may come
+        return None
+
+    def tear_down(self) -> None:
+        """End what was started, and everything below it."""
+        begun = time.monotonic()
+        self._close_driver()
+        for node in self.nodes.tear_down(_TEARDOWN_DEADLINE_S):
+            say(f"Node {node} did not tear down in {_TEARDOWN_DEADLINE_S:.0f} s; its step was killed.")
+        if self._record.exit_kind == "node_lost":
+            self._judge_nodes()
+        end_processes(lambda: descendants(os.getpid()), DRIVER_GRACE_S)
+        reap_adopted(keep=[])
+        self._record.phases_s["teardown"] = round(time.monotonic() - begun, 2)
+
+    def _publish_ray(self) -> None:
+        nodes, record = self.nodes, self._record
+        record.phases_s |= nodes.phases_s
+        record.ray_address, record.num_gpus = nodes.ray_address, nodes.num_gpus
+        record.ray_dashboard = nodes.ray_dashboard
+        self._save()
+        nodes.publish_ray()
+        where = f"{counted(len(nodes.names), 'node')}, {counted(nodes.num_gpus, 'GPU')}"
+        say(f"Ray ready on {where} ({nodes.phases_s['ray']:.1f} s)")
+        if nodes.ray_dashboard:
+            where = f"http://{nodes.ray_dashboard} on {nodes.names[0]}"
+            say(f"Ray's dashboard: {where}, which asks for the token in {self._setup.run.secret}")
+
+    def _form_again(self) -> Event:
+        """Replace the nodes by those of them that still answer, if they are enough."""
+        self._close_driver()
+        self.nodes.tear_down(_REFORM_DEADLINE_S)
+        self._judge_nodes()
+        try:
+            anew = self.nodes.anew(self.goes_on)
+        except (NodesUnavailableError, EndAskedError) as error:
+            return events.FormedAgain(is_enough=False, error=error, stop_asked=self._setup.run.stop_marker.exists())
+        if anew is None:
+            return events.FormedAgain(is_enough=False)
+        self._record.ray_address = self._record.ray_dashboard = ""
+        self.nodes = anew
+        self._record.nodes += [node for node in anew.names if node not in self._record.nodes]
+        anew.start()
+        say(f"Bringing Ray up again on {', '.join(anew.names)}.")
+        return events.FormedAgain(is_enough=True)
+
+    def _judge_nodes(self) -> None:
+        """After their teardown: record those as lost that do not answer, so that the next job keeps off them alone."""
+        answering = self.nodes.answering()
+        for node in self.nodes.names:
+            if node in answering:
+                self._record.lost_nodes.pop(node, None)
+            else:
+                self._record.lost_nodes.setdefault(node, "it does not answer")
+
+    def _start_driver(self) -> None:
+        self._close_driver()
+        log, inside = self._setup.dir / "driver.log", self.nodes.inside("driver", "-driver")
+        environ = self.nodes.head_environment()
+        self._driver = Driver(self._driver_command, environ, self._setup.working_dir, log, inside)
+
+    def _close_driver(self) -> None:
+        if self._driver is not None:
+            self._driver.close(DRIVER_GRACE_S)
+            self._driver = None
+
+    def _save(self) -> None:
+        self._record.save(self._setup.dir)

@@ -5,13 +5,13 @@ file or starts a process: `supervisor.py` observes the events and performs the a
 
     phase     event               actions, in order                                     next phase
     --------  ------------------  ----------------------------------------------------  -------------------
-    bring_up  RayReady            PUBLISH_RAY                                           training
+    bring_up  RAY_READY           PUBLISH_RAY                                           training
     bring_up  BringUpFailed       Fail; with nodes lost before, or that may come back,  over
                                   as lost nodes (below)
-    bring_up  asked to end        Forward, SAVE_RECORD, Fail; of NodesTold too          over
+    bring_up  asked to end        Forward, SAVE_RECORD, Fail; of NODES_TOLD too         over
     training  asked to end        Forward, SAVE_RECORD; of SIGTERM and SIGHUP           training
                                   ASK_QUEUE, and KILL_DRIVER after the place's grace
-    training  NodesTold           Forward, SAVE_RECORD, ASK_QUEUE; KILL_DRIVER as then  training
+    training  NODES_TOLD          Forward, SAVE_RECORD, ASK_QUEUE; KILL_DRIVER as then  training
     training  it is preempted     KILL_DRIVER shortly before its end                    training
     training  it is cancelled     LET_NODES_GO                                          training
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
@@ -43,20 +43,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, EndAskedError, LaunchError
+from hpc_grpo.errors import (
+    EXIT_COMPLETE,
+    EXIT_CONFIG,
+    EXIT_CRASH,
+    EXIT_RESUMABLE,
+    EXIT_UNAVAILABLE,
+    ConfigError,
+    EndAskedError,
+    HpcGrpoError,
+    LaunchError,
+)
+from hpc_grpo.launch.place.base import End
 from hpc_grpo.launch.supervisor import events
-from hpc_grpo.launch.supervisor.endings import end_by_error, end_of_driver
-from hpc_grpo.launch.supervisor.events import Action, Do, End, Event, Fail, Forward, RunFacts, Say, StartDriver
+from hpc_grpo.launch.supervisor.events import Action, Do, Event, Fail, Forward, RunFacts, Say, StartDriver
 from hpc_grpo.run.attempt import ExitKind
-from hpc_grpo.system.signals import END_SIGNALS
+from hpc_grpo.system.signals import END_SIGNALS, signal_name
 
 DRIVER_GRACE_S = 10.0
-_SETTLE_S = 3.0
-"""A driver may have ended for a node or a process that did not, whose agent needs a moment to tell."""
-_STACKS_S = 5.0
-"""Time for processes to write their stacks."""
-_EXPLAINS_S = 60.0
-"""A driver that crashes so soon after a process was ended that was late did so for want of it."""
+_SETTLE_S = 3.0  # a driver may have ended for a node or a process that did not, whose agent needs a moment to tell
+_STACKS_S = 5.0  # time for processes to write their stacks
+_EXPLAINS_S = 60.0  # a driver that crashes so soon after a process was ended that was late did so for want of it
 _TEARDOWN_S = 10.0  # kept of what a preempted job has left, for its nodes
 
 
@@ -100,13 +107,13 @@ Reaction = tuple[State, list[Action]]
 
 def react(state: State, event: Event, now: float) -> Reaction:
     match event:
-        case events.RayReady():
+        case events.Now.RAY_READY:
             return replace(state, phase="training"), [Do.PUBLISH_RAY]
         case events.BringUpFailed():
             return _on_failed_bring_up(state, event)
         case events.Signalled():
             return _on_signal(state, event.signal, now)
-        case events.NodesTold():
+        case events.Now.NODES_TOLD:
             return _on_told_nodes(state, now)
         case events.QueueAnswered():
             return _on_answer(state, event.left_s, now)
@@ -120,7 +127,7 @@ def react(state: State, event: Event, now: float) -> Reaction:
             return _on_driver_end(state, event, now)
         case events.FormedAgain():
             return _on_formed_again(state, event)
-        case events.Tick():
+        case events.Now.TICK:
             return _on_time(state, now)
 
 
@@ -257,3 +264,48 @@ def _restarted(state: State, why: str) -> Reaction:
     if state.phase == "settling":
         state = replace(state, phase="training")
     return replace(state, stuck="", late="", kill_at=math.inf, ended=None), [StartDriver(why)]
+
+
+def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, str], told: str = "") -> End:
+    """Return how a driver ended, and how its attempt ends unless it is started again.
+
+    `signalled` names the signal that the supervisor was sent, "" if none; `lost` maps nodes to why they are gone;
+    `told` says why the nodes were told to end, "" if they were not.
+    """
+    returncode = ended.returncode
+    if ended.facts.is_complete:  # whatever became of its driver after that
+        return End("complete", EXIT_COMPLETE, "The run is complete.")
+    if returncode == EXIT_RESUMABLE:
+        why = f"{told} Checkpointed in time: the next job carries on." if told else ""
+        return End("resumable", EXIT_RESUMABLE, why or "Checkpointed with more to do; start it again to carry on.")
+    if lost:
+        named = "; ".join(f"{node}: {why}" for node, why in lost.items())
+        return End("node_lost", EXIT_CRASH, f"Lost {len(lost)} node(s) while training. {named}")
+    if returncode == EXIT_UNAVAILABLE:
+        return End("node_lost", EXIT_CRASH, "A node of the attempt is gone from Ray; see driver.log.")
+    said = f": {ended.last_error}; see driver.log." if ended.last_error else "; see driver.log."
+    if returncode == EXIT_CONFIG:
+        return End("config", EXIT_CONFIG, f"Something must be changed first{said}")
+    if told:
+        return End("crash", EXIT_CRASH, f"{told} The driver wrote no checkpoint in that time; see driver.log.")
+    if signalled:
+        return End("cancelled", EXIT_CRASH, f"Ended by {signalled}, sent to the supervisor.")
+    if returncode == EXIT_COMPLETE:
+        return End("crash", EXIT_CRASH, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing.")
+    if returncode < 0:
+        name = signal_name(-returncode)
+        if name == "SIGKILL":  # which no process lives to say
+            said = " (often the kernel, out of memory); see driver.log."
+        return End("crash", 128 - returncode, f"The driver was killed by {name}{said}")
+    return End("crash", returncode, f"The driver crashed with exit code {returncode}{said}")
+
+
+def end_by_error(error: BaseException, signalled: str) -> End:
+    if not isinstance(error, HpcGrpoError):
+        return End("crash", EXIT_CRASH, f"The supervisor failed: {error!r}")
+    if isinstance(error, EndAskedError):
+        kind: ExitKind = "resumable" if error.exit_code == EXIT_RESUMABLE else "cancelled"
+        return End(kind, error.exit_code, str(error))
+    if signalled:
+        return End("cancelled", error.exit_code, str(error))
+    return End("config" if isinstance(error, ConfigError) else "bringup_failed", error.exit_code, str(error))

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_grpo.config import Config, LaunchConfig, to_yaml
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.environment.rules import expand
+from hpc_grpo.launch.environment import expand
 from hpc_grpo.preflight.prefetch.items import Item, items_of
 from hpc_grpo.system import hugging_face
 

@@ -18,7 +18,7 @@ from hpc_grpo.algorithms.objective import policy_objective
 from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config.resources import Budget
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.accumulator import MetricAccumulator
+from hpc_grpo.learner.learner import MetricAccumulator
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.metrics.reductions import merge
@@ -86,8 +86,8 @@ def step(
             if i % 5 % num_ranks == rank
         ]
         accumulator = MetricAccumulator()
-        accumulator.leave_out(
-            objective.divisor(minibatch) - objective.divisor(Minibatch((), num_tokens, len(sequences)))
+        accumulator.left_out = objective.divisor(minibatch) - objective.divisor(
+            Minibatch((), num_tokens, len(sequences))
         )
         for microbatch in split_microbatches(own, Budget(budget)):
             batch, rows = pack(microbatch), [sequences[each.ordinal] for each in microbatch]

@@ -65,8 +65,9 @@ def test_an_unwritable_root_ends_with_78(command: str, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_prints_the_script_and_makes_nothing(tmp_path: Path) -> None:
-    result = call("submit", "local/debug", f"run.root={tmp_path}", "--nodes", "3", "--account", "0042", "--dry-run")
-    assert result.exit_code == 0
+    words = ["data.train.path=org/rows", "eval.every=null", f"run.root={tmp_path}", "--nodes", "3"]
+    result = call("submit", "local/debug", *words, "--account", "0042", "--dry-run")
+    assert result.exit_code == 0, result.stderr
     assert "#SBATCH --nodes=3\n" in result.output
     assert "#SBATCH --account=0042\n" in result.output
     commands = [line for line in result.output.splitlines() if line and not line.startswith("#")]

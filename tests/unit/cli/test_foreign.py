@@ -122,7 +122,7 @@ def test_open_instruct_is_given_by_its_options_its_script_or_its_file(tmp_path: 
     config = loaded(call("config", "--from-open-instruct", *given), tmp_path)
     assert config.rollout.group_size == 16  # type: ignore[attr-defined]
     project = "geodesic-grpo" if form == "training_args" else "open_instruct_internal"
-    assert config.metrics.wandb_project == project  # type: ignore[attr-defined]
+    assert config.metrics.wandb["project"] == project  # type: ignore[attr-defined]
     assert (config.run.seed == 7) is (form in ("yaml", "mason"))  # type: ignore[attr-defined]
 
 

@@ -107,7 +107,7 @@ def test_options_of_open_instruct_are_translated_and_what_is_different_is_told(t
     assert config.loss.correction.name == "none"
     # Its flags for exports and W&B.
     assert (str(config.checkpoint.export_every), config.checkpoint.keep_exports) == ("10 steps", None)
-    assert (config.metrics.wandb_mode, config.metrics.wandb_project) == ("auto", "geodesic-grpo")
+    assert config.metrics.wandb == {"mode": "auto", "project": "geodesic-grpo", "entity": "geodesic"}
     assert config.launch.slurm.max_job_chains == 3
     assert request.exported["NCCL_DEBUG"] == "INFO"
     assert "has options of open-instruct. What is different here:" in request.told

@@ -99,9 +99,9 @@ def model(tmp_path: Path) -> str:
 
 
 def dry_run(*words: str) -> tuple[str, str]:
-    """Return the script that sbatch would get, and what is printed below it."""
+    """Return the script that sbatch would get, and what is printed below it. The exit code is that of submit."""
     result = submit("--dry-run", *words)
-    assert result.exit_code == 0, result.stderr
+    assert result.exit_code == (EXIT_CONFIG if "submit would refuse this" in result.stdout else 0), result.stderr
     request = load_request("local/debug", [word for word in words if "=" in word])
     run = RunDir(request.config.run_path)
     script = render(JobRequest(run, request.config.launch, attempt_command(run)))
@@ -115,8 +115,8 @@ def dry_run(*words: str) -> tuple[str, str]:
 def test_a_dry_run_ends_with_the_plan(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, below = dry_run(model)
-    plan = call("plan", "local/debug", model, "data.train.path=org/rows", "eval.every=null").output
-    assert "It fits." in plan
+    plan = call("plan", "local/debug", model, "data.train.path=org/rows", "eval.every=null").stdout
+    assert "\nIt fits nodes with " in plan
     assert plan in below.replace("\n# ", "\n").replace("\n#\n", "\n\n")
     assert "assuming 96 GiB on each GPU and 460 GiB" in below
     assert "refuse" not in below
@@ -139,6 +139,7 @@ def test_a_dry_run_says_what_submit_would_refuse() -> None:
     _, below = dry_run("model.path=./not-here")
     assert "# submit would refuse this. The job would not find" in below
     assert "#   model.path = ./not-here: there is no " in below
+    assert submit("--dry-run", "model.path=./not-here").stderr == submit("model.path=./not-here").stderr
 
 
 def test_a_dry_run_says_that_submit_would_refuse_a_secret() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,9 @@ MISSING = [
         "rewards.0.name=my/rewards.py:shows_work",
         ["rewards.0.name = my/rewards.py:shows_work: ", "{here}/my/rewards.py"],
     ),
+    ("rewards.0.name=my_rewards:shows_work", ["rewards.0.name = my_rewards:shows_work: ", "{here}/my_rewards.py"]),
+    ("eval.metrics=[json.my:f]", ["eval.metrics.0 = json.my:f: ", "{here}/json/my.py"]),
+    ("data.train.path=my_data:rows", ["data.train.path = my_data:rows: ", "{here}/my_data.py"]),
 ]
 
 
@@ -65,10 +69,11 @@ def test_all_that_is_missing_is_one_error(queue: FakeQueue) -> None:
     [
         ["model.path=Qwen/Qwen2.5-7B", "data.train.path=openai/gsm8k"],
         ["data.eval.path=gone.jsonl"],  # without eval nobody reads it
-        ["rewards.0.name=my_rewards:shows_work"],
+        ["rewards.0.name=json.decoder:scanstring"],
+        ["rewards.0.name=my_rewards:shows_work", f"launch.python={sys.executable}"],
         ["task=sft", "rollout={}", "rewards.0.name=gone.py:shows_work"],
     ],
-    ids=["of the hub", "eval that is off", "reward of a module", "reward that sft ignores"],
+    ids=["of the hub", "eval that is off", "reward of a module", "reward of another Python", "reward that sft ignores"],
 )
 def test_an_input_that_the_job_may_find_is_accepted(words: list[str], queue: FakeQueue) -> None:
     result = submit("rewards=[{name: correctness}]", *words)

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from hpc_grpo.config import Config, load_launch, load_resolved, to_yaml
 from hpc_grpo.config.load import find_config
+from hpc_grpo.config.train import PpoTask, SftTask, Task
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.registry import ALGORITHMS
+from hpc_grpo.section import OWN, variants
 from tests.support.configs import minimal_config
 from tests.unit.config.files import MINIMAL, error_of, load, write
 
@@ -59,6 +63,8 @@ def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Pat
     ("override", "nearest"),
     [
         ("train.learning_rate=1", "train.learning_rate: unknown key"),
+        ("task=stf", "task.name = stf does not exist; did you mean 'sft'? Built in: grpo, ppo, distill, sft."),
+        ("task.critic_lr=1", "task.critic_lr: task.name = grpo has no such key"),
         ("train.num_minibatch=2", "did you mean 'num_minibatches'?"),
         ("launch.slurm.partion=x", "did you mean 'partition'?"),
         ("data.eval={path: x, max_item: 3}", "did you mean 'max_items'?"),
@@ -71,7 +77,7 @@ def test_an_unknown_key_is_an_error_with_the_nearest_and_all_valid_ones(
 ) -> None:
     message = error_of(minimal, override)
     assert nearest in message
-    assert "Valid here:" in message
+    assert any(each in message for each in ("Valid here:", "Built in:", "It has:"))
 
 
 def test_a_wrong_value_is_an_error_with_the_choices(minimal: Path) -> None:
@@ -128,6 +134,26 @@ def test_a_name_close_to_a_shipped_one_is_an_error_that_gives_it() -> None:
         find_config("local/debgu")
 
 
+@pytest.mark.parametrize(
+    ("above", "overrides", "task"),
+    [
+        ({}, [], PpoTask(critic_lr=1e-3)),
+        ({"task": {"gae_lambda": 1.0}}, ["task.discount=0.5"], PpoTask(critic_lr=1e-3, gae_lambda=1.0, discount=0.5)),
+        ({"task": "sft"}, [], SftTask()),
+        ({}, ["task=sft", "task.batch_size=4"], SftTask(batch_size=4)),
+    ],
+)
+def test_a_bare_task_replaces_that_of_the_base_and_a_section_adds_keys(
+    above: dict[str, Any], overrides: list[str], task: Task, tmp_path: Path
+) -> None:
+    write(tmp_path / "base.yaml", {**MINIMAL, "task": {"name": "ppo", "critic_lr": 1e-3}})
+    assert load(write(tmp_path / "c.yaml", {"base": "base.yaml", **above}), *overrides).task == task
+
+
+def test_each_algorithm_has_a_section_of_keys() -> None:
+    assert sorted(variants(get_args(Task)[0])) == sorted([*ALGORITHMS.names(), OWN])
+
+
 def test_a_resolved_config_loads_to_an_equal_one(minimal: Path, tmp_path: Path) -> None:
     rewards = "rewards=[{name: 'own:f', args: {x: 1e-3, y: '1e-3'}}]"
     config = load(minimal, "train.lr=1e-6", rewards, "launch.env={A: b}", "run.name='1e5'")
@@ -167,6 +193,8 @@ def test_a_task_of_the_users_own_file_is_found_from_any_folder(tmp_path: Path, m
         ("checkpoint.every=1 epoch, 2 epochs", "must be such as"),
         ("eval.every=1.5 steps", "must be such as"),
         ("engine.vllm={max_num_batched_tokens: 0}", "engine.vllm.max_num_batched_tokens = 0"),
+        ("metrics.wandb={id: a}", "id is set by hpc-grpo alone"),
+        ("metrics.wandb.mode=off", "metrics.wandb.mode = False"),
         ("engine.vllm={max_model_len: 9}", "max_model_len is set by data.max_prompt_tokens and rollout.max_new_tokens"),
         ("engine.vllm.speculative_config={method: eagle, num_speculative_tokens: 1}", "'ngram'"),
     ],

@@ -83,7 +83,7 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
     [
         (["loss=cispo", "loss.dual_clip=3"], "loss.dual_clip: loss.name = cispo has no such key. It has: name, "),
         (["loss=sapo", "loss.clip_low=0.2"], "loss.clip_low: loss.name = sapo has no such key"),
-        (["loss=my.py:own", "loss.clip_low=0.2"], "loss.clip_low: loss.name = a function of yours has no such key"),
+        (["loss=my.py:own", "loss.clip_low=0.2"], "loss.clip_low: loss.name of your own has no such key"),
         (["loss.correction={name: none, cap: 2}"], "loss.correction.cap: loss.correction.name = none has no such key"),
         (["loss.correction.low=1"], "loss.correction.low: loss.correction.name = truncated has no such key"),
         (["loss.advantage={name: rloo, normalize_std: true}"], "loss.advantage.name = rloo has no such key. It has: n"),
@@ -93,7 +93,7 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
         (["loss=gpro"], "loss.name = gpro does not exist; did you mean 'grpo'? Built in: grpo, bnpo"),
         (["loss.correction=icepopp"], "loss.correction.name = icepopp does not exist; did you mean 'icepop'?"),
         (["loss.advantage=groups"], "loss.advantage.name = groups does not exist; did you mean 'group'?"),
-        (["loss.correction.name=trunc"], "Or name a function of yours: module:function or path/to/file.py:function."),
+        (["loss.correction.name=trunc"], "Or name your own: module:NAME or path/to/file.py:NAME."),
         (["loss.correction={name: icepop, low: 6}"], "low = 6 must be less than cap = 5"),
         (["loss.correction.cap=0"], "loss.correction.cap = 0: Input should be greater than 0"),
         (["loss=clip_cov", "loss.low=5"], "low = 5 must be less than high = 5: nothing lies between them"),

@@ -1,55 +1,65 @@
-"""Keys that were renamed: an error that names the new one, but in the runs that were begun before."""
+"""Keys of before: an error that names the key of today."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-from hpc_grpo.config import LaunchConfig, load_config, load_launch, load_resolved, load_resolved_launch, to_yaml
+from hpc_grpo.config import Config, LaunchConfig, load_launch, load_resolved_launch
+from hpc_grpo.config.load import overridden
+from hpc_grpo.config.moved import _MOVED, _REMOVED, explain_moved
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.run.chain import ChainRecord, read_chain
 from hpc_grpo.run.paths import RunDir
+from tests.unit.config.files import MINIMAL, error_of
 
-NOW = r"launch\.slurm\.num_nodes is now launch\.num_nodes: set launch\.num_nodes=3 instead"
-
-
-def old_spelling(path: Path, num_nodes: int) -> Path:
-    """A file of before the rename, as a run directory holds it."""
-    values = yaml.safe_load(path.read_text())
-    values["launch"].pop("num_nodes")
-    values["launch"]["slurm"]["num_nodes"] = num_nodes
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
-def test_the_old_key_in_a_file_is_an_error_that_names_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(to_yaml(load_config("local/debug")))
-    with pytest.raises(ConfigError, match=NOW):
-        load_config(str(old_spelling(path, 3)))
+OLD = """\
+task: ppo
+ppo: {critic: critics/a, value_clip: 0.3}
+checkpoint: {every_steps: null, every_s: null}
+eval: {every_epochs: 2}
+engine: {enforce_eager: true, ngram_tokens: 3}
+launch: {slurm: {num_nodes: 3}}
+weights: {num_buffers: 2}
+"""
 
 
-def test_the_old_key_in_an_override_is_an_error_that_names_the_new_one() -> None:
-    with pytest.raises(ConfigError, match=NOW):
-        load_config("local/debug", ["launch.slurm.num_nodes=3"])
+def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path) -> None:
+    minimal.write_text(minimal.read_text() + OLD)
+    message = error_of(minimal)
+    for line in (
+        "ppo.critic is now task.critic: set task.critic=critics/a instead.",
+        "ppo.value_clip is now task.value_clip: set task.value_clip=0.3 instead.",
+        "checkpoint.every_steps is now checkpoint.every: set checkpoint.every=null, or epochs or seconds alone.",
+        "eval.every_epochs is now eval.every: set eval.every='2 epochs' instead.",
+        "checkpoint.every_s is now checkpoint.every: leave it out.",
+        "engine.enforce_eager is now engine.vllm.enforce_eager: set engine.vllm.enforce_eager=true instead.",
+        "set engine.vllm.speculative_config='{method: ngram, num_speculative_tokens: 3}' instead.",
+        "launch.slurm.num_nodes is now launch.num_nodes: set launch.num_nodes=3 instead.",
+        "weights.num_buffers is no key any more, but always 1. Leave it out.",
+    ):
+        assert line in message
 
 
-def test_the_old_key_in_a_sites_file_is_an_error_that_names_the_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [*_MOVED, *_REMOVED])
+def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path, old: str) -> None:
+    texts = {"critic": "a", "teacher": "a", "field": "a", "project": "a", "entity": "a", "mode": "offline"}
+    value = texts.get(re.split(r"[._]", old)[-1], "1")
+    line = next(explain_moved(old, value))
+    assert line in error_of(minimal, f"{old}={value}")
+    if advice := re.search(r" set (\S+)=('?)(.*)\2 instead", line):
+        section = old.partition(".")[0]
+        task = section if section in ALGORITHMS.names() else "grpo"
+        Config.model_validate(overridden(MINIMAL, [f"task={task}", f"{advice[1]}={advice[3]}"]))
+
+
+def test_an_old_key_in_a_sites_file_is_an_error_that_names_the_new_one(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("launch: {slurm: {partition: workq, num_nodes: 3}}\n")
-    with pytest.raises(ConfigError, match=NOW):
+    with pytest.raises(ConfigError, match=r"launch\.slurm\.num_nodes is now launch\.num_nodes: set launch"):
         load_launch(str(tmp_path / "site.yaml"))
-
-
-def test_a_run_that_was_begun_with_the_old_key_is_resumed_with_the_new_one(tmp_path: Path) -> None:
-    config = load_config("local/debug", [f"run.root={tmp_path}", "launch.num_nodes=2"])
-    run = freeze(config, [], []).run
-    old_spelling(run.config, 2)
-    assert load_resolved(run.config) == config
-    assert load_resolved_launch(run.config).num_nodes == 2
-    assert freeze(config, [], []).changed == {}
 
 
 def test_a_run_directory_without_a_launch_section_has_its_defaults(tmp_path: Path) -> None:

@@ -25,12 +25,10 @@ def test_a_gh200_node_holds_one_learner_and_three_engines() -> None:
 
 
 def test_a_tensor_parallel_engine_has_its_gpus_in_one_bundle() -> None:
-    config = minimal_config(
-        engine={"engines_per_node": 1, "tensor_parallel": 2}, placement={"learners_per_node": 2, "cpus_per_engine": 4}
-    )
+    config = minimal_config(engine={"engines_per_node": 1, "tensor_parallel": 2}, placement={"learners_per_node": 2})
     demand = node_demand(config, with_gpus=True)
     assert [bundle["GPU"] for bundle in demand.learners] == [1, 1]
-    assert demand.engines == ({"CPU": 4, "GPU": 2},)
+    assert demand.engines == ({"CPU": 0.5, "GPU": 2},)
 
 
 def test_a_node_without_gpus_is_asked_for_none() -> None:
@@ -81,7 +79,7 @@ def test_too_few_gpus_are_an_error_with_the_sum() -> None:
 
 
 def test_too_few_cpus_are_an_error_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"has 1 CPUs.* need 2\..* placement\.cpus_per_engine"):
+    with pytest.raises(ConfigError, match=r"has 1 CPUs.* need 2\. Ask for fewer engines"):
         check(0, 1, with_gpus=False)
 
 

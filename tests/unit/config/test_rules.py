@@ -67,7 +67,6 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"engine": {"vllm": {"async_scheduling": True, **GUESSES}}},
             "engine.vllm.async_scheduling = true and engine.vllm.speculative_config exclude each other",
         ),
-        ({"task": "stf"}, "Algorithm 'stf' does not exist; did you mean 'sft'? Built in: "),
         (
             {"data": {"train": EVAL, "curriculum": {"hard_to": 1.0}}},
             "data.curriculum.hard_to = 1 must be less than data.curriculum.easy_from = 1",
@@ -116,6 +115,10 @@ def test_sft_has_no_rewards_to_check() -> None:
         (
             {"eval": {"every": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.reward = 'other' must be one of rewards: correctness",
+        ),
+        (
+            {"task": {"name": "distill", "teacher": "t"}, "rewards": [], "eval": {"every": 5}, "data": {"eval": EVAL}},
+            "eval.every is set, but rewards is empty.",
         ),
         (
             {"train": {"max_tokens_per_microbatch": 700}},
@@ -168,6 +171,7 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
         {"task": {"name": "sft", "batch_size": 4}, "train": {"num_minibatches": 4}},
         {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
         {"eval": {"every": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+        {"eval": {"every": 5}, "data": {"train": EVAL, "eval": EVAL}, "rewards": [{"name": "gsm8k"}]},
         {"train": {"max_tokens_per_microbatch": 768}},
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}, "loss": {"correction": "none"}},
         {"engine": {"vllm": {"max_num_batched_tokens": 256}}},

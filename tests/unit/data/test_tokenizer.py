@@ -39,7 +39,7 @@ def hostile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
 
 def load_model(config: Any) -> None:
-    from hpc_grpo.learner.loading import _from_pretrained
+    from hpc_grpo.learner.model import _from_pretrained
 
     _from_pretrained(config.model.path, f"model.path = {config.model.path}")
 

@@ -8,9 +8,10 @@ from unittest.mock import Mock
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver import actors, kept, processes
+from hpc_grpo.driver import actors
 from hpc_grpo.driver.actors import NodeSlots, reserve_nodes
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.template import environment
 from tests.support.configs import minimal_config
 
 
@@ -25,10 +26,10 @@ def reserve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
         driver.unlink(missing_ok=True)
         if has_driver:
             driver.touch()
-        monkeypatch.setattr(processes, "_NVIDIA_DRIVER", driver)
+        monkeypatch.setattr(environment, "_NVIDIA_DRIVER", driver)
         monkeypatch.setattr(actors.ray, "nodes", lambda: [node])
         monkeypatch.setattr(actors.ray, "wait", lambda waiting, **_: (waiting, []))
-        monkeypatch.setattr(kept, "placement_group", lambda _bundles, **_: Mock())
+        monkeypatch.setattr(actors, "placement_group", lambda _bundles, **_: Mock())
         return reserve_nodes(settings)
 
     return reserve

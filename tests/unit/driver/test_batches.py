@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,7 @@ def group(ordinal: int, **changes: Any) -> GradedGroup:
 
 
 class FakeScheduler:
-    num_engine_restarts = 2
-    num_grader_restarts = 1
+    pool = SimpleNamespace(num_engine_restarts=2, num_grader_restarts=1)
     curriculum: Curriculum | None = None
     ahead: Sequence[int] = ()
 
@@ -154,7 +154,8 @@ def test_the_wait_for_rollouts_is_a_phase() -> None:
 
 def test_a_line_is_kept_for_each_rollout_with_a_text() -> None:
     batch = batches([group(0, texts=("#### 3", "no idea")), group(1)]).take_step(5, StepTimer())
-    common = {"ordinal": 0, "source": "", "prompt": "What is 0?", "valid": True, "over_budget": "", "policy_version": 5}
+    asked = {"ordinal": 0, "source": "", "prompt": "What is 0?", "answer": "3"}
+    common = {**asked, "valid": True, "over_budget": "", "policy_version": 5}
     assert batch.lines == [
         {
             **common,

@@ -16,7 +16,7 @@ from hpc_grpo.data.fingerprint import fingerprints
 from hpc_grpo.driver.learners import Checkpoints, refuse_without_checkpoint
 from hpc_grpo.driver.schedule import Durations, StepTimes, TrainLength
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.launch import snapshot
+from hpc_grpo.launch import freeze as freeze_module
 from hpc_grpo.launch.freeze import freeze, working_dir
 from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.report.status import read_records
@@ -63,7 +63,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     (model / "tokenizer.json").write_text('{"vocab": 7}')
     (package / "__init__.py").write_text('__version__ = "1"\n')
     monkeypatch.setattr(source, "PACKAGE", package)
-    monkeypatch.setattr(snapshot, "PACKAGE", package)
+    monkeypatch.setattr(freeze_module, "PACKAGE", package)
     (tmp_path / "data.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
     (tmp_path / "my_reward.py").write_text("import my_words\ndef reward(prompts, completions): return [0.0]\n")
     (tmp_path / "my_words.py").write_text("WORDS = []\n")

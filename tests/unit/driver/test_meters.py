@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from hpc_grpo.driver import meters
+from hpc_grpo.driver import telemetry
 from hpc_grpo.driver.telemetry import Meters
 from hpc_grpo.driver.weights import NodeMembers
 from hpc_grpo.metrics.usage import node_seconds
@@ -31,8 +31,8 @@ def remote(answer: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def fake_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meters, "ray", FakeRay())
-    monkeypatch.setattr(meters, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(telemetry, "ray", FakeRay())
+    monkeypatch.setattr(telemetry, "_PATIENCE_S", 0.01)
 
 
 def cores(metrics: dict[str, float]) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from hpc_grpo.driver import profiles
+from hpc_grpo.driver import telemetry
 from hpc_grpo.driver.telemetry import Profiles
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.paths import RunDir
@@ -38,8 +38,8 @@ class FakeActor:
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "ray", FakeRay())
-    monkeypatch.setattr(profiles, "StackProfile", FakeStackProfile)
+    monkeypatch.setattr(telemetry, "ray", FakeRay())
+    monkeypatch.setattr(telemetry, "StackProfile", FakeStackProfile)
 
 
 def written(run_dir: RunDir) -> dict[str, bytes]:
@@ -84,7 +84,7 @@ def test_a_run_that_resumes_or_ends_between_the_steps_profiles_those_that_it_tak
 def test_an_environment_without_the_sampler_is_a_configuration_error(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "find_spec", lambda name: None)
+    monkeypatch.setattr(telemetry, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"metrics\.profile_steps needs pyinstrument"):
         Profiles(run_dir, (1, 2), FakeActor({}))
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayTaskError
 
-from hpc_grpo.driver.remote import ActorLostError, Deadline, first_error, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, get_all
 from hpc_grpo.errors import LaunchError, RewardError, WeightSyncError
 from tests.support.ray_futures import FakeRay, Reference, answered
 
@@ -76,16 +76,11 @@ def test_one_deadline_covers_all_calls_together() -> None:
     assert time.monotonic() - begun < 5.0
 
 
-def test_first_error_is_the_callers_own() -> None:
+def test_errors_come_in_the_order_of_the_calls_as_they_were_raised() -> None:
     error = WeightSyncError("bucket 3")
-    assert first_error([answered(1), answered(error)], 10.0) is error
+    assert all_errors([answered(1), answered(error)], 10.0) == [None, error]
 
 
-def test_first_error_waits_for_one_that_is_on_its_way() -> None:
+def test_an_error_on_its_way_is_waited_for_and_a_hanging_call_has_none() -> None:
     error = ActorDiedError()
-    assert first_error([Future(), later(Future(), error, 0.05)], 10.0) is error
-
-
-def test_no_error_where_all_succeed_or_hang() -> None:
-    assert first_error([answered(1)], 10.0) is None
-    assert first_error([answered(1), Future()], 0.1) is None
+    assert all_errors([Future(), later(Future(), error, 0.05)], 1.0) == [None, error]

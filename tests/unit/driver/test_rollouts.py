@@ -217,7 +217,15 @@ def test_deadlines_that_were_met_end_a_run_once_every_prompt_failed() -> None:
     check_failures(slow, 0.1, [make_grades(9)])
     check_failures([*slow, make_grades(9, errors=("broke",))], 0.1, [make_grades(9)])
     with pytest.raises(RewardError, match="failed for 4 of 4 prompts"):
-        check_failures(slow, 0.1)
+        check_failures(slow, 0.1, [])
+
+
+def test_missed_deadlines_count_in_eval_sets_and_where_none_may_fail() -> None:
+    slow = [replace(make_grades(ordinal, errors=("did not return",)), timed_out=True) for ordinal in range(3)]
+    with pytest.raises(RewardError, match="failed for 3 of 4 prompts"):
+        check_failures([*slow, make_grades(9)], 0.1)
+    with pytest.raises(RewardError, match="failed for 1 of 2 prompts"):
+        check_failures(slow[:1], 0.0, [make_grades(9)])
 
 
 SOLVED, HOPELESS = (1.0, 1.0), (0.0, 0.0)

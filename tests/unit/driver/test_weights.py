@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError
 from hpc_grpo.config import Config
 from hpc_grpo.driver import weights as sync
 from hpc_grpo.driver.remote import ActorLostError, Deadline, get_all
-from hpc_grpo.driver.weights import Canary, NodeMembers, WeightStores, WeightSync
+from hpc_grpo.driver.weights import Canary, NodeMembers, WeightSync
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import Completion, GroupSamples, ParameterSpec, Prompt
 from hpc_grpo.weights.store import StoredVersion
@@ -50,7 +50,9 @@ def make_learner(**answers: Any) -> FakeActor:
 
 def make_sync(nodes: Sequence[tuple[Sequence[FakeActor], Sequence[Any]]], config: Config = CONFIG) -> WeightSync:
     members = [NodeMembers(learners, engines) for learners, engines in nodes]
-    return WeightSync(config, members, CANARY, WeightStores(config, members))
+    weights = WeightSync(config, members)
+    weights.connect(CANARY)
+    return weights
 
 
 def test_weight_stores_have_the_deadline_of_the_start_and_a_publish_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,8 @@ from hpc_grpo.engine import actor
 from hpc_grpo.engine.actor import Engine
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import GroupRequest, ParameterSpec, SamplingSpec
-from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import GroupMembership
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, bucket_layout
 from tests.support.configs import minimal_config
 
 REQUESTS = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1)) for ordinal in range(3)]
@@ -41,9 +40,12 @@ class FakeSampler:
     def drain(self) -> None:
         pass
 
-    def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[Any]]:
+    def raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[Any]]:
+        self.raise_failure()
         self.calls.append([request.ordinal for request in requests])
         futures = {request.ordinal: Future[Any]() for request in requests}
         self.groups |= futures
@@ -54,8 +56,9 @@ class FakeSampler:
             if not group.done():
                 group.set_exception(RuntimeError("the driver that asked for it is gone"))
 
-    def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        pass
+    def on_workers(self, method: str, *_: Any) -> list[None]:
+        assert method == "hpc_grpo_join"
+        return [None]
 
     def receive_weights(self, version: int, _probe: Any, verified: StoredVersion | None) -> None:
         self.received.append((version, verified))
@@ -93,10 +96,13 @@ def test_groups_are_queued_in_one_go_and_had_one_by_one_as_they_end(sampler: Fak
     asyncio.run(use())
 
 
-def test_groups_that_could_not_be_queued_raise_why(sampler: FakeSampler) -> None:
+def test_an_engine_whose_step_failed_queues_no_groups_and_is_not_ready(sampler: FakeSampler) -> None:
     async def use() -> None:
         engine = make_engine()
+        await engine.ready()
         sampler.failure = RuntimeError("CUDA error")
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            await engine.ready()
         await engine.generate("a", REQUESTS)
         for index in range(3):
             with pytest.raises(RuntimeError, match="CUDA error"):

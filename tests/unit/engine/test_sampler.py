@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +12,15 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import EXIT_CONFIG, PromptError, WeightSyncError
-from hpc_grpo.types import GroupRequest, SamplingSpec
+from hpc_grpo.types import GroupRequest, GroupSamples, SamplingSpec
 
 pytest.importorskip("vllm")
 
 from vllm.exceptions import VLLMValidationError
 
 from hpc_grpo.engine import sampler as sampler_module
+from hpc_grpo.engine.actor import StepLoop
 from hpc_grpo.engine.sampler import Sampler
-from hpc_grpo.engine.step_loop import StepLoop
 
 VOCABULARY_SIZE, LONG, DEADLINE_S = 100, 6, 10.0
 REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
@@ -118,10 +119,15 @@ class AheadVllm(FakeVllm):
         return super().collective_rpc(method, args)
 
 
+def sampling(vllm: Any, request: GroupRequest = REQUEST) -> tuple[Sampler, Future[GroupSamples]]:
+    """A sampler with one group under way."""
+    sampler = Sampler(vllm, [])
+    return sampler, sampler.add_groups([request])[0]
+
+
 def test_a_publish_waits_for_the_steps_scheduled_ahead_and_every_token_counts_as_its_weights() -> None:
     vllm = AheadVllm()
-    sampler = Sampler(vllm, [])
-    (answer,) = sampler.add_groups([replace(REQUEST, seeds=(7,))])
+    sampler, answer = sampling(vllm, replace(REQUEST, seeds=(7,)))
     for version in range(1, 4):
         sampler.step()
         sampler.step()
@@ -133,8 +139,7 @@ def test_a_publish_waits_for_the_steps_scheduled_ahead_and_every_token_counts_as
 
 def test_a_step_ahead_that_fails_fails_the_publish_and_all_who_wait() -> None:
     vllm = AheadVllm()
-    sampler = Sampler(vllm, [])
-    (group,) = sampler.add_groups([REQUEST])
+    sampler, group = sampling(vllm)
     sampler.step()
     failure = RuntimeError("CUDA error")
 
@@ -151,8 +156,7 @@ def test_a_step_ahead_that_fails_fails_the_publish_and_all_who_wait() -> None:
 
 def test_engine_that_raised_in_a_step_tells_the_next_publish_why() -> None:
     vllm = FakeVllm()
-    sampler = Sampler(vllm, [])
-    (group,) = sampler.add_groups([REQUEST])
+    sampler, group = sampling(vllm)
     with pytest.raises(RuntimeError, match="illegal memory access") as raised:
         sampler.step()
     sampler.fail(raised.value)
@@ -168,8 +172,7 @@ def test_engine_that_raised_in_a_step_tells_the_next_publish_why() -> None:
 
 def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests() -> None:
     vllm = FakeVllm()
-    sampler = Sampler(vllm, [])
-    sampler.add_groups([REQUEST])
+    sampler, _ = sampling(vllm)
     sampler.receive_weights(1)
     assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hpc_grpo_receive"])
     assert sampler.has_work()
@@ -177,8 +180,7 @@ def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests() -
 
 def test_an_engine_forgets_what_the_driver_before_asked_for_unless_it_has_failed() -> None:
     vllm = FakeVllm()
-    sampler = Sampler(vllm, [])
-    (waiting,) = sampler.add_groups([REQUEST])
+    sampler, waiting = sampling(vllm)
     sampler.forget_requests()
     assert isinstance(waiting.exception(), RuntimeError)
     assert (sampler.has_work(), vllm.request_states) == (False, {})
@@ -238,8 +240,7 @@ class FailingVllm(FakeVllm):
 def test_nothing_is_sampled_between_a_publish_that_failed_and_the_next() -> None:
     """A peer may have died when this engine had loaded: its tokens would count as the old version's."""
     vllm = FailingVllm()
-    sampler = Sampler(vllm, [])
-    (waiting,) = sampler.add_groups([REQUEST])
+    sampler, waiting = sampling(vllm)
     vllm.failure = WeightSyncError("the node's weight group broke at rank 2")
     with pytest.raises(WeightSyncError):
         sampler.receive_weights(4)
@@ -250,8 +251,7 @@ def test_nothing_is_sampled_between_a_publish_that_failed_and_the_next() -> None
 
 def test_weights_that_stopped_in_the_middle_of_a_load_are_never_sampled_from() -> None:
     vllm = FailingVllm()
-    sampler = Sampler(vllm, [])
-    (waiting,) = sampler.add_groups([REQUEST])
+    sampler, waiting = sampling(vllm)
     vllm.failure = MemoryError("no room for lm_head")
     with pytest.raises(MemoryError):
         sampler.receive_weights(4)
@@ -272,8 +272,7 @@ class AnsweringVllm(FakeVllm):
 
 def test_a_probe_is_answered_alone_by_the_new_weights_before_what_is_in_flight_goes_on() -> None:
     vllm = AnsweringVllm()
-    sampler = Sampler(vllm, [])
-    (waiting,) = sampler.add_groups([REQUEST])
+    sampler, waiting = sampling(vllm)
     answer = sampler.receive_weights(3, replace(REQUEST, is_urgent=True, seeds=(1,)))
     assert answer is not None
     assert [completion.policy_versions.tolist() for completion in answer.completions] == [[3]]
@@ -283,8 +282,7 @@ def test_a_probe_is_answered_alone_by_the_new_weights_before_what_is_in_flight_g
 
 def test_an_engine_that_raises_over_the_probe_tells_the_others_why() -> None:
     vllm = FakeVllm()
-    sampler = Sampler(vllm, [])
-    (waiting,) = sampler.add_groups([REQUEST])
+    sampler, waiting = sampling(vllm)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         sampler.receive_weights(1, replace(REQUEST, is_urgent=True))
     assert "illegal memory access" in str(waiting.exception())
@@ -327,18 +325,12 @@ class SleepyVllm(FakeVllm):
         self.slept.append("awake")
 
 
-def test_an_engine_without_work_sleeps_so_deep_that_nothing_of_it_stays_on_the_gpu() -> None:
+def test_an_engine_sleeps_so_deep_that_nothing_of_it_stays_on_the_gpu_and_only_without_work() -> None:
     vllm = SleepyVllm()
     sampler = Sampler(vllm, [])
     sampler.sleep()
     sampler.wake_up()
-    assert vllm.slept == [2, "awake"]
-
-
-def test_an_engine_with_work_does_not_sleep() -> None:
-    vllm = SleepyVllm()
-    sampler = Sampler(vllm, [])
     sampler.add_groups([REQUEST])
     with pytest.raises(RuntimeError, match="2 completions are under way"):
         sampler.sleep()
-    assert vllm.slept == []
+    assert vllm.slept == [2, "awake"]

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from hpc_grpo.engine.step_loop import StepLoop
+from hpc_grpo.engine.actor import StepLoop
 
 DEADLINE_S = 10.0
 
@@ -53,8 +54,13 @@ class Counter:
         self.jobs.clear()
 
 
-def started(counter: Counter) -> StepLoop[Counter]:
-    loop = StepLoop(lambda: counter)
+def loop_of(make: Callable[[], Any]) -> Any:
+    """Counters stand for samplers here."""
+    return StepLoop(make)
+
+
+def started(counter: Counter) -> Any:
+    loop = loop_of(lambda: counter)
     assert loop.wait_ready() is counter
     return loop
 
@@ -114,19 +120,11 @@ def test_failing_call_fails_its_caller_alone() -> None:
     assert loop.call(lambda counter: counter.add(1)).result(DEADLINE_S).result(DEADLINE_S) == 1
 
 
-def test_failure_to_make_the_engine_reaches_those_who_wait_for_it() -> None:
+def test_failure_to_make_the_engine_reaches_those_who_wait_for_it_or_call_it() -> None:
     def fail() -> Counter:
         raise OSError("no such model")
 
-    with pytest.raises(OSError, match="no such model"):
-        StepLoop(fail).wait_ready()
-
-
-def test_calls_to_an_engine_that_could_not_be_made_raise_why() -> None:
-    def fail() -> Counter:
-        raise OSError("no such model")
-
-    loop = StepLoop(fail)
-    for _ in range(2):
+    loop = loop_of(fail)
+    for use in (loop.wait_ready, *2 * [lambda: loop.call(lambda counter: counter.num_steps).result(DEADLINE_S)]):
         with pytest.raises(OSError, match="no such model"):
-            loop.call(lambda counter: counter.num_steps).result(DEADLINE_S)
+            use()

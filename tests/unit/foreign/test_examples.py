@@ -62,7 +62,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "checkpoint.export_every": Every(epochs=1),
         "checkpoint.every": Every(epochs=1, seconds=3600.0),
         "eval.every": None,
-        "metrics.wandb_mode": "disabled",
+        "metrics.wandb": {"mode": "disabled"},
     },
     "areal/gsm8k": {
         "data.train.subset": "main",
@@ -143,7 +143,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "checkpoint.every": Every(steps=20),
         "eval.every": Every(steps=5),
         "eval.temperature": 0.0,
-        "metrics.wandb_project": "verl_grpo_example_gsm8k",
+        "metrics.wandb": {"project": "verl_grpo_example_gsm8k", "mode": "auto"},
     },
     "verl/cispo": {"loss.name": "cispo", "loss.clip_low": 1.0, "loss.clip_high": 0.2, "engine.max_num_seqs": 256},
     "verl/rloo": {"loss.advantage.name": "rloo", "loss.kl.where": "reward", "loss.kl.estimator": "k1"},

@@ -12,9 +12,8 @@ import yaml
 
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch import snapshot
-from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.launch.snapshot import git_state
+from hpc_grpo.launch import freeze as freeze_module
+from hpc_grpo.launch.freeze import freeze, git_state
 from hpc_grpo.run import frozen_config, source
 from hpc_grpo.run.inputs import read_inputs
 from hpc_grpo.run.paths import RunDir
@@ -27,7 +26,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("VERSION = 1\n")
     monkeypatch.setattr(source, "PACKAGE", package)
-    monkeypatch.setattr(snapshot, "PACKAGE", package)
+    monkeypatch.setattr(freeze_module, "PACKAGE", package)
     return package
 
 
@@ -124,5 +123,5 @@ def test_a_git_that_is_slow_leaves_what_it_did_not_say_unknown(tmp_path: Path, m
     program.write_text(f"#!/bin/sh\ncase $* in *rev-parse*) echo {tmp_path};; *) sleep 60;; esac\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(snapshot, "_GIT_DEADLINE_S", 1.0)
+    monkeypatch.setattr(freeze_module, "_GIT_DEADLINE_S", 1.0)
     assert git_state(tmp_path) == ({"commit": str(tmp_path), "dirty": None}, "")

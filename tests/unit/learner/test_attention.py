@@ -1,23 +1,24 @@
-"""The kernel by itself; test_model compares its values with the plain model's."""
+"""The kernels by themselves; test_model compares their values with the plain model's."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner import attention
 from hpc_grpo.learner.attention import (
+    document_layout,
     has_grouped_kernel,
     packed_sdpa,
     packed_varlen,
     register_kernels,
     require_flash_attention,
+    varlen_layout,
 )
-from hpc_grpo.learner.layout import document_layout, varlen_layout
 from tests.support.varlen import attend_by_documents
 
 
@@ -30,10 +31,10 @@ def test_kernel_refuses_what_it_does_not_compute() -> None:
         ({"sliding_window": 3}, "a sliding window of 3 tokens"),
         ({"softcap": 30.0}, "softcap"),
     ):
-        arguments = {"attention_mask": None, "document_layout": layout, **options}
+        arguments = {"attention_mask": None, "packed_layout": layout, **options}
         with pytest.raises(ConfigError, match=message):
             packed_sdpa(None, heads, heads, heads, **arguments)
-    packed_sdpa(None, heads, heads, heads, None, sliding_window=4, document_layout=layout)
+    packed_sdpa(None, heads, heads, heads, None, sliding_window=4, packed_layout=layout)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_heads_are_repeated_where_no_fused_kernel_takes_them_grouped(monkeypatch
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (6, 2, 2))
     layout = document_layout((4, 5), "cpu")
-    grouped, _ = packed_sdpa(None, query, key, value, None, document_layout=layout)
+    grouped, _ = packed_sdpa(None, query, key, value, None, packed_layout=layout)
     seen = []
     plain = torch.nn.functional.scaled_dot_product_attention
 
@@ -73,7 +74,7 @@ def test_heads_are_repeated_where_no_fused_kernel_takes_them_grouped(monkeypatch
 
     monkeypatch.setattr(attention, "has_grouped_kernel", lambda *_, **__: False)
     monkeypatch.setattr(attention.functional, "scaled_dot_product_attention", watched)
-    repeated, _ = packed_sdpa(None, query, key, value, None, document_layout=layout)
+    repeated, _ = packed_sdpa(None, query, key, value, None, packed_layout=layout)
     assert seen == [([6, 6, 6], False)]
     torch.testing.assert_close(repeated, grouped)
 
@@ -98,8 +99,8 @@ def test_torchs_kernel_for_documents_sees_what_the_grids_see(
     upstream = torch.randn(1, sum(LENGTHS), 4, 8)
     results = []
     for output, _ in (
-        packed_sdpa(None, *heads, None, document_layout=document_layout(LENGTHS, "cpu", prompts)),
-        packed_varlen(None, *heads, None, varlen_layout=varlen_layout(LENGTHS, "cpu", prompts)),
+        packed_sdpa(None, *heads, None, packed_layout=document_layout(LENGTHS, "cpu", prompts)),
+        packed_varlen(None, *heads, None, packed_layout=varlen_layout(LENGTHS, "cpu", prompts)),
     ):
         results.append([output.detach(), *torch.autograd.grad(output, heads, upstream)])
     for own, expected in zip(results[1], results[0], strict=True):
@@ -111,7 +112,7 @@ def test_a_token_sees_so_many_as_a_sliding_window_has_also_of_the_prompt(monkeyp
     query, key = torch.zeros(1, 1, 5, 5), torch.zeros(1, 1, 5, 5)
     value = torch.eye(5)[None, None, :, :]
     layout = varlen_layout((3, 2), "cpu", (None, 0))
-    weights, _ = packed_varlen(None, query, key, value, None, varlen_layout=layout, sliding_window=3)
+    weights, _ = packed_varlen(None, query, key, value, None, packed_layout=layout, sliding_window=3)
     third = 1 / 3
     expected = [
         [1.0, 0.0, 0.0, 0.0, 0.0],
@@ -126,7 +127,7 @@ def test_a_token_sees_so_many_as_a_sliding_window_has_also_of_the_prompt(monkeyp
 def test_torchs_kernel_is_asked_for_nothing_that_it_does_not_compute() -> None:
     heads = torch.randn(1, 2, 6, 8)
     with pytest.raises(ConfigError, match=r"train.attention = varlen does not compute softcap"):
-        packed_varlen(None, heads, heads, heads, None, varlen_layout=varlen_layout((2, 4), "cpu"), softcap=30.0)
+        packed_varlen(None, heads, heads, heads, None, packed_layout=varlen_layout((2, 4), "cpu"), softcap=30.0)
     with pytest.raises(ConfigError, match="is not told where the sequences packed into one row begin"):
         packed_varlen(None, heads, heads, heads, None)
 
@@ -134,23 +135,55 @@ def test_torchs_kernel_is_asked_for_nothing_that_it_does_not_compute() -> None:
 def test_torchs_kernel_is_not_given_values_of_another_width_than_queries() -> None:
     heads, values = torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 8)
     with pytest.raises(ConfigError, match=r"model\.path have 8 and 16 channels a head\. Set train\.attention: sdpa"):
-        packed_varlen(None, heads, heads, values, None, varlen_layout=varlen_layout((2, 4), "cpu"))
+        packed_varlen(None, heads, heads, values, None, packed_layout=varlen_layout((2, 4), "cpu"))
 
 
-def _older_varlen_attn(query: Any, key: Any, value: Any, *, is_causal: bool = False) -> None:
-    """Stand for the kernel of torch 2.10, which had neither windows nor grouped heads."""
+def naive(heads: tuple[torch.Tensor, ...], lengths: list[int], prompts: list[int | None]) -> torch.Tensor:
+    """`[1, T, H, D]`: softmax over all pairs that are allowed, one by one."""
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    places = np.concatenate([np.arange(length) for length in lengths])
+    allowed = (documents[:, None] == documents[None, :]) & (places[:, None] >= places[None, :])
+    own_prompts = np.array([-1 if prompt is None else prompt for prompt in prompts])[documents]
+    allowed |= own_prompts[:, None] == documents[None, :]
+    query, key, value = heads
+    key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
+    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    weights = scores.masked_fill(~torch.from_numpy(allowed), -torch.inf).softmax(-1)
+    return (weights @ value).transpose(1, 2)
 
 
-@pytest.mark.parametrize("has_kernel", [True, False], ids=["one without windows", "none"])
-def test_a_torch_with_an_older_kernel_for_documents_is_refused(
-    monkeypatch: pytest.MonkeyPatch, has_kernel: bool
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
-    attention.require_varlen_attention()
-    if has_kernel:
-        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _older_varlen_attn)
-    else:
-        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
-    with pytest.raises(ConfigError, match=r"takes enable_gqa and window_size; torch .* is older"):
-        attention.require_varlen_attention()
+@pytest.mark.parametrize(
+    ("lengths", "prompts"),
+    [
+        ([5, 5, 5], [None] * 3),
+        ([9, 200, 3, 40, 41, 198, 1], [None] * 7),
+        ([6, 3, 3], [None, 0, 0]),
+        ([7, 90, 2, 88, 1, 4, 5, 3, 60], [None, 0, 0, 0, 0, None, 5, 5, None]),
+        ([1, 8, 5, 2, 120, 2], [None, 0, 0, None, 3, 3]),
+    ],
+    ids=["equal", "cut by length", "one group", "groups among documents", "short prompts"],
+)
+def test_grids_give_the_attention_of_all_pairs_and_its_gradient(lengths: list[int], prompts: list[int | None]) -> None:
+    torch.manual_seed(0)
+    shapes = [(1, heads, sum(lengths), 8) for heads in (4, 2, 2)]
+    heads = tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    layout = document_layout(lengths, "cpu", prompts, torch.float64)
+    ours, _ = packed_sdpa(None, *heads, None, packed_layout=layout)
+    theirs = naive(heads, lengths, prompts)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    weights = torch.randn_like(ours)
+    gradients = [torch.autograd.grad((each * weights).sum(), heads) for each in (ours, theirs)]
+    for own, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_one_long_document_does_not_pad_the_others() -> None:
+    layout = document_layout([200] * 28 + [5000] + [200] * 28, "cpu")
+    assert [(grid.num_rows, grid.length) for grid in layout.grids] == [(1, 5000), (56, 200)]
+    assert layout.max_length == 5000
+
+
+def test_documents_of_like_lengths_are_one_call_of_the_kernel() -> None:
+    layout = document_layout([20, 24, 22, 21], "cpu")
+    assert [(grid.num_rows, grid.length) for grid in layout.grids] == [(4, 24)]
+    assert document_layout([20] * 4, "cpu").to_grids is None

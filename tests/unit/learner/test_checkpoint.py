@@ -42,8 +42,7 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("behind", [True, False])
 def test_a_file_that_this_rank_does_not_see_yet_is_in_the_manifest(learner: Any, behind: bool, tmp_path: Path) -> None:
-    writer = CheckpointWriter(learner)
-    writer.stage(tmp_path / "step_2", {"step": 2}, behind=behind)
+    writer = CheckpointWriter(learner, tmp_path / "step_2", {"step": 2}, behind=behind)
     learner.ds_engine.weights += 1.0
     own = writer.write()
     assert [entry.name for entry in own] == ["deepspeed/optimizer_rank_0.pt", "rng_rank_0.pt"]
@@ -58,8 +57,7 @@ def test_a_file_that_this_rank_does_not_see_yet_is_in_the_manifest(learner: Any,
 
 
 def test_a_file_that_cannot_be_written_is_an_error_that_names_the_checkpoint(learner: Any, tmp_path: Path) -> None:
-    writer = CheckpointWriter(learner)
-    writer.stage(tmp_path / "step_2", {"step": 2}, behind=True)
+    writer = CheckpointWriter(learner, tmp_path / "step_2", {"step": 2}, behind=True)
     (tmp_path / ".step_2.tmp" / "deepspeed").rmdir()
     with pytest.raises(HpcGrpoError, match=r"step_2 could not be written: .*deepspeed"):
         writer.write()
@@ -79,7 +77,7 @@ def test_a_checkpoint_is_converted_by_the_runs_own_copy_of_the_package(
     monkeypatch.setattr("subprocess.run", run)
     monkeypatch.setattr(source, "runs_from_copy", lambda: True)
     write_universal(tmp_path / "step_2")
-    assert commands[0][1:4] == [str(source.PACKAGE.parent), "-m", "hpc_grpo.learner.universal_program"]
+    assert commands[0][1:4] == [str(source.PACKAGE.parent), "-m", "hpc_grpo.learner.checkpoint"]
 
 
 def test_a_universal_form_of_the_callers_own_folder_leaves_the_run_as_it_is(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpc_grpo.learner.head import LogprobHead
+from hpc_grpo.learner.model import LogprobHead
 
 VOCABULARY, NUM_TOKENS, WIDTH = 50, 23, 16
+
+
+def head_of(weight: nn.Parameter, bias: nn.Parameter | None, chunk_tokens: int, **options: bool) -> LogprobHead:
+    return LogprobHead(SimpleNamespace(weight=weight, bias=bias), chunk_tokens, **options)
 
 
 def test_chunks_change_neither_values_nor_gradients() -> None:
@@ -22,7 +27,7 @@ def test_chunks_change_neither_values_nor_gradients() -> None:
     results = []
     for chunk_tokens in (5, 100):
         states = hidden.clone().requires_grad_()
-        logprobs, entropy = LogprobHead(weight, bias, chunk_tokens)(states, targets, 0.7)
+        logprobs, entropy = head_of(weight, bias, chunk_tokens)(states, targets, 0.7)
         gradients = torch.autograd.grad((logprobs * upstream).sum(), (states, weight, bias))
         results.append((logprobs.detach(), entropy, *gradients))
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
@@ -38,7 +43,7 @@ def test_entropies_have_their_gradient_where_a_bonus_wants_it(chunk_tokens: int)
     weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH))
     hidden, targets = torch.randn(NUM_TOKENS, WIDTH, requires_grad=True), torch.randint(VOCABULARY, (NUM_TOKENS,))
     upstream = torch.randn(NUM_TOKENS)
-    head = LogprobHead(weight, None, chunk_tokens, entropy_gradient=True)
+    head = head_of(weight, None, chunk_tokens, entropy_gradient=True)
     _, entropy = head(hidden, targets, 0.7)
     found = torch.autograd.grad((entropy * upstream).sum(), (hidden, weight))
     reference = (hidden @ weight.T / 0.7).log_softmax(-1)
@@ -49,7 +54,7 @@ def test_entropies_have_their_gradient_where_a_bonus_wants_it(chunk_tokens: int)
 
 def test_logits_exist_for_one_chunk_at_a_time() -> None:
     vocabulary, chunk, count = 5000, 8, 64
-    head = LogprobHead(nn.Parameter(torch.randn(vocabulary, WIDTH)), None, chunk)
+    head = head_of(nn.Parameter(torch.randn(vocabulary, WIDTH)), None, chunk)
     hidden = torch.randn(count, WIDTH, requires_grad=True)
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
@@ -60,7 +65,7 @@ def test_logits_exist_for_one_chunk_at_a_time() -> None:
 
 @pytest.mark.parametrize("chunk_tokens", [1, 64])
 def test_head_without_grad_gives_logprobs_without_gradient(chunk_tokens: int) -> None:
-    head = LogprobHead(nn.Parameter(torch.randn(VOCABULARY, WIDTH)), None, chunk_tokens)
+    head = head_of(nn.Parameter(torch.randn(VOCABULARY, WIDTH)), None, chunk_tokens)
     with torch.no_grad():
         logprobs, _ = head(torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.long), 1.0)
     assert not logprobs.requires_grad
@@ -81,9 +86,9 @@ def test_a_bfloat16_heads_logits_are_float32_from_the_start(rounded: Any) -> Non
     weight, bias, hidden, targets = rounded
     logits = functional.linear(hidden.float(), weight.float(), None if bias is None else bias.float())
     expected = logits.log_softmax(-1)[torch.arange(NUM_TOKENS), targets]
-    logprobs, _ = LogprobHead(weight, bias, 100)(hidden, targets, 1.0)
+    logprobs, _ = head_of(weight, bias, 100)(hidden, targets, 1.0)
     torch.testing.assert_close(logprobs, expected, rtol=0.0, atol=2e-6)
-    coarse, _ = LogprobHead(weight, bias, 100, in_float32=False)(hidden, targets, 1.0)
+    coarse, _ = head_of(weight, bias, 100, in_float32=False)(hidden, targets, 1.0)
     assert (coarse - expected).abs().max() > 1e-3
 
 
@@ -92,8 +97,8 @@ def test_a_bfloat16_heads_gradients_are_those_of_float32_to_its_precision(rounde
     weight, bias, hidden, targets = rounded
     inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
     upcast = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    logprobs, _ = LogprobHead(weight, bias, chunk_tokens)(hidden, targets, 0.7)
-    expected, _ = LogprobHead(upcast[1], upcast[2] if bias is not None else None, 100)(upcast[0], targets, 0.7)
+    logprobs, _ = head_of(weight, bias, chunk_tokens)(hidden, targets, 0.7)
+    expected, _ = head_of(upcast[1], upcast[2] if bias is not None else None, 100)(upcast[0], targets, 0.7)
     torch.testing.assert_close(logprobs, expected)
     gradients = torch.autograd.grad(logprobs.sum(), inputs)
     for gradient, exact in zip(gradients, torch.autograd.grad(expected.sum(), upcast), strict=True):
@@ -104,7 +109,7 @@ def test_a_bfloat16_heads_gradients_are_those_of_float32_to_its_precision(rounde
 @pytest.mark.parametrize("chunk_tokens", [5, 100])
 def test_a_head_without_entropies_gives_the_same_logprobs(chunk_tokens: int) -> None:
     torch.manual_seed(0)
-    head = LogprobHead(nn.Parameter(torch.randn(VOCABULARY, WIDTH)), None, chunk_tokens)
+    head = head_of(nn.Parameter(torch.randn(VOCABULARY, WIDTH)), None, chunk_tokens)
     hidden, targets = torch.randn(NUM_TOKENS, WIDTH), torch.randint(VOCABULARY, (NUM_TOKENS,))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):

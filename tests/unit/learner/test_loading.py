@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +9,41 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     FalconConfig,
-    FalconForCausalLM,
     GPT2Config,
-    GPT2LMHeadModel,
     Lfm2Config,
-    Lfm2ForCausalLM,
     LlamaConfig,
-    LlamaForCausalLM,
     OPTConfig,
-    OPTForCausalLM,
     Qwen2Config,
-    Qwen2ForCausalLM,
     StableLmConfig,
-    StableLmForCausalLM,
 )
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner import loading
-from hpc_grpo.learner.loading import check_packing, load_policy
+from hpc_grpo.learner import model as model_module
+from hpc_grpo.learner.model import check_packing, load_policy
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 from tests.support.tiny_models import HEADS, SHAPE, TOKENS, VOCABULARY
 from tests.support.varlen import attend_by_documents
 
+SMALL = {"vocab_size": VOCABULARY, "num_attention_heads": 4, **TOKENS}
+WINDOWED = Qwen2Config(**SHAPE, **HEADS, **TOKENS, use_sliding_window=True, sliding_window=16, max_window_layers=0)
+
+
+def saved(settings: Any, path: Path) -> Any:
+    """Save a model of random weights at `path`; returns it."""
+    model = AutoModelForCausalLM.from_config(settings)
+    model.save_pretrained(path)
+    return model
+
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(LlamaConfig(**SHAPE, **HEADS, **TOKENS)).save_pretrained(path)
+    saved(LlamaConfig(**SHAPE, **HEADS, **TOKENS), path)
     return path
 
 
@@ -66,25 +69,13 @@ def test_weights_are_read_from_the_nodes_copy_and_a_teachers_are_not(
 ) -> None:
     monkeypatch.setenv("HPC_GRPO_WEIGHTS_DIR", str(model_path))
     assert load_policy(make_config(tmp_path / "slow"), False).language_model.name_or_path == str(model_path)
-    with pytest.raises(ConfigError, match=r"distill\.teacher = .*/slow: no such folder"):
+    with pytest.raises(ConfigError, match=r"task\.teacher = .*/slow: no such folder"):
         load_policy(make_config(model_path), False, str(tmp_path / "slow"), "task.teacher")
-
-
-def test_a_context_shorter_than_prompt_and_completion_is_refused(model_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"context of 64 tokens.*= 65"):
-        load_policy(make_config(model_path, data={"max_prompt_tokens": 33}), False)
-
-
-def test_sliding_window_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
-    settings = Qwen2Config(**SHAPE, **HEADS, **TOKENS, use_sliding_window=True, sliding_window=16, max_window_layers=0)
-    Qwen2ForCausalLM(settings).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="window of 16 tokens"):
-        load_policy(make_config(tmp_path), False)
 
 
 @pytest.fixture
 def has_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "require_varlen_attention", lambda: None)
+    monkeypatch.setattr(model_module, "require_varlen_attention", lambda: None)
 
 
 @pytest.mark.usefixtures("has_varlen")
@@ -92,9 +83,7 @@ def test_torchs_kernel_for_documents_takes_a_model_with_a_sliding_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_documents)
-    settings = Qwen2Config(**SHAPE, **HEADS, **TOKENS, use_sliding_window=True, sliding_window=16, max_window_layers=0)
-    model = Qwen2ForCausalLM(settings).eval()
-    model.save_pretrained(tmp_path)
+    model = saved(WINDOWED, tmp_path).eval()
     policy = load_policy(make_config(tmp_path, train={"attention": "varlen"}, rollout={"temperature": 1.0}), False)
     tokens = np.random.default_rng(0).integers(2, VOCABULARY, 40).astype(np.int32)
     with torch.no_grad():
@@ -104,12 +93,34 @@ def test_torchs_kernel_for_documents_takes_a_model_with_a_sliding_window(
     torch.testing.assert_close(packed[5:], expected, rtol=0.0, atol=1e-5)
 
 
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a context shorter than prompt and completion": (
+        LlamaConfig(**SHAPE, **HEADS, **TOKENS), {"data": {"max_prompt_tokens": 33}}, r"context of 64 tokens.*= 65"
+    ),
+    "a sliding window shorter than a sequence": (WINDOWED, {}, "window of 16 tokens"),
+    "heads that torch's kernel for documents does not take": (
+        LlamaConfig(**SHAPE, **{**HEADS, "head_dim": 12}, **TOKENS), {"train": {"attention": "varlen"}},
+        r"heads of 12 channels; .* multiples of 8, up to 256",
+    ),
+    "layers that look across documents beside attention": (
+        Lfm2Config(**SHAPE, **HEADS, **TOKENS, block_ff_dim=48, layer_types=["conv", "full_attention"]), {},
+        "Lfm2ForCausalLM mixes neighbouring tokens by convolutions",
+    ),
+    "no choice of attention kernels": (
+        FalconConfig(**SMALL, hidden_size=32, num_hidden_layers=1, alibi=False), {},
+        "cannot be loaded as a causal language model: 'packed_sdpa'",
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.usefixtures("has_varlen")
-def test_heads_that_torchs_kernel_for_documents_does_not_take_are_refused(tmp_path: Path) -> None:
-    heads = {**HEADS, "head_dim": 12}
-    LlamaForCausalLM(LlamaConfig(**SHAPE, **heads, **TOKENS)).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"heads of 12 channels; .* multiples of 8, up to 256"):
-        load_policy(make_config(tmp_path, train={"attention": "varlen"}), False)
+@pytest.mark.parametrize(("settings", "changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_model_that_cannot_be_packed_is_refused(
+    settings: Any, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    saved(settings, tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        load_policy(make_config(tmp_path, **changes), use_gradient_checkpointing=False)
 
 
 @pytest.mark.parametrize("capability", [None, (7, 5)], ids=["no GPU", "an older GPU"])
@@ -122,28 +133,20 @@ def test_torchs_kernel_for_documents_is_refused_where_it_does_not_run(
         load_policy(make_config(model_path, train={"attention": "varlen"}), False)
 
 
-def test_a_model_whose_layers_look_across_documents_beside_attention_is_refused(tmp_path: Path) -> None:
-    settings = Lfm2Config(**SHAPE, **HEADS, **TOKENS, block_ff_dim=48, layer_types=["conv", "full_attention"])
-    Lfm2ForCausalLM(settings).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="Lfm2ForCausalLM mixes neighbouring tokens by convolutions"):
-        load_policy(make_config(tmp_path), False)
+DROPPING = {
+    "in modules": GPT2Config(
+        **SMALL, n_embd=32, n_layer=2, n_positions=64, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5
+    ),
+    "as numbers": OPTConfig(
+        **SMALL, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2, max_position_embeddings=64,
+        dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
+    ),
+}  # fmt: skip
 
 
-def gpt2_with_dropout_modules() -> Any:
-    sizes = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, **TOKENS))
-
-
-def opt_with_numbers_of_dropout() -> Any:
-    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2}
-    settings = OPTConfig(vocab_size=VOCABULARY, num_attention_heads=4, max_position_embeddings=64, **sizes, **TOKENS)
-    settings.dropout = settings.attention_dropout = settings.layerdrop = 0.5
-    return OPTForCausalLM(settings)
-
-
-@pytest.mark.parametrize("make_model", [gpt2_with_dropout_modules, opt_with_numbers_of_dropout])
-def test_a_model_with_dropout_is_loaded_without_it(make_model: Callable[[], Any], tmp_path: Path) -> None:
-    make_model().save_pretrained(tmp_path)
+@pytest.mark.parametrize("settings", DROPPING.values(), ids=DROPPING)
+def test_a_model_with_dropout_is_loaded_without_it(settings: Any, tmp_path: Path) -> None:
+    saved(settings, tmp_path)
     policy = load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
     assert policy.training
     batch = pack([ordinary_sequence(0, 0, np.arange(20) % VOCABULARY, 12)])
@@ -162,19 +165,10 @@ def test_a_model_that_lets_a_document_see_the_one_before_it_is_refused(model_pat
 
 
 def test_an_attention_that_is_not_told_where_documents_begin_is_refused(tmp_path: Path) -> None:
-    StableLmForCausalLM(StableLmConfig(**SHAPE, **HEADS, **TOKENS)).save_pretrained(tmp_path)
+    saved(StableLmConfig(**SHAPE, **HEADS, **TOKENS), tmp_path)
     policy = load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
     with pytest.raises(ConfigError, match="StableLmAttention of transformers, is not told"):
         check_packing(policy, "model.path", "cpu")
-
-
-def test_a_model_without_a_choice_of_attention_kernels_is_refused(tmp_path: Path) -> None:
-    settings = FalconConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=False, **TOKENS
-    )
-    FalconForCausalLM(settings).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be loaded as a causal language model: 'packed_sdpa'"):
-        load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
 
 
 def test_no_attention_kernel_is_fetched_from_a_hub(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

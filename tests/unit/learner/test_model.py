@@ -22,9 +22,8 @@ from transformers import (
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Budget
-from hpc_grpo.learner import loading
-from hpc_grpo.learner.loading import load_policy
-from hpc_grpo.learner.model import PolicyModel, score
+from hpc_grpo.learner import model as model_module
+from hpc_grpo.learner.model import PolicyModel, load_policy, score
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.types import TrainSequence
@@ -158,7 +157,7 @@ def test_torchs_kernel_for_documents_changes_no_number(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, shares_prompts: bool
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_by_documents)
-    monkeypatch.setattr(loading, "require_varlen_attention", lambda: None)
+    monkeypatch.setattr(model_module, "require_varlen_attention", lambda: None)
     expected, gradient = logprobs_and_gradient(load_policy(make_config(model_path), False), Budget(1000))
     policy = load_policy(make_config(model_path, train={"attention": "varlen"}), use_gradient_checkpointing=True)
     logprobs, own_gradient = logprobs_and_gradient(policy, Budget(64, shares_prompts))

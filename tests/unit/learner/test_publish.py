@@ -16,9 +16,8 @@ import torch
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.buckets import bucket_layout
 from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
-from hpc_grpo.weights.store import StoreSpec, WeightStore
+from hpc_grpo.weights.store import StoreSpec, WeightStore, bucket_layout
 
 SIZE = 3
 DEADLINE_S = 60.0
@@ -43,7 +42,7 @@ class Publisher:
         self.version = 0
         store = WeightStore(folder, StoreSpec(LAYOUT, KEY), create=True)
         self.publisher = WeightPublisher(LAYOUT, self.gather, store)
-        self.publisher.join(NodeGroup(GroupMembership(folder, 0, size, DEADLINE_S)))
+        self.publisher.group = NodeGroup(GroupMembership(folder, 0, size, DEADLINE_S))
         self.folder = folder
         self.store = store
 
@@ -69,7 +68,7 @@ class Publisher:
 
     def run(self) -> dict[int, tuple[str, int, float]]:
         outcomes = {version: self.outcome(version) for version in (*VERSIONS, REFUSED, FATAL)}
-        self.publisher.join(NodeGroup(GroupMembership(self.folder, 0, SIZE - 1, DEADLINE_S, generation=1)))
+        self.publisher.group = NodeGroup(GroupMembership(self.folder, 0, SIZE - 1, DEADLINE_S, generation=1))
         outcomes[REBUILT] = self.outcome(REBUILT)
         return outcomes
 
@@ -159,19 +158,6 @@ def test_group_that_a_member_never_joins_is_an_error_within_the_deadline(tmp_pat
     """One of the kind that is not the waiting member's own failure."""
     with pytest.raises(WeightSyncError, match="did not form at rank 1"):
         NodeGroup(GroupMembership(tmp_path, 1, 2, deadline_s=0.5))
-
-
-def test_announce_needs_a_staged_version_and_a_group(tmp_path: Path) -> None:
-    @contextmanager
-    def gather(names: Sequence[str]) -> Iterator[Mapping[str, torch.Tensor]]:
-        yield {name: tensor for name, tensor in parameters(0).items() if name in names}
-
-    publisher = WeightPublisher(LAYOUT, gather, WeightStore(tmp_path, StoreSpec(LAYOUT, KEY), create=True))
-    with pytest.raises(WeightSyncError, match="before stage and join"):
-        publisher.announce()
-    publisher.stage(0)
-    with pytest.raises(WeightSyncError, match="before stage and join"):
-        publisher.announce()
 
 
 def test_learner_without_a_store_gathers_and_says_nothing(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.disk import SeenDisk
 from hpc_grpo.learner.record import read_batches, save_share
+from hpc_grpo.learner.staging import RunDisk
 from hpc_grpo.types import Minibatch, TrainSequence
 from tests.support.sequences import ordinary_sequence
 
@@ -26,7 +26,7 @@ SHARES = [
 
 def save(folder: Path, shares: list[list[Minibatch]] = SHARES) -> None:
     for rank, share in enumerate(shares):
-        save_share(SeenDisk(), folder, rank, len(shares), share)
+        save_share(RunDisk(), folder, rank, len(shares), share)
 
 
 def test_what_learners_saved_is_read_back_to_the_last_bit_and_whole(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_sequences_that_no_engine_sampled_have_no_versions_afterwards_either(tmp
 
 def test_a_share_that_an_attempt_with_other_learners_left_is_not_taken_for_this_ones(tmp_path: Path) -> None:
     save(tmp_path)
-    save_share(SeenDisk(), tmp_path, 0, 2, [replace(SHARES[0][0], sequences=SHARES[0][0].sequences[:1]), SHARES[0][1]])
+    save_share(RunDisk(), tmp_path, 0, 2, [replace(SHARES[0][0], sequences=SHARES[0][0].sequences[:1]), SHARES[0][1]])
     with pytest.raises(ConfigError, match=r"not the record of one step: it has 4 trained tokens in 2 sequences, of 6"):
         read_batches(tmp_path)
 

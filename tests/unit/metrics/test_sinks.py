@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import (
@@ -68,14 +69,14 @@ def test_a_login_that_wandb_has_kept_switches_it_on(
     (tmp_path / ".netrc").write_text(f"machine {host}\n  login user\n  password {KEY}\n")
     (tmp_path / ".netrc").chmod(0o600)
     environ = {"HOME": str(tmp_path), **environ}
-    assert wandb_mode(metrics_of(config, wandb_mode="auto").metrics, environ) == expected
+    assert wandb_mode(metrics_of(config, wandb={"mode": "auto"}).metrics, environ) == expected
 
 
 @pytest.mark.parametrize(("names", "theirs"), [("areal", "ppo_actor/task_reward/avg"), ("areal-0.3", "task_reward")])
 def test_other_sinks_and_the_log_get_areals_names_and_the_file_keeps_ours(
     config: Config, run_dir: RunDir, names: str, theirs: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jsonl, others, _console = make_sinks(metrics_of(config, names=names, wandb_mode="disabled"), run_dir)
+    jsonl, others, _console = make_sinks(metrics_of(config, names=names, wandb={"mode": "disabled"}), run_dir)
     record = StepRecord(3, 9, {"reward/mean": 0.25, "lag/mean": 1.0})
     for sink in (jsonl, others):
         sink.write(record)
@@ -102,7 +103,7 @@ def test_other_sinks_and_the_log_get_areals_names_and_the_file_keeps_ours(
 def test_config_and_environment_decide_the_wandb_mode(
     config: Config, configured: str, environ: dict[str, str], expected: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert wandb_mode(metrics_of(config, wandb_mode=configured).metrics, environ) == expected
+    assert wandb_mode(metrics_of(config, wandb={"mode": configured}).metrics, environ) == expected
     assert KEY not in "".join(capsys.readouterr())
 
 
@@ -213,6 +214,17 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failure_of_wandb(config: Config, r
 
     with pytest.raises(TypeError, match="unexpected argument"):
         WandbSink(config, run_dir, "offline", broken)
+
+
+def test_wandb_gets_the_arguments_of_the_config_and_an_unknown_one_is_a_config_error(
+    config: Config, run_dir: RunDir
+) -> None:
+    start = MagicMock()
+    WandbSink(metrics_of(config, wandb={"group": "seeds", "mode": "auto"}), run_dir, "offline", start)
+    given = start.call_args.kwargs
+    assert (given["group"], given["mode"], given["project"]) == ("seeds", "offline", "hpc-grpo")
+    with pytest.raises(ConfigError, match=r"metrics\.wandb\.grop: unknown key; did you mean 'group'"):
+        WandbSink(metrics_of(config, wandb={"grop": "seeds"}), run_dir, "offline", start)
 
 
 def test_wandb_id_survives_in_the_run_directory(run_dir: RunDir) -> None:

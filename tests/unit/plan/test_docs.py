@@ -41,7 +41,7 @@ def test_every_command_runs(command: str) -> None:
 
 @pytest.mark.parametrize(("command", "printed"), SHOWN, ids=[command for command, _ in SHOWN])
 def test_outputs_are_what_the_commands_print(command: str, printed: str) -> None:
-    assert CliRunner().invoke(check.plan, shlex.split(command)[1:], catch_exceptions=False).output == printed
+    assert CliRunner().invoke(check.plan, shlex.split(command)[1:], catch_exceptions=False).stdout == printed
 
 
 def test_there_are_outputs_to_compare() -> None:

@@ -15,8 +15,7 @@ import torch
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Budget
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.learner.loading import load_policy
-from hpc_grpo.learner.model import PolicyModel
+from hpc_grpo.learner.model import PolicyModel, load_policy
 from hpc_grpo.learner.packing import PackedBatch, pack
 from hpc_grpo.learner.split import split_microbatches
 from hpc_grpo.plan.budgets import activation_parts

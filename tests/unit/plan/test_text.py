@@ -51,3 +51,15 @@ def test_steps_measured_on_other_nodes_are_given_with_their_number() -> None:
     assert "Node-hours left: 40.0, for 10 steps." in text
     assert "A run that has trained may change learners and engines, not the ZeRO stage" in text
     assert "(on 4 nodes; how it changes with 2 was not measured)" in text
+
+
+def test_gpus_that_no_job_asks_for_are_named_beside_the_verdict() -> None:
+    plan = plan_7b_config("7B", 2, "launch.slurm.exclusive=false", "launch.slurm.gpus_per_node=0")
+    text = "\n\n".join(size_sections(plan, disk_budget(plan, Room(2**50, "free"))))
+    assert "\nIt fits nodes with 4 GPUs each.\nlaunch.slurm.gpus_per_node = 0 asks Slurm for none: " in text
+
+
+def test_a_run_that_fits_in_memory_alone_is_not_said_to_fit() -> None:
+    plan = plan_7b_config("7B", 2)
+    text = "\n\n".join(size_sections(plan, disk_budget(plan, Room(2**30, "free"))))
+    assert "\nIt fits in memory, but not on the disk here: see below.\n" in text

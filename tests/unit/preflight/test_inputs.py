@@ -125,6 +125,12 @@ def test_a_file_with_a_function_of_the_users_must_exist(section: str, tmp_path: 
     assert key not in dict(missing_inputs(config, tmp_path))
 
 
+@pytest.mark.parametrize("name", ["mine.py:f", "my_rewards:f"])
+def test_the_doctor_misses_the_code_of_a_reward(name: str) -> None:
+    found = next(finding for finding in input_findings(context(rewards=[{"name": name}])) if finding.check == "inputs")
+    assert (found.status, f"rewards.0.name = {name}: there is no " in found.says) == ("failure", True)
+
+
 def test_a_chat_template_must_exist(tmp_path: Path) -> None:
     config = minimal_config(data={"train": {"path": "d"}, "chat_template": "chat.jinja"})
     assert "chat.jinja: there is no" in dict(missing_inputs(config, tmp_path))["data.chat_template"]

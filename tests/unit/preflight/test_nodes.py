@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.agent.network import choose_ports
 from hpc_grpo.launch.agent.protocol import NodeSpec
+from hpc_grpo.launch.agent.ray_command import choose_ports
 from hpc_grpo.preflight.findings import Context
 from hpc_grpo.preflight.folders import own_folder
 from hpc_grpo.preflight.network import Measured, gloo

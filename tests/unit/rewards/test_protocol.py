@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,22 @@ def test_a_reward_of_ones_own_may_build_on_a_built_in(tmp_path: Path) -> None:
         # `args` win over a column of the same name.
         outcome = pool.submit("p", ["It is 4.", "It is 5."], {"answer": "4", "factor": 7.0}).result()
     assert outcome.rewards == (0.5, 0.0)
+
+
+def test_threads_of_a_reward_get_the_scores_of_their_own_completions() -> None:
+    rows = [(f"It is {number}.", str(number) if number % 2 else "x") for number in range(60)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda row: score("math", [row[0]], {"answer": row[1]}), rows))
+    assert found == [[float(answer != "x")] for _, answer in rows]
+
+
+def test_an_async_reward_may_build_on_one_that_asks_a_server(serve: Serve) -> None:
+    url = serve(lambda path, body: (200, {"scores": [0.25]})).url
+
+    async def own() -> list[float]:
+        return score("remote", ["a"], {}, args={"url": url})
+
+    assert asyncio.run(own()) == [0.25]
 
 
 @pytest.mark.parametrize("name", ["own.py:f", "remote", "code"])

@@ -66,7 +66,11 @@ def test_rewards_of_training_sources_alone_are_not_asked_for() -> None:
 
 def test_a_run_that_never_evaluated_is_judged_by_its_first_reward_and_one_of_sft_samples_all_the_same() -> None:
     config = eval_config(config_of(rewards=[{"name": "regex"}], task="sft"), FOLDER, "m")
-    assert (config.eval.reward, config.task.name) == ("regex", "grpo")
+    assert ([reward.name for reward in config.all_rewards], config.eval.reward, config.task.name) == (
+        ["regex"],
+        None,
+        "grpo",
+    )
     assert with_overrides(config, ["eval.pass_k=[1]"]).needs.rollouts
 
 
@@ -74,7 +78,7 @@ def test_an_eval_asks_for_no_reward_teacher_or_minibatch_of_training() -> None:
     distilled = config_of(task={"name": "distill", "teacher": "org/large"}, rewards=[])
     for config in (eval_config(distilled, FOLDER, "m"), sample_config(distilled, FOLDER, "m", "p.jsonl", None)):
         assert (config.needs.teacher, config.distill.teacher) == (False, None)
-    assert eval_config(distilled, FOLDER, "m").eval.reward == "correctness"
+    assert [reward.name for reward in eval_config(distilled, FOLDER, "m").all_rewards] == ["correctness"]
     tuned = config_of(task="sft", rewards=[], train={"num_minibatches": 100_000})
     assert with_overrides(eval_config(tuned, FOLDER, "m"), ["rollout.top_p=0.9"]).rollout.top_p == 0.9
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_grpo.weights.buckets import BucketLayout, bucket_layout
+from hpc_grpo.weights.store import BucketLayout, bucket_layout
 from tests.support.parameters import SPECS
 
 

@@ -37,77 +37,62 @@ ENGINE = [
 ]
 
 
-def with_changed(specs: list[ParameterSpec], changed: ParameterSpec) -> list[ParameterSpec]:
-    return [changed if spec.name == changed.name else spec for spec in specs]
+def changed(specs: list[ParameterSpec], changes: list[ParameterSpec | str]) -> list[ParameterSpec]:
+    """Put specs in the place of those of their names, or at the end; leave out a name."""
+    found = {spec.name: spec for spec in specs}
+    for change in changes:
+        if isinstance(change, str):
+            del found[change]
+        else:
+            found[change.name] = change
+    return list(found.values())
 
 
-def test_fused_layers_agree_with_their_parts() -> None:
-    assert contract_differences(LEARNER, ENGINE, PACKED) == []
+LACKS = "the engine needs it, the learner does not publish it"
+UNKNOWN = "the learner publishes it, the engine has no such parameter"
+UP, QKV_BIAS, K_BIAS = "layers.0.mlp.up_proj.weight", "layers.0.attn.qkv_proj.bias", "layers.0.attn.k_proj.bias"
+GATE_UP, GATE = "layers.0.mlp.gate_up_proj.weight", "layers.0.mlp.gate_proj.weight"
+CASES: dict[str, tuple[list[ParameterSpec | str], list[ParameterSpec | str], list[str]]] = {
+    "fused layers agree with their parts": ([], [], []),
+    "equal scalars": ([spec("scale")], [spec("scale")], []),
+    "a missing parameter": (["norm.weight"], [], [f"norm.weight: {LACKS}"]),
+    "a missing part of a fused layer": ([K_BIAS], [], [f"{K_BIAS}: {LACKS}"]),
+    "one that the engine lacks": ([spec("lm_head.weight", 9, 8)], [], [f"lm_head.weight: {UNKNOWN}"]),
+    "a shape": ([], [spec("norm.weight", 9)], ["norm.weight: learner shape (8,), engine shape (9,)"]),
+    "a fused size": ([spec(UP, 17, 8)], [], [f"{GATE_UP}: learner shape (33, 8), engine shape (32, 8)"]),
+    "parts that do not fit side by side": (
+        [spec(UP, 16, 9)],
+        [],
+        [f"{GATE_UP}: learner shapes do not fit together: {GATE} (16, 8), {UP} (16, 9)"],
+    ),
+    "a part that the engine would round": (
+        [spec("layers.0.attn.v_proj.bias", 4, dtype="bfloat16")],
+        [spec(QKV_BIAS, 16, dtype="bfloat16")],
+        [f"{QKV_BIAS}: learner dtype ['bfloat16', 'float32'], engine dtype bfloat16"],
+    ),
+    "all of them": (
+        ["model.embed_tokens.weight", spec("norm.weight", 8, dtype="float64"), spec("extra", 1)],
+        [],
+        [
+            f"model.embed_tokens.weight: {LACKS}",
+            "norm.weight: learner dtype ['float64'], engine dtype float32",
+            f"extra: {UNKNOWN}",
+        ],
+    ),
+}
 
 
-def test_a_parameter_the_learner_lacks_is_named() -> None:
-    learner = [spec for spec in LEARNER if spec.name != "norm.weight"]
-    assert contract_differences(learner, ENGINE, PACKED) == [
-        "norm.weight: the engine needs it, the learner does not publish it"
-    ]
-
-
-def test_missing_part_of_a_fused_layer_is_named_alone() -> None:
-    learner = [spec for spec in LEARNER if spec.name != "layers.0.attn.k_proj.bias"]
-    assert contract_differences(learner, ENGINE, PACKED) == [
-        "layers.0.attn.k_proj.bias: the engine needs it, the learner does not publish it"
-    ]
-
-
-def test_a_parameter_the_engine_lacks_is_named() -> None:
-    learner = [*LEARNER, spec("lm_head.weight", 100, 8)]
-    assert contract_differences(learner, ENGINE, PACKED) == [
-        "lm_head.weight: the learner publishes it, the engine has no such parameter"
-    ]
-
-
-def test_another_shape_of_a_plain_parameter_is_a_difference() -> None:
-    engine = with_changed(ENGINE, spec("norm.weight", 9))
-    assert contract_differences(LEARNER, engine, PACKED) == ["norm.weight: learner shape (8,), engine shape (9,)"]
-
-
-def test_another_size_along_the_fused_dimension_is_a_difference() -> None:
-    learner = with_changed(LEARNER, spec("layers.0.mlp.up_proj.weight", 17, 8))
-    assert contract_differences(learner, ENGINE, PACKED) == [
-        "layers.0.mlp.gate_up_proj.weight: learner shape (33, 8), engine shape (32, 8)"
-    ]
-
-
-def test_parts_that_do_not_fit_side_by_side_are_a_difference() -> None:
-    learner = with_changed(LEARNER, spec("layers.0.mlp.up_proj.weight", 16, 9))
-    assert contract_differences(learner, ENGINE, PACKED) == [
-        "layers.0.mlp.gate_up_proj.weight: learner shapes do not fit together: "
-        "layers.0.mlp.gate_proj.weight (16, 8), layers.0.mlp.up_proj.weight (16, 9)"
-    ]
-
-
-def test_equal_scalars_agree() -> None:
-    assert contract_differences([spec("scale")], [spec("scale")], PACKED) == []
-
-
-def test_a_part_that_the_engine_would_round_is_a_difference() -> None:
-    learner = with_changed(LEARNER, spec("layers.0.attn.v_proj.bias", 4, dtype="bfloat16"))
-    engine = with_changed(ENGINE, spec("layers.0.attn.qkv_proj.bias", 16, dtype="bfloat16"))
-    assert contract_differences(learner, engine, PACKED) == [
-        "layers.0.attn.qkv_proj.bias: learner dtype ['bfloat16', 'float32'], engine dtype bfloat16"
-    ]
+@pytest.mark.parametrize(("of_learner", "of_engine", "expected"), CASES.values(), ids=CASES)
+def test_every_difference_between_learner_and_engine_is_named(
+    of_learner: list[ParameterSpec | str], of_engine: list[ParameterSpec | str], expected: list[str]
+) -> None:
+    assert contract_differences(changed(LEARNER, of_learner), changed(ENGINE, of_engine), PACKED) == expected
 
 
 def test_an_engine_may_hold_bfloat16_in_float32() -> None:
     """vLLM's kernels for CPUs with AMX keep the biases of a bfloat16 model so."""
     learner, engine = ([replace(spec, dtype="bfloat16") for spec in specs] for specs in (LEARNER, ENGINE))
-    engine = with_changed(engine, spec("layers.0.attn.qkv_proj.bias", 16, dtype="float32"))
-    assert contract_differences(learner, engine, PACKED) == []
-
-
-def test_all_differences_are_listed_at_once() -> None:
-    learner = [*with_changed(LEARNER, spec("norm.weight", 8, dtype="float64"))[1:], spec("extra", 1)]
-    assert len(contract_differences(learner, ENGINE, PACKED)) == 3
+    assert contract_differences(learner, changed(engine, [spec(QKV_BIAS, 16)]), PACKED) == []
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_grpo.weights.buckets import BucketLayout
 from hpc_grpo.weights.cuda import open_store
-from hpc_grpo.weights.store import StoreSpec
+from hpc_grpo.weights.store import BucketLayout, StoreSpec
 
 
 class Cudart:

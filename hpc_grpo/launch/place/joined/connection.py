@@ -1,16 +1,150 @@
-"""A worker's connection as the head holds it: the stdin and stdout of a node agent on the other side."""
+"""A worker's connection to the head: the proof of the token, the lines after it, and the agent that runs behind it.
+
+The handshake is that of system/proof.py; the head begins it with MAGIC. The connection is authenticated when it opens;
+what follows is neither encrypted nor signed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from typing import IO
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.base import LOST_CODE
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.owner import make_private_dir
+from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer, is_same
+
+TOKEN_VARIABLE = "HPC_GRPO_TOKEN"
+MAGIC = b"hpc-grpo join 1\n"
+HANDSHAKE_S = 10.0
+"""A peer that has not proved itself after so long is hung up on."""
+
+_USER_TIMEOUT_S = 30  # data that the other side has not acknowledged for so long mean that it is cut off
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+
+
+class NotProvedError(Exception):
+    """The other side did not prove that it knows the token."""
+
+
+def prove_to_head(connection: socket.socket, token: bytes) -> None:
+    """Do the worker's part. Raises NotProvedError where the head does not know the token, or refuses ours.
+
+    Raises EOFError where the head hangs up without a word: it has no place for this worker now.
+    """
+    connection.settimeout(HANDSHAKE_S)
+    challenge = read_exactly(connection, len(MAGIC) + NONCE_BYTES)
+    if not challenge.startswith(MAGIC):
+        raise NotProvedError("who listens there is no head of hpc-grpo")
+    said, expected = answer(token, MAGIC, challenge[len(MAGIC) :])
+    connection.sendall(said)
+    answered = read_exactly(connection, PROOF_BYTES)
+    if answered == REFUSAL:
+        raise NotProvedError("the head refuses it: its token is another one")
+    if not is_same(answered, expected):
+        raise NotProvedError("the head does not know the token of this run")
+    connection.settimeout(None)
+
+
+def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    """Return so many bytes, and take no more. Raises EOFError where the connection ends before, TimeoutError."""
+    data = b""
+    while len(data) < num_bytes:
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise EOFError("the connection ended")
+        data += part
+    return data
+
+
+def notice_cuts(connection: socket.socket) -> None:
+    """Have the kernel end a connection whose other side is cut off or gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_S * 1000)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def make_token(file: Path, environ: Mapping[str, str], *, anew: bool = True) -> bytes:
+    """Return the head's token: of the environment, else of the run's file; `anew` replaces that one."""
+    keeps = not anew or bool(environ.get(TOKEN_VARIABLE, "").strip())
+    if keeps and (found := find_token(file, environ)) is not None:
+        return found
+    make_private_dir(file.parent)
+    write_atomic(file, secrets.token_hex(32), mode=0o600)
+    return file.read_bytes().strip()
+
+
+def find_token(file: Path, environ: Mapping[str, str]) -> bytes | None:
+    """Return the token that the environment or the run has; None: neither, yet. Raises ConfigError for a short one."""
+    if given := environ.get(TOKEN_VARIABLE, "").strip():
+        if len(given) < LEAST_TOKEN_LENGTH:
+            raise ConfigError(
+                f"{TOKEN_VARIABLE} has {len(given)} characters and must have {LEAST_TOKEN_LENGTH} at least: whoever "
+                f"guesses it runs code as you. Make one, and give it to every node: openssl rand -hex 32"
+            )
+        return given.encode()
+    return file.read_bytes().strip() if file.is_file() else None
+
+
+_MOST_LINE_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a worker says of itself once it has proved the token. `identity` tells it from another of the same name.
+
+    `interface`: that of its connection, None for loopback.
+    """
+
+    name: str
+    identity: str
+    num_cpus: int
+    version: str
+    interface: str | None = None
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Hello:
+        """Read what a worker says of itself. Raises ValueError for what is no such line."""
+        try:
+            hello = cls(**json.loads(line))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"no hello: {error}") from error
+        texts = (hello.name, hello.identity, hello.version, hello.interface or "")
+        if not all(isinstance(text, str) for text in texts) or not isinstance(hello.num_cpus, int):
+            raise ValueError("a hello has texts and a number of cores")
+        return hello
+
+    def to_line(self) -> bytes:
+        return json.dumps(self.__dict__).encode() + b"\n"
+
+
+def farewell(kind: str, code: int, why: str) -> bytes:
+    """Return the line that has a worker end."""
+    return json.dumps({"ended": kind, "code": code, "why": why}).encode() + b"\n"
+
+
+def read_order(connection: socket.socket) -> dict[str, Any] | None:
+    """Return the line that the head sends, and take no byte of what follows; None where it is gone."""
+    line = b""
+    try:
+        while not line.endswith(b"\n") and len(line) < _MOST_LINE_BYTES:
+            line += read_exactly(connection, 1)
+    except (OSError, EOFError):
+        return None
+    return dict(json.loads(line))
+
 
 LEFT = "ended its worker"
 """The last words of an agent whose worker was told to end."""

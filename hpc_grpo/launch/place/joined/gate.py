@@ -1,8 +1,7 @@
 """The gate of the head: one port that workers dial, and the connections of those that have proved the token.
 
-A thread accepts, checks and keeps the connections of workers that wait, so that they may come and go at any time.
-Whoever has not proved the token is told nothing, gets ten seconds, and shares a few places with others of the same
-address.
+A thread accepts, checks and keeps the connections of waiting workers, so they may come and go at any time. A caller
+without the token learns nothing, gets ten seconds, and shares a few places with others of the same address.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hpc_grpo.errors import NodesUnavailableError
-from hpc_grpo.launch.place.joined.handshake import HANDSHAKE_S, MAGIC, notice_cuts
-from hpc_grpo.launch.place.joined.messages import Hello, farewell
+from hpc_grpo.launch.place.joined.connection import HANDSHAKE_S, MAGIC, Hello, farewell, notice_cuts
 from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge, new_nonce
 from hpc_grpo.system.say import say
 
@@ -44,12 +42,18 @@ class _Caller:
 class Gate:
     """The head's port, from its construction to `close`. Raises NodesUnavailableError where the port is taken.
 
-    `make_token` is called once the port is the head's. `own_name` is the head's, and given to no worker.
+    `make_token` is called once the port is the head's. No worker gets the head's `own_name`.
     """
 
     def __init__(self, port: int, make_token: Callable[[], bytes], version: str, own_name: str) -> None:
         self._version, self._own_name = version, own_name
-        self._listener = _listen(port)
+        try:
+            self._listener = socket.create_server(("", port), backlog=128)
+        except OSError as error:
+            raise NodesUnavailableError(
+                f"launch.port = {port}: workers cannot dial it here ({error.strerror}). Is another head running on "
+                f"{socket.gethostname()}, or another Ray? Give all nodes another port: launch.port=N, or RAY_HEAD_PORT."
+            ) from error
         self._token = make_token()
         self.port: int = self._listener.getsockname()[1]
         self._callers: list[_Caller] = []
@@ -112,8 +116,12 @@ class Gate:
             for descriptor, _event in poll.poll(_TURN_S * 1000):
                 if descriptor in callers:
                     self._hear(callers[descriptor])
-                elif descriptor in idle:
-                    self._notice_end(idle[descriptor], descriptor)
+                elif descriptor in idle:  # a worker that waited is gone: none that waits says anything
+                    with self._lock:
+                        found = self._waiting.get(idle[descriptor])
+                        if found is not None and found[1].fileno() == descriptor:
+                            del self._waiting[idle[descriptor]]
+                            found[1].close()
                 else:
                     self._accept()
             self._hang_up_on(caller for caller in [*self._callers] if time.monotonic() - caller.since > HANDSHAKE_S)
@@ -125,16 +133,12 @@ class Gate:
             time.sleep(_TURN_S)
             return
         connection.setblocking(False)
-        self._make_room(address)
+        unproved = [caller for caller in self._callers if not caller.is_proved]
+        if (full := crowded([caller.address for caller in unproved], address)) is not None:  # of this address, or all
+            self._hang_up_on([random.choice([caller for caller in unproved if caller.address == full])])
         caller = _Caller(connection, address)
         self._callers.append(caller)
         self._send(caller, MAGIC + caller.nonce)
-
-    def _make_room(self, address: str) -> None:
-        """Hang up on a caller where too many of this address, or of all, have not proved the token."""
-        unproved = [caller for caller in self._callers if not caller.is_proved]
-        if (full := crowded([caller.address for caller in unproved], address)) is not None:
-            self._hang_up_on([random.choice([caller for caller in unproved if caller.address == full])])
 
     def _hear(self, caller: _Caller) -> None:
         """Take in what a caller says: first its proof, then its hello."""
@@ -149,19 +153,16 @@ class Gate:
         if not data or len(caller.said) >= _MOST_HELLO_BYTES:
             self._hang_up_on([caller])
         elif not caller.is_proved and len(caller.said) == expected:
-            self._judge(caller)
+            answer = judge(self._token, MAGIC, caller.nonce, caller.said)
+            caller.is_proved, caller.said = answer != REFUSAL, b""
+            self._send(caller, answer)
+            if not caller.is_proved:
+                if caller.address not in self._named and len(self._named) < _MOST_NAMED:
+                    self._named.add(caller.address)
+                    say(f"Hung up on {caller.address}, which does not know the token of this run.")
+                self._hang_up_on([caller])
         elif caller.is_proved and caller.said.endswith(b"\n"):
             self._let_in(caller)
-
-    def _judge(self, caller: _Caller) -> None:
-        answer = judge(self._token, MAGIC, caller.nonce, caller.said)
-        caller.is_proved, caller.said = answer != REFUSAL, b""
-        self._send(caller, answer)
-        if not caller.is_proved:
-            if caller.address not in self._named and len(self._named) < _MOST_NAMED:
-                self._named.add(caller.address)
-                say(f"Hung up on {caller.address}, which does not know the token of this run.")
-            self._hang_up_on([caller])
 
     def _let_in(self, caller: _Caller) -> None:
         """Have a worker wait under a name of its own; a second one of that name gets a number behind it."""
@@ -182,7 +183,12 @@ class Gate:
         self._callers.remove(caller)
         notice_cuts(caller.connection)
         with self._lock:
-            name = self._name_for(hello)
+            held = {name: known.identity for name, (known, _) in self._waiting.items()}
+            held = {**self._given, **held, self._own_name: ""}
+            number, name = 1, hello.name
+            while held.get(name, hello.identity) != hello.identity:
+                number += 1
+                name = f"{hello.name}-{number}"
             if self._farewell:
                 self._tell(name, caller.connection)
                 return
@@ -190,28 +196,10 @@ class Gate:
                 before[1].close()
             self._waiting[name] = (hello, caller.connection)
 
-    def _name_for(self, hello: Hello) -> str:
-        """Return the name of a worker: its own, unless the head or another worker that is here has it."""
-        held = {name: known.identity for name, (known, _) in self._waiting.items()}
-        held = {**self._given, **held, self._own_name: ""}
-        number, name = 1, hello.name
-        while held.get(name, hello.identity) != hello.identity:
-            number += 1
-            name = f"{hello.name}-{number}"
-        return name
-
     def forget(self, name: str) -> None:
         """Let another worker have the name of one whose connection has ended."""
         with self._lock:
             self._given.pop(name, None)
-
-    def _notice_end(self, name: str, descriptor: int) -> None:
-        """Let go of a worker that waited and is gone: none that waits says anything."""
-        with self._lock:
-            found = self._waiting.get(name)
-            if found is not None and found[1].fileno() == descriptor:
-                del self._waiting[name]
-                found[1].close()
 
     def _tell(self, name: str, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -230,13 +218,3 @@ class Gate:
             if caller in self._callers:
                 self._callers.remove(caller)
             caller.connection.close()
-
-
-def _listen(port: int) -> socket.socket:
-    try:
-        return socket.create_server(("", port), backlog=128)
-    except OSError as error:
-        raise NodesUnavailableError(
-            f"launch.port = {port}: workers cannot dial it here ({error.strerror}). Is another head running on "
-            f"{socket.gethostname()}, or another Ray? Give all nodes another port: launch.port=N, or RAY_HEAD_PORT."
-        ) from error

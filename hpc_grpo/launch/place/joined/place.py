@@ -1,19 +1,22 @@
-"""The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and has agents run there.
+"""The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and runs agents there.
 
-The commands `hpc-grpo pod` and `hpc-grpo host head` say by HEAD_VARIABLE that this process is such a head.
+The commands `hpc-grpo pod` and `hpc-grpo host head` set HEAD_VARIABLE for such a head. Each process of the run says in
+the run directory where it is, so that `stop` finds it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import EndAskedError, NodesUnavailableError
@@ -21,22 +24,22 @@ from hpc_grpo.launch.place.base import (
     AGENT_ENDED,
     LOST_CODE,
     Allocation,
-    Ending,
+    End,
     NodeConnection,
     NodeResources,
     Place,
     place_kind,
 )
-from hpc_grpo.launch.place.job_queue import JobQueue
-from hpc_grpo.launch.place.joined.connection import LEFT, JoinedProcess
+from hpc_grpo.launch.place.joined.connection import LEFT, TOKEN_VARIABLE, JoinedProcess, farewell, make_token
 from hpc_grpo.launch.place.joined.gate import Gate
-from hpc_grpo.launch.place.joined.handshake import TOKEN_VARIABLE, make_token
-from hpc_grpo.launch.place.joined.members import member
-from hpc_grpo.launch.place.joined.messages import farewell
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.checkpoint import newest_step
+from hpc_grpo.run.files import from_known, read_record, write_record
+from hpc_grpo.run.lock import LockOwner, read_lock_owner
+from hpc_grpo.run.owner import refuse_shared
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import Signals
@@ -49,10 +52,8 @@ HEAD_VARIABLE = "HPC_GRPO_JOINED_HEAD"
 
 _SAY_AGAIN_S = 15.0
 _LOOK_S = 0.25
-_REDIAL_S = 20.0
-_FIRST_WAIT = 15
-"""How many `launch.join_s` the head waits for workers at the start, which people may start by hand."""
-"""A worker whose agent has ended dials again within this time."""
+_REDIAL_S = 20.0  # a worker whose agent has ended dials again within this time
+_FIRST_WAIT = 15  # how many `launch.join_s` the head waits for workers at the start, which people may start by hand
 _FAREWELL_S = 20.0
 _ENDS_WORKERS = ("complete", "stopped", "config", "crash")
 """Endings after which nobody comes back: workers end too. After the others the head may be started again."""
@@ -63,11 +64,8 @@ class JoinedPlace(Place):
     """The head, with the workers that have dialed it. Of use for an attempt only after `for_run`."""
 
     name = "joined"
-    disks: Literal["shared", "private"] = "shared"
-    is_attended = False
     awaits_lost_nodes = True
     dashboard_port = 8265
-    queue: JobQueue | None = None
 
     @staticmethod
     def is_here(environ: Mapping[str, str]) -> bool:
@@ -95,16 +93,11 @@ class JoinedPlace(Place):
         which names those that trained the run before; EndAskedError for a signal or the STOP file.
         """
         if self._allocation is None:
-            head = Allocation(
-                f"joined{os.getpid()}", (self._head,), (self._here.node_resources().num_cpus,), self._head
-            )
+            num_cpus, wait_s = self._here.node_resources().num_cpus, _FIRST_WAIT * self._asked.join_s
+            head = Allocation(f"joined{os.getpid()}", (self._head,), (num_cpus,), self._head)
             with Signals() as signals:
-                self._allocation = self._wait_for_workers(
-                    head,
-                    self._known_names(),
-                    _FIRST_WAIT * self._asked.join_s,
-                    lambda: not (signals.pending or self._is_stopped()),
-                )
+                goes_on = lambda: not (signals.pending or self._of.stop_marker.exists())  # noqa: E731
+                self._allocation = self._wait_for_workers(head, self._known_names(), wait_s, goes_on)
         return self._allocation
 
     def node_resources(self) -> NodeResources:
@@ -121,7 +114,9 @@ class JoinedPlace(Place):
         if node == self._head:
             return None
         gate = self._opened()
-        found = gate.take(node) or _ended_connection()
+        if (found := gate.take(node)) is None:  # it has left: a connection whose other side has hung up
+            found, theirs = socket.socketpair()
+            theirs.close()
         words = list(command[command.index("-m") :])  # a worker has a Python, and a package, of its own
         with suppress(OSError):  # it has left since it joined, as if an agent of it had begun and ended
             found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
@@ -140,14 +135,13 @@ class JoinedPlace(Place):
         self._allocation = self._wait_for_workers(head, before.nodes[1:], wait_s, goes_on)
         return self._allocation
 
-    def close(self, end: Ending) -> None:
+    def close(self, end: End) -> None:
         """Tell the workers, if nobody comes back after such an end, and close the gate."""
         if end.kind in _ENDS_WORKERS:
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
+            line = farewell(end.kind, end.code, end.why)
             with suppress(NodesUnavailableError):  # the port is another head's, whose workers it tells
-                self._opened(with_new_token=False).say_farewell(
-                    farewell(end.kind, end.code, end.why), names, _FAREWELL_S
-                )
+                self._opened(with_new_token=False).say_farewell(line, names, _FAREWELL_S)
         if self._gate is not None:
             self._gate.close()
             self._gate = None
@@ -158,21 +152,21 @@ class JoinedPlace(Place):
         assert self._launch is not None, "for_run comes first"
         return self._launch
 
+    @property
+    def _of(self) -> RunDir:
+        assert self._run is not None, "for_run comes first"
+        return self._run
+
     def _opened(self, *, with_new_token: bool = True) -> Gate:
         if self._gate is None:
-            assert self._run is not None, "for_run comes first"
-            token = partial(make_token, self._run.join_token, self._environ, anew=with_new_token)
+            token = partial(make_token, self._of.join_token, self._environ, anew=with_new_token)
             self._gate = Gate(self._asked.port, token, __version__, self._head)
-            self._at_the_end.enter_context(member(self._run, f"head-{self._head}"))
+            self._at_the_end.enter_context(member(self._of, f"head-{self._head}"))
         return self._gate
-
-    def _is_stopped(self) -> bool:
-        return self._run is not None and self._run.stop_marker.exists()
 
     def _known_names(self) -> Sequence[str]:
         """Return the workers of the attempt before."""
-        assert self._run is not None, "for_run comes first"
-        records = [record for record in read_attempts(self._run) if record.source == self.name]
+        records = [record for record in read_attempts(self._of) if record.source == self.name]
         return records[-1].nodes[1:] if records else ()
 
     def _wait_for_workers(
@@ -187,8 +181,7 @@ class JoinedPlace(Place):
             if len(here) >= expected or waited_s > wait_s:
                 break
             if not goes_on():
-                assert self._run is not None, "for_run comes first"
-                raise EndAskedError(_found(self._head, [*here], expected, known), newest_step(self._run))
+                raise EndAskedError(_found(self._head, [*here], expected, known), newest_step(self._of))
             if [*here] != seen or waited_s - said_at >= _SAY_AGAIN_S:
                 seen, said_at = [*here], waited_s
                 say(f"{_found(self._head, seen, expected, known)} ({waited_s:.0f} of {wait_s:.0f} s; port {gate.port})")
@@ -208,13 +201,6 @@ class JoinedPlace(Place):
         return replace(head, nodes=(self._head, *names), num_cpus=cpus)
 
 
-def _ended_connection() -> socket.socket:
-    """Return a connection whose other side has hung up."""
-    ours, theirs = socket.socketpair()
-    theirs.close()
-    return ours
-
-
 def _missing(here: Sequence[str], known: Sequence[str]) -> list[str]:
     return [name for name in known if name not in here]
 
@@ -228,3 +214,53 @@ def _found(head: str, here: Sequence[str], expected: int, known: Sequence[str]) 
     number = expected - len(here)
     named = ", ".join(_missing(here, known)[:number]) or counted(number, "worker")
     return f"{1 + len(here)} of {1 + expected} nodes are here ({', '.join([head, *here])}), missing: {named}"
+
+
+_ENDS_S = 120.0  # time for a teardown in order; what is left after it is killed
+_LOOK_S = 0.2
+
+
+@contextmanager
+def member(run: RunDir, name: str) -> Iterator[None]:
+    """Have this process be known as `name`, "worker-pod2" say, in the block."""
+    run.create()
+    record = run.members / f"{name}-{os.getpid()}.json"
+    write_record(record, asdict(LockOwner.here(name, 0)))
+    try:
+        yield
+    finally:
+        record.unlink(missing_ok=True)
+
+
+def stop_here(run: RunDir) -> Iterator[str]:
+    """End the processes of the run on this host; yield what was done.
+
+    A head that trains ends after its step and a checkpoint, and tells its workers; a waiting head and a worker end at
+    once. Raises ConfigError where another user may write the run, whose files name the processes.
+    """
+    refuse_shared(run.path)
+    owner = read_lock_owner(run)
+    is_led_here = owner is not None and owner.is_on_this_host and owner.has_process
+    if is_led_here:
+        run.stop_marker.touch()
+        yield "The run ends after its step and a checkpoint."
+    read = [(path, read_record(path, from_known(LockOwner))) for path in sorted(run.members.glob("*.json"))]
+    found = [(path, process) for path, process in read if process and process.is_on_this_host and process.has_process]
+    if not found:
+        yield "Nothing of the run is left on this host." if is_led_here else "Nothing of the run is on this host."
+    for path, process in found:
+        is_owner = is_led_here and owner is not None and owner.pid == process.pid
+        if not is_owner and path.exists():  # else it ends by itself, as the head told it
+            _send(process, signal.SIGTERM)
+        deadline = math.inf if is_owner else time.monotonic() + _ENDS_S
+        while process.has_process and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if process.has_process:
+            _send(process, signal.SIGKILL)
+        path.unlink(missing_ok=True)
+        yield f"{process.job_id} (process {process.pid}) has ended."
+
+
+def _send(process: LockOwner, number: int) -> None:
+    if process.has_process:
+        os.kill(process.pid, number)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.place.local import is_own_address
 
 Environ = Mapping[str, str]
 RUNPOD_DOMAIN = "runpod.internal"
@@ -23,8 +24,8 @@ RUNPOD_DOMAIN = "runpod.internal"
 class Role:
     """What this node is to the run. `num_nodes`, `port`: where the environment says; else the config does.
 
-    `head` is the name or address that workers dial, "" on a head that need not know it. `default_nodes` is for a config
-    that has not more than one.
+    Workers dial `head`, a name or address; "" on a head that need not know it. `default_nodes` is for a config without
+    more than one.
     """
 
     is_head: bool
@@ -120,16 +121,6 @@ def find_role(environ: Environ) -> Role:
 def node_name(environ: Environ = os.environ) -> str:
     """Return the name of this node: the pod's id where there is one, else the hostname without its domain."""
     return environ.get("RUNPOD_POD_ID") or socket.gethostname().partition(".")[0]
-
-
-def is_own_address(host: str) -> bool:
-    """Tell whether a name or address is one of this machine's."""
-    try:
-        named = {found[4][0] for found in socket.getaddrinfo(host, None)} if host else set()
-    except OSError:
-        return False
-    own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
-    return bool(named & own)
 
 
 def interface_of(address: str) -> str | None:

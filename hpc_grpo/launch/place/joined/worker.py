@@ -1,7 +1,7 @@
 """The worker: dials the head, has a node agent run behind the connection, and dials again until the run is over.
 
-Holds nothing between two connections, so that either side may be restarted at any time. A signal ends it: its agent
-tears down first, and the head is told why.
+Holds nothing between two connections, so either side may be restarted at any time. A signal ends it: its agent tears
+down first, and the head is told why.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from types import FrameType
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_RESUMABLE, ConfigError
-from hpc_grpo.launch.place.joined.connection import LEFT
-from hpc_grpo.launch.place.joined.handshake import (
+from hpc_grpo.launch.place.joined.connection import (
+    LEFT,
     TOKEN_VARIABLE,
+    Hello,
     NotProvedError,
     find_token,
     notice_cuts,
     prove_to_head,
+    read_order,
 )
-from hpc_grpo.launch.place.joined.members import member
-from hpc_grpo.launch.place.joined.messages import Hello, read_order
-from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
+from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, member
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import SUMS
@@ -55,10 +55,7 @@ class _ToldError(Exception):
 
 @dataclass
 class Worker:
-    """One node's part in a run that is led elsewhere. `head` is a name or address.
-
-    `is_over` tells that no head will come any more.
-    """
+    """One node's part in a run that is led elsewhere. `head` is a name or address; `is_over`: no head will come."""
 
     run: RunDir
     head: str

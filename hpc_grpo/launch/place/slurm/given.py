@@ -1,7 +1,7 @@
 """Reads what a user gave sbatch for a job: directives of its script, SBATCH_ variables, words on its command line.
 
-Slurm's record of a job tells what it has instead: after defaults, rounding and a site's submit plugin, under names that
-nobody may ask for. A successor asks again for what was given, on top of what the config says. Pure functions.
+Slurm's record of a job has the values after defaults, rounding and a site's submit plugin, under names that nobody may
+ask for. A successor asks again for what was given, on top of the config. Pure functions.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _OF_ONE_JOB = frozenset(
 def given_options(script: str, environ: Mapping[str, str], submit_line: str, script_name: str) -> Options:
     """Return all that sbatch was given: the command line wins over variables, and those over the script.
 
-    `submit_line` is Slurm's: words joined by blanks, without their quotes. `script_name` is the last part of the
-    script's path, at which its options end.
+    `submit_line` is Slurm's: words joined by blanks, without their quotes. Options end at `script_name`, the last part
+    of the script's path.
     """
     return _merged(directives(script), from_variables(environ), _options(submit_line.split()[1:], script_name))
 
@@ -69,7 +69,11 @@ def directives(script: str) -> Options:
     words: list[str] = []
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
-            words += _words(line.removeprefix("#SBATCH"))
+            text = line.removeprefix("#SBATCH")
+            try:
+                words += shlex.split(text, comments=True)
+            except ValueError:  # a lone quote, which sbatch takes as it is
+                words += text.split()
         elif line.strip() and not line.startswith("#"):
             break
     return _options(words)
@@ -99,12 +103,17 @@ def _said(launch: LaunchConfig, left_out: Collection[str]) -> Options:
 
 def _merged(*sources: Options) -> Options:
     """Return all options, the later sources' first; of options for memory, or for GPUs, those of one source."""
+
+    def kind(name: str, value: Any) -> str:
+        if name in ("mem", "mem-per-cpu", "mem-per-gpu"):
+            return "memory"
+        is_gpu = name.startswith("gpus") or (name.startswith(("gres", "tres")) and "gpu" in str(value))
+        return "gpus" if is_gpu else name
+
     merged: Options = {}
     for source in sources:
-        for is_one in (_is_memory, _is_gpu):
-            if any(is_one(name, value) for name, value in source.items()):
-                merged = {name: value for name, value in merged.items() if not is_one(name, value)}
-        merged |= source
+        kinds = {kind(name, value) for name, value in source.items()}
+        merged = {name: value for name, value in merged.items() if kind(name, value) not in kinds} | source
     return merged
 
 
@@ -137,13 +146,6 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
     return launch.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})
 
 
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text, comments=True)
-    except ValueError:  # a lone quote, which sbatch takes as it is
-        return text.split()
-
-
 def _options(words: Iterable[str], script_name: str = "") -> Options:
     """Read options as sbatch does, up to the script's own path where one is named."""
     found: Options = {}
@@ -162,11 +164,3 @@ def _options(words: Iterable[str], script_name: str = "") -> Options:
         elif isinstance(begun := found.get(last), str):  # a value with blanks
             found[last] = f"{begun} {word}"
     return found
-
-
-def _is_memory(name: str, _value: Any) -> bool:
-    return name in ("mem", "mem-per-cpu", "mem-per-gpu")
-
-
-def _is_gpu(name: str, value: Any) -> bool:
-    return name.startswith("gpus") or (name.startswith(("gres", "tres")) and "gpu" in str(value))

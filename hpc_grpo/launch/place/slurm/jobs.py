@@ -34,9 +34,9 @@ _FINAL_STATES = frozenset(
 
 
 def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
-    """Yield what accounting says of a job, asked again and again: it may be behind, or away for a moment.
+    """Yield what accounting says of a job, "" for nothing; asked three times, as it may be late or away for a moment.
 
-    Ends after three answers, of which "" is none; and at once on a site without accounting.
+    Ends at once on a site without accounting.
     """
     for pause_s in (0.0, *_ACCOUNTING_LAG_S):
         sleep(pause_s)
@@ -96,7 +96,7 @@ class SlurmQueue:
     def _final_state(self, job_id: str) -> str:
         """Return its end as sacct says it ("CANCELLED by 1000"), else as scontrol does; "" if neither knows.
 
-        scontrol names no author of a cancel. Accounting may be behind: it is asked again until it names the author.
+        scontrol names no author of a cancel, so accounting is asked again until it does.
         """
         shown = ""
         for state in _accounted(self.ask, self.sleep, job_id, "State"):
@@ -166,23 +166,17 @@ class SlurmJob:
     def _given(self) -> given.Options:
         """Return what sbatch was given; where a site keeps no command lines, say so and take what can be told."""
         script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
-        if not (submitted := self._submit_line()):
-            say("Slurm does not say how sbatch was called: successors ask for the nodes, time and GPUs of this job.")
-            return given.given_options(script, os.environ, "", "") | self._plain_resources()
-        name = Path(self.fields.get("Command", "")).name
-        return given.given_options(script, os.environ, submitted, name)
-
-    def _submit_line(self) -> str:
-        """Return the words of sbatch's command line joined by blanks; "" on a site that does not keep them."""
-        return next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), "")
-
-    def _plain_resources(self) -> given.Options:
-        """Return those resources of the job that no site rewrites, as options of sbatch."""
+        if submitted := next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), ""):
+            name = Path(self.fields.get("Command", "")).name
+            return given.given_options(script, os.environ, submitted, name)
+        say("Slurm does not say how sbatch was called: successors ask for the nodes, time and GPUs of this job.")
+        # The resources of the job that no site rewrites.
         gpus = sum(map(int, re.findall(r"gpu(?::[^:,=]+)?[:=](\d+)", self.fields.get("TresPerNode", ""))))
         cpus = self.fields.get("CPUs/Task", "1")
         found: given.Options = {"nodes": str(self._num_nodes), "time": self.fields.get("TimeLimit", "")}
         found |= {"gpus-per-node": str(gpus)} if gpus else {}
-        return found | ({"cpus-per-task": cpus} if cpus != "1" else {})
+        found |= {"cpus-per-task": cpus} if cpus != "1" else {}
+        return given.given_options(script, os.environ, "", "") | found
 
     @property
     def _num_nodes(self) -> int:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 _SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
 _SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")
-_DEADLINE_S = 10.0
-"""Short: sbatch gives these answers in any case."""
+_DEADLINE_S = 10.0  # short: sbatch gives these answers in any case
 
 OLDEST_SLURM = (22, 5)
 """The oldest Slurm that the tests run on, as (year, month): Debian 12's. Since then --cpus-per-task is a step's own."""

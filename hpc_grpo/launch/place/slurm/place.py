@@ -6,17 +6,20 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, NodeResources, Place, place_kind
-from hpc_grpo.launch.place.job_queue import JobQueue
+from hpc_grpo.launch.place.job_queue import JobQueue, path_line, setup_lines
 from hpc_grpo.launch.place.local import count_nvidia_gpus, visible_gpus
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
-from hpc_grpo.launch.place.slurm.srun import step_command, step_environment
+from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options, submission_environment
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import LaunchConfig
 
 _JOB_ID = "SLURM_JOB_ID"
 
@@ -26,8 +29,6 @@ class SlurmPlace(Place):
     """The job that this process is in, as a `Place`: agents are steps of it."""
 
     name = "slurm"
-    disks: Literal["shared", "private"] = "shared"
-    is_attended = False
 
     @staticmethod
     def is_here(environ: Mapping[str, str]) -> bool:
@@ -106,3 +107,92 @@ def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
     if int(total) < num_nodes:
         raise LaunchError(f"The job has {total} GPUs on {num_nodes} nodes; ask by node, with --gpus-per-node.")
     return int(total) // num_nodes
+
+
+_STEP = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL")
+"""Without --overlap a step waits for the CPUs of others, for ever; without --mem=0 it finds the job's memory taken."""
+
+_SHELL_STEP = (*_STEP, "--whole")
+"""All CPUs of the node that the job has: where a site or a user has SLURM_EXACT set, a shell would get one."""
+
+
+def step_command(node: str, num_cpus: int, gpus: int | None, command: Sequence[str]) -> list[str]:
+    """Wrap `command` so that it runs on a node of the job; `gpus` None: the step inherits the right number."""
+    return [
+        *_STEP,
+        f"--nodelist={node}",
+        f"--cpus-per-task={num_cpus}",  # srun has not inherited it since 22.05
+        *([f"--gpus-per-node={gpus}"] if gpus else []),
+        "--unbuffered",
+        "--disable-status",  # else a first Ctrl+C only prints the step's state
+        "--job-name=hpc-grpo-node",
+        *command,
+    ]
+
+
+_STEP_LEAKS: dict[str, str] = {
+    **dict.fromkeys(("SLURM_CPU_BIND", "SLURM_CPU_BIND_*"), "pins every process to one core"),
+    **dict.fromkeys(("SLURM_MEM_BIND", "SLURM_MEM_BIND_*"), "binds memory of the node's processes to one domain"),
+    "SLURM_MEM_PER_*": "contradicts --mem=0",
+    **dict.fromkeys(("SLURM_CPUS_PER_*", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"), "contradicts --cpus-per-task"),
+    "SLURM_THREADS_PER_CORE": "contradicts --cpus-per-task, which counts all threads of the allocation",
+    "SLURM_HINT": "contradicts --cpu-bind, and nomultithread --cpus-per-task",
+    "SLURM_NTASKS_PER_*": "contradicts --ntasks=1",
+    "SLURM_DISTRIBUTION": "spreads tasks; arbitrary wants a host file",
+    "SLURM_DIST_PLANESIZE": "spreads tasks",
+    "SLURM_GPUS": "of all nodes: a step on one node would ask for as many",
+    "SLURM_GPUS_PER_TASK": "of one of the job's tasks: ours has the whole node",
+    **dict.fromkeys(("SLURM_GPUS_PER_SOCKET", "SLURM_GRES", "SLURM_STEP_GRES"), "asks beside --gpus-per-node"),
+    "SLURM_GPU_BIND": "hides GPUs of the node from its one task",
+    "SLURM_EXCLUSIVE": "contradicts --overlap",
+    **dict.fromkeys(("SLURM_EXACT", "SLURM_WHOLE"), "of the user's own steps: --cpus-per-task says what ours has"),
+    "SLURM_TIMELIMIT": "ends the step before the job",
+    "SLURM_LABELIO": "writes a task's number before every line of its reports",
+    "SLURM_STDINMODE": "takes away the pipe that the step is told through",
+    "SLURM_STDOUTMODE": "takes away the pipe that the step reports through",
+}
+"""Options that srun reads from the job's environment -> why a step of ours must not have it.
+
+A name that ends in `*` is a prefix. The command line wins over a variable of the same option, not over the others.
+"""
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that srun itself needs, without what would change the step."""
+    prefixes = tuple(name[:-1] for name in _STEP_LEAKS if name.endswith("*"))
+    return {key: value for key, value in environ.items() if key not in _STEP_LEAKS and not key.startswith(prefixes)}
+
+
+def allocation_command(launch: LaunchConfig) -> list[str]:
+    """Return the salloc for what `launch` asks for, with a shell on the first node; the nodes end with the shell.
+
+    Raises ConfigError for options that the schema owns.
+    """
+    nodes = {key.replace("_", "-"): value for key, value in node_options(launch).items()}
+    wanted = {"job-name": "hpc-grpo-shell", **nodes, **extra_options(launch.slurm)}
+    options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]
+    # Sites differ in where salloc leaves its shell: a step of our own is on the first node everywhere.
+    return ["salloc", *options, *_SHELL_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
+
+
+def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
+    """Return the step that is a shell on a node of a job, beside what runs there; `python` is the job's, None: this."""
+    return [*_SHELL_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], python)]
+
+
+def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by one of the commands above. Raises LaunchError where Slurm is not installed.
+
+    `environ` may be that of another allocation, whose settings must not leak into this one.
+    """
+    try:
+        os.execvpe(command[0], list(command), submission_environment(environ))
+    except FileNotFoundError as error:
+        raise LaunchError(
+            f"This machine has no Slurm (no {command[0]} on PATH). Without one, run `hpc-grpo train` right here."
+        ) from error
+
+
+def _shell(setup: Sequence[str], python: str | None) -> list[str]:
+    """Return a login shell, where modules are defined; it finds the hpc-grpo of `python`, None: this one."""
+    return ["bash", "-lc", "\n".join([*setup, path_line(python), "exec bash"])]

@@ -16,8 +16,7 @@ from hpc_grpo.run.files import write_json_atomic
 
 _UNKNOWN_JOB = "Invalid job id"
 _FORMAT = "%i|%T|%S|%r"
-_QUERY_MIN_S = 60.0
-"""Sites ask for no more than one question a minute."""
+_QUERY_MIN_S = 60.0  # sites ask for no more than one question a minute
 _LOCK_S = 120.0
 """More than squeue takes. Without flock filelock leaves a file, which would outlive a killed owner for ever."""
 
@@ -38,7 +37,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Slurm's answer of `asked_at` (unix seconds) about the jobs in `asked`; `jobs` lacks those it has forgotten.
+    """Slurm's answer of `asked_at` (unix seconds) about the jobs in `asked`; `jobs` lacks forgotten jobs.
 
     `error` holds its words where it did not answer.
     """
@@ -101,13 +100,11 @@ def _query(job_ids: Sequence[str]) -> QueueAnswer:
         if _UNKNOWN_JOB not in str(error):
             return QueueAnswer(now, error=str(error))
         printed = ""
-    jobs = {job.job_id: job for job in map(_parse, printed.splitlines())}
+    jobs = {}
+    for line in printed.splitlines():
+        job_id, state, start, reason = line.strip().split("|", 3)
+        jobs[job_id] = QueuedJob(job_id, state, "" if reason == "None" else reason, unix_time(start))
     return QueueAnswer(now, tuple(job_ids), jobs)
-
-
-def _parse(line: str) -> QueuedJob:
-    job_id, state, start, reason = line.strip().split("|", 3)
-    return QueuedJob(job_id, state, "" if reason == "None" else reason, unix_time(start))
 
 
 def _read(cache: Path) -> QueueAnswer | None:

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import refuse_hosts
-from hpc_grpo.launch.place.job_command import job_python, path_line, setup_lines
-from hpc_grpo.launch.place.job_queue import JobRequest
+from hpc_grpo.launch.place.job_queue import JobRequest, job_python, path_line, setup_lines
 from hpc_grpo.launch.place.slurm.text import output_of
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
-from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import entry
 from hpc_grpo.system.commands import run_command
 
@@ -35,7 +33,12 @@ def render(request: JobRequest) -> str:
     for hosts, and without a Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    script: str = _make_sbatch_string(command=_last_line(request), folder=request.run.slurm_logs, **parameters(request))
+    program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
+    # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
+    line = f"{shlex.quote(job_python(request.launch))} -E -u {shlex.join(program)} {request.command}"
+    if not request.keeps_shell:  # Slurm signals the batch shell, and a shell would pass nothing on
+        line = f"exec {line}"
+    script: str = _make_sbatch_string(command=line, folder=request.run.slurm_logs, **parameters(request))
     return script
 
 
@@ -50,10 +53,12 @@ def parameters(request: JobRequest) -> dict[str, Any]:
         further["dependency"] = f"afterany:{':'.join(request.after)}"
     if request.is_held:
         further["hold"] = True
+    # The job's mark, with its node: the lines after it may end the job.
+    mark = shlex.quote(str(run.job_mark("$SLURM_JOB_ID"))).replace("$SLURM_JOB_ID", "'\"$SLURM_JOB_ID\"'")
     return {
         "job_name": run.path.name,
         **node_options(launch),
-        "setup": [_IGNORE_WARNING, _mark_line(run), *setup_lines(launch), path_line(launch.python)],
+        "setup": [_IGNORE_WARNING, f"hostname > {mark} || true", *setup_lines(launch), path_line(launch.python)],
         "stderr_to_stdout": True,
         "use_srun": False,
         "wckey": "",  # submitit's default breaks sites that check it
@@ -108,25 +113,11 @@ _IGNORE_WARNING = "trap '' USR1"
 """A short job is warned at once, and what Slurm signals would die of it until the supervisor has its handlers."""
 
 
-def _mark_line(run: RunDir) -> str:
-    """Return the line that leaves the job's mark, with its node: the lines after it may end the job."""
-    mark = shlex.quote(str(run.job_mark("$SLURM_JOB_ID"))).replace("$SLURM_JOB_ID", "'\"$SLURM_JOB_ID\"'")
-    return f"hostname > {mark} || true"
-
-
-def _last_line(request: JobRequest) -> str:
-    # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
-    program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
-    line = f"{shlex.quote(job_python(request.launch))} -E -u {shlex.join(program)} {request.command}"
-    # exec: Slurm signals the batch shell, and a shell would pass nothing on
-    return line if request.keeps_shell else f"exec {line}"
-
-
 def submit(request: JobRequest) -> str:
     """Hand the job to sbatch; return its id. Raises LaunchError with sbatch's words, ConfigError as `render` does.
 
-    sbatch may fail after the queue took the job, when the controller answers too late. So a request that fails is
-    looked for by its name, and one that failed before is looked for first. A user's own comment leaves no place for it.
+    sbatch may fail after the queue took the job. So a request that fails is looked for by its name, and one that failed
+    before is looked for first. A user's own comment leaves no place for the name.
     """
     script = render(request)
     if request.may_be_queued and (job_id := _queued(request)):

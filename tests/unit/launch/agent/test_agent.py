@@ -16,7 +16,7 @@ from hpc_grpo.launch.agent import agent as node
 from hpc_grpo.launch.agent import watch
 from hpc_grpo.launch.agent.agent import NodeAgent
 from hpc_grpo.launch.agent.folders import OwnedDir, shm_dir_path
-from hpc_grpo.launch.agent.protocol import Lease, NodeSpec, Order, report_from_line, spec_from_line
+from hpc_grpo.launch.agent.protocol import Lease, NodeSpec, Order, report_from_line
 from hpc_grpo.launch.agent.watch import Watched
 from hpc_grpo.system.processes import ProcessIdentity, hold_on, start_time
 
@@ -142,7 +142,7 @@ def test_an_agent_lets_a_supervisor_go_on_that_was_stopped(agent: NodeAgent, sil
     here = ProcessIdentity.of_this_process()
     supervisor = replace(here, pid=program.pid, pid_started=start_time(program.pid))
     agent._spec = replace(agent._spec, supervisor=supervisor)
-    assert spec_from_line(agent._spec.to_line()).supervisor == supervisor
+    assert NodeSpec.from_line(agent._spec.to_line()).supervisor == supervisor
     try:
         program.send_signal(signal.SIGSTOP)
         os.waitpid(program.pid, os.WUNTRACED)

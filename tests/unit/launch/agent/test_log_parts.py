@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.launch.agent import log_parts
-from hpc_grpo.launch.agent.log_parts import hand_over, take_part
+from hpc_grpo.launch.agent import protocol
+from hpc_grpo.launch.agent.protocol import hand_over, take_part
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_logs_arrive_as_they_were_and_nothing_is_kept(logs: Path, tmp_path: Path
 
 
 def test_of_a_long_log_the_end_arrives(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_parts, "_MAX_FILE_BYTES", 400_000)
+    monkeypatch.setattr(protocol, "_MAX_FILE_BYTES", 400_000)
     for line in sent(logs, tmp_path / "kept").splitlines():
         take_part(line, tmp_path / "attempt", "n2")
     name = "nodes/n2/ray/raylet.out"
@@ -71,7 +71,7 @@ def test_logs_of_a_ray_before_in_the_same_attempt_are_not_lost(logs: Path, tmp_p
 def test_a_head_that_does_not_read_leaves_the_logs_on_the_node(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_parts, "_URGENT_S", 0.1)
+    monkeypatch.setattr(protocol, "_URGENT_S", 0.1)
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb") as stdout:
         hand_over(logs, stdout, tmp_path / "kept", is_urgent=True)
@@ -118,7 +118,7 @@ def test_a_log_for_which_the_head_has_no_place_ends_nothing(logs: Path, tmp_path
 
 
 def test_stacks_arrive_first(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_parts, "_MAX_BYTES", 100)
+    monkeypatch.setattr(protocol, "_MAX_BYTES", 100)
     for line in sent(logs, tmp_path / "kept").splitlines():
         take_part(line, tmp_path / "attempt", "n2")
     assert contents(tmp_path / "attempt")["stacks/n2-17-learner.txt"] == b"Thread 0x1\n"

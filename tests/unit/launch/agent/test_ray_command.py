@@ -10,9 +10,8 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent import ray_command
 from hpc_grpo.launch.agent.folders import shm_dir_path
-from hpc_grpo.launch.agent.network import RayPorts
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
-from hpc_grpo.launch.agent.ray_command import ray_environment, start_command, temp_dir_path
+from hpc_grpo.launch.agent.ray_command import RayPorts, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.stage import staged
 from hpc_grpo.launch.place.base import NodeResources
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
@@ -85,7 +84,7 @@ def test_templates_are_started_beside_ray_which_starts_such_actors_by_their_clie
     assert learner["log"] == "/tmp/hg/learner_template.log"
     client = ray_environment({}, node, "10.0.0.1", "lo", "/dev/shm/hg-17-1-0")["HPC_GRPO_ENGINE_PYTHON"]
     assert client.startswith(f"{sys.executable} -I -S ")
-    assert client.endswith("template_client.py /dev/shm/hg-17-1-0/engine.socket")
+    assert client.endswith("template/client.py /dev/shm/hg-17-1-0/engine.socket")
 
 
 def test_ray_and_its_actors_run_the_python_of_the_nodes_copy(tmp_path: Path) -> None:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from hpc_grpo.launch.chain import link as link_module
-from hpc_grpo.launch.chain import successor as successor_module
-from hpc_grpo.launch.chain.link import ChainLink
+from hpc_grpo.launch.chain.decide import News
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob, notify
 from hpc_grpo.launch.chain.submit import submit_run
-from hpc_grpo.launch.chain.successor import LinkJob
 from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.run.attempt import AttemptRecord, ExitKind
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
-from hpc_grpo.run.lock import EndedJob
+from hpc_grpo.run.files import write_json_atomic
+from hpc_grpo.run.lock import EndedJob, LockOwner
 from hpc_grpo.run.paths import RunDir
-from tests.support.links import CANCELLED, Clock, ended, launch, link, saved, started, two_nodes_by_hand
+from tests.support.links import CANCELLED, Clock, ended, launch, link, saved, started, told, two_nodes_by_hand
 from tests.support.places import FakeJob, FakeQueue
 
 
@@ -94,20 +93,22 @@ def test_a_link_queues_its_followers_before_it_asks_about_the_job_before(run: Ru
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("modules", [[link_module, successor_module], [link_module]], ids=["at once", "a moment later"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "a moment later"])
 def test_a_disk_that_fails_at_the_start_costs_no_successor(
-    run: RunDir, queue: FakeQueue, number: int, modules: list[ModuleType], monkeypatch: pytest.MonkeyPatch
+    run: RunDir, queue: FakeQueue, number: int, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
+    own = ChainLink(run, launch(), queue, LinkJob(job_id="7", driver="hpc_grpo.driver.main"), clock)
 
     def fails(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as disk:
-        for module in modules:
-            disk.setattr(module, "write_chain", fails)
-        own.have_two_wait()
+        if is_late:
+            own.have_two_wait()
+        disk.setattr(link_module, "write_chain", fails)
+        if not is_late:
+            own.have_two_wait()
         own.start()
     assert queue.asked == ["submit 100 after 7", "submit 101 after 7 100"]
     clock.now += 30.0
@@ -122,7 +123,7 @@ def test_a_record_that_cannot_be_read_at_the_start_is_read_again(
     run: RunDir, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main"), clock)
+    own = ChainLink(run, launch(), queue, LinkJob(job_id="7", driver="hpc_grpo.driver.main"), clock)
 
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -222,3 +223,224 @@ def test_a_chain_whose_node_hours_are_used_up_ends(run: RunDir, queue: FakeQueue
     own.finish(saved(run, attempt))
     assert queue.requests == []
     assert read_chain(run).ended.startswith("The jobs of this run have taken 2.0 of launch.slurm.max_node_hours = 2: ")
+
+
+def test_a_link_queues_its_successor_once_with_what_the_user_gave_by_hand(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].given = two_nodes_by_hand
+    started(run, queue, by_hand=True)
+    assert queue.asked == ["submit 100 after 7", "submit 101 after 7 100"]
+    request, _ = queue.requests
+    assert request.command == f"attempt {run.path} --successor-of 7"
+    slurm = request.launch.slurm
+    assert (request.launch.num_nodes, slurm.partition, slurm.max_job_chains) == (2, "workq", None)
+    record = read_chain(run)
+    assert [(entry.job_id, entry.successor_of) for entry in record.links] == [("7", ""), ("100", "7"), ("101", "100")]
+    assert (record.successor, record.ended) == ("100", "")
+    started(run, queue)
+    assert len(queue.requests) == 2
+
+
+def asked(queue: FakeQueue) -> list[tuple[int, str | None]]:
+    return [(request.launch.num_nodes, request.launch.slurm.partition) for request in queue.requests]
+
+
+def test_what_was_given_by_hand_goes_on_from_link_to_link(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].given = two_nodes_by_hand
+    started(run, queue, by_hand=True)
+    started(run, queue, "100", "7")
+    assert asked(queue) == [(2, "workq")] * 3
+
+
+def test_a_job_by_hand_asks_the_config_again_and_not_for_what_was_noted_before(run: RunDir, queue: FakeQueue) -> None:
+    write_chain(run, ChainRecord().asking_for(two_nodes_by_hand(launch())))
+    started(run, queue, by_hand=True)
+    assert asked(queue) == [(1, None)] * 2
+
+
+def test_a_successor_that_is_gone_is_queued_anew(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    queue.jobs["100"].is_over = True
+    own.finish(ended("resumable"))
+    assert queue.asked[2:] == ["cancel 101", "submit 102 after 7", "submit 103 after 7 102"]
+    assert read_chain(run).successor == "102"
+    assert [entry.job_id for entry in read_chain(run).links] == ["7", "102", "103"]
+
+
+def test_a_link_that_was_told_to_end_queues_nothing(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    queue.jobs["100"].is_over = True
+    own.finish(ended("resumable", signalled="SIGTERM"))
+    assert len(queue.requests) == 2
+
+
+def test_a_queue_that_does_not_answer_costs_the_attempt_nothing(run: RunDir, queue: FakeQueue) -> None:
+    queue.is_silent = True
+    own = started(run, queue)
+    own.finish(ended("resumable"))
+    assert read_chain(run).successor == ""
+    queue.is_silent = False
+    own.finish(ended("resumable"))
+    assert read_chain(run).successor == "100"
+
+
+def test_a_refused_successor_is_queued_some_minutes_later(run: RunDir, queue: FakeQueue) -> None:
+    clock = Clock()
+    queue.is_silent = True
+    own = ChainLink(run, launch(), queue, LinkJob(job_id="7", driver="hpc_grpo.driver.main"), clock)
+    own.have_two_wait()
+    own.start()
+    queue.is_silent = False
+    own.try_again()
+    assert queue.requests == []
+    clock.now += 300.0
+    own.try_again()
+    own.try_again()
+    assert len(queue.requests) == 2
+    assert read_chain(run).successor == "100"
+
+
+def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: RunDir, queue: FakeQueue) -> None:
+    """Three jobs were queued at once; the first is interrupted, the second completes the run."""
+    write_chain(run, ChainRecord().with_link("7").with_link("8", "7").with_link("9", "8"))
+    queue.jobs |= {"8": FakeJob("8"), "9": FakeJob("9")}
+    first = started(run, queue, max_job_chains=2, jobs_can_submit=False)
+    assert read_chain(run).successor == "8"
+    first.finish(ended("resumable"))
+    assert queue.asked == []
+    queue.ends["7"] = JobEnd("TIMEOUT", at_time_limit=True)
+    second = link(run, queue, "8", "7", max_job_chains=2, jobs_can_submit=False)
+    assert second.decide().goes_on
+    second.start()
+    assert read_chain(run).successor == "9"
+    second.finish(ended("complete"))
+    assert queue.asked == ["cancel 9"]
+    assert (read_chain(run).successor, read_chain(run).ended) == ("", "It ended as complete.")
+
+
+def test_a_successor_asks_for_what_is_left_of_the_node_hours(run: RunDir, queue: FakeQueue) -> None:
+    """Of 3 node-hours this job of 2 nodes may take 2, so 30 minutes of 2 nodes are left."""
+    queue.jobs["7"].given = two_nodes_by_hand
+    started(run, queue, by_hand=True, max_node_hours=3.0)
+    assert [request.launch.slurm.time_min for request in queue.requests] == [30]
+
+
+def test_a_job_that_crashes_early_leaves_its_hours_to_the_next(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].given = two_nodes_by_hand
+    own = started(run, queue, by_hand=True, max_node_hours=2.0)
+    attempt = AttemptRecord(1, "7", "slurm", ["nid001", "nid002"], time.time() - 350, None, 1)
+    attempt.end("crash", 1, "A bug.")
+    own.finish(saved(run, attempt))
+    assert [request.launch.slurm.time_min for request in queue.requests] == [54]
+
+
+def test_a_walltime_that_the_ceiling_cut_short_is_not_handed_on(run: RunDir, queue: FakeQueue) -> None:
+    """The job before took 1 of 3 node-hours at most and crashed at once; this one was queued with 30 minutes."""
+
+    queue.jobs["7"].given, queue.jobs["7"].node_hours = two_nodes_by_hand, 1.0
+    started(run, queue, by_hand=True, max_node_hours=4.0)
+    assert [request.launch.slurm.time_min for request in queue.requests] == [60, 30]
+
+
+def test_how_a_chain_goes_on_is_as_the_config_says_now(run: RunDir, queue: FakeQueue) -> None:
+    queue.jobs["7"].given = two_nodes_by_hand
+    started(run, queue, by_hand=True, max_node_hours=4.0)
+    next_one = read_chain(run).launch(launch(max_job_chains=3, max_node_hours=9.0))
+    assert (next_one.slurm.max_node_hours, next_one.slurm.max_job_chains, next_one.num_nodes) == (9.0, 3, 2)
+
+
+def test_the_command_runs_where_the_run_was_started_and_learns_what_happened(run: RunDir, tmp_path: Path) -> None:
+    line = 'echo "$1: $HPC_GRPO_EVENT $HPC_GRPO_RUN $HPC_GRPO_WHY" > told'
+    notify(["sh", "-c", line, "sh", "me"], run, News("retrying", "Lost 1 node(s)."))
+    assert (tmp_path / "told").read_text() == f"me: retrying {run.path} Lost 1 node(s).\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["/nowhere/tell"], "no /nowhere/tell on PATH"),
+        (["~nobody-of-that-name/tell"], "home directory"),
+        (["sh", "-c", "echo full >&2; exit 3"], "could not tell that the run is ended: sh ended with 3: full"),
+        (["sleep", "60"], "sleep gave no answer within 0 s"),
+    ],
+)
+def test_a_command_that_fails_is_reported_and_costs_nothing(
+    command: list[str], expected: str, run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notify(command, run, News("ended", "why"), deadline_s=0.2)
+    assert expected in capsys.readouterr().out
+
+
+def test_the_user_hears_of_a_crash_once_and_when_the_run_is_no_longer_held(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    own.finish(ended("crash"))
+    assert told(run) == []
+    own.tell()
+    own.tell()
+    assert told(run) == ["retrying: It ended as crash."]
+
+
+def test_the_user_hears_that_no_job_is_left(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue, max_job_chains=0)
+    own.finish(ended("resumable"))
+    own.tell()
+    assert told(run) == ["ended: It ended as resumable."]
+
+
+def test_the_user_hears_once_that_the_run_is_complete(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    run.complete_marker.touch()
+    own.finish(ended("complete", signalled="SIGTERM"))
+    own.tell()
+    successor = link(run, queue, "100", successor_of="7")
+    assert not successor.decide().goes_on
+    successor.tell()
+    assert told(run) == ["complete: It ended as complete."]
+
+
+def test_the_successor_tells_who_cancelled_a_job(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    own.finish(ended("cancelled", signalled="SIGTERM"))
+    own.tell()
+    assert told(run) == []
+    queue.ends["7"] = CANCELLED
+    successor = link(run, queue, "100", successor_of="7")
+    assert not successor.decide().goes_on
+    successor.tell()
+    assert told(run) == ["ended: Job 7 was cancelled by the user; hpc-grpo resume takes it up again."]
+
+
+def test_the_user_hears_of_a_crash_where_the_queue_does_not_answer(run: RunDir, queue: FakeQueue) -> None:
+    own = started(run, queue)
+    queue.is_silent = True
+    own.finish(ended("crash"))
+    own.tell()
+    assert told(run) == ["retrying: It ended as crash."]
+
+
+def test_the_successor_tells_of_a_job_that_was_killed_before_it_gave_the_run_up(run: RunDir, queue: FakeQueue) -> None:
+    started(run, queue)
+    saved(run, ended("node_lost"))
+    write_json_atomic(run.holder, asdict(LockOwner("nid001", 1, 1, "7", 1, beat_at=5.0)))
+    queue.ends["7"] = JobEnd("NODE_FAIL", lost_a_node=True)
+    successor = link(run, queue, "100", successor_of="7")
+    assert successor.decide().goes_on
+    successor.tell()
+    assert told(run) == ["retrying: Job 7 ended as node_lost; carrying on."]
+
+
+def test_the_successor_tells_of_a_job_that_was_killed_without_a_record(run: RunDir, queue: FakeQueue) -> None:
+    started(run, queue)
+    queue.ends["7"] = JobEnd("OUT_OF_MEMORY")
+    successor = link(run, queue, "100", successor_of="7")
+    assert successor.decide().goes_on
+    successor.tell()
+    assert told(run) == ["retrying: Job 7 ended without a word (OUT_OF_MEMORY); carrying on."]
+
+
+def test_a_job_submitted_again_that_cannot_go_on_is_news(run: RunDir, queue: FakeQueue) -> None:
+    write_chain(run, replace(read_chain(run).with_link("6"), ended="Gave up."))
+    run.stop_marker.touch()
+    own = link(run, queue)
+    assert not own.decide().goes_on
+    own.tell()
+    assert told(run) == ["ended: The STOP file asks the run to end; hpc-grpo resume takes it up again."]

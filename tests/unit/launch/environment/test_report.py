@@ -9,17 +9,19 @@ import pytest
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.agent.ray_command import RAY_SETTINGS, ray_environment
-from hpc_grpo.launch.environment.report import (
+from hpc_grpo.launch.environment import (
+    ALLOWED,
+    DENIED,
     MASK,
     NODE_VALUES,
     ON_NODE,
     Variable,
     environment_report,
+    filtered,
     redacted,
     report_text,
     why,
 )
-from hpc_grpo.launch.environment.rules import ALLOWED, DENIED, filtered
 
 SECRET = "planted-5f3c-value"
 ENVIRON = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import to_yaml
-from hpc_grpo.launch.environment.rules import (
+from hpc_grpo.launch.environment import (
     ALLOWED,
     ALLOWED_PREFIXES,
     DENIED,

@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec, spec_from_line
+from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec
 from hpc_grpo.launch.supervisor import agent_link
 from hpc_grpo.launch.supervisor.agent_link import AgentLink
 from hpc_grpo.launch.supervisor.events import Loss
@@ -81,18 +81,18 @@ def test_heartbeats_neither_wait_for_a_spec_that_is_being_written_nor_fall_into_
     writer = threading.Thread(target=link.send_spec, args=[spec], daemon=True)
     writer.start()
     wait_until(lambda: waiting_bytes(link.process.stdin) == PIPE_BYTES, "the agent's pipe is full")
-    beats = threading.Thread(target=lambda: [link.heartbeat() for _ in range(10)], daemon=True)
+    beats = threading.Thread(target=lambda: [link.send(waits=False) for _ in range(10)], daemon=True)
     beats.start()
     beats.join(DEADLINE_S)
     has_waited = beats.is_alive()
     (tmp_path / "reads").touch()
     writer.join(DEADLINE_S)
-    link.heartbeat()
+    link.send(waits=False)
     link.release()
     assert link.wait(time.monotonic() + DEADLINE_S)
     assert not has_waited
     line, *beats_after = (tmp_path / "received").read_bytes().split(b"\n")
-    assert spec_from_line(line) == spec
+    assert NodeSpec.from_line(line) == spec
     assert beats_after == [b"", b""]
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.chain.successor import LinkOrigin
+from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.launch.place import job_command
+from hpc_grpo.launch.place.job_queue import job_python
 from hpc_grpo.launch.supervisor import attempt
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.lock import LockOwner
@@ -67,7 +67,7 @@ def test_a_link_whose_nodes_are_never_known_leaves_two_jobs_behind(
 
     monkeypatch.setattr(attempt, "allocation_of", silent)
     with pytest.raises(LaunchError, match="does not answer"):
-        attempt.run_attempt(run, "hpc_grpo.driver.main", LinkOrigin("16"), FakePlace(queue=queue))
+        attempt.run_attempt(run, "hpc_grpo.driver.main", LinkJob("16"), FakePlace(queue=queue))
     assert queue.asked == ["submit 100 after 17", "submit 101 after 17 100"]
 
 
@@ -84,7 +84,7 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
 
     place = FakePlace(replace(allocation("nid001"), this_node=None), wrap=lambda node, command: [node, *command])
     monkeypatch.setattr(attempt.os, "execvpe", execvpe)
-    monkeypatch.setattr(job_command, "find_spec", lambda _name: None)
+    monkeypatch.setitem(job_python.__globals__, "find_spec", lambda _name: None)
     with pytest.raises(SystemExit):
         attempt.run_attempt(run, "hpc_grpo.driver.main", place=place)
     [command] = became

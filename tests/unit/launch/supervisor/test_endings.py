@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
-from hpc_grpo.launch.supervisor.endings import end_by_error, end_of_driver
 from hpc_grpo.launch.supervisor.events import (
     DriverEnded,
     RunFacts,
 )
+from hpc_grpo.launch.supervisor.transitions import end_by_error, end_of_driver
 
 NOT_IN_RAY = NodesUnavailableError("After 300 s not in Ray: n2.", ["n2"])
 

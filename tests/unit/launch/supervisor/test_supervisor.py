@@ -82,7 +82,7 @@ class FakeNodes:
     def head_environment(self) -> dict[str, str]:
         return {}
 
-    def inside_of_driver(self) -> None:
+    def inside(self, _program: str, _suffix: str = "") -> None:
         return None
 
 

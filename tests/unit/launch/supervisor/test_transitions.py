@@ -23,15 +23,13 @@ from hpc_grpo.launch.supervisor.events import (
     Forward,
     Loss,
     NodesLost,
-    NodesTold,
+    Now,
     ProcessLate,
     QueueAnswered,
-    RayReady,
     RunFacts,
     Say,
     Signalled,
     StartDriver,
-    Tick,
 )
 from hpc_grpo.launch.supervisor.transitions import State, react
 
@@ -68,7 +66,7 @@ def named(actions: list[Action]) -> list[str]:
 @pytest.mark.parametrize(
     ("state", "event", "actions", "phase"),
     [
-        pytest.param(BRING_UP, RayReady(), "PUBLISH_RAY", "training", id="all nodes in Ray"),
+        pytest.param(BRING_UP, Now.RAY_READY, "PUBLISH_RAY", "training", id="all nodes in Ray"),
         pytest.param(BRING_UP, BringUpFailed(NOT_IN_RAY), "Fail", "over", id="nodes that never came up"),
         pytest.param(BRING_UP, Signalled(signal.SIGTERM), "SIGTERM SAVE_RECORD Fail", "over", id="ended in bring-up"),
         pytest.param(BRING_UP, ended(78), "End config", "over", id="inputs refused while Ray comes up"),
@@ -86,9 +84,9 @@ def named(actions: list[Action]) -> list[str]:
         ),
         pytest.param(BRING_UP, Signalled(signal.SIGHUP), "SIGTERM SAVE_RECORD Fail", "over", id="gone in bring-up"),
         # Preemption, and a cancel that looks like it at first.
-        pytest.param(TRAINING, NodesTold(), "SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="nodes told to end"),
-        pytest.param(PREEMPTED, NodesTold(), "", "training", id="one node after the other is told"),
-        pytest.param(TOLD_TO_END, NodesTold(), "", "training", id="nodes of a job that is told to end"),
+        pytest.param(TRAINING, Now.NODES_TOLD, "SIGTERM SAVE_RECORD ASK_QUEUE", "training", id="nodes told to end"),
+        pytest.param(PREEMPTED, Now.NODES_TOLD, "", "training", id="one node after the other is told"),
+        pytest.param(TOLD_TO_END, Now.NODES_TOLD, "", "training", id="nodes of a job that is told to end"),
         pytest.param(TRAINING, QueueAnswered(30.0), "SAVE_RECORD Say", "training", id="preempted"),
         pytest.param(TOLD_TO_END, QueueAnswered(30.0), "SAVE_RECORD Say", "training", id="in a step too"),
         pytest.param(TOLD_TO_END, QueueAnswered(None), "LET_NODES_GO", "training", id="cancelled"),
@@ -99,7 +97,7 @@ def named(actions: list[Action]) -> list[str]:
         pytest.param(PREEMPTED, ended(75), "End resumable", "over", id="preempted, checkpointed"),
         pytest.param(PREEMPTED, ended(-9), "End crash", "over", id="preempted, no checkpoint"),
         pytest.param(PREEMPTED, losses(), "", "training", id="nodes of a preempted job end"),
-        pytest.param(BRING_UP, NodesTold(), "SIGTERM SAVE_RECORD Fail", "over", id="preempted in bring-up"),
+        pytest.param(BRING_UP, Now.NODES_TOLD, "SIGTERM SAVE_RECORD Fail", "over", id="preempted in bring-up"),
         pytest.param(TOLD_TO_END, ended(75), "End resumable", "over", id="asked to end, checkpointed"),
         pytest.param(TOLD_TO_END, ended(-15), "End cancelled", "over", id="asked to end, no checkpoint"),
         pytest.param(TOLD_TO_END, Signalled(signal.SIGINT), "SIGINT SAVE_RECORD", "training", id="asked twice"),
@@ -108,8 +106,8 @@ def named(actions: list[Action]) -> list[str]:
         pytest.param(TRAINING, ended(0), "StartDriver", "training", id="ended without COMPLETE"),
         pytest.param(TRAINING, ended(3), "NAME_STOPPED", "settling", id="crash waits for the word of a node"),
         pytest.param(TRAINING, ended(-9), "StartDriver", "training", id="a driver that was killed blames nobody"),
-        pytest.param(SETTLING, Tick(), "", "settling", id="not settled yet"),
-        pytest.param(replace(SETTLING, settled_at=NOW), Tick(), "StartDriver", "training", id="crash, settled"),
+        pytest.param(SETTLING, Now.TICK, "", "settling", id="not settled yet"),
+        pytest.param(replace(SETTLING, settled_at=NOW), Now.TICK, "StartDriver", "training", id="crash, settled"),
         pytest.param(SETTLING, losses(), "SAVE_RECORD Say FORM_AGAIN", "forming", id="a lost node explains the crash"),
         # A node that is lost.
         pytest.param(TRAINING, losses(), "SAVE_RECORD Say", "training", id="lost node: the driver gets a moment"),
@@ -139,8 +137,8 @@ def named(actions: list[Action]) -> list[str]:
         # A driver that is stuck, or does not end.
         pytest.param(TRAINING, DriverStuck("It hangs."), "WRITE_STACKS", "training", id="stuck"),
         pytest.param(TRAINING, ProcessLate("It hangs."), "NoteLate", "training", id="an actor is late"),
-        pytest.param(replace(TRAINING, kill_at=NOW), Tick(), "Say KILL_DRIVER", "training", id="out of time"),
-        pytest.param(LOST, Tick(), "", "training", id="still has time"),
+        pytest.param(replace(TRAINING, kill_at=NOW), Now.TICK, "Say KILL_DRIVER", "training", id="out of time"),
+        pytest.param(LOST, Now.TICK, "", "training", id="still has time"),
     ],
 )
 def test_what_happens_leads_to_actions(state: State, event: Event, actions: str, phase: str) -> None:
@@ -154,9 +152,9 @@ def test_what_happens_leads_to_actions(state: State, event: Event, actions: str,
         pytest.param(TRAINING, Signalled(signal.SIGTERM), 60.0, id="SIGTERM, behind which SIGKILL waits"),
         pytest.param(UNHURRIED, Signalled(signal.SIGTERM), math.inf, id="SIGTERM where nobody is in a hurry"),
         pytest.param(UNHURRIED, Signalled(signal.SIGHUP), math.inf, id="a terminal that is gone"),
-        pytest.param(UNHURRIED, NodesTold(), math.inf, id="nodes told to end where nobody is in a hurry"),
+        pytest.param(UNHURRIED, Now.NODES_TOLD, math.inf, id="nodes told to end where nobody is in a hurry"),
         pytest.param(TOLD_TO_END, Signalled(signal.SIGHUP), 60.0, id="a hangup is told twice, and asks once"),
-        pytest.param(TRAINING, NodesTold(), 60.0, id="nodes told to end, perhaps by a cancel"),
+        pytest.param(TRAINING, Now.NODES_TOLD, 60.0, id="nodes told to end, perhaps by a cancel"),
         pytest.param(TRAINING, QueueAnswered(300.0), 290.0, id="a preempted job has what the queue says"),
         pytest.param(TRAINING, QueueAnswered(3.0), 0.0, id="or nothing"),
         pytest.param(TRAINING, Signalled(signal.SIGINT), math.inf, id="Ctrl+C: as long as it needs"),
@@ -173,9 +171,9 @@ def test_how_long_a_driver_has_until_it_is_killed(state: State, event: Event, se
 
 
 def test_a_driver_that_is_out_of_time_is_killed_once() -> None:
-    state, actions = react(replace(TRAINING, kill_at=NOW), Tick(), NOW)
+    state, actions = react(replace(TRAINING, kill_at=NOW), Now.TICK, NOW)
     assert Do.KILL_DRIVER in actions
-    assert react(state, Tick(), NOW + 1)[1] == []
+    assert react(state, Now.TICK, NOW + 1)[1] == []
 
 
 def after(state: State, *events: Event) -> tuple[State, list[Action]]:
@@ -196,14 +194,14 @@ def after(state: State, *events: Event) -> tuple[State, list[Action]]:
 def test_a_driver_is_started_again_as_long_as_that_leads_somewhere(steps: list[int], restarts: list[bool]) -> None:
     state, came = TRAINING, []
     for step in steps:
-        state, actions = after(state, ended(3, step), Tick())
+        state, actions = after(state, ended(3, step), Now.TICK)
         came.append(actions == [StartDriver(CRASHED)])
     assert came == restarts
     assert actions == [End("crash", 3, CRASHED)]
 
 
 def test_crashes_and_lost_nodes_are_counted_apart() -> None:
-    state, _ = after(TRAINING, ended(3), Tick(), ended(3), Tick())
+    state, _ = after(TRAINING, ended(3), Now.TICK, ended(3), Now.TICK)
     assert react(replace(state, lost={"n2": "gone"}), ended(-9), NOW)[1] == [Do.FORM_AGAIN]
 
 
@@ -217,13 +215,13 @@ def test_crashes_and_lost_nodes_are_counted_apart() -> None:
     ],
 )
 def test_a_driver_is_not_started_again(state: State, event: Event) -> None:
-    _, (end,) = after(state, event, Tick()) if not state.signalled else react(state, event, NOW)
+    _, (end,) = after(state, event, Now.TICK) if not state.signalled else react(state, event, NOW)
     assert isinstance(end, End)
 
 
 def test_a_restarted_driver_begins_without_what_the_one_before_left() -> None:
     state, _ = react(TRAINING, DriverStuck("It hangs."), NOW)
-    state, actions = after(state, ended(-9), Tick())
+    state, actions = after(state, ended(-9), Now.TICK)
     assert actions == [StartDriver("It hangs. The stacks of its processes are in /attempt/stacks.")]
     assert (state.stuck, state.kill_at, state.ended) == ("", math.inf, None)
 
@@ -260,7 +258,7 @@ def test_a_signal_while_the_nodes_come_up_ends_as_the_checkpoint_there_is(state:
 def test_a_process_that_was_late_explains_a_crash_soon_after(seconds: float, explains: bool) -> None:
     state, _ = react(TRAINING, ProcessLate("The learner (process 7) was stopped."), NOW)
     state, _ = react(state, ended(1), NOW + seconds)
-    _, (restart,) = react(state, Tick(), NOW + seconds + 5.0)
+    _, (restart,) = react(state, Now.TICK, NOW + seconds + 5.0)
     assert isinstance(restart, StartDriver)
     assert ("The learner (process 7) was stopped." in restart.why) == explains
 
@@ -269,6 +267,6 @@ def test_a_process_that_is_named_while_a_crash_settles_explains_it() -> None:
     """Ray's own connection check may end the driver before a learner has been stopped for long."""
     state, _ = react(TRAINING, ended(1), NOW)
     state, _ = react(state, ProcessLate("The learner (process 7) was stopped."), NOW + 1.0)
-    _, (restart,) = react(state, Tick(), NOW + 3.0)
+    _, (restart,) = react(state, Now.TICK, NOW + 3.0)
     assert isinstance(restart, StartDriver)
     assert "The learner (process 7) was stopped." in restart.why

@@ -10,9 +10,8 @@ import pytest
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.place.joined import gate as gates
+from hpc_grpo.launch.place.joined.connection import MAGIC, Hello, NotProvedError, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.gate import Gate
-from hpc_grpo.launch.place.joined.handshake import MAGIC, NotProvedError, prove_to_head, read_exactly
-from hpc_grpo.launch.place.joined.messages import Hello
 from hpc_grpo.system.proof import MOST_OF_ADDRESS, MOST_UNPROVED, NONCE_BYTES, REFUSAL, answer, proof
 
 TOKEN = b"a token of the run, long enough"

@@ -17,12 +17,11 @@ from hpc_grpo import __version__
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE, ConfigError, EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.place import find_place
-from hpc_grpo.launch.place.base import LOST_CODE, Ending
+from hpc_grpo.launch.place.base import LOST_CODE, End
 from hpc_grpo.launch.place.joined import place as module
-from hpc_grpo.launch.place.joined.connection import LEFT
-from hpc_grpo.launch.place.joined.handshake import find_token, make_token, prove_to_head, read_exactly
-from hpc_grpo.launch.place.joined.messages import Hello
+from hpc_grpo.launch.place.joined.connection import LEFT, Hello, find_token, make_token, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, JoinedPlace
+from hpc_grpo.launch.place.joined.worker import Worker
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.paths import RunDir
 
@@ -37,7 +36,7 @@ def place(tmp_path: Path) -> Iterator[JoinedPlace]:
     made.for_run(RunDir(tmp_path), launch.model_copy(update={"port": 0}))
     made._opened()
     yield made
-    made.close(Ending("node_lost", 69, "The test is over."))
+    made.close(End("node_lost", 69, "The test is over."))
 
 
 def worker(place: JoinedPlace, name: str) -> socket.socket:
@@ -167,7 +166,7 @@ def test_the_stop_file_ends_the_wait_for_workers(place: JoinedPlace, tmp_path: P
 def test_an_end_is_told_to_nobody_where_another_head_has_the_port(place: JoinedPlace, tmp_path: Path) -> None:
     second = JoinedPlace(ENVIRON)
     second.for_run(RunDir(tmp_path), LaunchConfig(num_nodes=3, port=place._opened().port))
-    second.close(Ending("complete", 0, "The run is complete."))
+    second.close(End("complete", 0, "The run is complete."))
 
 
 def test_a_worker_that_was_told_to_end_is_a_node_that_has_gone(place: JoinedPlace) -> None:
@@ -184,3 +183,27 @@ def test_an_allocation_without_the_lost_is_not_enough(place: JoinedPlace, monkey
     with pytest.raises(NodesUnavailableError, match="nodes are here"):
         place.remaining(replace(before, nodes=("pod1", "pod2", "pod9"), num_cpus=(1, 1, 1)), ["pod1"], lambda: True)
     assert held
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_does_not_change_the_exit_code_of_a_worker_that_ends(tmp_path: Path) -> None:
+    worker = Worker(RunDir(tmp_path), "127.0.0.1", 1, lambda: True)
+    assert worker.serve() == 0
+    signal.raise_signal(signal.SIGTERM)
+    assert not [*RunDir(tmp_path).members.glob("*")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_worker_that_waits_for_its_head(tmp_path: Path, number: int) -> None:
+    def is_over() -> bool:
+        signal.raise_signal(number)
+        return False
+
+    assert Worker(RunDir(tmp_path), "127.0.0.1", 1, is_over).serve() == 75

@@ -36,7 +36,7 @@ def test_who_waits_for_another_to_ask_takes_its_answer(tmp_path: Path, asked: li
     cache.parent.mkdir()
     answers: list[QueueAnswer] = []
     with FileLock(cache.with_suffix(".lock")):
-        threads = [threading.Thread(target=lambda: answers.append(queue_answer(["11"], 60.0, cache))) for _ in range(3)]
+        threads = [threading.Thread(target=lambda: answers.append(queue_answer(["11"], cache))) for _ in range(3)]
         for thread in threads:
             thread.start()
         assert asked == []
@@ -47,18 +47,18 @@ def test_who_waits_for_another_to_ask_takes_its_answer(tmp_path: Path, asked: li
 
 
 def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path, asked: list[Sequence[str]]) -> None:
-    assert queue_answer(["11"], 60.0, tmp_path / "not" / "there" / "answer.json").jobs["11"].reason == "Priority"
+    assert queue_answer(["11"], tmp_path / "not" / "there" / "answer.json").jobs["11"].reason == "Priority"
 
 
 def test_a_folder_that_cannot_be_used_is_named_with_the_way_out(tmp_path: Path, asked: list[Sequence[str]]) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"file, which says when Slurm was asked last, cannot be used .*XDG_CACHE"):
-        queue_answer(["11"], 60.0, tmp_path / "file" / "answer.json")
+        queue_answer(["11"], tmp_path / "file" / "answer.json")
     assert asked == []
 
 
 def test_an_answer_of_another_version_is_asked_for_again(tmp_path: Path, asked: list[Sequence[str]]) -> None:
     cache = tmp_path / "answer.json"
     cache.write_text('{"asked_at": 9e9, "jobs": {"11": {"other": 1}}}')
-    queue_answer(["11"], 60.0, cache)
+    queue_answer(["11"], cache)
     assert len(asked) == 1

@@ -12,9 +12,7 @@ import pytest
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
-from hpc_grpo.launch.place import job_command
-from hpc_grpo.launch.place.job_command import setup_lines
-from hpc_grpo.launch.place.job_queue import JobRequest
+from hpc_grpo.launch.place.job_queue import JobRequest, job_python, setup_lines
 from hpc_grpo.launch.place.slurm import sbatch as slurm
 from hpc_grpo.run.chain import before_it_ran
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
@@ -91,7 +89,7 @@ def last_line(launch: LaunchConfig) -> str:
 
 
 def test_the_job_runs_the_python_that_the_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_command, "find_spec", lambda _name: None)  # a light installation on a login node
+    monkeypatch.setitem(job_python.__globals__, "find_spec", lambda _name: None)  # a light installation on a login node
     expected = "exec '/proj/my env/bin/python' -E -u '/scratch/my runs/demo/source' attempt '/scratch/my runs/demo'"
     assert last_line(LaunchConfig(python="/proj/my env/bin/python")) == expected
 
@@ -100,7 +98,7 @@ def test_an_installation_without_ray_submits_no_job_that_would_run_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, f"touch {tmp_path}/submitted; echo Submitted batch job 42\n")
-    monkeypatch.setattr(job_command, "find_spec", lambda name: None if name == "ray" else name)
+    monkeypatch.setitem(job_python.__globals__, "find_spec", lambda name: None if name == "ray" else name)
     for hand_over in (slurm.render, slurm.submit):
         with pytest.raises(ConfigError, match=r"This Python has no Ray.*Set launch\.python"):
             hand_over(JobRequest(run, launch(), attempt_command(run)))

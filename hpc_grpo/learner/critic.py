@@ -1,11 +1,12 @@
 """The critic of PPO: values the state before every trained token, and learns the returns.
 
-Its model (`value_model.py`) is the policy's, loaded once more, or one that a run exported; its optimizer and its ZeRO
-shards are its own.
+Its model is a causal language model's trunk with one number for a head; its optimizer and its ZeRO shards are its own.
+It is exported as a token classifier of one label: the logit at a token is the value of the state after it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,31 +16,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
+from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights
+from hpc_grpo.learner.model import PolicyModel, gathered_parameters, parameter_specs
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
-from hpc_grpo.learner.parts.base import LearnerPart
-from hpc_grpo.learner.setup import deepspeed_config, sharded_loading
-from hpc_grpo.learner.value_model import export_value_model, load_value_model
+from hpc_grpo.learner.parts import LearnerPart
+from hpc_grpo.learner.setup import deepspeed_config, load_trained, sharded_loading
 from hpc_grpo.metrics.reductions import Mean, Reduction
-from hpc_grpo.registry import LEARNER_PARTS
 from hpc_grpo.run.checkpoint import read_manifest
 from hpc_grpo.run.pulse import PULSE
+from hpc_grpo.system.say import say
 from hpc_grpo.types import Minibatch, TrainSequence
 
 if TYPE_CHECKING:
     from hpc_grpo.learner.staging import StagedFiles
     from hpc_grpo.types import Float32Array
 
-_TAG = "critic"
-"""DeepSpeed's folder of the critic in a checkpoint."""
+_TAG = "critic"  # DeepSpeed's folder of the critic in a checkpoint
 
 
-@LEARNER_PARTS.register("critic")
 class Critic(LearnerPart):
     """Trains the value model, and turns rewards into advantages; all ranks together."""
 
@@ -49,26 +50,29 @@ class Critic(LearnerPart):
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
-        self._engine = _build_engine(config, world_size, device)
+        self._engine = build_value_engine(config, world_size, device)
         self.ds_engines.append(self._engine)
 
     def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
         """Value all sequences, train on their returns, and return them with advantages."""
-        shares = [minibatch.sequences for minibatch in minibatches]
-        both = pack_equalised(shares, budget_of(self.config), self.device)
-        ordered, packed = [each.sequences for each in both], [each.batches for each in both]
-        values = [self._values(batches) for batches in packed]
-        estimates = [self._estimates(*each) for each in zip(ordered, values, strict=True)]
-        advantages = self._normalized([own for own, _ in estimates])
+        packed = pack_equalised([each.sequences for each in minibatches], budget_of(self.config), self.device)
+        values = [self.values(batches) for batches, _ in packed]
+        estimates = [self._estimates(sequences, own) for (_, sequences), own in zip(packed, values, strict=True)]
+        advantages = [[pair[0] for pair in pairs] for pairs in estimates]
+        if self.config.ppo.normalize_advantages:
+            advantages = self._normalized(advantages)
         metrics: dict[str, Mean] = {}
-        for index, minibatch in enumerate(minibatches):
-            returns = np.concatenate([np.zeros(0, np.float32), *estimates[index][1]])
-            for name, value in self._train(packed[index], values[index], returns, minibatch.num_valid_tokens).items():
-                metrics[name] = metrics[name].merged(value) if name in metrics else value
-        trained = [
-            replace(minibatch, sequences=tuple(map(_with_advantages, sequences, own)))
-            for minibatch, sequences, own in zip(minibatches, ordered, advantages, strict=True)
-        ]
+        trained = []
+        for index, (minibatch, (batches, sequences)) in enumerate(zip(minibatches, packed, strict=True)):
+            returns = np.concatenate([np.zeros(0, np.float32), *(pair[1] for pair in estimates[index])])
+            own_metrics = self.train(batches, values[index], returns, minibatch.num_valid_tokens)
+            metrics |= {name: own.merged(metrics.get(name, Mean(0.0, 0.0))) for name, own in own_metrics.items()}
+            with_advantages = []
+            for sequence, own in zip(sequences, advantages[index], strict=True):
+                of_tokens = np.zeros(len(sequence.token_ids), dtype=np.float32)
+                of_tokens[sequence.loss_mask] = own
+                with_advantages.append(replace(sequence, advantages=of_tokens))
+            trained.append(replace(minibatch, sequences=tuple(with_advantages)))
         return trained, metrics
 
     def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
@@ -84,15 +88,14 @@ class Critic(LearnerPart):
                 f"{self.world_size}. A critic needs as many as before: set launch.num_nodes and "
                 f"placement.learners_per_node so."
             )
-        loaded, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)
-        if loaded is None:
+        if self._engine.load_checkpoint(str(folder), tag=_TAG)[0] is None:
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not of a run with task = ppo.")
 
     def export(self, folder: Path) -> None:
         """Write the value model into the folder `critic` of the export, where `task.critic` of another run finds it."""
-        export_value_model(self._engine.module, self.config, folder / "critic")
+        _export_value_model(self._engine.module, self.config, folder / "critic")
 
-    def _values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
+    def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """Value the state before each trained token, `[C]` a microbatch."""
         values = []
         for batch in batches:
@@ -103,22 +106,18 @@ class Critic(LearnerPart):
 
     def _estimates(
         self, sequences: Sequence[TrainSequence], values: Sequence[Tensor]
-    ) -> tuple[list[Float32Array], list[Float32Array]]:
-        """Return the advantages and the returns of each sequence, in packed order; what fills up comes last there."""
+    ) -> list[tuple[Float32Array, Float32Array]]:
+        """Return advantages and returns of each sequence, in packed order, where weightless microbatches come last."""
         ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences], dtype=np.int64)
         own_values = np.split(torch.cat(list(values)).cpu().numpy(), ends)[:-1]
-        advantages, returns = [], []
-        for sequence, own in zip(sequences, own_values, strict=True):
-            reward = float(sequence.advantages[sequence.loss_mask][-1])
-            pair = generalized_advantages(reward, own, self.config.ppo.discount, self.config.ppo.gae_lambda)
-            advantages.append(pair[0])
-            returns.append(pair[1])
-        return advantages, returns
+        estimate = partial(
+            generalized_advantages, discount=self.config.ppo.discount, gae_lambda=self.config.ppo.gae_lambda
+        )
+        rewards = [float(sequence.advantages[sequence.loss_mask][-1]) for sequence in sequences]
+        return list(map(estimate, rewards, own_values))
 
-    def _normalized(self, advantages: Sequence[Sequence[Float32Array]]) -> Sequence[Sequence[Float32Array]]:
-        """Give all tokens of the step, over all ranks, mean 0 and deviation 1, where the config asks for it."""
-        if not self.config.ppo.normalize_advantages:
-            return advantages
+    def _normalized(self, advantages: Sequence[Sequence[Float32Array]]) -> list[list[Float32Array]]:
+        """Give all tokens of the step, over all ranks, mean 0 and deviation 1."""
         own = np.concatenate([each for of_one in advantages for each in of_one] or [np.zeros(0, np.float32)])
         own = own.astype(np.float64)
         sums = torch.tensor([own.size, own.sum(), (own**2).sum()], dtype=torch.float64, device=self.device)
@@ -129,7 +128,7 @@ class Critic(LearnerPart):
         deviation = max(squares / max(count, 1.0) - mean**2, 0.0) ** 0.5
         return [[((each - mean) / (deviation + 1e-8)).astype(np.float32) for each in of_one] for of_one in advantages]
 
-    def _train(
+    def train(
         self, batches: Sequence[PackedBatch], values: Sequence[Tensor], returns: Float32Array, num_valid_tokens: int
     ) -> dict[str, Mean]:
         """Take one optimizer step on the returns of a minibatch; the metrics, means over its tokens, if it has any.
@@ -191,14 +190,33 @@ def value_losses(predicted: Tensor, old: Tensor, returns: Tensor, clip: float | 
     return 0.5 * errors
 
 
-def _build_engine(config: Config, world_size: int, device: Any) -> Any:
-    """Load the value model and build its DeepSpeed engine."""
+class ValueHead(nn.Module):  # type: ignore[misc]
+    """Takes the place of the model's output layer: one float32 value per state, 0.0 before it is trained."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """Return the values `[C]` of `hidden` `[C, D]`; the next token and the temperature are no matter."""
+        return hidden.float() @ self.weight.float()
+
+
+def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
+    """Build the DeepSpeed engine of `model.path` with a head of zeros, or of the critic at `task.critic`.
+
+    Raises ConfigError where that is none.
+    """
     import deepspeed
 
-    settings = deepspeed_config(config, world_size)
+    settings, path, train = deepspeed_config(config, world_size), config.ppo.critic, config.train
     with sharded_loading(settings):
-        model = load_value_model(config, device)
-    train = config.train
+        model = load_trained(config, device, path, "model.path" if path is None else "task.critic")
+        language_model = model.language_model
+        head = ValueHead(language_model.config.hidden_size)
+        if path is not None:
+            head.weight.data.copy_(_read_head(path, language_model.base_model_prefix, len(head.weight)))
+        language_model.set_output_embeddings(head)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.ppo.critic_lr, betas=train.betas, eps=train.eps, weight_decay=0.0, fused=True
     )
@@ -206,7 +224,49 @@ def _build_engine(config: Config, world_size: int, device: Any) -> Any:
     return engine
 
 
-def _with_advantages(sequence: TrainSequence, advantages: Float32Array) -> TrainSequence:
-    whole = np.zeros(len(sequence.token_ids), dtype=np.float32)
-    whole[sequence.loss_mask] = advantages
-    return replace(sequence, advantages=whole)
+def _export_value_model(model: PolicyModel, config: Config, folder: Path) -> None:
+    """Write the value model into `folder` on rank 0, its head in float32: a collective under ZeRO-3.
+
+    Leaves it out, and says so, where transformers has no token classifier of the architecture.
+    """
+    from transformers import AutoModelForTokenClassification
+
+    language_model = model.language_model
+    trunk = f"{language_model.base_model_prefix}."
+    specs = [spec for spec in parameter_specs(model, config.model.dtype) if spec.name.startswith(trunk)]
+    weights = full_weights(model, specs)
+    parameter = language_model.get_output_embeddings().weight
+    with gathered_parameters([parameter]):
+        head = parameter.detach().float().cpu().clone()
+    if dist.get_rank() != 0:
+        return
+    settings = copy.deepcopy(language_model.config)
+    if type(settings) not in AutoModelForTokenClassification._model_mapping:
+        say(f"The critic is not exported: transformers has no token classifier of {type(language_model).__name__}.")
+        return
+    settings.num_labels, settings.classifier_dropout = 1, 0.0
+    with torch.device("meta"):
+        written = AutoModelForTokenClassification.from_config(settings, dtype=getattr(torch, config.model.dtype))
+    for name, own in written.named_parameters():
+        if not name.startswith(trunk):
+            weights[name] = head.reshape(own.shape) if own.dim() == 2 else torch.zeros(own.shape)
+    written.save_pretrained(folder, state_dict=weights)
+    copy_tokenizer(config, folder)
+
+
+def _read_head(path: str, prefix: str, hidden_size: int) -> Tensor:
+    """Read the head `[D]` of a token classifier of one label. Raises ConfigError where there is none."""
+    from safetensors import safe_open
+
+    found: dict[str, Tensor] = {}
+    for file in sorted(model_folder(path).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            names = [name for name in tensors.keys() if not name.startswith(f"{prefix}.")]  # noqa: SIM118 - no dict
+            found |= {name: tensors.get_tensor(name).float() for name in names}
+    weights = [each for each in found.values() if tuple(each.shape) == (1, hidden_size)]
+    if len(weights) != 1 or any(each.any() for each in found.values() if each.dim() == 1):
+        raise ConfigError(
+            f"task.critic = {path} holds no value head, one row of {hidden_size} numbers without a bias, but "
+            f"{', '.join(sorted(found)) or 'a trunk alone'}. Give the critic folder of an export, or null."
+        )
+    return weights[0][0]

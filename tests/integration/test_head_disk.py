@@ -33,9 +33,9 @@ def trained_on(rank: int, world_size: int, store: Any, model: Path, root: Path, 
     import torch.distributed as dist
 
     from hpc_grpo.learner.checkpoint import load_checkpoint, write_universal
-    from hpc_grpo.learner.disk import SeenDisk
-    from hpc_grpo.learner.heads_disk import HeadsDisk
+    from hpc_grpo.learner.head_disk import HeadDisk
     from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.learner.staging import RunDisk
     from hpc_grpo.run.files import recover_dirs
 
     ray.init(address=address, namespace="disks", logging_level="ERROR")
@@ -45,7 +45,7 @@ def trained_on(rank: int, world_size: int, store: Any, model: Path, root: Path, 
     def learner_on(disk: str, stage: int, run: Path) -> Any:
         learner = Learner(make_config(model, root, zero_stage=stage), rank, world_size, store)
         is_away = disk == "heads" and rank > 0
-        learner.files.disk = HeadsDisk(ray.get_actor("keeper"), root, own) if is_away else SeenDisk()
+        learner.files.disk = HeadDisk(ray.get_actor("keeper"), root, own) if is_away else RunDisk()
         return learner
 
     def two_steps(learner: Any) -> tuple[Any, Any]:

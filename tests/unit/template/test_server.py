@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.run import template_client
+from hpc_grpo.template import client
 from hpc_grpo.template.server import why_not_forked
 
 PROGRAM = """
@@ -67,7 +67,7 @@ def start_template(folder: Path) -> Iterator[Callable[..., subprocess.Popen[byte
 def run_worker(folder: Path, **environ: str) -> tuple[int, dict[str, Any]]:
     """Start a worker as Ray does; returns the exit code of the command, and what the worker says of itself."""
     with (folder / "output").open("w+b") as output:
-        command = [sys.executable, "-I", "-S", template_client.__file__, str(folder / "socket")]
+        command = [sys.executable, "-I", "-S", client.__file__, str(folder / "socket")]
         done = subprocess.run(
             [*command, str(folder / "program.py"), "a", "b"],
             env={**ENVIRON, "PYTHONPATH": str(folder), **environ},
@@ -128,10 +128,10 @@ def test_a_worker_that_ray_gives_up_while_the_template_imports_is_not_forked(
     given_up = folder / "given_up.py"
     given_up.write_text("raise SystemExit")
     asked = json.dumps({"words": [str(given_up)], "environ": ENVIRON, "cwd": str(folder)}).encode()
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(folder / "socket"))
-        socket.send_fds(client, [template_client.SIZE.pack(len(asked))], [0, 1, 2])
-        client.sendall(asked)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(folder / "socket"))
+        socket.send_fds(connection, [client.SIZE.pack(len(asked))], [0, 1, 2])
+        connection.sendall(asked)
     may_go_on.touch()
     _, worker = run_worker(folder)
     assert worker["parent"] == template.pid
@@ -193,7 +193,7 @@ def test_a_template_closes_nvml_that_its_imports_have_opened_and_its_workers_hav
     shown = "import json, os, pynvml\nprint(json.dumps({'parent': os.getppid(), 'users': pynvml.users}))"
     (folder / "program.py").write_text(shown)
     code = (
-        "import sys; from pathlib import Path; from hpc_grpo.driver import template\n"
+        "import sys; from pathlib import Path; from hpc_grpo.template import server as template\n"
         "template._GPU_DEVICES = str(Path(sys.argv[1]).with_name('nvidia'))\n"
         "template.main(Path(sys.argv[1]), sys.argv[2:])"
     )

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from hpc_grpo.learner.parts.reference import Reference
+from hpc_grpo.learner import parts
+from hpc_grpo.learner.parts import Reference
 from hpc_grpo.learner.staging import StagedFiles
 from tests.support.configs import minimal_config
 
@@ -16,11 +18,11 @@ def test_each_learner_writes_its_share_of_a_whole_reference_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
     """Not the storage that its share is a view of."""
-    reference = Reference.__new__(Reference)
-    reference.config = minimal_config(loss={"kl": {"coef": 0.1, "refresh_steps": 1}})
-    reference.world_size, reference._averages = 4, {}
     values = torch.arange(40_000.0)
-    reference._parameters = {"weight": torch.nn.Parameter(values.reshape(200, 200), requires_grad=False)}
+    weight = torch.nn.Parameter(values.reshape(200, 200), requires_grad=False)
+    model = SimpleNamespace(hf_named_parameters=lambda: [("weight", weight)])
+    monkeypatch.setattr(parts, "build_frozen", lambda *_: model)
+    reference = Reference(minimal_config(loss={"kl": {"coef": 0.1, "refresh_steps": 1}}), 4, torch.device("cpu"))
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     files = StagedFiles()
     with files.new_checkpoint(keeps=keeps):

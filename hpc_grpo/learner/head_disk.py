@@ -1,7 +1,7 @@
 """The head's disk as a learner on another node has it: its files go there and come from there over Ray, in chunks.
 
-The other end is `run/keeper.py`. Consumes what a learner saves; never holds more of a file than two chunks on their way
-and one that is filling. What is read lies in a folder of this node for as long as a checkpoint is opened.
+The other end is `run/keeper.py`. A learner never holds more of a file than two chunks on their way and one that is
+filling. A checkpoint that it reads lies in a folder of this node for as long as it is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from ray.exceptions import RayTaskError
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.learner.disk import RunDisk, SeenDisk
+from hpc_grpo.learner.staging import RunDisk
 from hpc_grpo.run.checkpoint import MANIFEST, FileEntry
 from hpc_grpo.run.contract import DISKS_VARIABLE
 from hpc_grpo.run.files import copy_path
@@ -35,16 +35,14 @@ _UNDERWAY = 2
 """Chunks of a file that are on their way at once: one is written while the next one travels."""
 
 _OUTLINE_MODE = stat.S_IWUSR
-_OUTLINING = ".outlining"
-_FETCHED = ".fetched-"
-_FOLDER = "hpc-grpo-disk-"
+"""The mode of a file that has its size and no content: it may not be read."""
 
 
-class HeadsDisk:
+class HeadDisk(RunDisk):
     """The head's disk, for a learner on another node, whose run directory `root` is `here` a folder to work in.
 
-    Written files are sent on, and never lie here whole. Of a checkpoint that is opened the node's learners share what
-    they fetch: a file is an outline at first, of its size, which may not be read.
+    Written files are sent on, and never lie here whole. The node's learners share what they fetch of an opened
+    checkpoint: a file is an outline before it is fetched.
     """
 
     def __init__(self, keeper: Any, root: Path, here: Path) -> None:
@@ -56,21 +54,20 @@ class HeadsDisk:
         return self._here / path.relative_to(self._root)
 
     def save(self, state: Any, here: Path) -> None:
-        with self._sending(self._name(here)) as file:
+        with self._sending(self._name(here)) as (file, sending):
             torch.save(state, file)
-        self._sent[here] = file.entry
+        self._sent[here] = sending.entry
 
     def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
         """Send what was not saved by `save`, and empty the folder."""
         for path in files:
             if path not in self._sent:
-                with self._sending(self._name(path)) as file, path.open("rb") as written:
+                with self._sending(self._name(path)) as (file, sending), path.open("rb") as written:
                     shutil.copyfileobj(written, file, CHUNK_BYTES)
-                self._sent[path] = file.entry
-        sent = [self._sent.pop(path) for path in files]
+                self._sent[path] = sending.entry
+        sent = {str(path.relative_to(folder)): self._sent.pop(path) for path in files}
         shutil.rmtree(folder, ignore_errors=True)
-        pairs = zip(files, sent, strict=True)
-        return [FileEntry(str(path.relative_to(folder)), entry.size, entry.digest) for path, entry in pairs]
+        return [FileEntry(name, entry.size, entry.digest) for name, entry in sent.items()]
 
     @contextmanager
     def opened(self, folder: Path, *, whole: bool = False) -> Iterator[Path]:
@@ -89,20 +86,26 @@ class HeadsDisk:
 
     def fetch(self, here: Path) -> None:
         with _locked(here, fcntl.LOCK_EX):  # this file alone: others fetch theirs side by side
-            if not _is_outline(here):  # fetched before, or by another learner of the node
+            size, mode = here.stat().st_size, stat.S_IMODE(here.stat().st_mode)
+            if mode != _OUTLINE_MODE:  # fetched before, or by another learner of the node
                 return
-            beside = self._here / f"{_FETCHED}{self._name(here).replace('/', '--')}"
+            beside = self._here / f".fetched-{self._name(here).replace('/', '--')}"
+            waiting: deque[Any] = deque()
             try:
                 with beside.open("wb") as file:
-                    for chunk in self._received(self._name(here), here.stat().st_size):
-                        file.write(chunk)
+                    for offset in range(0, size, CHUNK_BYTES):
+                        waiting.append(self._keeper.read.remote(self._name(here), offset))
+                        if len(waiting) == _UNDERWAY:
+                            file.write(_result(waiting.popleft()))
+                    while waiting:
+                        file.write(_result(waiting.popleft()))
             except OSError as error:
                 beside.unlink(missing_ok=True)
                 if error.errno != errno.ENOSPC:
                     raise
                 raise LaunchError(
                     f"Node {socket.gethostname()} fetches its part of the checkpoint from the head, and {self._here} "
-                    f"has no room for {here.name} ({here.stat().st_size / 2**30:.1f} GiB). Free some there, or name a "
+                    f"has no room for {here.name} ({size / 2**30:.1f} GiB). Free some there, or name a "
                     f"folder on a larger disk by launch.local_dir."
                 ) from error
             beside.replace(here)
@@ -110,23 +113,25 @@ class HeadsDisk:
     @contextmanager
     def new_file(self, path: Path) -> Iterator[BinaryIO]:
         name = path.relative_to(self._root)
-        with self._sending(str(name.with_name(f".{name.name}.tmp")), str(name)) as file:
-            yield cast(BinaryIO, file)
+        with self._sending(str(name.with_name(f".{name.name}.tmp")), str(name)) as (file, _):
+            yield file
 
     def _name(self, here: Path) -> str:
         return str(here.relative_to(self._here))
 
     @contextmanager
-    def _sending(self, name: str, final: str | None = None) -> Iterator[Sending]:
-        with Sending(self._keeper, name) as file:
-            yield file
-            file.finish()
-        _result(self._keeper.commit.remote(file.entry, final or name))
+    def _sending(self, name: str, final: str | None = None) -> Iterator[tuple[BinaryIO, Sending]]:
+        sending = Sending(self._keeper, name)
+        with io.BufferedWriter(sending, CHUNK_BYTES) as file:
+            yield cast(BinaryIO, file), sending
+        if sending.failure is not None:
+            raise sending.failure
+        _result(self._keeper.commit.remote(sending.entry, final or name))
 
     def _outline(self, folder: Path, here: Path) -> list[str]:
         """Make the folder here as it is at the head, its files as outlines; return their names."""
         names = []
-        with _locked(self._here / _OUTLINING, fcntl.LOCK_EX):
+        with _locked(self._here / ".outlining", fcntl.LOCK_EX):
             for name, size in _result(self._keeper.files.remote(str(folder.relative_to(self._root)))):
                 names.append(name)
                 (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -136,58 +141,40 @@ class HeadsDisk:
                     os.close(descriptor)
         return names
 
-    def _received(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield the chunks of a file of the head's."""
-        waiting: deque[Any] = deque()
-        for offset in range(0, size, CHUNK_BYTES):
-            waiting.append(self._keeper.read.remote(name, offset))
-            if len(waiting) == _UNDERWAY:
-                yield _result(waiting.popleft())
-        while waiting:
-            yield _result(waiting.popleft())
-
 
 class Sending(io.RawIOBase):
-    """A file that is written here and grows at the head; `entry` says, once it is finished, what was sent.
+    """A file that is written here, through a buffer of a chunk, and grows at the head; `entry` is what was sent.
 
-    What goes wrong is raised at the end: torch would raise an error of its own over one that comes while it writes.
+    The first error is kept in `failure`: torch would raise an error of its own over one that comes while it writes.
     """
 
     def __init__(self, keeper: Any, name: str) -> None:
         import xxhash
 
         super().__init__()
+        self.failure: Exception | None = None
         self._keeper, self._name = keeper, name
-        self._hasher = xxhash.xxh3_128()
-        self._buffer = bytearray()
-        self._size = 0
+        self._hasher, self._size = xxhash.xxh3_128(), 0
         self._waiting: deque[Any] = deque()
-        self._failure: Exception | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        """Take all of the data, of which a chunk at a time is copied; waits while enough of them are on their way."""
-        rest = memoryview(data).cast("B")
-        taken = rest.nbytes
-        while rest.nbytes:
-            part = rest[: CHUNK_BYTES - len(self._buffer)]
-            self._buffer += part
-            rest = rest[part.nbytes :]
-            if len(self._buffer) == CHUNK_BYTES:
-                self._send()
-        return taken
-
-    def finish(self) -> None:
-        """Send what is left, and wait until the head has written all of it. Raises what the head's disk raised."""
-        self._send()  # an empty file has one empty chunk
-        self.close()
-        if self._failure is not None:
-            raise self._failure
+        """Send a chunk of the data, and wait while two others are on their way; returns its length."""
+        if len(self._waiting) == _UNDERWAY:
+            self._await_oldest()
+        chunk = bytes(memoryview(data).cast("B")[:CHUNK_BYTES])
+        self._hasher.update(chunk)
+        if self.failure is None:
+            self._waiting.append(self._keeper.write.remote(self._name, self._size, chunk))
+        self._size += len(chunk)
+        return len(chunk)
 
     def close(self) -> None:
         """Wait for what is on its way: the head would write on while the file is removed there, or sent again."""
+        if not self.closed and not self._size:
+            self.write(b"")  # or an empty file would not be there
         while self._waiting:
             self._await_oldest()
         super().close()
@@ -196,38 +183,24 @@ class Sending(io.RawIOBase):
     def entry(self) -> FileEntry:
         return FileEntry(self._name, self._size, self._hasher.hexdigest())
 
-    def _send(self) -> None:
-        if len(self._waiting) == _UNDERWAY:
-            self._await_oldest()
-        chunk = bytes(self._buffer)
-        self._buffer.clear()
-        self._hasher.update(chunk)
-        if self._failure is None:
-            self._waiting.append(self._keeper.write.remote(self._name, self._size, chunk))
-        self._size += len(chunk)
-
     def _await_oldest(self) -> None:
         try:
             _result(self._waiting.popleft())
-        except Exception as error:  # noqa: BLE001 - whatever it is, `finish` raises it
-            self._failure = self._failure or error
+        except Exception as error:  # noqa: BLE001 - whatever it is, `_sending` raises it
+            self.failure = self.failure or error
 
 
 def disk_of(keeper: Any, root: Path) -> RunDisk:
     """Return the disk of the run at `root`, in an actor: by the head's `keeper` where this node does not see it."""
     if keeper is None or os.environ.get(DISKS_VARIABLE) != "private":
-        return SeenDisk()
+        return RunDisk()
     # Of this driver alone: one before it may have left a checkpoint half fetched, which is another by now.
-    folder = Path(tempfile.gettempdir()) / f"{_FOLDER}{ray.get_runtime_context().get_job_id()}"
+    folder = Path(tempfile.gettempdir()) / f"hpc-grpo-disk-{ray.get_runtime_context().get_job_id()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for leftover in folder.parent.glob(f"{_FOLDER}*"):
+    for leftover in folder.parent.glob("hpc-grpo-disk-*"):
         if leftover != folder:
             shutil.rmtree(leftover, ignore_errors=True)
-    return HeadsDisk(keeper, root, folder)
-
-
-def _is_outline(path: Path) -> bool:
-    return stat.S_IMODE(path.stat().st_mode) == _OUTLINE_MODE
+    return HeadDisk(keeper, root, folder)
 
 
 @contextmanager

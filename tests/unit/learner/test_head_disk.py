@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,8 +16,8 @@ import pytest
 import torch
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
-from hpc_grpo.learner import heads_disk
-from hpc_grpo.learner.heads_disk import HeadsDisk
+from hpc_grpo.learner import head_disk
+from hpc_grpo.learner.head_disk import HeadDisk
 from hpc_grpo.learner.record import read_batches, save_share
 from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, write_manifest
@@ -55,16 +56,16 @@ class KeeperActor:
 
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeeperActor:
-    monkeypatch.setattr(heads_disk, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(head_disk, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr("hpc_grpo.run.keeper.CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(heads_disk.ray, "get", lambda reference: reference.result())
+    monkeypatch.setattr(head_disk.ray, "get", lambda reference: reference.result())
     return KeeperActor(tmp_path / "run")
 
 
 @pytest.fixture
-def disk(head: KeeperActor, tmp_path: Path) -> HeadsDisk:
+def disk(head: KeeperActor, tmp_path: Path) -> HeadDisk:
     (tmp_path / "here").mkdir()
-    return HeadsDisk(head, tmp_path / "run", tmp_path / "here")
+    return HeadDisk(head, tmp_path / "run", tmp_path / "here")
 
 
 def write_checkpoint(folder: Path, states: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ def write_checkpoint(folder: Path, states: dict[str, Any]) -> None:
 
 
 def test_a_checkpoints_files_lie_at_the_head_as_if_written_there_and_nothing_lies_here(
-    head: KeeperActor, disk: HeadsDisk, tmp_path: Path
+    head: KeeperActor, disk: HeadDisk, tmp_path: Path
 ) -> None:
     staging = tmp_path / "run" / "checkpoints" / ".step_2.tmp"
     here, files, weights = disk.here(staging), StagedFiles(), torch.randn(2000)
@@ -96,7 +97,7 @@ def test_a_checkpoints_files_lie_at_the_head_as_if_written_there_and_nothing_lie
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1, 5 * CHUNK])
-def test_a_file_of_any_size_arrives_whole(disk: HeadsDisk, tmp_path: Path, size: int) -> None:
+def test_a_file_of_any_size_arrives_whole(disk: HeadDisk, tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
     with disk.new_file(tmp_path / "run" / "batches" / "share") as file:
         file.write(content)
@@ -104,7 +105,7 @@ def test_a_file_of_any_size_arrives_whole(disk: HeadsDisk, tmp_path: Path, size:
     assert [path.name for path in (tmp_path / "run" / "batches").iterdir()] == ["share"]
 
 
-def test_a_longer_file_of_an_attempt_before_leaves_no_end_behind(disk: HeadsDisk, tmp_path: Path) -> None:
+def test_a_longer_file_of_an_attempt_before_leaves_no_end_behind(disk: HeadDisk, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "batches"
     folder.mkdir(parents=True)
     (folder / ".share.tmp").write_bytes(b"y" * 3 * CHUNK)
@@ -128,21 +129,21 @@ def test_no_more_than_two_chunks_are_underway(
         nonlocal underway
         underway -= 1
 
-    monkeypatch.setattr(heads_disk.ray, "get", end)
-    sending = heads_disk.Sending(SimpleNamespace(write=SimpleNamespace(remote=begin)), "file")
-    sending.write(bytes(20 * CHUNK + 1))
-    sending.finish()
+    monkeypatch.setattr(head_disk.ray, "get", end)
+    sending = head_disk.Sending(SimpleNamespace(write=SimpleNamespace(remote=begin)), "file")
+    with io.BufferedWriter(sending, CHUNK) as file:
+        file.write(bytes(20 * CHUNK + 1))
     assert (underway, most) == (0, 2)
 
 
-def test_a_full_disk_at_the_head_is_the_error_of_a_full_disk(head: KeeperActor, disk: HeadsDisk) -> None:
+def test_a_full_disk_at_the_head_is_the_error_of_a_full_disk(head: KeeperActor, disk: HeadDisk) -> None:
     head.fails = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(OSError, match="No space left on device") as caught:
         disk.save({"weights": torch.ones(3000)}, disk.here(head.keeper.root / ".step_1.tmp" / "rank_1.pt"))
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_a_file_that_changed_underway_is_refused(head: KeeperActor, disk: HeadsDisk) -> None:
+def test_a_file_that_changed_underway_is_refused(head: KeeperActor, disk: HeadDisk) -> None:
     disk.save([1], disk.here(head.keeper.root / "a.pt"))
     there = hash_files(head.keeper.root, ["a.pt"])[0]
     with pytest.raises(HpcGrpoError, match="is not what its learner sent"):
@@ -156,7 +157,7 @@ def test_a_file_outside_of_the_run_is_not_written(head: KeeperActor, name: str) 
 
 
 def test_of_an_opened_checkpoint_only_what_is_loaded_is_fetched(
-    head: KeeperActor, disk: HeadsDisk, tmp_path: Path
+    head: KeeperActor, disk: HeadDisk, tmp_path: Path
 ) -> None:
     folder, weights, files = tmp_path / "run" / "checkpoints" / "step_2", torch.randn(1500), StagedFiles()
     write_checkpoint(folder, {f"deepspeed/rank_{rank}.pt": weights + rank for rank in range(3)})
@@ -170,7 +171,7 @@ def test_of_an_opened_checkpoint_only_what_is_loaded_is_fetched(
     assert not here.exists()
 
 
-def test_a_node_without_room_for_its_part_of_a_checkpoint_says_where_to_put_it(disk: HeadsDisk, tmp_path: Path) -> None:
+def test_a_node_without_room_for_its_part_of_a_checkpoint_says_where_to_put_it(disk: HeadDisk, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints" / "step_2"
     write_checkpoint(folder, {"model.pt": torch.ones(9000)})
     with disk.opened(folder) as here:
@@ -179,7 +180,7 @@ def test_a_node_without_room_for_its_part_of_a_checkpoint_says_where_to_put_it(d
             disk.fetch(here / "model.pt")
 
 
-def test_of_one_opened_whole_every_file_is_there(disk: HeadsDisk, tmp_path: Path) -> None:
+def test_of_one_opened_whole_every_file_is_there(disk: HeadDisk, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints" / ".step_2_universal.tmp"
     write_checkpoint(folder, {"zero/weight/fp32.pt": torch.ones(3), "zero/bias/fp32.pt": torch.zeros(3000)})
     with disk.opened(folder, whole=True) as here:
@@ -188,11 +189,11 @@ def test_of_one_opened_whole_every_file_is_there(disk: HeadsDisk, tmp_path: Path
 
 
 def test_learners_of_a_node_share_what_they_fetch_and_the_last_removes_it(
-    head: KeeperActor, disk: HeadsDisk, tmp_path: Path
+    head: KeeperActor, disk: HeadDisk, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run" / "checkpoints" / "step_2"
     write_checkpoint(folder, {"model.pt": torch.ones(9000)})
-    other = HeadsDisk(head, tmp_path / "run", tmp_path / "here")
+    other = HeadDisk(head, tmp_path / "run", tmp_path / "here")
     with other.opened(folder) as here:
         with ThreadPoolExecutor(2) as pool, disk.opened(folder):
             list(pool.map(lambda own: own.fetch(here / "model.pt"), [disk, other]))
@@ -203,11 +204,11 @@ def test_learners_of_a_node_share_what_they_fetch_and_the_last_removes_it(
 
 
 def test_learners_of_a_node_fetch_their_own_files_side_by_side(
-    head: KeeperActor, disk: HeadsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    head: KeeperActor, disk: HeadDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, names = tmp_path / "run" / "checkpoints" / "step_2", ["rank_1.pt", "rank_2.pt"]
     write_checkpoint(folder, {name: torch.ones(9000) for name in names})
-    other, both = HeadsDisk(head, tmp_path / "run", tmp_path / "here"), threading.Barrier(2)
+    other, both = HeadDisk(head, tmp_path / "run", tmp_path / "here"), threading.Barrier(2)
 
     def read(name: str, offset: int) -> Future[Any]:
         if offset == 0 and Path(name).name in names:
@@ -222,7 +223,7 @@ def test_learners_of_a_node_fetch_their_own_files_side_by_side(
 
 
 def test_what_is_on_its_way_has_arrived_before_the_writers_error_is_raised(
-    head: KeeperActor, disk: HeadsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    head: KeeperActor, disk: HeadDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Future[Any]] = []
 
@@ -235,7 +236,7 @@ def test_what_is_on_its_way_has_arrived_before_the_writers_error_is_raised(
         return reference.result()
 
     monkeypatch.setattr(head, "write", SimpleNamespace(remote=write), raising=False)
-    monkeypatch.setattr(heads_disk.ray, "get", get)
+    monkeypatch.setattr(head_disk.ray, "get", get)
     with pytest.raises(RuntimeError, match="cannot be saved"), disk.new_file(tmp_path / "run" / "share") as file:
         file.write(bytes(3 * CHUNK))
         raise RuntimeError("it cannot be saved")
@@ -243,7 +244,7 @@ def test_what_is_on_its_way_has_arrived_before_the_writers_error_is_raised(
     assert all(each.done() for each in sent)
 
 
-def test_a_share_of_a_steps_batch_is_read_as_one_that_was_written_at_the_head(disk: HeadsDisk, tmp_path: Path) -> None:
+def test_a_share_of_a_steps_batch_is_read_as_one_that_was_written_at_the_head(disk: HeadDisk, tmp_path: Path) -> None:
     sequence = ordinary_sequence(1, 0, range(2000), 900, np.linspace(-3, 0, 900, dtype=np.float32), advantage=0.5)
     save_share(disk, tmp_path / "run" / "batches" / "step_3", 0, 1, [Minibatch((sequence,), 900, 1)])
     (minibatch,), num_learners = read_batches(tmp_path / "run" / "batches" / "step_3")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.learner import critic as critic_module
+from hpc_grpo.learner.critic import Critic, generalized_advantages, value_losses
 from hpc_grpo.learner.packing import zero_weight_batch
-from hpc_grpo.learner.parts.critic import Critic, generalized_advantages, value_losses
 from hpc_grpo.run.pulse import PULSE
 from tests.support.configs import minimal_config
 
@@ -66,33 +68,35 @@ class FakeEngine:
         return self.grad_norm
 
 
-def critic_with(engine: FakeEngine) -> Critic:
-    critic = Critic.__new__(Critic)
-    critic.config, critic.world_size, critic.device = minimal_config(), 1, torch.device("cpu")
-    critic._engine = engine
-    return critic
+@pytest.fixture
+def critic_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeEngine], Critic]:
+    def make(engine: FakeEngine) -> Critic:
+        monkeypatch.setattr(critic_module, "build_value_engine", lambda *_: engine)
+        return Critic(minimal_config(), 1, torch.device("cpu"))
+
+    return make
 
 
-def test_each_microbatch_of_the_critic_is_a_sign_of_progress() -> None:
+def test_each_microbatch_of_the_critic_is_a_sign_of_progress(critic_with: Any) -> None:
     critic, batches = critic_with(FakeEngine(0.5)), [zero_weight_batch()] * 3
     before = PULSE._beat.count
-    values = critic._values(batches)
+    values = critic.values(batches)
     assert PULSE._beat.count == before + 3
-    critic._train(batches, values, np.zeros(0, np.float32), num_valid_tokens=1)
+    critic.train(batches, values, np.zeros(0, np.float32), num_valid_tokens=1)
     assert PULSE._beat.count == before + 6
 
 
-def test_a_critic_with_nothing_to_train_on_counts_the_step_and_measures_nothing() -> None:
+def test_a_critic_with_nothing_to_train_on_counts_the_step_and_measures_nothing(critic_with: Any) -> None:
     engine = FakeEngine(0.5)
     critic, batches = critic_with(engine), [zero_weight_batch()]
-    assert critic._train(batches, critic._values(batches), np.zeros(0, np.float32), num_valid_tokens=0) == {}
+    assert critic.train(batches, critic.values(batches), np.zeros(0, np.float32), num_valid_tokens=0) == {}
     assert (engine.global_steps, engine.skipped_steps) == (8, 1)
 
 
-def test_a_critic_without_a_finite_gradient_ends_the_run_before_it_is_saved() -> None:
+def test_a_critic_without_a_finite_gradient_ends_the_run_before_it_is_saved(critic_with: Any) -> None:
     critic, batches = critic_with(FakeEngine(float("nan"))), [zero_weight_batch()]
     with pytest.raises(
         HpcGrpoError,
-        match=r"critic in optimizer step 7 is not finite \(nan\)\. Give a new run\.name and a lower ppo\.critic_lr",
+        match=r"critic in optimizer step 7 is not finite \(nan\)\. Give a new run\.name and a lower task\.critic_lr",
     ):
-        critic._train(batches, critic._values(batches), np.zeros(0, np.float32), num_valid_tokens=1)
+        critic.train(batches, critic.values(batches), np.zeros(0, np.float32), num_valid_tokens=1)

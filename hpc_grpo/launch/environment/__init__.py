@@ -1,1 +1,0 @@
-"""The environment variables that reach Ray and its actors, and why."""

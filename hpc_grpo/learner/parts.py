@@ -1,0 +1,183 @@
+"""Parts of a learner that some configs want: models beside the policy, and changes of the policy.
+
+The critic is in `critic.py`; `Learner` makes those that its config wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs, score
+from hpc_grpo.learner.packing import PackedBatch
+from hpc_grpo.learner.setup import build_frozen
+from hpc_grpo.metrics.reductions import Reduction
+from hpc_grpo.types import Minibatch
+from hpc_grpo.weights.store import bucket_layout
+
+if TYPE_CHECKING:
+    from hpc_grpo.learner.staging import StagedFiles
+
+
+class LearnerPart:
+    """One on each rank, and every rank calls it. A method that a part does not override does nothing.
+
+    A module that a part puts in the place of a layer of the policy names the layer's parameters as the layer did, and
+    gives in `merged_weight()` what is published of its own: the added parameters stay with the learner.
+    """
+
+    def __init__(self, config: Config, world_size: int, device: Any) -> None:
+        self.config, self.world_size, self.device = config, world_size, device
+        self.ds_engines: list[Any] = []  # of the part, which write their files as the policy's does
+
+    @staticmethod
+    def is_wanted(config: Config) -> bool:
+        """Tell whether a run of `config` has this part."""
+        raise NotImplementedError
+
+    def change_policy(self, language_model: Any) -> None:
+        """Change the loaded policy before its optimizer is built, which gets what then requires a gradient."""
+
+    def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
+        """Return what the policy is to be trained on, with advantages of the part's making, and the part's metrics."""
+        return minibatches, {}
+
+    def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
+        """Return the fields of `LossInputs` that the part knows of a microbatch, each `[C]` without gradient."""
+        return {}
+
+    def after_step(self, policy: PolicyModel, num_steps: int) -> None:
+        """Take note of the policy that a step has trained; `num_steps` counts those of the run."""
+
+    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
+        """Save the part's state into a checkpoint, by `files`; return what this rank wrote in other ways."""
+        return ()
+
+    def load(self, folder: Path, files: StagedFiles) -> None:
+        """Restore what `save` saved."""
+
+    def export(self, folder: Path) -> None:
+        """Write, on rank 0, what a user wants of the part besides the policy, into the export's folder."""
+
+
+class Teacher(LearnerPart):
+    """Scores what the engines sampled, for a distillation. Loaded as the reference is: sharded under ZeRO-3."""
+
+    @staticmethod
+    def is_wanted(config: Config) -> bool:
+        return config.needs.teacher
+
+    def __init__(self, config: Config, world_size: int, device: Any) -> None:
+        super().__init__(config, world_size, device)
+        self.model = build_frozen(config, world_size, device, config.distill.required_teacher, "task.teacher")
+
+    def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
+        return {"teacher_logprobs": score(self.model, batch)}
+
+
+class Reference(LearnerPart):
+    """The reference of the KL: the model that training began with, another one, or one that follows the policy.
+
+    Refreshed every `loss.kl.refresh_steps`, or frozen. Its pieces are what this rank holds of each parameter, flat: all
+    of it under ZeRO-1 and 2, a shard with its padding under ZeRO-3.
+    """
+
+    @staticmethod
+    def is_wanted(config: Config) -> bool:
+        return config.needs.reference
+
+    def __init__(self, config: Config, world_size: int, device: Any) -> None:
+        super().__init__(config, world_size, device)
+        key = "model.path" if config.loss.kl.reference is None else "loss.kl.reference"
+        self.model = build_frozen(config, world_size, device, config.models[key], key)
+        self._parameters: dict[str, Any] = dict(self.model.hf_named_parameters())
+        self._averages: dict[str, Tensor] = {}
+        if config.loss.kl.averages and config.model.dtype != "float32":
+            # An average in 16 bits would not move: a step of it is less than what rounding takes.
+            self._averages = {name: self._piece(name).float() for name in self._parameters}
+
+    def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
+        return {"ref_logprobs": score(self.model, batch)}
+
+    def after_step(self, policy: PolicyModel, num_steps: int) -> None:
+        """Take the policy's weights, or move a share of the way to them, where a refresh is due. A collective.
+
+        reference = mixup * policy + (1 - mixup) * reference
+
+        TRL's `sync_ref_model`, and with mixup = 1 the iterations of GRPO (arXiv:2402.03300, algorithm 1).
+        """
+        every, mixup = self.config.loss.kl.refresh_steps, self.config.loss.kl.mixup
+        if every is None or num_steps % every:
+            return
+        specs = parameter_specs(policy, self.config.model.dtype)
+        for bucket in bucket_layout(specs).buckets:
+            with gathered(policy, bucket.names) as weights:
+                for name, weight in weights.items():
+                    flat, held = weight.detach().reshape(-1), self._exact(name)
+                    if self._is_sharded(name):
+                        own = flat[dist.get_rank() * held.numel() :][: held.numel()]
+                        flat = torch.cat([own, own.new_zeros(held.numel() - own.numel())])
+                    held.copy_(flat) if mixup == 1.0 else held.lerp_(flat.to(held.dtype), mixup)
+                    self._set(name, held)
+
+    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
+        """Save this rank's share of a reference that is refreshed; a frozen one is the model that the run names."""
+        if self.config.loss.kl.refresh_steps is not None:
+            shares = {name: self._share(name) for name in self._parameters}
+            files.save(shares, folder / f"reference_rank_{dist.get_rank()}.pt")
+        return ()
+
+    def load(self, folder: Path, files: StagedFiles) -> None:
+        """Restore a reference that is refreshed, whatever number of learners wrote it. Raises ConfigError without."""
+        if self.config.loss.kl.refresh_steps is None:
+            return
+        written = sorted(folder.glob("reference_rank_*.pt"), key=lambda file: int(file.stem.rpartition("_")[2]))
+        if not written:
+            raise ConfigError(f"Checkpoint {folder} holds no reference, which loss.kl.refresh_steps refreshes.")
+        starts = dict.fromkeys(self._parameters, 0)
+        for file in written:
+            for name, share in files.load(str(file), map_location="cpu").items():
+                # The share begins at `start` of the parameter, and what this rank holds at `own`.
+                held, start = self._exact(name), starts[name]
+                own = dist.get_rank() * held.numel() if self._is_sharded(name) else 0
+                begin, end = max(start, own), min(start + len(share), own + held.numel())
+                if begin < end:
+                    held[begin - own : end - own] = share[begin - start : end - start].to(held.device)
+                starts[name] += len(share)
+        for name in self._parameters:
+            self._set(name, self._exact(name))
+
+    def _is_sharded(self, name: str) -> bool:
+        return hasattr(self._parameters[name], "ds_tensor")
+
+    def _piece(self, name: str) -> Tensor:
+        """Return what this rank holds of a parameter; a view."""
+        held = self._parameters[name].ds_tensor if self._is_sharded(name) else self._parameters[name]
+        return held.detach().view(-1)
+
+    def _exact(self, name: str) -> Tensor:
+        """Return the piece in its full precision: the average in float32 where there is one."""
+        return self._averages[name] if name in self._averages else self._piece(name)
+
+    def _set(self, name: str, values: Tensor) -> None:
+        """Make `values` the piece that the model computes with."""
+        self._piece(name).copy_(values)
+        if self._is_sharded(name) and self._parameters[name].numel():
+            # ZeRO-3 keeps small parameters gathered: it has to gather this one again.
+            self._parameters[name].partition()
+
+    def _share(self, name: str) -> Tensor:
+        """Return what this rank saves of a parameter: its shard, under any stage."""
+        held = self._exact(name)
+        if self._is_sharded(name):
+            return held
+        size = -(-held.numel() // self.world_size)
+        # A copy: of a view torch would write the whole storage, on each rank.
+        return held[dist.get_rank() * size :][:size].to("cpu", copy=True)
