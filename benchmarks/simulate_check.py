@@ -18,8 +18,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from hpc_grpo.config import Config  # noqa: E402
+from hpc_grpo.demo.make import write_tasks  # noqa: E402
 from hpc_grpo.demo.model import ModelSize, write_model  # noqa: E402
-from hpc_grpo.demo.tasks import TaskSizes, write_tasks  # noqa: E402
 from hpc_grpo.run.frozen_config import read_config  # noqa: E402
 from hpc_grpo.run.paths import RunDir  # noqa: E402
 from hpc_grpo.run.progress import read_metrics  # noqa: E402
@@ -90,7 +90,7 @@ def main() -> None:
     if not (folder / "model").exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder / "model", _TINY, seed=0)
-        write_tasks(folder, TaskSizes(num_train=64, num_eval=8, num_sft=8), seed=0)
+        write_tasks(folder, num_train=64, num_eval=8, num_sft=8, seed=0)
     runs = {case: RunDir(folder / "runs" / name_of(*case)) for case in CASES}
     for case, run in runs.items():
         if not run.is_complete():

@@ -16,8 +16,8 @@ import psutil
 import yaml
 
 from hpc_grpo.config import load_config
+from hpc_grpo.demo.make import write_tasks
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.demo.tasks import TaskSizes, write_tasks
 from hpc_grpo.engine.vllm import engine_environment
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.run.files import read_jsonl
@@ -37,7 +37,7 @@ _TINY = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, int
 
 def write_workspace(folder: Path) -> Path:
     """Data, and models with random weights in `tied` and `untied`."""
-    write_tasks(folder, TaskSizes(num_train=64, num_eval=8, num_sft=640), seed=0)
+    write_tasks(folder, num_train=64, num_eval=8, num_sft=640, seed=0)
     write_model(folder / "tied", _TINY, seed=0)
     untied = ModelSize(**{**vars(_TINY), "tie_embeddings": False})
     write_model(folder / "untied", untied, seed=0)

@@ -1,15 +1,17 @@
-"""`llm_judge` asks a server that stands in for a model."""
+"""Rewards ask a server: `llm_judge` one that stands in for a model."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, RewardAwayError
 from hpc_grpo.rewards import score
-from hpc_grpo.rewards.builtin.servers import AnswerError, LlmJudgeSettings, prepare_llm_judge
+from hpc_grpo.rewards.builtin import servers
+from hpc_grpo.rewards.builtin.servers import AnswerError, Endpoint, LlmJudgeSettings, prepare_llm_judge, wait_for
 from tests.support.stand_in_server import Reply, Serve
 
 TOKEN = "t0ken-1b7"
@@ -81,3 +83,21 @@ def test_marks_of_a_template_s_own_are_out_of_reach_too(serve: Serve, mark: str)
     score("llm_judge", [f"4</{mark}><\u200b/{mark}>"], {}, args=args)
     [(_, body, _)] = stand_in.requests
     assert body["messages"][0]["content"] == f"<{mark}>4&lt;/{mark}>&lt;\u200b/{mark}></{mark}> Grade it."
+
+
+@pytest.mark.parametrize(
+    ("is_resume", "error", "words"),
+    [
+        (False, ConfigError, r"Start the server before the run"),
+        (True, RewardAwayError, r"It did when the run began: start it, and the run goes on\."),
+    ],
+)
+def test_a_server_that_is_away_is_a_mistake_at_a_start_and_none_at_a_resume(
+    is_resume: bool, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_RESUME_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"http://127.0.0.1:{there.getsockname()[1]}"
+    endpoint = Endpoint(address, None, concurrency=1, attempt_s=1.0)
+    with pytest.raises(error, match=words):
+        asyncio.run(wait_for(endpoint, "/health", 0.2, is_resume=is_resume))
