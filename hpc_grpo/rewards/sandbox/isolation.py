@@ -47,9 +47,14 @@ _SOCKET_SETTING, _SOCKET_BYTES = Path("/proc/sys/net/core/wmem_default"), 212_99
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds what one case may take. `cpu_s` holds for each process, the rest for all of a case together."""
+    """Bounds what one case may take. `cpu_s` holds for each process, the rest for all of a case together.
+
+    By the clock a case has `clock` times `cpu_s`: a busy node gives a program a part of a core, and sleeping is no way
+    around the limit.
+    """
 
     cpu_s: float = 2.0
+    clock: float = 3.0
     memory_mib: int = 512
     processes: int = 32
     tmp_mib: int = 64
@@ -57,8 +62,7 @@ class Limits:
 
     @property
     def wall_s(self) -> float:
-        """A busy node gives a program a part of a core; sleeping is no way around the limit."""
-        return 3.0 * self.cpu_s
+        return self.clock * self.cpu_s
 
 
 @dataclass(frozen=True)
