@@ -68,7 +68,7 @@ def test(
     if outcome.errors:
         raise RewardError("\n".join(outcome.errors))
     for reason in filter(None, outcome.over_budget):
-        echo(f"Scored 0: {reason}.", err=True)
+        echo(f"Over its budget: {reason}.", err=True)
     for score, completion in zip(outcome.rewards, completions, strict=True):
         echo(f"{score:10.6g}  {completion.strip().splitlines()[-1] if completion.strip() else '(empty)'}")
 

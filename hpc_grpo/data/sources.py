@@ -17,6 +17,7 @@ from typing import Any
 from hpc_grpo.config import SourceConfig
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.registry import SOURCES, names_function
+from hpc_grpo.system.hugging_face import is_no_hub_name
 
 Item = dict[str, Any]
 """The columns of one row. Values are those that JSON has; the encoder makes text of others."""

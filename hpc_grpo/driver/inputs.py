@@ -30,7 +30,7 @@ from hpc_grpo.system.say import say
 from hpc_grpo.weights.contract import refuse_experts, refuse_images
 
 _SANDBOXED = {"code", "reasoning_gym"}
-"""Rewards that run a model's text."""
+"""Rewards that run a model's text. A user's own reward may call them."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
 
 def refuse_shown_files(config: Config) -> None:
     """Raise ConfigError where a model's programs could read the run or the expected answers."""
-    if not _SANDBOXED & {reward.name for reward in config.all_rewards}:
+    if not any(reward.name in _SANDBOXED or ":" in reward.name for reward in config.all_rewards):
         return
     sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
     refuse_shown([config.run_path, *(path for _, source in sources if (path := Path(source.path)).exists())])

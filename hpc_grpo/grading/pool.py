@@ -72,7 +72,7 @@ class RewardOutcome:
     `rewards` is the weighted sum of `parts`, which are not weighted. When a reward failed, its part and `rewards` are
     0.0 and `valid` is False for the whole group; `errors` has one line for each failed reward, and `timed_out` tells
     whether each of them met its deadline. `over_budget` says of a completion that used up a reward's budget what
-    happened, else "": its part is 0.0.
+    happened, else "": its part is the worst that the reward can give, with its weight.
     """
 
     rewards: tuple[float, ...]
@@ -191,9 +191,11 @@ class PendingGroup:
             if result.failure is not None:
                 errors.append(f"reward {label!r}: {result.failure}")
                 timed_out &= result.timed_out
-            parts[label] = zeros if result.scores is None else result.scores
+            scores = list(zeros if result.scores is None else result.scores)
             for index, reason in result.lost.items():
                 lost[index] = f"reward {label!r}: {reason}"
+                scores[index] = _worst(self.rewards[label])
+            parts[label] = tuple(scores)
         totals = [
             sum((reward.weight * parts[label][index] for label, reward in self.rewards.items()), start=0.0)
             for index in range(self.num_completions)
@@ -371,6 +373,12 @@ def labelled(reward_sets: Sequence[Sequence[RewardConfig]]) -> list[dict[str, Re
             labels[reward.name if number == 1 else f"{reward.name}#{number}"] = reward
         sets.append(labels)
     return sets
+
+
+def _worst(reward: RewardConfig) -> float:
+    """Return the score of a built-in that lowers the sum most, or raises it least."""
+    built_in = REWARDS.find(reward.name)
+    return float(built_in.most if reward.weight < 0 else built_in.least)
 
 
 def _environ_for(rewards: Sequence[RewardConfig]) -> dict[str, str]:

@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*((200, {"status": "ok"}) if self.path == "/health" else (404, {"error": "no such path"})))
 
     def do_POST(self) -> None:
-        """Score groups; 422 where a reward fails, which asking again would not mend."""
+        """Score groups; 422 where a reward fails, which asking again would not mend, 503 where all was too late."""
         if not self._is_allowed():
             return
         try:
@@ -101,13 +101,17 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             outcomes = [pending.result() for pending in [self.server.pool.submit(*group) for group in groups]]
-            errors = [error for outcome in outcomes for error in outcome.errors]
+            failed = [outcome for outcome in outcomes if outcome.errors]
+            errors = [error for outcome in failed for error in outcome.errors]
+            status = 503 if all(outcome.timed_out for outcome in failed) else 422
         except RewardError as error:
-            errors = [str(error)]
+            errors, status = [str(error)], 422
         if errors:
-            self._answer(422, {"error": "\n".join(errors)})
+            self._answer(status, {"error": "\n".join(errors)})
         else:
-            self._answer(200, {"scores": [score for outcome in outcomes for score in outcome.rewards]})
+            scores = [score for outcome in outcomes for score in outcome.rewards]
+            lost = [reason for outcome in outcomes for reason in outcome.over_budget]
+            self._answer(200, {"scores": scores, "over_budget": lost})
 
     def _is_allowed(self) -> bool:
         if not self.is_proved:

@@ -71,7 +71,8 @@ class BuiltIn:
     `prepare(settings, timeout_s, is_resume)` is called once before training. It raises ConfigError where the reward
     could not work, and returns what the user should know, or None. `load` imports the reward's libraries and has them
     read their data, once in each worker: that time must not count against a completion. `runs_here` is False where
-    completions are run in processes with limits of their own: no budget of processor time then.
+    completions are run in processes with limits of their own: no budget of processor time then. `least` and `most`
+    bound its scores: a completion over its budget gets the one that its weight makes the worse.
     """
 
     name: str
@@ -80,6 +81,8 @@ class BuiltIn:
     prepare: Callable[[Any, float, bool], Any] | None
     load: Callable[[], None] | None
     runs_here: bool
+    least: float = 0.0
+    most: float = 1.0
 
     @property
     def is_one_by_one(self) -> bool:
@@ -96,11 +99,12 @@ def reward(
     prepare: Callable[[Any, float, bool], Any] | None = None,
     load: Callable[[], None] | None = None,
     runs_here: bool = True,
+    least: float = 0.0,
 ) -> Callable[[Callable[[Group, Any], Any]], BuiltIn]:
     """Decorate a built-in: `@reward("math", MathSettings)` in `builtin/math.py`."""
 
     def add(function: Callable[[Group, Any], Any]) -> BuiltIn:
-        return REWARDS.register(name)(BuiltIn(name, function, settings, prepare, load, runs_here))
+        return REWARDS.register(name)(BuiltIn(name, function, settings, prepare, load, runs_here, least))
 
     return add
 

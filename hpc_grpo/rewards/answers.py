@@ -39,6 +39,7 @@ _NUMBER_IN_TEXT = re.compile(
     r"(?!\s*\^|\.?\d|[eE][-+]?\d|[^\W\d_mgshlLCFKNJWVA](?!\w))"
 )
 _SUPERSCRIPT = re.compile("(?<!m)(?<!ft)[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")  # m\u00b2 is a unit
+_UNIT_POWER = re.compile(r"(?<=\d)(\s?(?:[cdkm]m|ft|in|yd))\^(?:\{([23])\}|([23])(?!\d))")
 _POWER_OF_TEN = re.compile(
     r"(?<=\d)\s*(?:\\times|\\cdot|[x*\u00d7\u00b7])\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3}))(?!\d)"
 )
@@ -56,13 +57,14 @@ _HEADING = re.compile(r"\d+[.):]\s+\D|(?i:step|part|case)\b")
 _SAID = re.compile(
     r"(?i)(?<!if the )\banswers?\b[*_\"' ]{0,9}(?:(?:to|of|for)\b[^.\n:=]{0,100}?)?"
     r"(?:(\b(?:is|are|was|(?:must|should|would|will) be|equals?)\b(?!\s*(?:not|wrong|incorrect)\b):?)|[:=])"
-    r"(?:\*\*|__)?\s*|\u7b54\u6848(\u662f|\u4e3a|:)\s*"
+    r"\s*(?:\*\*|__|\})?\s*|\u7b54\u6848(\u662f|\u4e3a|:)\s*"
 )
 # A dot behind an initial or a title ends nothing: J. K. Rowling, the U.S. Navy, 5 p.m. today, St. Louis.
 _STATEMENT_END = re.compile(
     r"(?<!\b[A-Z](?=\.\s?[A-Z]\.))(?<!\w\s[A-Z])(?<!\.[A-Za-z])(?<!\.\s[A-Z])(?<!\b(?:Dr|Ft|Mr|Ms|Mt|St))(?<!\bMrs)[.!?](?=\s+[^\s=]|\s*$)"
-    r"|,?\s(?:because|since|as|so)\b|,\s(?:not|and not|which)\b|\n"
+    r"|,?\s(?:because|since|as|so)\b|,\s(?:not|and not|which)\b|(?<=[a-z]{2}),\sor\s(?=\d)|\n"
 )
+_DISPLAYED = re.compile(r"(?:\$\$.{1,1000}?\$\$|\\\[.{1,1000}?\\\])(?=[ .]*(?:\n|\Z))", re.DOTALL)
 _VERB = re.compile(r"(?:\b(?:is|are|was|were|be|equals?)\b|:(?=\s))\s*")
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;(){}\[\]]|\\[()\[\],;]|\\?(?:q?quad|text|and|or))*")
 _MARKS = re.compile(r"(__|[_`\"']|\$\$?|\\\(|\\\[)(.+)(\1|\\\)|\\\])", re.DOTALL)
@@ -73,6 +75,9 @@ _NOTATION = re.compile(r"\\(?!%|,|!|\$|text|mathrm|boxed)|[\^\u221a\u03c0\u00b1]
 _RELATION = re.compile(r"[<>|\[\]{}]|(?<!\s)\(|\d!")
 _OR = re.compile(r"\d\W{0,9}\bor\b\W{0,9}(?:\w+\s?=\s?)?\Z")
 _AND_MORE = re.compile(r"\W*(?:(?:or|and|to)\W+)?\d|.*\bor\b")
+
+
+_POWERS = {"2": "\u00b2", "3": "\u00b3"}
 
 
 class _Characters(dict[int, str]):
@@ -112,7 +117,7 @@ def plain_characters(text: str) -> str:
     >>> plain_characters("\uff14\uff12 \u0664\u0662 2\u00bd \u22125\r\n")
     '42 42 2 1/2 -5\n'
     """
-    text = text.replace("\r\n", "\n")
+    text = _UNIT_POWER.sub(lambda found: found[1] + _POWERS[found[2] or found[3]], text.replace("\r\n", "\n"))
     if text.isascii():
         return text
     text = _SUPERSCRIPT.sub(lambda found: "^{" + unicodedata.normalize("NFKC", found[0]) + "}", text)
@@ -217,7 +222,8 @@ def announced_answer(text: str) -> str | None:
         rest = text[found.end() :]
         if blocks := fenced_blocks(rest) if rest.startswith(("```", "~~~")) else []:
             return blocks[0].content.strip()
-        statement = _statement(rest)
+        displayed = _DISPLAYED.match(rest)
+        statement = displayed[0] if displayed else _statement(rest)
         if rest[len(statement) :].startswith("? "):
             continue
         is_label = not (found[1] or found[2])

@@ -3,9 +3,9 @@
 Runs in a reward worker, or in whatever process calls `hpc_grpo.rewards.score`. The worker forks the child with its
 first call, and again when a completion ended the child. A fork takes milliseconds: the worker has the libraries.
 
-A completion can end its child: by its budget of processor time, its deadline, or a crash. That completion scores 0, and
-the next child scores the rest. Processor time decides, not the clock: a busy node must not change a score. The kernel
-ends the child, also inside C code, where no alarm of Python's is handled.
+A completion can end its child: by its budget of processor time, its deadline, or a crash. That completion gets the
+lowest score of the reward, and the next child scores the rest. Processor time decides, not the clock: a busy node must
+not change a score. The kernel ends the child, also inside C code, where no alarm of Python's is handled.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Scorer:
                 if 2 * doubtful > len(group.completions):
                     raise (ScoringTimeoutError if kind == "late" else ScoringError)(value)
             found.lost[index] = value
-            found.scores.append(0.0)
+            found.scores.append(built_in.least)
         return found
 
     def _messages(

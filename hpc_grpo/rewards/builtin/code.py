@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -40,7 +41,7 @@ class CodeSettings(Section):
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.time_s, self.memory_mib, self.processes, self.tmp_mib)
+        return Limits(self.time_s, memory_mib=self.memory_mib, processes=self.processes, tmp_mib=self.tmp_mib)
 
 
 def prepare(settings: CodeSettings, timeout_s: float, is_resume: bool) -> str:
@@ -77,7 +78,9 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
         program = behind_head(head, program_of(completion, is_tested=cases is None))
         if cases is None:
             job = json.dumps({"program": program, "tests": tests})
-            [result] = run_job(isolation, [sys.executable, "-I", str(UNIT_TESTS)], {}, [job], limits)
+            argv = [sys.executable, "-I", str(UNIT_TESTS), str(settings.time_s)]
+            # The program's process has `time_s`. The tests' own, and the messages, have what the clock leaves.
+            [result] = run_job(isolation, argv, {}, [job], replace(limits, cpu_s=limits.wall_s, clock=1.0))
             if result.verdict == "nothing":
                 raise ConfigError(f"a text of tests asserts nothing, and calls none of its functions: {tests[:200]!r}.")
             return float(result.ended == "exit 0" and result.verdict == "passed")

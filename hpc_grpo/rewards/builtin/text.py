@@ -180,7 +180,7 @@ class LengthSettings(Section):
         return self
 
 
-@reward("length", LengthSettings)
+@reward("length", LengthSettings, least=-1.0)
 def length(group: Group, settings: LengthSettings) -> Iterator[float]:
     """Return a soft penalty above `most`, or the closeness to `target`, in words or characters.
 
@@ -201,7 +201,7 @@ class RepetitionSettings(Section):
     ngram: PositiveInt = Field(3, description="Words in a row that count as a repetition.")
 
 
-@reward("repetition", RepetitionSettings)
+@reward("repetition", RepetitionSettings, least=-1.0)
 def repetition(group: Group, settings: RepetitionSettings) -> Iterator[float]:
     """Return minus the share of word n-grams that have occurred before (arXiv:2502.03373, appendix C.2).
 

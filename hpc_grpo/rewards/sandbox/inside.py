@@ -44,7 +44,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 _DESCRIPTORS = {"stdin": 0, "stdout": 1, "stderr": 2, "verdict": 3}
 _KILL_S, _KILL_POLL_S = 5.0, 0.0005
 """On a busy node a killed process takes a while to go."""
-_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _MAX_SCORERS = 64
 
 _scorers: dict[str, Callable[[str], float]] = {}
@@ -56,6 +56,7 @@ def main() -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # its programs run as the same user: they must not trace this one
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # without a namespace nobody else ends it
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process of a namespace gets no signal without a handler
     os.environ.update(_ONE_THREAD)
     with os.fdopen(os.dup(1), "wb") as answers:
@@ -183,6 +184,7 @@ def _limit(limits: dict[str, float], address_bytes: float) -> None:
     }.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (int(most), int(most)))
     os.nice(5)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch(process: int, selector: Any, pending: Any, written: dict[str, bytearray], limits: dict[str, float]) -> str:

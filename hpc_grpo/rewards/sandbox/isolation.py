@@ -14,7 +14,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,9 +47,14 @@ _SOCKET_SETTING, _SOCKET_BYTES = Path("/proc/sys/net/core/wmem_default"), 212_99
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds what one case may take. `cpu_s` holds for each process, the rest for all of a case together."""
+    """Bounds what one case may take. `cpu_s` holds for each process, the rest for all of a case together.
+
+    By the clock a case has `clock` times `cpu_s`: a busy node gives a program a part of a core, and sleeping is no way
+    around the limit.
+    """
 
     cpu_s: float = 2.0
+    clock: float = 3.0
     memory_mib: int = 512
     processes: int = 32
     tmp_mib: int = 64
@@ -57,8 +62,7 @@ class Limits:
 
     @property
     def wall_s(self) -> float:
-        """A busy node gives a program a part of a core; sleeping is no way around the limit."""
-        return 3.0 * self.cpu_s
+        return self.clock * self.cpu_s
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,13 @@ def run_job(
     """
     job: dict[str, Any] = {"id": "", "argv": argv, "files": files, "cases": cases, "patience_s": patience_s}
     job["limits"] = _for_kernel(isolation, limits)
-    with TemporaryDirectory(prefix="hpc-grpo-code-") as folder:
+    with _folder(isolation) as folder:
         try:
             done = subprocess.run(
                 _command(isolation, limits),
                 input=json.dumps(job).encode(),
                 capture_output=True,
-                **_surroundings(isolation, folder),
+                **_surroundings(folder),
                 timeout=limits.wall_s * max(1, len(cases)) + _GRACE_S,
             )
         except subprocess.TimeoutExpired:
@@ -122,7 +126,8 @@ class SandboxedScorer:
         self._isolation, self._limits = isolation, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-        self._folder = TemporaryDirectory(prefix="hpc-grpo-score-")
+        self._exit = contextlib.ExitStack()  # the folder is removed with this object
+        self._folder = self._exit.enter_context(_folder(isolation))
 
     def score(self, function: str, text: str, wall_s: float, **given: Any) -> float | None:
         """Return the number; None where the scoring of this text gave no number, passed a limit or died.
@@ -176,7 +181,7 @@ class SandboxedScorer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            **_surroundings(self._isolation, self._folder.name),
+            **_surroundings(self._folder),
         )
         return self._process
 
@@ -184,7 +189,7 @@ class SandboxedScorer:
 @lru_cache
 def find_isolation(wanted: str) -> str:
     """Return the isolation to use. Raises ConfigError where this machine does not give what is wanted."""
-    refuse_shown([Path.home()])
+    refuse_shown([Path.home(), Path.cwd()])
     if wanted == "limits":
         if os.geteuid() == 0:
             raise ConfigError("isolation: limits is refused for root, whose processes the kernel does not limit.")
@@ -202,14 +207,14 @@ def find_isolation(wanted: str) -> str:
     raise ConfigError(
         f"{platform.node()} cannot isolate programs as {wanted!r} asks ({'; '.join(reasons)}). Ask for user namespaces "
         f"or bubblewrap there, or set rewards.N.args.isolation: limits, with which the model's programs can read and "
-        f"write your files and use the network."
+        f"write your files."
     )
 
 
 def describe(isolation: str) -> str:
     """Say in one line what a program can do in it."""
     if isolation == "limits":
-        return "NO isolation but limits of the kernel: programs can read and write your files and use the network"
+        return "NO isolation but limits of the kernel: programs can read and write your files"
     return f"isolated by {isolation}: no network, no files but the system's, no other processes"
 
 
@@ -239,9 +244,18 @@ def _command(isolation: str, limits: Limits) -> list[str]:
     return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(arguments)]
 
 
-def _surroundings(isolation: str, folder: str) -> dict[str, Any]:
-    environ = {"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"}
-    return {"cwd": folder if isolation == "limits" else "/", "env": environ}
+@contextlib.contextmanager
+def _folder(isolation: str) -> Iterator[str]:
+    """Give the folder that a sandbox starts in: without namespaces a new one, since its programs write there."""
+    if isolation != "limits":
+        yield "/"
+        return
+    with TemporaryDirectory(prefix="hpc-grpo-code-") as folder:
+        yield folder
+
+
+def _surroundings(folder: str) -> dict[str, Any]:
+    return {"cwd": folder, "env": {"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"}}
 
 
 def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str]:

@@ -9,15 +9,21 @@ It imports the standard library alone.
 
 from __future__ import annotations
 
+import base64
 import builtins
 import importlib
 import json
+import operator
 import os
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+_INLINE = {type(None), bool, float, str, int}
 _INLINE_BITS = 64
+_FEW = 100
+_LEAST, _MOST = -(1 << _INLINE_BITS) + 1, (1 << _INLINE_BITS) - 1
 _FILLED: dict[type, str] = {
     list: "list", set: "set", deque: "deque", dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter",
     defaultdict: "defaultdict",
@@ -70,6 +76,8 @@ def pack(
     `describe` returns the node of an object that stays in this process. `numbers` has the nodes of the other process's
     message that made objects here, by the identity of the object.
     """
+    if are_inline(roots):
+        return {"nodes": [], "roots": list(roots), "same": []}, []
     places: dict[int, int] = {}
     packed: list[Any] = []
     opened: set[int] = set()
@@ -84,8 +92,8 @@ def pack(
         else:
             places[id(value)] = len(packed)
             packed.append(value)
-        if not has_parts:
-            pending += [(part, False) for part in reversed(_parts(value))]
+        if not has_parts and not are_inline(parts := _parts(value)):
+            pending += [(part, False) for part in reversed(parts)]
 
     def reference(value: Any) -> Any:
         return value if _is_inline(value) else [places[id(value)]]
@@ -93,7 +101,8 @@ def pack(
     nodes = []
     for value in packed:
         if kind := _FILLED.get(type(value)) or _FROZEN.get(type(value)):
-            nodes.append([kind, *map(reference, _parts(value))])
+            parts = _parts(value)
+            nodes.append([kind, *(_in_one(parts) or (parts if are_inline(parts) else map(reference, parts)))])
         else:
             nodes.append(_leaf(value) or describe(value))
     same = [(place, numbers[id(value)]) for place, value in enumerate(packed) if numbers and id(value) in numbers]
@@ -107,18 +116,25 @@ def unpack(data: Any, resolve: Resolve, originals: Sequence[Any] = ()) -> tuple[
     """
     try:
         nodes, same = data["nodes"], dict(data["same"])
+        for node in nodes:
+            if len(node) == 2 and type(node[1]) is dict:
+                node[1:] = _out_of_one(**node[1])
+        if not nodes and list not in map(type, data["roots"]):
+            return data["roots"], []
         objects: list[Any] = [None] * len(nodes)
         for place, (kind, *_) in enumerate(nodes):
             if _MAKERS.get(kind) in _FILLED:
                 objects[place] = _original(originals[same[place]], kind) if place in same else _MAKERS[kind]()
                 objects[place].clear()
 
-        def found(part: Any) -> Any:
-            return objects[part[0]] if isinstance(part, list) else part
+        def found(parts: list[Any]) -> list[Any]:
+            if list not in set(map(type, parts)):  # nearly all of a long message
+                return parts
+            return [objects[part[0]] if isinstance(part, list) else part for part in parts]
 
         for place, (kind, *parts) in enumerate(nodes):
             if _MAKERS.get(kind) in _FROZEN:
-                values = [found(part) for part in parts]
+                values = found(parts)
                 objects[place] = _MAKERS[kind](values) if kind in ("tuple", "frozenset") else _MAKERS[kind](*values)
             elif kind not in _MAKERS:
                 objects[place] = _made(kind, parts, resolve)
@@ -128,12 +144,44 @@ def unpack(data: Any, resolve: Resolve, originals: Sequence[Any] = ()) -> tuple[
                     objects[place] = original
         for place, (kind, *parts) in enumerate(nodes):
             if _MAKERS.get(kind) in _FILLED:
-                _fill(objects[place], [found(part) for part in parts])
-        return [found(root) for root in data["roots"]], objects
+                _fill(objects[place], found(parts))
+        return found(data["roots"]), objects
     except BrokenMessageError:
         raise
     except Exception as error:
         raise BrokenMessageError(f"{type(error).__name__}: {error}") from error
+
+
+def are_inline(values: Sequence[Any]) -> bool:
+    """Tell whether values cross as they are: numbers, texts and None, but no integers of more than 64 bits."""
+    kinds = set(map(type, values))
+    if not kinds <= _INLINE:
+        return False
+    integers = values if kinds == {int} else [value for value in values if type(value) is int] if int in kinds else ()
+    return not integers or _LEAST <= min(integers) <= max(integers) <= _MOST
+
+
+def _in_one(parts: list[Any]) -> list[Any] | None:
+    """Return many numbers of one type as one part; None for other parts."""
+    kinds = set(map(type, parts)) if len(parts) > _FEW else ()
+    if kinds not in ({float}, {int}):
+        return None
+    try:
+        numbers = array("d" if kinds == {float} else "q", parts)
+    except OverflowError:
+        return None
+    return [{"kind": numbers.typecode, "data": base64.b64encode(numbers.tobytes()).decode()}]
+
+
+def _out_of_one(kind: str, data: str) -> list[Any]:
+    if kind not in ("d", "q"):
+        raise BrokenMessageError(f"numbers of kind {kind!r}")
+    return array(kind, base64.b64decode(data)).tolist()
+
+
+def is_as_sent(node: Sequence[Any], value: Any) -> bool:
+    """Tell whether a list without containers still holds the very parts of its node."""
+    return type(value) is list and len(value) == len(node) - 1 and all(map(operator.is_, value, node[1:]))
 
 
 def is_mutable(value: Any) -> bool:

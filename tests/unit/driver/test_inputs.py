@@ -12,10 +12,11 @@ from tests.support.configs import minimal_config
 
 def test_a_run_or_data_that_programs_in_the_sandbox_would_see_is_refused(tmp_path: Path) -> None:
     shown = Path(sys.base_prefix) / "lib"
-    code = [{"name": "code"}]
+    code, own = [{"name": "code"}], [{"name": "own.py:reward"}]
     refuse_shown_files(minimal_config(run={"root": tmp_path}, rewards=code))
     refuse_shown_files(minimal_config(run={"root": shown}, rewards=[{"name": "math"}]))
-    with pytest.raises(ConfigError, match="would see"):
-        refuse_shown_files(minimal_config(run={"root": shown}, rewards=code))
+    for rewards in (code, own):
+        with pytest.raises(ConfigError, match="would see"):
+            refuse_shown_files(minimal_config(run={"root": shown}, rewards=rewards))
     with pytest.raises(ConfigError, match="would see"):
         refuse_shown_files(minimal_config(run={"root": tmp_path}, rewards=code, data={"train": {"path": str(shown)}}))

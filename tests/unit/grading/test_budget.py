@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,18 @@ def test_a_completion_that_blows_up_its_judge_scores_0_alone(
     assert lost(outcome) == [0]
 
 
+@pytest.mark.parametrize(("weight", "reward"), [(2.0, 0.0), (-2.0, -2.0)])
+def test_over_budget_is_never_the_best_score(weight: float, reward: float) -> None:
+    rewards = [RewardConfig(name="regex", weight=weight, args={"pattern": "^(a+)+b$"}, completion_s=0.25)]
+    with closing(RewardPool(rewards, num_workers=1)) as pool:
+        outcome = pool.submit("p", ["a" * 60], {}).result()
+    assert (outcome.rewards, lost(outcome)) == ((reward,), [0])
+
+
+def test_over_budget_is_the_lowest_score_of_a_penalty(score: Callable[..., Scored]) -> None:
+    assert score(blow_up, "loop", least=-1.0).scores == [-1.0]
+
+
 def test_a_line_of_brackets_is_judged_in_no_time() -> None:
     outcome = graded("ifeval", ["[" * 200_000, "[name]", "[" * 200_000 + "]"], WISHES)
     assert (outcome.rewards, lost(outcome)) == ((0.0, 1.0, 1.0), [])
@@ -103,8 +116,8 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scored]]:
     """Score by a function of the test's, in a real child."""
     scorer = Scorer()
 
-    def scored(act: Callable[[str], float], *completions: str, timeout_s: float = 30.0) -> Scored:
-        built_in = acting(act)
+    def scored(act: Callable[[str], float], *completions: str, timeout_s: float = 30.0, least: float = 0.0) -> Scored:
+        built_in = replace(acting(act), least=least)
         monkeypatch.setattr("hpc_grpo.registry.REWARDS.find", lambda name: built_in)
         return scorer.score(built_in, NoSettings(), Group("p", completions, {}, timeout_s), 0.3)
 

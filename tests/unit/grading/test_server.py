@@ -21,7 +21,7 @@ from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.grading.server import RewardServer
 from hpc_grpo.rewards import score
-from hpc_grpo.rewards.builtin.servers import AnswerError, Endpoint, open_client
+from hpc_grpo.rewards.builtin.servers import AnswerError, Endpoint, UnansweredError, open_client
 from hpc_grpo.rewards.proved import MAGIC
 from tests.support.command import call
 from tests.support.second_user import LISTENER, as_second_user
@@ -38,6 +38,7 @@ def reward_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
     own.write_text(
         "def share(prompts, completions, level, **fields):\n"
         "    assert 'bad' not in completions, 'odd'\n"
+        "    if 'slow' in completions: raise TimeoutError\n"
         "    return [len(text) / each for text, each in zip(completions, level)]\n"
     )
     pool = RewardPool([RewardConfig(name=f"{own}:share")], num_workers=1)
@@ -65,6 +66,11 @@ def test_a_reward_that_fails_on_the_server_is_a_failure_here_and_no_zero(reward_
     with pytest.raises(AnswerError, match=r"422: .*AssertionError: odd"):
         ask("bad", url=reward_server, token_env=KEY)
     assert ask("ok", url=reward_server, token_env=KEY) == [2.0]
+
+
+def test_a_deadline_missed_on_the_server_is_one_missed_here(reward_server: str) -> None:
+    with pytest.raises(UnansweredError, match="status 503"):
+        ask("slow", url=reward_server, token_env=KEY, timeout_s=2.0)
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])

@@ -1,4 +1,4 @@
-"""What a reward must not depend on: a right answer scores its best in ten surroundings, a wrong one its worst.
+"""What a reward must not depend on: a right answer scores its best in eleven surroundings, a wrong one its worst.
 
 Through the reward worker, with the settings and columns that a config has by default. Run with `-s` to see the table.
 """
@@ -35,6 +35,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "LaTeX": lambda answer, other: rf"Therefore the result is $\boxed{{{answer}}}$.",
     "element": lambda answer, other: f"We add both. <answer>{answer}</answer>",
     "fences": lambda answer, other: f"Answer:\n```\n{answer}\n```\n",
+    "display": lambda answer, other: f"We add both. The answer is:\n$$\n{answer}\n$$\n",
     "CRLF": lambda answer, other: f"We add both.\n\nThe answer is {answer}.\n".replace("\n", "\r\n"),
     "script": lambda answer, other: f"The answer is {answer}.",
     "list": lambda answer, other: f"- Read the task.\n- Add both.\n- The answer is {answer}.",
@@ -239,7 +240,7 @@ def test_every_built_in_is_asked() -> None:
 
 @needs_isolation
 @pytest.mark.parametrize("name", TASKS)
-def test_a_right_answer_scores_its_best_and_a_wrong_one_its_worst_in_ten_surroundings(
+def test_a_right_answer_scores_its_best_and_a_wrong_one_its_worst_in_every_surrounding(
     name: str, pool_of: Callable[[str], RewardPool]
 ) -> None:
     task, pool = TASKS[name], pool_of(name)

@@ -7,6 +7,7 @@ import pytest
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import score
+from hpc_grpo.rewards.sandbox import plain
 from tests.support.isolation import needs_isolation
 
 HONEST = {
@@ -119,6 +120,36 @@ HONEST = {
         "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\n"
         "suite = unittest.defaultTestLoader.loadTestsFromTestCase(T)\n"
         "assert unittest.TextTestRunner().run(suite).wasSuccessful()",
+    ),
+    "unittest.main": (
+        "def f(x): return 2 * x",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\nunittest.main()",
+    ),
+    "unittest.main for a script": (
+        "def f(x): return 2 * x",
+        "from unittest import TestCase, main\nclass T(TestCase):\n    def test(self): self.assertEqual(f(1), 2)\n"
+        "if __name__ == '__main__': main()",
+    ),
+    "hashes": (
+        "class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return self.x == other.x\n    def __hash__(self): return hash(self.x)\n"
+        "def points(): return {P(1), P(2)}\ndef loops(node):\n    seen = set()\n    while node not in seen and node: seen.add(node); node = node.next\n    return bool(node)",
+        "assert hash(P(1)) == hash(P(1)) and len({P(1), P(1), P(2)}) == 2 and {P(1): 3}[P(1)] == 3 and P(2) in points()\n"
+        "class Node: next = None\na, a.next = (n := Node()), Node()\nassert not loops(n)\nn.next.next = n\nassert loops(n)",
+    ),
+    "special attributes": (
+        "import sys\ndef f():\n    'doc'\n    sys.exit(3)\nclass A:\n    def __init__(self): self.x = 1",
+        "assert f.__doc__ == 'doc' and A.__doc__ is None and vars(A()) == A().__dict__ == {'x': 1}\n"
+        "try: f()\nexcept SystemExit as error: assert error.code == 3\nelse: assert False",
+    ),
+    "many numbers": (
+        "def same(x): return x\ndef last(x): return x[-1]\ndef drop(x): x.pop()",
+        "for x in ([0.5] * 300, list(range(300)), [True] * 300, [2 ** 63] * 300, [1, 2.5] * 300, [float('inf')] * 300):\n"
+        "    kind, y = type(x[-1]), list(x)\n    assert same(x) is x == y and type(last(x)) is kind and {*map(type, same(tuple(x)))} == {*map(type, x)}\n"
+        "    drop(x)\n    assert x == y[:-1]",
+    ),
+    "limits of time": (
+        "import resource\ndef limits(): return resource.getrlimit(resource.RLIMIT_CPU)",
+        "import resource\nassert limits() == (20, 20) and resource.getrlimit(resource.RLIMIT_CPU) == (60, 60)",
     ),
     "context managers and coroutines": (
         "import contextlib\n@contextlib.contextmanager\ndef opened(x): yield [x]\nasync def later(x): return x + 1",
@@ -300,6 +331,15 @@ FORGED_FOR = {
         "def f(x): return F()",
         "assert 1.41 < f(2) < 1.42",
     ),
+    "an object whose hash and comparison fit": (
+        f"{ALWAYS_EQUAL}\nAlways.__hash__ = lambda self: 4\ndef f(x): return Always()",
+        "assert f(2) in {4: 'x'}",
+    ),
+    "cases of unittest that fail unseen": (
+        "def f(x): return 0",
+        HONEST["unittest.main"][1].replace("main()", "main(argv=['x'], exit=False)"),
+    ),
+    "a result of unittest that nobody reads": ("def f(x): return 0", UNITTEST.replace("assert ", "")),
     "a test that is skipped": ("import unittest\ndef f(x): raise unittest.SkipTest", UNITTEST),
     "a subtest that has failed elsewhere": (
         "import unittest.case\nclass Stop(unittest.case._ShouldStop): pass\ndef f(x): raise Stop",
@@ -313,6 +353,11 @@ FORGED_FOR = {
 def test_verdicts_forged_for_a_kind_of_tests_score_nothing(forgery: str) -> None:
     program, tests = FORGED_FOR[forgery]
     assert score("code", [program], {"tests": tests}, args={"time_s": 10.0}, timeout_s=60.0) == [0.0]
+
+
+def test_many_numbers_are_one_part_of_a_message() -> None:
+    message, _ = plain.pack([[0.5] * 1000], lambda value: [])
+    assert [len(node) for node in message["nodes"]] == [2]
 
 
 @needs_isolation
