@@ -144,7 +144,9 @@ def test_cancel_ends_everything_and_resume_takes_it_up(slurm_cluster: SlurmClust
     queued = lambda: slurm_cluster.run(["squeue", "-h", "-j", ",".join(jobs)]).stdout.strip()  # noqa: E731
     slurm_cluster.wait_until(lambda: not queued(), 60.0, "no job is left")
     assert run.stop_marker.exists()
-    hpc_grpo(slurm_cluster, tmp_path, "resume", str(run.path), "--driver", STAND_IN)
+    resume = [sys.executable, "-m", "hpc_grpo.cli", "resume", str(run.path), "--driver", STAND_IN]
+    resumed = lambda: slurm_cluster.run(resume, environment=ENVIRONMENT, cwd=tmp_path).returncode == 0  # noqa: E731
+    slurm_cluster.wait_until(resumed, DEADLINE_S, "the killed job is seen to beat no more, and the run is resumed")
     slurm_cluster.wait_until(run.is_complete, DEADLINE_S, "the run is complete")
     wait_for_the_end(slurm_cluster, run)
     assert not run.stop_marker.exists()
