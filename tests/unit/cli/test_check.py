@@ -62,7 +62,7 @@ def test_the_exit_code_says_whether_it_fits() -> None:
     assert call("plan", CONFIG_7B, "--size", "7B").exit_code == 0
     result = call("plan", CONFIG_7B, "--size", "32B", "--nodes", "1")
     assert result.exit_code == 78
-    assert "  --nodes 5\n" in result.output
+    assert "  --nodes 3\n" in result.output
     larger = call("plan", CONFIG_7B, "--size", "14B", "--nodes", "1", "--gpu-memory-gib", "180")
     assert larger.exit_code == 0
     assert call("plan", CONFIG_7B, "--size", "7B", "--host-memory-gib", "30").exit_code == 78
@@ -165,4 +165,4 @@ def test_plan_does_without_what_trains(tmp_path: Path) -> None:
     )
     output = python_of(program, tmp_path)
     assert output.startswith("0 Qwen2.5-7B")
-    assert "Recommended, 60 s a step" in output
+    assert "Recommended: this config's own, 60 s a step" in output

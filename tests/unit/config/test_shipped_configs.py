@@ -7,7 +7,7 @@ import yaml
 
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.config.load import CONFIGS_DIR
+from hpc_grpo.config.load import CONFIGS_DIR, read_layers
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.job_queue import JobRequest
@@ -19,7 +19,7 @@ from hpc_grpo.preflight.inputs import refuse_too_few_gpus
 from hpc_grpo.run.compiled import CACHES
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.simulate.assumed import longest_step
-from hpc_grpo.simulate.placement import ranked_splits
+from hpc_grpo.simulate.placement import layout, ranked_splits
 
 SITES = sorted(CONFIGS_DIR.rglob("site.yaml"))
 RUNS = sorted({*CONFIGS_DIR.rglob("*.yaml"), *CONFIGS_DIR.rglob("*.sh")} - {*SITES, *CONFIGS_DIR.rglob("setup_*.sh")})
@@ -46,11 +46,20 @@ def test_a_site_is_launch_settings_and_the_folder_of_runs_alone(path: Path) -> N
     LaunchConfig.model_validate(values["launch"])
 
 
-def test_the_7b_config_has_the_split_that_is_fastest_where_completions_get_as_long_as_they_may() -> None:
+def test_the_7b_config_has_the_split_that_plan_recommends_and_one_that_long_completions_do_not_slow_down() -> None:
     config = load_request("isambard/grpo_7b_rlzero_general", []).config
     plan = make_plan(family_model("7B"), config, config.launch.num_nodes, GH200)
-    own_s, *others_s = (max(longest_step(each) or ()) for each in (plan, *(s.plan for s in ranked_splits(plan))))
-    assert own_s == min(others_s)
+    splits = ranked_splits(plan)
+    own_s, *others_s = (max(longest_step(each) or ()) for each in (plan, *(s.plan for s in splits)))
+    assert splits[0].layout == layout(plan)
+    assert own_s < 1.05 * min(others_s)
+
+
+@pytest.mark.parametrize("path", [path for path in RUNS if path.suffix == ".yaml"], ids=lambda path: path.stem)
+def test_no_config_sets_a_clip_range_that_one_minibatch_never_reaches(path: Path) -> None:
+    values = read_layers(path)
+    clips = {key for key in values.get("loss", {}) if key.startswith("clip")}
+    assert not clips or values["train"].get("num_minibatches", 1) > 1
 
 
 def test_isambard_runs_use_the_site_and_all_gpus_of_its_nodes() -> None:

@@ -29,8 +29,9 @@ def plan_7b_config(size: str, num_nodes: int, *overrides: str) -> Plan:
 
 
 def plan_shipped_7b(size: str, num_nodes: int, *overrides: str) -> Plan:
-    """Plan the shipped 7B config, two learners and two engines a node that sample ahead, with another model's shape."""
-    config = load_config("isambard/grpo_7b_rlzero_general", overrides)
+    """Plan the shipped 7B config with another shape, and two learners and two engines a node, which sample ahead."""
+    two_and_two = ("placement.learners_per_node=2", "engine.engines_per_node=2")
+    config = load_config("isambard/grpo_7b_rlzero_general", (*two_and_two, *overrides))
     return make_plan(family_model(size), config, num_nodes, GH200)
 
 
