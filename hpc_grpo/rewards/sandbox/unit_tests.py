@@ -356,7 +356,7 @@ def _run_tests(channel: Any, program: str, tests: str) -> bool:
 
 def _watch_unittest() -> list[Any]:
     """Have `unittest.main` run the cases of the tests. Return a list that will have every result that is made."""
-    unittest = importlib.import_module("unittest")
+    unittest: Any = importlib.import_module("unittest")
     results: list[Any] = []
 
     begin = unittest.TestResult.__init__

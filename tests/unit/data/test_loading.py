@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_grpo.config import Config
+from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.data.encoder import prompt_hash
 from hpc_grpo.data.loading import load_evals, lowest, without_duplicates
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.errors import ConfigError
@@ -119,6 +120,13 @@ def test_conversations_that_differ_in_an_answer_of_the_assistant_are_not_duplica
     write_items("c.jsonl", [{"messages": own, "answer": "1"} for own in turns])
     source = {"path": "c.jsonl", "messages_field": "messages"}
     assert len(loaded(config_of(source, deduplicate=True, template="chat"), tokenizer).train) == 2
+
+
+@pytest.mark.parametrize("content", [None, [], ""])
+def test_a_message_that_only_calls_tools_has_a_hash(content: Any) -> None:
+    source = SourceConfig(path="c.jsonl", messages_field="m")
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": content}]
+    assert prompt_hash(source, {"m": turns}) == prompt_hash(source, {"m": turns[:1]})
 
 
 def test_duplicates_and_prompts_of_the_eval_set_are_dropped_and_counted(

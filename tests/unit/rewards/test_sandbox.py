@@ -21,6 +21,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards.sandbox import isolation as sandbox
 from hpc_grpo.rewards.sandbox.isolation import CaseResult, Limits, SandboxedScorer, run_job
 from tests.support.isolation import ISOLATION, SHOWN_IN_TMP, needs_isolation
+from tests.support.processes import wait_until
 
 MOST_MIB = 2048
 """An attack stops here: the machine has other users."""
@@ -89,6 +90,15 @@ def fill():
 for _ in range(5): os.fork() or fill()
 time.sleep(9)""",
 }
+ENDS = {
+    "anonymous": "MemoryError", "memfd_create and fallocate": "OSError: [Errno 38]",
+    "SysV shared memory": "AssertionError", "files in /tmp and /dev/shm": "OSError: [Errno 28]", "pipes": "time",
+    "sockets": "memory", "many processes": "memory", "SysV messages": "AssertionError",
+    "shared mappings that no process has resident": "PermissionError", "/dev/zero": "FileNotFoundError",
+    "processes whose first thread has ended": "memory", "page tables of empty pages": "memory",
+    "pages of a file that sockets keep": "time",
+}  # fmt: skip
+"""Way to take memory -> what ends it: a refused call, or a limit. Pipes and `sendfile` take little, and then sleep."""
 PRELUDE = f"""
 import ctypes, mmap, os, socket, sys, time
 taken = 0
@@ -171,6 +181,7 @@ def test_memory_is_bounded_in_every_way_to_take_it(capsys: pytest.CaptureFixture
     allowed = limits.memory_mib + limits.tmp_mib + 192  # the interpreters, and 20 ms between two looks
     assert {way: most for way, _, most, _ in rows if most is not None and most > allowed} == {}
     assert {way: said for way, said, _, _ in rows if said >= MOST_MIB} == {}
+    assert {way: ended for way, _, _, ended in rows if not ended.startswith(ENDS[way])} == {}
 
 
 HOSTILE_CALLS = """
@@ -405,6 +416,30 @@ def test_forks_of_a_worker_share_a_sandbox_and_none_reads_the_answer_to_another(
         assert scoring.score("slow:scorer", "4", 20.0) == 4.0
     finally:
         scoring.close()
+
+
+@needs_isolation
+def test_a_sandbox_of_namespaces_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is killed would leave one behind."""
+    monkeypatch.delattr(sandbox, "TemporaryDirectory")
+    [result] = run_job(ISOLATION, [sys.executable, "-I", "-c", "print(1)"], {}, [""], Limits(cpu_s=10.0))
+    assert result.stdout == "1\n"
+
+
+def test_without_namespaces_a_program_ends_with_its_worker(tmp_path: Path) -> None:
+    program = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(99)"
+    work = (
+        "import sys; from hpc_grpo.rewards.sandbox.isolation import *\n"
+        f"run_job('limits', [sys.executable, '-I', '-c', {program!r}], {{}}, [''], Limits(cpu_s=60.0))"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", work], env={**os.environ, "TMPDIR": str(tmp_path)})
+    wait_until(
+        lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"), "the program runs"
+    )
+    running = psutil.Process(int((tmp_path / "pid").read_text()))
+    worker.kill()
+    worker.wait()
+    wait_until(lambda: not running.is_running() or running.status() == psutil.STATUS_ZOMBIE, "the program ends")
 
 
 @needs_isolation
