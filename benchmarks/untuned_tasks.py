@@ -20,7 +20,7 @@ import yaml
 from common import load_average, median, print_table
 
 from hpc_grpo.demo.smollm2 import write_smollm2
-from hpc_grpo.metrics.evals import HIGH, LOW
+from hpc_grpo.metrics.evals import bounds_of
 from hpc_grpo.metrics.record import PASS_AT_1
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.paths import RunDir
@@ -106,7 +106,7 @@ def _row(task: str, run: RunDir) -> tuple[str, ...]:
 
 
 def _interval(line: Mapping[str, Any]) -> str:
-    value, low, high = (line[PASS_AT_1 + end] for end in ("", LOW, HIGH))
+    value, low, high = (line[key] for key in (PASS_AT_1, *bounds_of(PASS_AT_1)))
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
