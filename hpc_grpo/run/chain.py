@@ -1,6 +1,6 @@
 """`chain.json`: the jobs of a run, as its own jobs and commands wrote them down.
 
-Written by `hpc-grpo submit`, `resume` and `cancel`, and by the job that holds the run. Read by every command: they must
+Written by `hpc-grpo submit`, `resume` and `cancel`, and by each job, which queues others before it holds the run. Read by every command: they must
 not ask the scheduler.
 """
 
@@ -78,7 +78,8 @@ class ChainRecord:
 
     def without(self, job_ids: Collection[str]) -> ChainRecord:
         """Forget jobs that never began: they count as no attempts."""
-        return replace(self, links=tuple(link for link in self.links if link.job_id not in job_ids), successor="")
+        links = tuple(link for link in self.links if link.job_id not in job_ids)
+        return replace(self, links=links, successor="" if self.successor in job_ids else self.successor)
 
     def closed_by(self, job_id: str, why: str) -> ChainRecord:
         """Note why nothing follows a job, unless the user has submitted another one since: then nothing changes."""

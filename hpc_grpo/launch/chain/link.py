@@ -159,6 +159,12 @@ class ChainLink:
             say(f"{_NO_RECORD}: {error}")
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
+    def withdraw(self) -> None:
+        """Leave the chain that holds the run as it was, where the user handed in this job beside it."""
+        if self._job.origin.by_hand:
+            with not_worth_the_run(_NO_RECORD):
+                self._successors.withdraw()
+
     def try_again(self) -> None:
         """Try again what failed some minutes ago: a job that is killed sees no end to do it at."""
         if self._clock() >= self._again_at:
@@ -300,15 +306,25 @@ class Successors:
 
     def end_chain(self, why: str) -> None:
         """Cancel what waits behind this job, and write down why nothing does."""
+        record = self._cancel_followers()
+        closed = record.closed_by(self.job.job_id, why)
+        if closed is not record:
+            write_chain(self.run, closed)
+
+    def withdraw(self) -> None:
+        """Cancel what waits behind this job, and take it and this job out of the record."""
+        record = self._cancel_followers()
+        write_chain(self.run, record.without([self.job.job_id, *record.followers(self.job.job_id)]))
+
+    def _cancel_followers(self) -> ChainRecord:
+        """Cancel what waits behind this job; return the record that names it."""
         record = self.record()
         if waiting := record.followers(self.job.job_id):
             try:
                 self.queue.cancel(waiting)
             except LaunchError as error:
                 say(f"What waits behind this job ends when it starts: {error}")
-        closed = record.closed_by(self.job.job_id, why)
-        if closed is not record:
-            write_chain(self.run, closed)
+        return record
 
     def _waiting(self, job_id: str) -> Job | None:
         """Return a job that still waits or runs; None if it is over."""

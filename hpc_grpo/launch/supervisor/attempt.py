@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError, RunHeldError
 from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
 from hpc_grpo.launch.environment import unset
 from hpc_grpo.launch.freeze import working_dir
@@ -163,7 +163,12 @@ def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None, place
     """Hold the run while the attempt lasts, and see to the link's successor; return the attempt's exit code."""
     record = supervisor.record
     before = link.before if link else None
-    lock = RunLock.take(run, record.job_id, record.attempt, before=before, asked=place.owner_lives)
+    try:
+        lock = RunLock.take(run, record.job_id, record.attempt, before=before, asked=place.owner_lives)
+    except RunHeldError:
+        if link is not None:
+            link.withdraw()
+        raise
     # The warning may come after the driver's end, while the link looks after its successor. What is to be done at the
     # end is done in the reverse order of its lines here.
     with outliving_the_warning(), ExitStack() as at_the_end:

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import load_config
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import LaunchError, RunHeldError
 from hpc_grpo.launch.chain.link import LinkOrigin
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.job_queue import job_python
 from hpc_grpo.launch.supervisor import attempt
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
-from hpc_grpo.run.lock import LockOwner
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.lock import LockOwner, RunLock
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.signals import Signals
+from tests.support.links import started
 from tests.support.places import FakeJob, FakePlace, FakeQueue, allocation
 
 
@@ -69,6 +71,22 @@ def test_a_link_whose_nodes_are_never_known_leaves_two_jobs_behind(
     with pytest.raises(LaunchError, match="does not answer"):
         attempt.run_attempt(run, "hpc_grpo.driver.main", LinkOrigin("16"), FakePlace(queue=queue))
     assert queue.asked == ["submit 100 after 17", "submit 101 after 17 100"]
+
+
+def test_a_second_job_by_hand_leaves_the_chain_that_holds_the_run_as_it_was(tmp_path: Path) -> None:
+    settings = [f"run.root={tmp_path}", "launch.slurm.max_job_chains=null"]
+    run = freeze(load_config("local/debug", settings), [], []).run
+    queue = FakeQueue(jobs={"7": FakeJob("7"), "17": FakeJob("17")})
+    started(run, queue, by_hand=True)
+    before = read_chain(run)
+    lock = RunLock.take(run, "7", 1)
+    try:
+        with pytest.raises(RunHeldError):
+            attempt.run_attempt(run, "hpc_grpo.driver.main", LinkOrigin(by_hand=True), FakePlace(queue=queue))
+    finally:
+        lock.release()
+    assert queue.asked[2:] == ["submit 102 after 17", "submit 103 after 17 102", "cancel 102 103"]
+    assert read_chain(run) == before
 
 
 def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_head_node(
