@@ -107,11 +107,15 @@ class ChainLink:
             self._again_at = self._clock() + pause_s
 
     def _is_left_behind(self) -> bool:
-        """Tell whether this is the link of an earlier chain, or one that the queue started again too late."""
+        """Tell whether this is the link of an earlier chain, or another job carries on in its place."""
         own, record = self._job, read_chain(self._run)
         current = [link.job_id for link in record.since_the_user()]
         is_old = own.successor_of != "" and bool(current) and not {own.job_id, own.successor_of} & set(current)
-        return is_old or record.begun_behind(own.job_id) != ""
+        return is_old or self._replaced_by(record) != ""
+
+    def _replaced_by(self, record: ChainRecord) -> str:
+        own = self._job
+        return record.begun_behind(own.job_id) or record.queued_instead(own.job_id, own.successor_of)
 
     @property
     def before(self) -> EndedJob | None:
@@ -136,7 +140,7 @@ class ChainLink:
                 node_hours=node_hours_used(read_attempts(self._run), time.time()),
                 max_node_hours=launch.slurm.max_node_hours,
                 user_knows=own.successor_of != "" and record.ended != "",
-                replaced_by=record.begun_behind(own.job_id),
+                replaced_by=self._replaced_by(record),
             )
         )
         self._news = decision.news

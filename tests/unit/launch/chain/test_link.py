@@ -117,6 +117,30 @@ def test_a_disk_that_fails_at_the_start_costs_no_successor(
     assert record.successor == "100"
 
 
+def test_a_disk_that_is_full_until_the_kill_forks_no_chain(
+    run: RunDir, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job 101 queues 103 and is killed, so 102 queues 104 in its place: one of both goes on."""
+    submit_run(run, launch(), "hpc_grpo.driver.main", queue)
+    started(run, queue, "100")
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(link_module, "write_chain", fails)
+        link(run, queue, "101", "100").have_two_wait()
+    started(run, queue, "102", "101")
+    asked = ["submit 103 after 101 102", "submit 104 after 102", "submit 105 after 102 104"]
+    assert queue.asked[-3:] == asked
+    extra, own = link(run, queue, "103", "102"), link(run, queue, "104", "102")
+    extra.have_two_wait()
+    assert extra.decide().why.startswith("Job 104 carries on in place of this one")
+    assert queue.asked[-3:] == asked
+    own.have_two_wait()
+    assert queue.asked[-1] == "submit 106 after 104 105"
+
+
 def test_a_record_that_cannot_be_read_at_the_start_is_read_again(
     run: RunDir, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
