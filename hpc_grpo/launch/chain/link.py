@@ -64,6 +64,7 @@ class ChainLink:
         self._news: News | None = None
         self._again_at = math.inf
         self._output = ""
+        self._knows_what_was_given = False
 
     @property
     def is_first(self) -> bool:
@@ -76,20 +77,24 @@ class ChainLink:
 
     @cached_property
     def _successors(self) -> Successors:
-        """The jobs behind this one, which ask for what this one was asked for. Raises OSError."""
-        own, job = self._job, None
-        asked = self._launch if own.origin.by_hand else read_chain(self._run).launch(self._launch)
-        hours = node_hours_asked(asked)
+        """The jobs behind this one, which ask for what was noted for it. Raises OSError."""
+        asked = self._launch if self._job.origin.by_hand else read_chain(self._run).launch(self._launch)
+        return Successors(self._run, asked, self._queue, self._job, node_hours_asked(asked))
+
+    def _ask_what_was_given(self, queue: JobQueue) -> None:
+        """Have the jobs behind this one ask for what this one was given, once the queue says it. Raises OSError."""
+        behind, own = self._successors, self._job
         try:
-            if (job := self._queue.show(own.job_id)) is not None:
+            if not self._knows_what_was_given and (job := queue.show(own.job_id)) is not None:
                 self._output = job.output
-                asked = job.asked(asked, by_hand=own.origin.by_hand)
-                hours = job.node_hours or node_hours_asked(asked)
+                behind.launch = job.asked(behind.launch, by_hand=own.origin.by_hand)
+                behind.hours_before = job.node_hours or node_hours_asked(behind.launch)
+            self._knows_what_was_given = True
         except LaunchError as error:
             say(f"What this job was given by hand is not known, so a successor asks for what the config says: {error}")
-        return Successors(self._run, asked, self._queue, own, hours)
+            self._again_at = self._clock() + _TRY_AGAIN_S
 
-    def have_two_wait(self) -> None:
+    def have_two_wait(self, queue: JobQueue | None = None) -> None:
         """Have two jobs wait behind this one, unless nothing is left to do; say what fails, which is tried again.
 
         This comes first in a link's life: whatever ends the link after that, on a bad node say, ends no chain.
@@ -98,7 +103,9 @@ class ChainLink:
         try:
             if self._run.is_complete() or self._run.stop_marker.exists() or self._is_left_behind():
                 return
-            self._successors.have_two_wait()
+            queue = queue or self._queue
+            self._ask_what_was_given(queue)
+            self._successors.have_two_wait(queue)
         except ConfigError as error:
             say(f"No successor waits while this job runs: {error}")
         except (LaunchError, OSError) as error:
@@ -149,6 +156,13 @@ class ChainLink:
                 self._successors.end_chain(decision.why)
         return decision
 
+    def give_up(self, why: str) -> None:
+        """End the chain before there is an attempt, and tell: the next job would end as this one."""
+        with not_worth_the_run(_NO_RECORD):
+            self._successors.end_chain(why)
+        self._news = News("ended", why)
+        self.tell()
+
     def start(self) -> None:
         """Enter this job into the record as the one that holds the run; say what fails, which is tried again."""
         try:
@@ -170,9 +184,12 @@ class ChainLink:
                 self._successors.withdraw()
 
     def try_again(self) -> None:
-        """Try again what failed some minutes ago: a job that is killed sees no end to do it at."""
+        """Try again what failed some minutes ago: a job that is killed sees no end to do it at.
+
+        The supervisor waits meanwhile, so the queue has little time for its answers.
+        """
         if self._clock() >= self._again_at:
-            self.have_two_wait()
+            self.have_two_wait(self._queue.in_a_hurry())
             self.start()
 
     def finish(self, attempt: AttemptRecord) -> None:
@@ -183,6 +200,7 @@ class ChainLink:
                     case "end the chain":
                         self._successors.end_chain(attempt.why)
                     case "have one wait":
+                        self._ask_what_was_given(self._queue)
                         self._successors.replace_lost(list(attempt.lost_nodes))
                     case "keep it off lost nodes":
                         self._successors.keep_off(list(attempt.lost_nodes))
@@ -261,7 +279,7 @@ class Successors:
             record = record if record.link(job_id) else record.with_link(job_id, before)
         return record
 
-    def have_two_wait(self) -> None:
+    def have_two_wait(self, queue: JobQueue) -> None:
         """Have two jobs wait behind this one, as far as they may, and write that down.
 
         Raises LaunchError and OSError, after which a repeated call does the rest. Raises ConfigError where no job
@@ -270,7 +288,7 @@ class Successors:
         record = self.record()
         behind = list(record.followers(self.job.job_id))
         try:
-            while len(behind) < FOLLOWERS and (job_id := self._queue_behind(record, behind)):
+            while len(behind) < FOLLOWERS and (job_id := self._queue_behind(record, behind, queue)):
                 self._queued[job_id] = (self.job.job_id, *behind)[-1]
                 behind.append(job_id)
                 say(f"Queued job {job_id}, which carries on if the jobs before it do not finish the run.")
@@ -296,7 +314,7 @@ class Successors:
             self._queued = {job_id: before for job_id, before in self._queued.items() if job_id not in behind}
             write_chain(self.run, record.without(behind))
         try:
-            self.have_two_wait()
+            self.have_two_wait(self.queue)
         except ConfigError as error:
             self.end_chain(str(error))
         else:
@@ -335,7 +353,7 @@ class Successors:
         job = self.queue.show(job_id)
         return None if job is None or job.is_over else job
 
-    def _queue_behind(self, record: ChainRecord, behind: Sequence[str]) -> str:
+    def _queue_behind(self, record: ChainRecord, behind: Sequence[str], queue: JobQueue) -> str:
         """Queue a job after this one and those behind it; return its id, "" where no more may be queued."""
         own = self.job
         links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
@@ -350,7 +368,7 @@ class Successors:
         if self._doubtful is not None and self._doubtful.after == request.after:
             request = replace(request, name=self._doubtful.name, may_be_queued=True)
         self._doubtful = request
-        job_id = self.queue.submit(request)
+        job_id = queue.submit(request)
         self._doubtful = None
         return job_id
 

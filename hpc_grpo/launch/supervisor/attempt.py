@@ -14,7 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError, RunHeldError
+from hpc_grpo.errors import (
+    EXIT_COMPLETE,
+    EXIT_CRASH,
+    EXIT_RESUMABLE,
+    ConfigError,
+    HpcGrpoError,
+    LaunchError,
+    RunHeldError,
+)
 from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
 from hpc_grpo.launch.environment import unset
 from hpc_grpo.launch.freeze import working_dir
@@ -93,6 +101,8 @@ def run_attempt(
         program = [driver] if driver.endswith(".py") else ["-m", driver]
         supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
     except HpcGrpoError as error:  # nothing runs yet, and nodes may wait
+        if link is not None and isinstance(error, ConfigError):
+            link.give_up(str(error))
         _close(place, end_by_error(error, ""))
         raise
     record = supervisor.record

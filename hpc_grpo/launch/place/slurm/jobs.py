@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
 _AT_ONCE_S = 2.0
+_IN_A_HURRY_S = 10.0
 _ACCOUNTING_LAG_S = (5.0, 15.0)
 """Pauses before accounting is asked again for a job that it does not know yet: one that began when it was queued."""
 _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
@@ -59,12 +60,17 @@ class SlurmQueue:
     ask: Ask = output_of
     ask_at_once: Ask = lambda argv: output_of(argv, deadline_s=_AT_ONCE_S)
     sleep: Callable[[float], None] = time.sleep
+    submit_s: float = 60.0
+
+    def in_a_hurry(self) -> SlurmQueue:
+        ask = lambda argv: output_of(argv, deadline_s=_IN_A_HURRY_S)  # noqa: E731
+        return replace(self, ask=ask, sleep=lambda _: None, submit_s=_IN_A_HURRY_S)
 
     def render(self, request: JobRequest) -> str:
         return sbatch.render(request)
 
     def submit(self, request: JobRequest) -> str:
-        return sbatch.submit(request)
+        return sbatch.submit(request, self.submit_s)
 
     def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
         return sbatch.start_estimate(sbatch.render(request), deadline_s)

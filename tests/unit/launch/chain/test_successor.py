@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hpc_grpo.launch.chain.link import ChainLink, LinkJob
+from hpc_grpo.launch.chain.link import ChainLink, LinkJob, LinkOrigin
 from hpc_grpo.launch.place.job_queue import JobEnd
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
@@ -83,8 +83,21 @@ def test_a_refused_successor_is_queued_some_minutes_later(run: RunDir, queue: Fa
     clock.now += 300.0
     own.try_again()
     own.try_again()
-    assert len(queue.requests) == 2
+    assert (len(queue.requests), queue.hurried) == (2, 1)
     assert read_chain(run).successor == "100"
+
+
+def test_what_was_given_by_hand_is_asked_again_some_minutes_later(run: RunDir, queue: FakeQueue) -> None:
+    clock = Clock()
+    queue.jobs["7"].given, queue.is_silent = two_nodes_by_hand, True
+    own = ChainLink(run, launch(), queue, LinkJob("7", "hpc_grpo.driver.main", LinkOrigin(by_hand=True)), clock)
+    own.have_two_wait()
+    queue.is_silent = False
+    own.start()
+    clock.now += 300.0
+    own.try_again()
+    assert asked(queue) == [(2, "workq")] * 2
+    assert read_chain(run).launch(launch()).num_nodes == 2
 
 
 def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: RunDir, queue: FakeQueue) -> None:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,9 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.job_queue import JobRequest, job_python, setup_lines
+from hpc_grpo.launch.place.slurm import jobs
 from hpc_grpo.launch.place.slurm import sbatch as slurm
+from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 from hpc_grpo.run.chain import before_it_ran
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
@@ -196,6 +201,21 @@ def test_a_job_that_was_queued_although_sbatch_failed_is_not_queued_twice(
         request = replace(request, may_be_queued=True)
     assert slurm.submit(request) == "42"
     assert (tmp_path / "SENT").read_text().split() == [request.name]
+
+
+@pytest.mark.parametrize("ask", [lambda queue, run: queue.submit(JobRequest(run, launch(), "true")),
+                                 lambda queue, run: queue.show("7")])  # fmt: skip
+def test_a_caller_in_a_hurry_waits_no_minute_for_slurm(
+    ask: Callable[[SlurmQueue, RunDir], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_IN_A_HURRY_S", 0.5)
+    run = fake_sbatch(tmp_path, monkeypatch, "exec sleep 50")
+    for name in ("squeue", "scontrol"):
+        shutil.copy(tmp_path / "sbatch", tmp_path / name)
+    begun = time.monotonic()
+    with pytest.raises(LaunchError, match="no answer within"):
+        ask(SlurmQueue().in_a_hurry(), run)
+    assert time.monotonic() - begun < 30.0
 
 
 def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
