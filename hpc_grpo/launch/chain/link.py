@@ -309,8 +309,7 @@ class Successors:
         behind = record.followers(self.job.job_id)
         if behind and self._waiting(behind[0]) is None:
             say(f"Job {behind[0]}, which was to carry on, is gone.")
-            if behind[1:]:
-                self.queue.cancel(behind[1:])
+            self.queue.cancel(behind)  # the first too: it may be there again later
             self._queued = {job_id: before for job_id, before in self._queued.items() if job_id not in behind}
             write_chain(self.run, record.without(behind))
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import given, sbatch, text
-from hpc_grpo.launch.place.slurm.text import WAITING_STATES, Ask, minutes, output_of
+from hpc_grpo.launch.place.slurm.text import FINAL_STATES, OVER_STATES, Ask, minutes, output_of
 from hpc_grpo.system.say import say
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ _IN_A_HURRY_S = 10.0
 _ACCOUNTING_LAG_S = (5.0, 15.0)
 """Pauses before accounting is asked again for a job that it does not know yet: one that began when it was queued."""
 _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
-_FINAL_STATES = frozenset(
-    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
-)
 
 
 def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
@@ -106,7 +103,7 @@ class SlurmQueue:
         """
         shown = ""
         for state in _accounted(self.ask, self.sleep, job_id, "State"):
-            if state.partition(" ")[0] in _FINAL_STATES:
+            if state.partition(" ")[0] in FINAL_STATES:
                 return state
             if (shown := shown or self._shown_end(job_id)) != "CANCELLED":
                 return shown
@@ -114,7 +111,7 @@ class SlurmQueue:
 
     def _shown_end(self, job_id: str) -> str:
         with suppress(LaunchError):
-            if (job := self.show(job_id)) is not None and job.state in _FINAL_STATES:
+            if (job := self.show(job_id)) is not None and job.state in FINAL_STATES:
                 return job.state
         return ""
 
@@ -149,7 +146,7 @@ class SlurmJob:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in WAITING_STATES
+        return self.state in OVER_STATES
 
     @property
     def output(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.slurm.text import WAITING_STATES, output_of, unix_time
+from hpc_grpo.launch.place.slurm.text import OVER_STATES, output_of, unix_time
 from hpc_grpo.run.files import write_json_atomic
 
+_GONE = "GONE"
 _UNKNOWN_JOB = "Invalid job id"
 _FORMAT = "%i|%T|%S|%r"
 _QUERY_MIN_S = 60.0
@@ -33,7 +33,7 @@ class QueuedJob:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in WAITING_STATES
+        return self.state in OVER_STATES or self.state == _GONE
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class QueueAnswer:
         """Return what is known of a job, "GONE" if Slurm has forgotten it; None for one that was not asked about."""
         if job_id not in self.asked:
             return None
-        return self.jobs.get(job_id, QueuedJob(job_id, "GONE"))
+        return self.jobs.get(job_id, QueuedJob(job_id, _GONE))
 
 
 def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
@@ -93,10 +93,8 @@ def cache_path(environ: Mapping[str, str]) -> Path:
 def _query(job_ids: Sequence[str]) -> QueueAnswer:
     now = time.time()
     command = ["squeue", "--noheader", f"--format={_FORMAT}", f"--jobs={','.join(job_ids)}", "--states=all"]
-    # The user's own settings of squeue would filter jobs.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        printed = output_of(command, kept)
+        printed = output_of(command)
     except LaunchError as error:
         if _UNKNOWN_JOB not in str(error):
             return QueueAnswer(now, error=str(error))

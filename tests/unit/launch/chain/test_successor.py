@@ -49,7 +49,7 @@ def test_a_successor_that_is_gone_is_queued_anew(run: RunDir, queue: FakeQueue) 
     own = started(run, queue)
     queue.jobs["100"].is_over = True
     own.finish(ended("resumable"))
-    assert queue.asked[2:] == ["cancel 101", "submit 102 after 7", "submit 103 after 7 102"]
+    assert queue.asked[2:] == ["cancel 100 101", "submit 102 after 7", "submit 103 after 7 102"]
     assert read_chain(run).successor == "102"
     assert [entry.job_id for entry in read_chain(run).links] == ["7", "102", "103"]
 
