@@ -63,6 +63,12 @@ class PreviousLink:
     end: JobEnd = field(default_factory=JobEnd)
     left_s: float | None = None
     was_killed: bool = False
+    left_an_attempt: bool = True
+
+    @property
+    def forbids_more(self) -> bool:
+        """Tell whether no job is to come after it: the user cancelled it, or has to change something."""
+        return self.was_cancelled or self.exit_kind == "config"
 
     @property
     def was_cancelled(self) -> bool:

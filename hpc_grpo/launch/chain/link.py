@@ -72,8 +72,21 @@ class ChainLink:
         return self._job.successor_of == ""
 
     @cached_property
-    def _end_before(self) -> JobEnd:
-        return self._queue.end_of(self._job.successor_of) if self._job.successor_of else JobEnd()
+    def _before(self) -> list[PreviousLink]:
+        """The jobs before this one, the latest first, back to the last that left an attempt.
+
+        A follower that was cancelled before it began is none of them: it says nothing of the job that it waited for.
+        """
+        record, before = read_chain(self._run), list[PreviousLink]()
+        job_id = self._job.successor_of
+        while job_id and len(before) <= FOLLOWERS and not (before and before[-1].left_an_attempt):
+            link = record.link(job_id)
+            previous = _previous_link(self._run, job_id, self._queue.end_of(job_id))
+            waits_for, has_begun = link.successor_of if link else "", self._run.job_mark(job_id).exists()
+            if waits_for == "" or has_begun or previous.left_an_attempt or not previous.end.by_user:
+                before.append(previous)
+            job_id = waits_for
+        return before
 
     @cached_property
     def _successors(self) -> Successors:
@@ -127,9 +140,9 @@ class ChainLink:
     @property
     def before(self) -> EndedJob | None:
         """Return the job before this one once the queue says that it is over, else None."""
-        if not self._end_before.state:
+        if not self._before or not self._before[0].end.state:
             return None
-        return EndedJob(self._job.successor_of, is_gone=not self._end_before.lost_a_node)
+        return EndedJob(self._before[0].job_id, is_gone=not self._before[0].end.lost_a_node)
 
     def decide(self) -> StartDecision:
         """Decide whether this job trains; where it does not, end the chain."""
@@ -139,7 +152,7 @@ class ChainLink:
             StartFacts(
                 is_complete=self._run.is_complete(),
                 stop_asked=self._run.stop_marker.exists(),
-                previous=_previous_link(self._run, own.successor_of, self._end_before) if own.successor_of else None,
+                previous=next((link for link in self._before if link.forbids_more), next(iter(self._before), None)),
                 attempts=len(links),
                 max_attempts=None if launch.slurm.max_job_chains is None else launch.slurm.max_job_chains + 1,
                 stalled=stalled([link.first_step for link in links], newest_step(self._run)),
@@ -223,7 +236,7 @@ class ChainLink:
 def _previous_link(run: RunDir, job_id: str, end: JobEnd) -> PreviousLink:
     known = [attempt for attempt in read_attempts(run) if attempt.job_id == job_id]
     if not known:
-        return PreviousLink(job_id, "running", before_it_ran(run, job_id), end)
+        return PreviousLink(job_id, "running", before_it_ran(run, job_id), end, left_an_attempt=False)
     last, owner = known[-1], read_lock_owner(run)
     left_s = last.ends_at - last.ended_at if last.ends_at and last.ended_at else None
     was_killed = owner is not None and owner.job_id == job_id

@@ -179,6 +179,24 @@ def test_a_link_whose_predecessor_the_user_cancelled_ends_the_chain(run: RunDir,
     assert "cancelled by the user" in read_chain(run).ended
 
 
+@pytest.mark.parametrize(
+    ("ends", "goes_on"),
+    [
+        ({"7": CANCELLED, "100": JobEnd("FAILED")}, False),
+        ({"7": CANCELLED, "100": CANCELLED}, False),
+        ({"7": JobEnd("TIMEOUT", at_time_limit=True), "100": CANCELLED}, True),
+    ],
+    ids=["the next died on a bad node", "all but the last cancelled", "only one that waited cancelled"],
+)
+def test_a_cancel_counts_where_the_job_had_begun(
+    run: RunDir, queue: FakeQueue, ends: dict[str, JobEnd], goes_on: bool
+) -> None:
+    started(run, queue)
+    saved(run, ended("resumable"))
+    queue.ends |= ends
+    assert link(run, queue, "101", "100").decide().goes_on == goes_on
+
+
 def test_a_late_link_of_an_earlier_chain_leaves_the_users_new_chain_alone(run: RunDir, queue: FakeQueue) -> None:
     started(run, queue)
     # The user submits the run again as 50, which queues 102 and 103.
