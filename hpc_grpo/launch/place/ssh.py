@@ -33,6 +33,7 @@ _OPTIONS = (
     "-oServerAliveCountMax=3",
     "-oClearAllForwardings=yes",
     "-oForwardAgent=no",
+    "-oControlPath=none",  # a connection of its own: no shared one ends with another's, or stays behind
 )
 _PROBE_S = 30.0
 _OF_THE_MACHINE = (

@@ -60,6 +60,7 @@ def test_this_machine_is_the_head_and_the_others_tell_their_cpus(ssh: Path) -> N
     assert found.this_node == found.head
     assert found.num_cpus[1] > 0
     assert "-oBatchMode=yes -oStrictHostKeyChecking=yes" in ssh.read_text()
+    assert "-oControlPath=none" in ssh.read_text()
     assert "-p 2222 -- ann@node2.example " in ssh.read_text()
 
 
