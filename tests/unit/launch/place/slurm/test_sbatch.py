@@ -64,19 +64,27 @@ def test_a_warning_before_the_supervisor_runs_ends_no_job(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "line", ["kill -USR1 $$", "[[ -f /no/such/file ]] && source /no/such/file", "false | true; echo $UNSET"]
+    "line",
+    [
+        "kill -USR1 $$",
+        "[[ -f /no/such/file ]] && source /no/such/file",
+        "false | true; echo $UNSET",
+        "config=/etc/site.conf; setup=; home=/; set -- site",
+    ],
 )
 def test_no_setup_line_that_a_submitted_job_survives_ends_a_job_by_hand(tmp_path: Path, line: str) -> None:
     (tmp_path / "hpc_grpo").mkdir()
     (tmp_path / "hpc_grpo" / "__init__.py").touch()
     for name, text in {
         "scontrol": "true",
-        "hpc-grpo": f"""if [ "$1" = job-setup ]; then echo '{line}'; else kill -USR1 $$; exit 5; fi""",
+        "hpc-grpo": f"""if [ "$1" = job-setup ]; then echo '{line}'; else kill -USR1 $$
+[ "$*" = "train --link config.yaml run.name=two words" ] && exit 5; fi""",
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     env = {"SLURM_JOB_ID": "42", "HPC_GRPO_HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.defpath}"}
-    assert subprocess.run(["bash", str(BY_HAND), "config.yaml"], env=env, check=False).returncode == 5
+    words = ["bash", str(BY_HAND), "config.yaml", "run.name=two words"]
+    assert subprocess.run(words, env=env, check=False).returncode == 5
 
 
 def test_the_script_for_sbatch_knows_the_checkout_by_a_file_that_exists() -> None:
