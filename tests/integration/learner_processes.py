@@ -81,7 +81,7 @@ def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list
             answers = dict(results.get(timeout=400) for _ in processes)
         finally:
             for process in processes:
-                process.join(timeout=20)
+                process.join(timeout=60)
                 if process.is_alive():
                     process.kill()
     for answer in answers.values():
