@@ -1,7 +1,7 @@
 """`chain.json`: the jobs of a run, as its own jobs and commands wrote them down.
 
-Written by `hpc-grpo submit`, `resume` and `cancel`, and by the job that holds the run. Read by every command: they must
-not ask the scheduler.
+Written by `hpc-grpo submit`, `resume` and `cancel`, and by each job, which queues others before it holds the run.
+Read by every command: they must not ask the scheduler.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class ChainRecord:
 
     def without(self, job_ids: Collection[str]) -> ChainRecord:
         """Forget jobs that never began: they count as no attempts."""
-        return replace(self, links=tuple(link for link in self.links if link.job_id not in job_ids), successor="")
+        links = tuple(link for link in self.links if link.job_id not in job_ids)
+        return replace(self, links=links, successor="" if self.successor in job_ids else self.successor)
 
     def closed_by(self, job_id: str, why: str) -> ChainRecord:
         """Note why nothing follows a job, unless the user has submitted another one since: then nothing changes."""
@@ -100,6 +101,14 @@ class ChainRecord:
         """Return the last of the jobs behind one that has begun, "" if none has."""
         begun = [link.job_id for link in self.links if link.first_step is not None]
         return next((follower for follower in reversed(self.followers(job_id)) if follower in begun), "")
+
+    def queued_instead(self, job_id: str, successor_of: str) -> str:
+        """Return the job queued after `successor_of` in place of one that the record does not know, "" if none was.
+
+        A full disk keeps a job out of the record for as long as the link lives that queued it.
+        """
+        is_known = not successor_of or self.link(job_id) is not None
+        return "" if is_known else next(iter(self.followers(successor_of)), "")
 
     def since_the_user(self) -> tuple[Link, ...]:
         """Return the links from the last one on that the user submitted: limits count from there."""

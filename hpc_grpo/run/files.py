@@ -9,6 +9,7 @@ content: a damaged one reads as missing. A record that no other file could resto
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -17,6 +18,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +32,7 @@ _STAGED, _RETIRED = ".tmp", ".old"
 _DIGEST = "digest"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _HEADROOM = 1.1
+_CHECK = ContextVar[Callable[[], None]]("check", default=lambda: None)
 _BLOCK_BYTES = 1 << 16
 
 
@@ -190,6 +193,16 @@ def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0)
             problem = _wait_a_moment(problem, f"{os.strerror(error.errno)}: {what} cannot be written", retry_s)
 
 
+@contextlib.contextmanager
+def space_awaited_while(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` at every turn of a wait for space in the block; it raises where the wait is to end."""
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
+
+
 def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
@@ -208,6 +221,7 @@ def _wait_a_moment(told: str, problem: str, retry_s: float) -> str:
     """Wait, and say the first time why; return what was said."""
     if not told:
         say(f"{problem}. The run waits for space; free some, and it goes on.")
+    _CHECK.get()()
     time.sleep(retry_s)
     PULSE.beat()
     return told or problem

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.signals import END_SIGNALS, Signals
@@ -53,29 +55,40 @@ def run_command(
 ) -> Answer:
     """Run `argv`; never raises where it is missing, fails or hangs. `environ` replaces this process's environment.
 
-    Returns at most a second after the deadline, although a process in the kernel may not end.
+    Returns at most a second after the deadline, although a process in the kernel may not end. What `argv` leaves in the
+    background is not waited for, so no pipe holds the output, which would stay open.
     """
-    pipe = subprocess.PIPE
-    given = None if stdin is None else pipe
-    try:
-        process = subprocess.Popen(argv, env=environ, cwd=cwd, stdin=given, stdout=pipe, stderr=pipe, errors="replace")
-    except FileNotFoundError:
-        return Answer(error=f"no {argv[0]} on PATH", is_absent=True)
-    except OSError as error:
-        return Answer(error=f"{argv[0]} could not be run: {error.strerror}")
-    try:
-        out, said = process.communicate(stdin, timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_KILLED_S)
-        return Answer(error=f"{argv[0]} gave no answer within {deadline_s:.0f} s", is_late=True)
-    said = said.strip()
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(open(os.memfd_create("output"), "w+", errors="replace")) for _ in range(3)]  # noqa: PTH123
+        files[0].write(stdin or "")
+        files[0].seek(0)
+        given, output, errors = files
+        try:
+            process = subprocess.Popen(
+                argv, env=environ, cwd=cwd, stdin=None if stdin is None else given, stdout=output, stderr=errors
+            )
+        except FileNotFoundError:
+            return Answer(error=f"no {argv[0]} on PATH", is_absent=True)
+        except OSError as error:
+            return Answer(error=f"{argv[0]} could not be run: {error.strerror}")
+        try:
+            process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED_S)
+            return Answer(error=f"{argv[0]} gave no answer within {deadline_s:.0f} s", is_late=True)
+        out, said = _whole(output), _whole(errors).strip()
     if process.returncode:
         lines = (said or out.strip()).splitlines()
         ended = f"{argv[0]} ended with {process.returncode}" + (f": {lines[-1]}" if lines else "")
         return Answer(error=ended, said=said)
     return Answer(out, said=said)
+
+
+def _whole(file: TextIO) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def run_in_foreground(argv: Sequence[str]) -> int:

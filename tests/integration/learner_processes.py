@@ -92,7 +92,7 @@ def run_ranks(world_size: int, scenario: Callable[..., Any], *args: Any) -> list
                     assert time.monotonic() < ends_at, f"ranks {set(range(world_size)) - answers.keys()} do not answer"
         finally:
             for process in processes:
-                process.join(timeout=20)
+                process.join(timeout=60)
                 if process.is_alive():
                     process.kill()
     for answer in answers.values():

@@ -63,7 +63,7 @@ class TestPods:
         assert (left.shared_memory, left.tmp) == (["mine"], ["mine"])
         assert not pods.residue("pod2")
         os.killpg(sleeper.pid, signal.SIGTERM)
-        assert sleeper.wait(10) == -signal.SIGTERM
+        assert sleeper.wait(60) == -signal.SIGTERM
         output(pods, "pod1", "rm", "/tmp/mine", "/dev/shm/mine", str(pods.layout.storage / "ours"))
         assert residue_of(pods) == {}
 
@@ -94,7 +94,7 @@ class TestPods:
         output(pods, "pod2", "touch", "/tmp/lost", str(pods.layout.storage / "kept"))
         sleeper = pods.popen("pod2", ["sleep", "1000"])
         pods.kill("pod2")
-        assert sleeper.wait(10) == -signal.SIGKILL
+        assert sleeper.wait(60) == -signal.SIGKILL
         pods.start("pod2")
         assert "lost" not in output(pods, "pod2", "ls", "/tmp").split()
         assert output(pods, "pod2", "ls", str(pods.layout.storage)) == "kept"

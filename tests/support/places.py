@@ -50,6 +50,11 @@ class FakeQueue:
     cancelled: list[str] = field(default_factory=list)
     is_silent: bool = False
     refused: int = 0
+    hurried: int = 0
+
+    def in_a_hurry(self) -> FakeQueue:
+        self.hurried += 1
+        return self
 
     def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
         return launch

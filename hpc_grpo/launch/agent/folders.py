@@ -49,6 +49,8 @@ class OwnedDir:
             )
         path.mkdir(mode=0o700)
         try:
+            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            _keep_from_cleaners(self._folder)
             self._lock = os.open(self.path / _LOCK_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             os.write(self._lock, socket.gethostname().encode())
@@ -61,6 +63,7 @@ class OwnedDir:
         with contextlib.suppress(FileNotFoundError):
             _remove(self.path)
         os.close(self._lock)
+        os.close(self._folder)
 
 
 class SharedDir:
@@ -78,7 +81,13 @@ class SharedDir:
                 raise LaunchError(
                     f"{path} is another user's. Set launch.local_dir to a folder of your own on the node."
                 )
-            self._lock = os.open(_LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                self._lock = _opened(opened, _LOCK_NAME, os.O_RDWR, folder)
+            except FileNotFoundError:
+                _replace_torn(path, folder)
+                raise
+            _keep_from_cleaners(folder)
+            self._open = opened.pop_all()
         if not self._takes(fcntl.LOCK_SH):  # the last agent in it removes it
             self.close()
             raise FileNotFoundError(path)
@@ -92,7 +101,7 @@ class SharedDir:
             self.close()
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._open.close()
 
     def _takes(self, kind: int) -> bool:
         """Take the lock, and say whether the folder is still at its path."""
@@ -135,6 +144,22 @@ def shared_dir_path(parent: Path, contents: str) -> Path:
 def _take_away(path: Path) -> None:
     """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
     _remove(path.rename(path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")))
+
+
+def _replace_torn(path: Path, folder: int) -> None:
+    """Take a shared folder away that has lost its lock, and perhaps more, to what cleans /tmp: it is no whole copy."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of several agents one does it
+    except BlockingIOError:
+        raise LaunchError(f"{path} is in use and has lost its file {_LOCK_NAME}. Remove it once no job does.") from None
+    if os.path.samestat(os.fstat(folder), path.lstat()):
+        _take_away(path)
+
+
+def _keep_from_cleaners(folder: int) -> None:
+    """Have systemd-tmpfiles, which removes what is ten days old, pass over a folder: it does while that is locked."""
+    with contextlib.suppress(BlockingIOError):  # it looks at the folder now
+        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _remove(path: Path) -> None:

@@ -63,6 +63,12 @@ class PreviousLink:
     end: JobEnd = field(default_factory=JobEnd)
     left_s: float | None = None
     was_killed: bool = False
+    left_an_attempt: bool = True
+
+    @property
+    def forbids_more(self) -> bool:
+        """Tell whether no job is to come after it: the user cancelled it, or has to change something."""
+        return self.was_cancelled or self.exit_kind == "config"
 
     @property
     def was_cancelled(self) -> bool:
@@ -85,7 +91,8 @@ class StartFacts:
 
     `attempts` and `stalled` count since that one; `stalled` are the latest attempts in a row without a new checkpoint.
     `node_hours` are all of the run's so far. `user_knows`: an earlier link of the chain has told why it ended.
-    `replaced_by`: a job behind this one that has begun, "" if none has: the queue has started this one again since.
+    `replaced_by`: a job behind this one that has begun, so that the queue started this one again; or one queued in its
+    place, since the record lacks it; else "".
     """
 
     is_complete: bool
@@ -118,7 +125,7 @@ class StartDecision:
 def decide_start(facts: StartFacts) -> StartDecision:
     """Decide whether a link that starts trains, and what the user has to hear."""
     if facts.replaced_by:
-        why = f"Job {facts.replaced_by} has carried on behind this one, which was started again: nothing is left to it."
+        why = f"Job {facts.replaced_by} carries on in place of this one: nothing is left to it."
         return StartDecision(False, why, ends_chain=False)
     if (reason := _reason_to_end(facts)) is not None:
         why, gave_up = reason

@@ -77,31 +77,49 @@ class ChainLink:
         self._news: News | None = None
         self._again_at = math.inf
         self._output = ""
+        self._knows_what_was_given = False
 
     @property
     def is_first(self) -> bool:
         return self._job.successor_of == ""
 
     @cached_property
-    def _end_before(self) -> JobEnd:
-        return self._queue.end_of(self._job.successor_of) if self._job.successor_of else JobEnd()
+    def _before(self) -> list[PreviousLink]:
+        """The jobs before this one, the latest first, back to the last that left an attempt.
+
+        A follower that was cancelled before it began is none of them: it says nothing of the job that it waited for.
+        """
+        record, before = read_chain(self._run), list[PreviousLink]()
+        job_id = self._job.successor_of
+        while job_id and len(before) <= FOLLOWERS and not (before and before[-1].left_an_attempt):
+            link = record.link(job_id)
+            previous = _previous_link(self._run, job_id, self._queue.end_of(job_id))
+            waits_for, has_begun = link.successor_of if link else "", self._run.job_mark(job_id).exists()
+            if waits_for == "" or has_begun or previous.left_an_attempt or not previous.end.by_user:
+                before.append(previous)
+            job_id = waits_for
+        return before
 
     @cached_property
     def _successors(self) -> Successors:
-        """The jobs behind this one, which ask for what this one was asked for. Raises OSError."""
-        own, job = self._job, None
-        asked = self._launch if own.by_hand else read_chain(self._run).launch(self._launch)
-        hours = node_hours_asked(asked)
+        """The jobs behind this one, which ask for what was noted for it. Raises OSError."""
+        asked = self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
+        return Successors(self._run, asked, self._queue, self._job, node_hours_asked(asked))
+
+    def _ask_what_was_given(self, queue: JobQueue) -> None:
+        """Have the jobs behind this one ask for what this one was given, once the queue says it. Raises OSError."""
+        behind, own = self._successors, self._job
         try:
-            if (job := self._queue.show(own.job_id)) is not None:
+            if not self._knows_what_was_given and (job := queue.show(own.job_id)) is not None:
                 self._output = job.output
-                asked = job.asked(asked, by_hand=own.by_hand)
-                hours = job.node_hours or node_hours_asked(asked)
+                behind.launch = job.asked(behind.launch, by_hand=own.by_hand)
+                behind.hours_before = job.node_hours or node_hours_asked(behind.launch)
+            self._knows_what_was_given = True
         except LaunchError as error:
             say(f"What this job was given by hand is not known, so a successor asks for what the config says: {error}")
-        return Successors(self._run, asked, self._queue, own, hours)
+            self._again_at = self._clock() + _TRY_AGAIN_S
 
-    def have_two_wait(self) -> None:
+    def have_two_wait(self, queue: JobQueue | None = None) -> None:
         """Have two jobs wait behind this one, unless nothing is left to do; failures are reported and tried again.
 
         This comes first in a link's life: nothing that ends the link after that ends the chain.
@@ -110,7 +128,9 @@ class ChainLink:
         try:
             if self._run.is_complete() or self._run.stop_marker.exists() or self._is_left_behind():
                 return
-            self._successors.have_two_wait()
+            queue = queue or self._queue
+            self._ask_what_was_given(queue)
+            self._successors.have_two_wait(queue)
         except ConfigError as error:
             say(f"No successor waits while this job runs: {error}")
         except (LaunchError, OSError) as error:
@@ -119,18 +139,22 @@ class ChainLink:
             self._again_at = self._clock() + pause_s
 
     def _is_left_behind(self) -> bool:
-        """Tell whether this is the link of an earlier chain, or one that the queue started again too late."""
+        """Tell whether this is the link of an earlier chain, or another job carries on in its place."""
         own, record = self._job, read_chain(self._run)
         current = [link.job_id for link in record.since_the_user()]
         is_old = own.successor_of != "" and bool(current) and not {own.job_id, own.successor_of} & set(current)
-        return is_old or record.begun_behind(own.job_id) != ""
+        return is_old or self._replaced_by(record) != ""
+
+    def _replaced_by(self, record: ChainRecord) -> str:
+        own = self._job
+        return record.begun_behind(own.job_id) or record.queued_instead(own.job_id, own.successor_of)
 
     @property
     def before(self) -> EndedJob | None:
         """Return the job before this one once the queue says that it is over, else None."""
-        if not self._end_before.state:
+        if not self._before or not self._before[0].end.state:
             return None
-        return EndedJob(self._job.successor_of, is_gone=not self._end_before.lost_a_node)
+        return EndedJob(self._before[0].job_id, is_gone=not self._before[0].end.lost_a_node)
 
     def decide(self) -> StartDecision:
         """Decide whether this job trains; where it does not, end the chain."""
@@ -140,7 +164,7 @@ class ChainLink:
             StartFacts(
                 is_complete=self._run.is_complete(),
                 stop_asked=self._run.stop_marker.exists(),
-                previous=_previous_link(self._run, own.successor_of, self._end_before) if own.successor_of else None,
+                previous=next((link for link in self._before if link.forbids_more), next(iter(self._before), None)),
                 attempts=len(links),
                 max_attempts=None if launch.slurm.max_job_chains is None else launch.slurm.max_job_chains + 1,
                 stalled=stalled([link.first_step for link in links], newest_step(self._run)),
@@ -148,7 +172,7 @@ class ChainLink:
                 node_hours=node_hours_used(read_attempts(self._run), time.time()),
                 max_node_hours=launch.slurm.max_node_hours,
                 user_knows=own.successor_of != "" and record.ended != "",
-                replaced_by=record.begun_behind(own.job_id),
+                replaced_by=self._replaced_by(record),
             )
         )
         self._news = decision.news
@@ -156,6 +180,13 @@ class ChainLink:
             with not_worth_the_run(_NO_RECORD):
                 self._successors.end_chain(decision.why)
         return decision
+
+    def give_up(self, why: str) -> None:
+        """End the chain before there is an attempt, and tell: the next job would end as this one."""
+        with not_worth_the_run(_NO_RECORD):
+            self._successors.end_chain(why)
+        self._news = News("ended", why)
+        self.tell()
 
     def start(self) -> None:
         """Enter this job into the record as the one that holds the run; a failure is reported and tried again."""
@@ -171,10 +202,19 @@ class ChainLink:
             say(f"{_NO_RECORD}: {error}")
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
+    def withdraw(self) -> None:
+        """Leave the chain that holds the run as it was, where the user handed in this job beside it."""
+        if self._job.by_hand:
+            with not_worth_the_run(_NO_RECORD):
+                self._successors.withdraw()
+
     def try_again(self) -> None:
-        """Try again what failed some minutes ago: a job that is killed sees no end to do it at."""
+        """Try again what failed some minutes ago: a job that is killed sees no end to do it at.
+
+        The supervisor waits meanwhile, so the queue has little time for its answers.
+        """
         if self._clock() >= self._again_at:
-            self.have_two_wait()
+            self.have_two_wait(self._queue.in_a_hurry())
             self.start()
 
     def finish(self, attempt: AttemptRecord) -> None:
@@ -185,6 +225,7 @@ class ChainLink:
                     case "end the chain":
                         self._successors.end_chain(attempt.why)
                     case "have one wait":
+                        self._ask_what_was_given(self._queue)
                         self._successors.replace_lost(list(attempt.lost_nodes))
                     case "keep it off lost nodes":
                         self._successors.keep_off(list(attempt.lost_nodes))
@@ -207,7 +248,7 @@ class ChainLink:
 def _previous_link(run: RunDir, job_id: str, end: JobEnd) -> PreviousLink:
     known = [attempt for attempt in read_attempts(run) if attempt.job_id == job_id]
     if not known:
-        return PreviousLink(job_id, "running", before_it_ran(run, job_id), end)
+        return PreviousLink(job_id, "running", before_it_ran(run, job_id), end, left_an_attempt=False)
     last, owner = known[-1], read_lock_owner(run)
     left_s = last.ends_at - last.ended_at if last.ends_at and last.ended_at else None
     was_killed = owner is not None and owner.job_id == job_id
@@ -239,7 +280,7 @@ class Successors:
             record = record if record.link(job_id) else record.with_link(job_id, before)
         return record
 
-    def have_two_wait(self) -> None:
+    def have_two_wait(self, queue: JobQueue) -> None:
         """Have two jobs wait behind this one, as far as they may, and write that down.
 
         Raises LaunchError and OSError, after which a repeated call does the rest. Raises ConfigError where no job
@@ -248,7 +289,7 @@ class Successors:
         record = self.record()
         behind = list(record.followers(self.job.job_id))
         try:
-            while len(behind) < FOLLOWERS and (job_id := self._queue_behind(record, behind)):
+            while len(behind) < FOLLOWERS and (job_id := self._queue_behind(record, behind, queue)):
                 self._queued[job_id] = (self.job.job_id, *behind)[-1]
                 behind.append(job_id)
                 say(f"Queued job {job_id}, which carries on if the jobs before it do not finish the run.")
@@ -273,12 +314,11 @@ class Successors:
         behind = record.followers(self.job.job_id)
         if behind and self._waiting(behind[0]) is None:
             say(f"Job {behind[0]}, which was to carry on, is gone.")
-            if behind[1:]:
-                self.queue.cancel(behind[1:])
+            self.queue.cancel(behind)  # the first too: it may be there again later
             self._queued = {job_id: before for job_id, before in self._queued.items() if job_id not in behind}
             write_chain(self.run, record.without(behind))
         try:
-            self.have_two_wait()
+            self.have_two_wait(self.queue)
         except ConfigError as error:
             self.end_chain(str(error))
         else:
@@ -292,22 +332,32 @@ class Successors:
 
     def end_chain(self, why: str) -> None:
         """Cancel what waits behind this job, and write down why nothing does."""
+        record = self._cancel_followers()
+        closed = record.closed_by(self.job.job_id, why)
+        if closed is not record:
+            write_chain(self.run, closed)
+
+    def withdraw(self) -> None:
+        """Cancel what waits behind this job, and take it and this job out of the record."""
+        record = self._cancel_followers()
+        write_chain(self.run, record.without([self.job.job_id, *record.followers(self.job.job_id)]))
+
+    def _cancel_followers(self) -> ChainRecord:
+        """Cancel what waits behind this job; return the record that names it."""
         record = self.record()
         if waiting := record.followers(self.job.job_id):
             try:
                 self.queue.cancel(waiting)
             except LaunchError as error:
                 say(f"What waits behind this job ends when it starts: {error}")
-        closed = record.closed_by(self.job.job_id, why)
-        if closed is not record:
-            write_chain(self.run, closed)
+        return record
 
     def _waiting(self, job_id: str) -> Job | None:
         """Return a job that still waits or runs; None if it is over."""
         job = self.queue.show(job_id)
         return None if job is None or job.is_over else job
 
-    def _queue_behind(self, record: ChainRecord, behind: Sequence[str]) -> str:
+    def _queue_behind(self, record: ChainRecord, behind: Sequence[str], queue: JobQueue) -> str:
         """Queue a job after this one and those behind it; return its id, "" where no more may be queued."""
         own = self.job
         links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
@@ -322,7 +372,7 @@ class Successors:
         if self._doubtful is not None and self._doubtful.after == request.after:
             request = replace(request, name=self._doubtful.name, may_be_queued=True)
         self._doubtful = request
-        job_id = self.queue.submit(request)
+        job_id = queue.submit(request)
         self._doubtful = None
         return job_id
 

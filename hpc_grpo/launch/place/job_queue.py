@@ -86,6 +86,9 @@ class JobQueue(Protocol):
     Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `render` never.
     """
 
+    def in_a_hurry(self) -> JobQueue:
+        """Return this queue for a caller that can wait ten seconds for an answer, but not a minute."""
+
     def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
         """Return `launch` with what the user's own variables for this queue ask for where it says nothing itself."""
 

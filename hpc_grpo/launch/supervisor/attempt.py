@@ -15,7 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, HpcGrpoError, LaunchError
+from hpc_grpo.errors import (
+    EXIT_COMPLETE,
+    EXIT_CRASH,
+    EXIT_RESUMABLE,
+    ConfigError,
+    HpcGrpoError,
+    LaunchError,
+    RunHeldError,
+)
 from hpc_grpo.launch.chain.link import ChainLink, LinkJob
 from hpc_grpo.launch.environment import unset
 from hpc_grpo.launch.freeze import working_dir
@@ -92,6 +100,8 @@ def run_attempt(
         program = [driver] if driver.endswith(".py") else ["-m", driver]
         supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
     except HpcGrpoError as error:  # nothing runs yet, and nodes may wait
+        if link is not None and isinstance(error, ConfigError):
+            link.give_up(str(error))
         _close(place, end_by_error(error, ""))
         raise
     record = supervisor.record
@@ -161,7 +171,12 @@ def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None, place
     """Hold the run while the attempt lasts, and see to the link's successor; return the attempt's exit code."""
     record = supervisor.record
     before = link.before if link else None
-    lock = RunLock.take(run, record.job_id, record.attempt, before=before, asked=place.owner_lives)
+    try:
+        lock = RunLock.take(run, record.job_id, record.attempt, before=before, asked=place.owner_lives)
+    except RunHeldError:
+        if link is not None:
+            link.withdraw()
+        raise
     # The warning may come after the driver's end, while the link looks after its successor. What is to be done at the
     # end is done in the reverse order of its lines here.
     with outliving_the_warning(), ExitStack() as at_the_end:

@@ -24,6 +24,16 @@ _ANSWER_S = 5.0
 _AGAIN_S = 2.0
 _TAIL_LINES = 12
 _END_S = 1.0
+_END_ORPHANS = """
+while kill -0 -- "-$0"; do
+  read -r -t 2 _
+  (($? > 128)) && continue
+  kill -TERM -- "-$0"
+  sleep 5
+  kill -KILL -- "-$0"
+done 2> /dev/null
+"""
+"""Ends the process group $0 when its stdin closes, and leaves once there is no such group."""
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -37,6 +47,7 @@ class RewardServer:
         self._asked, self._log, self._cwd = asked, log, cwd
         address = urlsplit(asked.health_url)
         self._port = address.port or (443 if address.scheme == "https" else 80)
+        self._guard: subprocess.Popen[bytes] | None = None
         self._start()
 
     def wait_until_healthy(self, goes_on: Callable[[], bool]) -> bool:
@@ -104,10 +115,19 @@ class RewardServer:
             try:
                 options = {"stdout": output, "stderr": subprocess.STDOUT, "cwd": self._cwd}
                 self._process = Program(self._asked.command, environ, None, **options).process
+                self._guard_workers()
             except OSError as error:
                 raise NodesUnavailableError(
                     f"launch.reward_server.command: {self._asked.command[0]} cannot be run ({error.strerror})."
                 ) from error
+
+    def _guard_workers(self) -> None:
+        """Have the server's workers end too where this process is killed: the kernel tells the server alone."""
+        if self._guard is not None:
+            with self._guard as of_the_server_before:
+                of_the_server_before.kill()
+        words, pipe, nowhere = ["bash", "-c", _END_ORPHANS, str(self._process.pid)], subprocess.PIPE, subprocess.DEVNULL
+        self._guard = subprocess.Popen(words, stdin=pipe, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
     def _answers(self) -> bool:
         try:

@@ -30,7 +30,7 @@ from hpc_grpo.launch.supervisor.reward_server import RewardServer
 from hpc_grpo.launch.supervisor.transitions import DRIVER_GRACE_S, State, end_by_error, react
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.checkpoint import newest_step
-from hpc_grpo.run.files import when_there_is_space
+from hpc_grpo.run.files import space_awaited_while, when_there_is_space
 from hpc_grpo.run.last_error import last_error_in_a_line
 from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
@@ -57,16 +57,21 @@ class Supervisor:
         self._processes = Processes(setup, nodes, driver_command, self.record)
         self._processes.goes_on = lambda: not (self._signals.pending or setup.run.stop_marker.exists())
 
+    def _refuse_where_end_is_asked(self) -> None:
+        if not self._processes.goes_on():
+            raise EndAskedError("the disk is full", newest_step(self._run))
+
     def run(self) -> int:
         """Run the attempt and return the exit code to end with. Raises HpcGrpoError if Ray did not come up."""
         adopt_orphans()
-        when_there_is_space(lambda: self._dir.mkdir(parents=True, exist_ok=True), "the attempt's folder")
-        self.record.save(self._dir)
         # The owner of the lock before may have saved while it was waited for.
         self._state = replace(self._state, step=newest_step(self._run))
-        say(f"Attempt {self.record.attempt} of run {self._run.path.name} on {counted(len(self.record.nodes), 'node')}")
-        with self._signals:
+        with self._signals, space_awaited_while(self._refuse_where_end_is_asked):
             try:
+                when_there_is_space(lambda: self._dir.mkdir(parents=True, exist_ok=True), "the attempt's folder")
+                self.record.save(self._dir)
+                nodes = counted(len(self.record.nodes), "node")
+                say(f"Attempt {self.record.attempt} of run {self._run.path.name} on {nodes}")
                 self._processes.start()
                 self._see_it_through()
             except BaseException as error:

@@ -22,7 +22,7 @@ from hpc_grpo.engine import sampler as sampler_module
 from hpc_grpo.engine.actor import StepLoop
 from hpc_grpo.engine.sampler import Sampler
 
-VOCABULARY_SIZE, LONG, DEADLINE_S = 100, 6, 10.0
+VOCABULARY_SIZE, LONG, DEADLINE_S = 100, 6, 60.0
 REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
 
 

@@ -121,7 +121,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
         answers = dict(queue.get(timeout=2 * DEADLINE_S) for _ in range(SIZE - 1))
     finally:
         for process in members:
-            process.join(timeout=20)
+            process.join(timeout=60)
             if process.is_alive():
                 process.kill()
     for answer in answers.values():

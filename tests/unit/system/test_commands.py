@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,12 @@ def test_a_command_that_hangs_or_is_no_program_is_an_answer(tmp_path: Path) -> N
     assert "could not be run" in run_command([str(garbage)]).error
     absent = run_command(["no-such-command-anywhere"])
     assert (absent.is_absent, absent.error) == (True, "no no-such-command-anywhere on PATH")
+
+
+def test_what_a_command_leaves_in_the_background_is_not_waited_for() -> None:
+    answer = run_command(["sh", "-c", "cat; echo 8; sleep 60 & echo $! >&2; exit 0"], deadline_s=30.0, stdin="7\n")
+    os.kill(int(answer.said), signal.SIGKILL)
+    assert (answer.text, answer.error) == ("7\n8\n", "")
 
 
 def test_a_process_that_sigkill_cannot_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

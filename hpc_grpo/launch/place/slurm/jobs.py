@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import given, sbatch, text
-from hpc_grpo.launch.place.slurm.text import WAITING_STATES, Ask, minutes, output_of
+from hpc_grpo.launch.place.slurm.text import FINAL_STATES, OVER_STATES, Ask, minutes, output_of
 from hpc_grpo.system.say import say
 
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
 _AT_ONCE_S = 2.0
+_IN_A_HURRY_S = 10.0
 _ACCOUNTING_LAG_S = (5.0, 15.0)
 """Pauses before accounting is asked again for a job that it does not know yet: one that began when it was queued."""
 _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
-_FINAL_STATES = frozenset(
-    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
-)
 
 
 def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
@@ -59,12 +57,17 @@ class SlurmQueue:
     ask: Ask = output_of
     ask_at_once: Ask = lambda argv: output_of(argv, deadline_s=_AT_ONCE_S)
     sleep: Callable[[float], None] = time.sleep
+    submit_s: float = 60.0
+
+    def in_a_hurry(self) -> SlurmQueue:
+        ask = lambda argv: output_of(argv, deadline_s=_IN_A_HURRY_S)  # noqa: E731
+        return replace(self, ask=ask, sleep=lambda _: None, submit_s=_IN_A_HURRY_S)
 
     def render(self, request: JobRequest) -> str:
         return sbatch.render(request)
 
     def submit(self, request: JobRequest) -> str:
-        return sbatch.submit(request)
+        return sbatch.submit(request, self.submit_s)
 
     def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
         return sbatch.start_estimate(sbatch.render(request), deadline_s)
@@ -100,7 +103,7 @@ class SlurmQueue:
         """
         shown = ""
         for state in _accounted(self.ask, self.sleep, job_id, "State"):
-            if state.partition(" ")[0] in _FINAL_STATES:
+            if state.partition(" ")[0] in FINAL_STATES:
                 return state
             if (shown := shown or self._shown_end(job_id)) != "CANCELLED":
                 return shown
@@ -108,7 +111,7 @@ class SlurmQueue:
 
     def _shown_end(self, job_id: str) -> str:
         with suppress(LaunchError):
-            if (job := self.show(job_id)) is not None and job.state in _FINAL_STATES:
+            if (job := self.show(job_id)) is not None and job.state in FINAL_STATES:
                 return job.state
         return ""
 
@@ -143,7 +146,7 @@ class SlurmJob:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in WAITING_STATES
+        return self.state in OVER_STATES
 
     @property
     def output(self) -> str:

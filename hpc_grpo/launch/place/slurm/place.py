@@ -78,10 +78,20 @@ class SlurmPlace(Place):
         gpus = self._environ.get("SLURM_GPUS_ON_NODE")
         if gpus is not None:
             return NodeResources(cpus, int(gpus))
-        visible = visible_gpus(self._environ)
+        if (visible := visible_gpus(self._environ)) is not None:
+            return NodeResources(cpus, visible)
         # A site without GRES for GPUs gives whole nodes. On a part of a node the other GPUs are another job's.
-        has_whole_node = cpus >= (psutil.cpu_count(logical=False) or cpus)
-        return NodeResources(cpus, count_nvidia_gpus() if visible is None and has_whole_node else visible or 0)
+        found = count_nvidia_gpus()
+        return NodeResources(cpus, found if found and cpus >= self._cpus_of_node() else 0)
+
+    def _cpus_of_node(self) -> int:
+        """Return how many CPUs a job on the whole node has: its cores, or its threads where Slurm counts those."""
+        name = self._environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+        try:
+            shown = text.fields(text.output_of(["scontrol", "show", "node", name]))
+        except LaunchError:
+            shown = {}
+        return int(shown.get("CPUEfctv") or shown.get("CPUTot") or psutil.cpu_count(logical=False) or 0)
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         nodes = self._allocation.nodes

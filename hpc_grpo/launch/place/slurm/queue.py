@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.errors import LaunchError
-from hpc_grpo.launch.place.slurm.text import WAITING_STATES, output_of, unix_time
+from hpc_grpo.launch.place.slurm.text import OVER_STATES, output_of, unix_time
 from hpc_grpo.run.files import write_json_atomic
 
 _QUERY_MIN_S = 60.0  # sites ask for no more than one question a minute
@@ -30,7 +29,7 @@ class QueuedJob:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in WAITING_STATES
+        return self.state in OVER_STATES or self.state == "GONE"
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,8 @@ def cache_path(environ: Mapping[str, str]) -> Path:
 def _query(job_ids: Sequence[str]) -> QueueAnswer:
     now = time.time()
     command = ["squeue", "--noheader", "--format=%i|%T|%S|%r", f"--jobs={','.join(job_ids)}", "--states=all"]
-    # The user's own settings of squeue would filter jobs.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
-        printed = output_of(command, kept)
+        printed = output_of(command)
     except LaunchError as error:
         if "Invalid job id" not in str(error):
             return QueueAnswer(now, error=str(error))

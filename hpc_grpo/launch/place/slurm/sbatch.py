@@ -25,8 +25,6 @@ from hpc_grpo.system.commands import run_command
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig, SlurmConfig
 
-_SUBMIT_S = 60.0
-
 
 def render(request: JobRequest) -> str:
     """Return the job script. Raises ConfigError for options that submitit or the schema owns,
@@ -113,33 +111,34 @@ _IGNORE_WARNING = "trap '' USR1"
 """A short job is warned at once, and what Slurm signals would die of it until the supervisor has its handlers."""
 
 
-def submit(request: JobRequest) -> str:
+def submit(request: JobRequest, deadline_s: float = 60.0) -> str:
     """Hand the job to sbatch; return its id. Raises LaunchError with sbatch's words, ConfigError as `render` does.
 
     sbatch may fail after the queue took the job. So a request that fails is looked for by its name, and one that failed
     before is looked for first. A user's own comment leaves no place for the name.
     """
     script = render(request)
-    if request.may_be_queued and (job_id := _queued(request)):
+    if request.may_be_queued and (job_id := _queued(request, deadline_s)):
         return job_id
     request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
     environ = submission_environment(os.environ)
     named = [] if "comment" in extra_options(request.launch.slurm) else [f"--comment={request.name}"]
-    answer = run_command(["sbatch", *named], _SUBMIT_S, environ=environ, stdin=script)
+    answer = run_command(["sbatch", *named], deadline_s, environ=environ, stdin=script)
     if answer.is_absent:
         raise LaunchError("This machine has no Slurm (no sbatch on PATH); run `hpc-grpo train` instead.")
     if found := re.search(r"\bjob (\d+)", answer.text):
         return found[1]
     with suppress(LaunchError):
-        if job_id := _queued(request):
+        if job_id := _queued(request, deadline_s):
             return job_id
     raise LaunchError(f"sbatch refused the job: {answer.said or answer.error}")
 
 
-def _queued(request: JobRequest) -> str:
+def _queued(request: JobRequest, deadline_s: float) -> str:
     """Return the id of the job in the queue that has the name of a request, "" if there is none."""
     words = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%k"]
-    jobs = dict(line.strip().split("|", 1)[::-1] for line in output_of(words).splitlines() if "|" in line)
+    printed = output_of(words, deadline_s=deadline_s)
+    jobs = dict(line.strip().split("|", 1)[::-1] for line in printed.splitlines() if "|" in line)
     return jobs.get(request.name, "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.system.commands import run_command
@@ -14,18 +14,24 @@ Ask = Callable[[Sequence[str]], str]
 """A command of Slurm's in, what it prints out: `output_of`, or a stand-in of it."""
 
 _TIMEOUT_S = 60.0
-WAITING_STATES = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "SUSPENDED"})
-"""States of jobs that are not over."""
+FINAL_STATES = frozenset(
+    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
+)
+OVER_STATES = FINAL_STATES | {"COMPLETING", "REVOKED"}
+"""A job in any other state may run again, one that is held too: REQUEUE_HOLD, RESV_DEL_HOLD."""
 
 _NAMED_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 
-def output_of(argv: Sequence[str], environ: Mapping[str, str] | None = None, *, deadline_s: float = _TIMEOUT_S) -> str:
-    """Return what a command of Slurm prints; `environ` replaces this process's. Raises LaunchError with its words.
+def output_of(argv: Sequence[str], *, deadline_s: float = _TIMEOUT_S) -> str:
+    """Return what a command of Slurm prints. Raises LaunchError with its words.
 
-    Times are in Slurm's own form: a user's SLURM_TIME_FORMAT would have them in another.
+    The user's own settings of these commands would filter jobs, or have times in another form.
     """
-    standard = {**(os.environ if environ is None else environ), "SLURM_TIME_FORMAT": "standard"}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_", "SCONTROL_"))
+    }
+    standard = {**kept, "SLURM_TIME_FORMAT": "standard"}
     answer = run_command(argv, deadline_s, environ=standard)
     if answer.error:
         raise LaunchError(f"{' '.join(argv)} failed: {answer.said or answer.error}")

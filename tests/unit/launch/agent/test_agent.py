@@ -132,7 +132,7 @@ def test_an_agent_names_and_ends_what_is_stopped_when_it_is_ordered_to(
     report = report_from_line(os.read(agent.reported, 4096))  # type: ignore[attr-defined]
     assert report is not None
     assert report.why.startswith(f"The learner (process {learner.pid}) was stopped for 0 s")
-    assert learner.wait(10) == -signal.SIGKILL
+    assert learner.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("silent_s", "is_woken"), [(20.0, False), (31.0, True)])

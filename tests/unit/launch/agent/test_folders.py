@@ -263,6 +263,28 @@ def test_of_two_agents_that_fill_at_once_both_use_the_folder_of_the_first(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_lost_its_lock_is_filled_anew_unless_it_is_in_use(tmp_path: Path) -> None:
+    """What cleans /tmp removes old files, and no folder that is locked."""
+    path, filled = tmp_path / "hg-0-abc", []
+
+    def fill(folder: Path) -> bool:
+        filled.append(folder)
+        assert len(filled) < 3, "It is filled again and again."
+        return filling(folder)
+
+    first = shared_dir(path, fill)
+    assert first is not None
+    (path / ".agent").unlink()
+    with pytest.raises(LaunchError, match=r"is in use and has lost its file \.agent"):
+        shared_dir(path, fill)
+    first.close()
+    again = shared_dir(path, fill)
+    assert again is not None
+    assert sorted(entry.name for entry in path.iterdir()) == [".agent", "content"]
+    again.leave()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_fill_that_was_ended_leaves_nothing(tmp_path: Path) -> None:
     assert shared_dir(tmp_path / "hg-0-abc", lambda _: False) is None
     assert list(tmp_path.iterdir()) == []

@@ -119,6 +119,30 @@ def test_a_disk_that_fails_at_the_start_costs_no_successor(
     assert record.successor == "100"
 
 
+def test_a_disk_that_is_full_until_the_kill_forks_no_chain(
+    run: RunDir, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job 101 queues 103 and is killed, so 102 queues 104 in its place: one of both goes on."""
+    submit_run(run, launch(), "hpc_grpo.driver.main", queue)
+    started(run, queue, "100")
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(link_module, "write_chain", fails)
+        link(run, queue, "101", "100").have_two_wait()
+    started(run, queue, "102", "101")
+    asked = ["submit 103 after 101 102", "submit 104 after 102", "submit 105 after 102 104"]
+    assert queue.asked[-3:] == asked
+    extra, own = link(run, queue, "103", "102"), link(run, queue, "104", "102")
+    extra.have_two_wait()
+    assert extra.decide().why.startswith("Job 104 carries on in place of this one")
+    assert queue.asked[-3:] == asked
+    own.have_two_wait()
+    assert queue.asked[-1] == "submit 106 after 104 105"
+
+
 def test_a_record_that_cannot_be_read_at_the_start_is_read_again(
     run: RunDir, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +179,24 @@ def test_a_link_whose_predecessor_the_user_cancelled_ends_the_chain(run: RunDir,
     queue.ends["7"] = CANCELLED
     assert not link(run, queue, "100", "7").decide().goes_on
     assert "cancelled by the user" in read_chain(run).ended
+
+
+@pytest.mark.parametrize(
+    ("ends", "goes_on"),
+    [
+        ({"7": CANCELLED, "100": JobEnd("FAILED")}, False),
+        ({"7": CANCELLED, "100": CANCELLED}, False),
+        ({"7": JobEnd("TIMEOUT", at_time_limit=True), "100": CANCELLED}, True),
+    ],
+    ids=["the next died on a bad node", "all but the last cancelled", "only one that waited cancelled"],
+)
+def test_a_cancel_counts_where_the_job_had_begun(
+    run: RunDir, queue: FakeQueue, ends: dict[str, JobEnd], goes_on: bool
+) -> None:
+    started(run, queue)
+    saved(run, ended("resumable"))
+    queue.ends |= ends
+    assert link(run, queue, "101", "100").decide().goes_on == goes_on
 
 
 def test_a_late_link_of_an_earlier_chain_leaves_the_users_new_chain_alone(run: RunDir, queue: FakeQueue) -> None:
@@ -261,7 +303,7 @@ def test_a_successor_that_is_gone_is_queued_anew(run: RunDir, queue: FakeQueue) 
     own = started(run, queue)
     queue.jobs["100"].is_over = True
     own.finish(ended("resumable"))
-    assert queue.asked[2:] == ["cancel 101", "submit 102 after 7", "submit 103 after 7 102"]
+    assert queue.asked[2:] == ["cancel 100 101", "submit 102 after 7", "submit 103 after 7 102"]
     assert read_chain(run).successor == "102"
     assert [entry.job_id for entry in read_chain(run).links] == ["7", "102", "103"]
 
@@ -295,8 +337,21 @@ def test_a_refused_successor_is_queued_some_minutes_later(run: RunDir, queue: Fa
     clock.now += 300.0
     own.try_again()
     own.try_again()
-    assert len(queue.requests) == 2
+    assert (len(queue.requests), queue.hurried) == (2, 1)
     assert read_chain(run).successor == "100"
+
+
+def test_what_was_given_by_hand_is_asked_again_some_minutes_later(run: RunDir, queue: FakeQueue) -> None:
+    clock = Clock()
+    queue.jobs["7"].given, queue.is_silent = two_nodes_by_hand, True
+    own = ChainLink(run, launch(), queue, LinkJob(by_hand=True, job_id="7", driver="hpc_grpo.driver.main"), clock)
+    own.have_two_wait()
+    queue.is_silent = False
+    own.start()
+    clock.now += 300.0
+    own.try_again()
+    assert asked(queue) == [(2, "workq")] * 2
+    assert read_chain(run).launch(launch()).num_nodes == 2
 
 
 def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: RunDir, queue: FakeQueue) -> None:

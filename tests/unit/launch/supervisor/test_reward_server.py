@@ -85,7 +85,9 @@ def restart(server):
 
 def test_a_port_that_another_user_holds_is_refused_though_it_answers(tmp_path: Path) -> None:
     with as_second_user(LISTENER, str(port := free_port())):
-        said, _ = supervise("start(*FILES, str(port)).wait_until_healthy(lambda: True)", port, tmp_path).communicate()
+        said, _ = supervise("start(*FILES, str(port)).wait_until_healthy(lambda: True)", port, tmp_path).communicate(
+            timeout=120
+        )
     assert f"port {port}: a process of user {NOBODY} listens there" in said
 
 
@@ -98,7 +100,9 @@ def test_a_port_that_another_process_of_the_user_holds_is_refused_too(tmp_path: 
         while not listeners(port):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        said, _ = supervise("start(*FILES, str(port)).wait_until_healthy(lambda: True)", port, tmp_path).communicate()
+        said, _ = supervise("start(*FILES, str(port)).wait_until_healthy(lambda: True)", port, tmp_path).communicate(
+            timeout=120
+        )
     finally:
         other.kill()
         other.wait()
@@ -124,7 +128,7 @@ def test_a_port_that_another_user_takes_while_the_server_is_down_is_refused(tmp_
         time.sleep(0.02)
     with as_second_user(LISTENER, str(port)):
         (tmp_path / "taken").touch()
-        said, _ = supervisor.communicate(timeout=60)
+        said, _ = supervisor.communicate(timeout=120)
     assert f"a process of user {NOBODY} listens there" in said
 
 
@@ -154,8 +158,26 @@ def test_what_a_dead_server_leaves_does_not_keep_its_port(tmp_path: Path, where:
         "for pid in server._left(): os.kill(pid, signal.SIGKILL)\n"
         "print('it answers again')\n"
     )
-    said, _ = supervise(script, free_port(), tmp_path).communicate(timeout=60)
+    said, _ = supervise(script, free_port(), tmp_path).communicate(timeout=120)
     assert "it answers again" in said, said
+
+
+def test_the_workers_of_a_server_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    port = free_port()
+    script = (
+        "server = start(sys.executable, '-c', CHILD_KEEPS_PORT, str(port), 'child')\n"
+        "server.wait_until_healthy(lambda: True)\n"
+        "print('healthy', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with supervise(script, port, tmp_path) as supervisor:
+        assert supervisor.stdout is not None
+        assert any(line == "healthy\n" for line in supervisor.stdout)
+        supervisor.kill()
+    deadline = time.monotonic() + 60.0
+    while listeners(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_health_of_a_server_is_asked_without_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_grpo.config import LaunchConfig
+from hpc_grpo.errors import EndAskedError
 from hpc_grpo.launch.agent import watch
 from hpc_grpo.launch.agent.protocol import Order
+from hpc_grpo.launch.supervisor import supervisor as supervisor_module
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
-from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.paths import RunDir
 from tests.support.full_disk import full_once
 from tests.support.places import FakePlace, FakeQueue, allocation
@@ -184,6 +189,28 @@ def test_a_full_disk_at_the_start_pauses_the_attempt(scene: Scene, monkeypatch: 
     refused = full_once(monkeypatch, "driver.log")
     record = scene.see_through(FakeNodes("n1", is_ready=True), "raise SystemExit(75)")
     assert (record.exit_kind, len(refused)) == ("resumable", 1)
+
+
+@pytest.mark.parametrize("is_signal", [True, False], ids=["SIGTERM", "STOP"])
+def test_an_attempt_that_waits_for_space_can_be_ended(
+    scene: Scene, is_signal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name != "driver.log":
+            return opened(path, *args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM) if is_signal else scene.run.stop_marker.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(supervisor_module, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(supervisor_module, "descendants", lambda _pid: [])
+    place = FakePlace(allocation("n1"))
+    setup = AttemptSetup(scene.run, LaunchConfig(), place, place.allocation(), 1, scene.run.path.parent)
+    with pytest.raises(EndAskedError, match="the disk is full"):
+        Supervisor(setup, FakeNodes("n1", is_ready=True), ["true"]).run()
+    assert read_attempts(scene.run)[0].exit_kind == "cancelled"
 
 
 def test_a_driver_without_progress_and_its_nodes_are_asked_for_stacks(scene: Scene) -> None:

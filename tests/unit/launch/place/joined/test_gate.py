@@ -25,7 +25,7 @@ def gate() -> Iterator[Gate]:
 
 
 def dial(gate: Gate, address: str = "127.0.0.1") -> socket.socket:
-    return socket.create_connection(("127.0.0.1", gate.port), timeout=5.0, source_address=(address, 0))
+    return socket.create_connection(("127.0.0.1", gate.port), timeout=60.0, source_address=(address, 0))
 
 
 def join(gate: Gate, name: str, identity: str = "", version: str = "1.0") -> socket.socket:
@@ -172,7 +172,7 @@ def test_a_gate_without_a_place_for_a_worker_is_no_refusal(gate: Gate) -> None:
 def test_a_hello_of_wrong_types_is_hung_up_on_and_the_gate_lives(gate: Gate, hello: bytes) -> None:
     odd = dial(gate)
     prove_to_head(odd, TOKEN)
-    odd.settimeout(5.0)
+    odd.settimeout(60.0)
     odd.sendall(hello + b"\n")
     assert odd.recv(1) == b""
     held = join(gate, "pod2")

@@ -180,6 +180,12 @@ def test_an_end_says_who_or_what_made_it(state: str, end: JobEnd) -> None:
     assert queue({"sacct": state}).end_of("7") == replace(end, state=state)
 
 
+@pytest.mark.parametrize("state", ["RESV_DEL_HOLD", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "PENDING"])
+def test_a_job_that_may_run_again_is_not_over(state: str) -> None:
+    held, gone = SlurmJob("7", {"JobState": state}), SlurmJob("7", {"JobState": "REVOKED"})
+    assert (held.is_over, gone.is_over) == (False, True)
+
+
 def test_a_job_is_shown_until_slurm_has_forgotten_it() -> None:
     def forgot(argv: Sequence[str]) -> str:
         raise LaunchError("scontrol show job 7 failed: slurm_load_jobs error: Invalid job id specified")

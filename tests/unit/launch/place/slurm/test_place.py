@@ -134,14 +134,23 @@ def test_resources_are_those_of_the_allocation() -> None:
     assert SlurmPlace({"SLURM_JOB_ID": "1"}).node_resources().num_gpus == 0
 
 
-@pytest.mark.parametrize(("cpus", "gpus"), [("9999", 2), ("0", 0)])
+@pytest.mark.parametrize(
+    ("cpus", "shown", "gpus"),
+    [
+        ("9999", "", 2),
+        ("0", "", 0),
+        ("9999", "CPUAlloc=9999 CPUTot=19998", 0),
+        ("9999", "CPUEfctv=9999 CPUTot=10000", 2),
+    ],
+    ids=["whole", "part", "half of the threads", "without the cores that Slurm keeps"],
+)
 def test_on_a_whole_node_of_a_site_without_gres_all_gpus_count(
-    cpus: str, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpus: str, shown: str, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a part of a node they may be another job's."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'GPU 0: H100'; echo 'GPU 1: H100'\n")
-    tool.chmod(0o755)
+    for name, printed in {"nvidia-smi": "GPU 0: H100\nGPU 1: H100", "scontrol": f"NodeName=x {shown}"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{printed}'\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": cpus}
     assert SlurmPlace(environ).node_resources().num_gpus == gpus

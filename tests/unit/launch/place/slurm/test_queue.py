@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from hpc_grpo.launch.place.slurm.queue import QueueAnswer, cache_path, queue_ans
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     asked: list[Sequence[str]] = []
 
-    def output_of(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    def output_of(argv: Sequence[str]) -> str:
         asked.append(argv)
         return "11|PENDING|N/A|Priority\n"
 

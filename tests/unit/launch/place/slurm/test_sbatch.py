@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,9 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.job_queue import JobRequest, job_python, setup_lines
+from hpc_grpo.launch.place.slurm import jobs
 from hpc_grpo.launch.place.slurm import sbatch as slurm
+from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 from hpc_grpo.run.chain import before_it_ran
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.paths import RunDir
@@ -59,19 +64,27 @@ def test_a_warning_before_the_supervisor_runs_ends_no_job(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "line", ["kill -USR1 $$", "[[ -f /no/such/file ]] && source /no/such/file", "false | true; echo $UNSET"]
+    "line",
+    [
+        "kill -USR1 $$",
+        "[[ -f /no/such/file ]] && source /no/such/file",
+        "false | true; echo $UNSET",
+        "config=/etc/site.conf; setup=; home=/; set -- site",
+    ],
 )
 def test_no_setup_line_that_a_submitted_job_survives_ends_a_job_by_hand(tmp_path: Path, line: str) -> None:
     (tmp_path / "hpc_grpo").mkdir()
     (tmp_path / "hpc_grpo" / "__init__.py").touch()
     for name, text in {
         "scontrol": "true",
-        "hpc-grpo": f"""if [ "$1" = job-setup ]; then echo '{line}'; else kill -USR1 $$; exit 5; fi""",
+        "hpc-grpo": f"""if [ "$1" = job-setup ]; then echo '{line}'; else kill -USR1 $$
+[ "$*" = "train --link config.yaml run.name=two words" ] && exit 5; fi""",
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     env = {"SLURM_JOB_ID": "42", "HPC_GRPO_HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.defpath}"}
-    assert subprocess.run(["bash", str(BY_HAND), "config.yaml"], env=env, check=False).returncode == 5
+    words = ["bash", str(BY_HAND), "config.yaml", "run.name=two words"]
+    assert subprocess.run(words, env=env, check=False).returncode == 5
 
 
 def test_the_script_for_sbatch_knows_the_checkout_by_a_file_that_exists() -> None:
@@ -186,16 +199,33 @@ def test_a_job_that_was_queued_although_sbatch_failed_is_not_queued_twice(
     (tmp_path / "TAKES").touch()
     (tmp_path / "JOBS").write_text("41|mine\n")
     squeue = tmp_path / "squeue"
-    squeue.write_text(f"#!/bin/sh\ncat {tmp_path}/JOBS\n" if answers_at_once else "#!/bin/sh\nexit 1\n")
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")  # squeue would leave out our job
+    shows = f'#!/bin/sh\n[ "$SQUEUE_PARTITION" ] || cat {tmp_path}/JOBS\n'
+    squeue.write_text(shows if answers_at_once else "#!/bin/sh\nexit 1\n")
     squeue.chmod(0o755)
     request = JobRequest(run, launch(), "true")
     if not answers_at_once:
         with pytest.raises(LaunchError, match="Socket timed out"):
             slurm.submit(request)
-        squeue.write_text(f"#!/bin/sh\ncat {tmp_path}/JOBS\n")
+        squeue.write_text(shows)
         request = replace(request, may_be_queued=True)
     assert slurm.submit(request) == "42"
     assert (tmp_path / "SENT").read_text().split() == [request.name]
+
+
+@pytest.mark.parametrize("ask", [lambda queue, run: queue.submit(JobRequest(run, launch(), "true")),
+                                 lambda queue, run: queue.show("7")])  # fmt: skip
+def test_a_caller_in_a_hurry_waits_no_minute_for_slurm(
+    ask: Callable[[SlurmQueue, RunDir], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_IN_A_HURRY_S", 0.5)
+    run = fake_sbatch(tmp_path, monkeypatch, "exec sleep 50")
+    for name in ("squeue", "scontrol"):
+        shutil.copy(tmp_path / "sbatch", tmp_path / name)
+    begun = time.monotonic()
+    with pytest.raises(LaunchError, match="no answer within"):
+        ask(SlurmQueue().in_a_hurry(), run)
+    assert time.monotonic() - begun < 30.0
 
 
 def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
