@@ -85,6 +85,7 @@ def from_variables(environ: Mapping[str, str]) -> Options:
 
 def overlaid(launch: LaunchConfig, given: Options) -> LaunchConfig:
     """Return `launch` asking for what was given, and for what it says itself where nothing was."""
+    given = {name: value for name, value in given.items() if name not in _OF_ONE_JOB}
     return _asking_for(launch, _merged(_said(launch, left_out=()), given))
 
 
@@ -140,7 +141,7 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
                 values["exclusive"] = True
             case "ntasks-per-node" if text == "1":
                 continue  # as our own jobs have
-            case _ if name not in _OF_ONE_JOB:
+            case _:
                 extra[name.replace("-", "_")] = value
     slurm = launch.slurm.model_copy(update={**values, "extra": extra})
     return launch.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})

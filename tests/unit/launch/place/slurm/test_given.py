@@ -103,6 +103,12 @@ def test_the_shipped_script_asks_for_whole_nodes_as_the_shipped_site_does() -> N
     assert (asked.slurm.exclusive, asked.slurm.extra) == (True, {})
 
 
+def test_what_the_config_says_of_its_jobs_stays() -> None:
+    config = launch(extra={"begin": "now+1hour", "deadline": "now+2days"})
+    assert where_silent(config, {}) == config
+    assert overlaid(config, {"begin": "now"}).slurm.extra == {"begin": "now+1hour", "deadline": "now+2days"}
+
+
 def test_variables_of_sbatch_count_where_the_config_is_silent() -> None:
     environ = {"SBATCH_ACCOUNT": "proj", "SBATCH_PARTITION": "p", "SBATCH_QOS": "q", "SBATCH_TIMELIMIT": "30"}
     silent = where_silent(launch(), from_variables(environ)).slurm
