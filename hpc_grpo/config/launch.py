@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import (
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -134,10 +135,10 @@ class LaunchConfig(Section):
     port: int = Field(
         6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo pod` and `host` dial."
     )
-    join_s: PositiveFloat = Field(
+    rejoin_s: NonNegativeFloat = Field(
         120.0,
-        description="`pod` and `host`: after a loss the head waits so long for workers to come back; at the start 15 "
-        "times as long.",
+        description="`pod` and `host`: after a loss the head waits so long for workers to come back, but at least the "
+        "20 s in which those that are left dial again. At the start it waits 15 times this, at least 1800 s.",
     )
     reward_server: RewardServerConfig | None = Field(
         None, description="A server that rewards ask (command, health_url, deadline_s), healthy before training."

@@ -116,7 +116,7 @@ def test_a_host_over_ssh_that_is_lost_is_named(hosts: Bed, record: Record) -> No
 @pytest.mark.parametrize("at", [HEAD, pytest.param(WORKER, marks=pytest.mark.long)])
 def test_stop_on_either_host_leaves_nothing(hosts: Bed, record: Record, at: str) -> None:
     """On the head there is a checkpoint and the worker is told; on the worker the head names its loss."""
-    with Scene(hosts, f"stop-at-{at}", launch={"join_s": 5}) as scene:
+    with Scene(hosts, f"stop-at-{at}", launch={"rejoin_s": 5}) as scene:
         commands = commands_by_hand(scene, **SLOWLY)
 
         def blow() -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.places
 Record = Callable[[Outcome], None]
 HEAD, WORKERS = "pod1", ("pod2", "pod3")
 SLOWLY = {"HPC_GRPO_STAND_IN_STEP_S": "0.5"}
-TWO_WILL_DO = {"min_nodes": 2, "join_s": 20}
+TWO_WILL_DO = {"min_nodes": 2, "rejoin_s": 20}
 CUT_OFF_S = 20.0
 DASHBOARD_PORT = 8265
 ASK = """
@@ -126,7 +126,7 @@ def test_a_worker_pod_that_is_gone_is_done_without(pods: Bed, record: Record) ->
 
 @pytest.mark.long
 def test_a_worker_pod_that_is_gone_and_needed_is_named(pods: Bed, record: Record) -> None:
-    with Scene(pods, "named", launch={"join_s": 5}) as scene:
+    with Scene(pods, "named", launch={"rejoin_s": 5}) as scene:
         commands = pod_commands(scene, **SLOWLY)
         scene.strike(lambda: pods.kill("pod3"))
         try:

@@ -40,7 +40,7 @@ class Pods:
         sections["launch"] = {
             "num_nodes": 2,
             "object_store_gib": 0.1,
-            "join_s": 90,
+            "rejoin_s": 90,
             "disks": "private",
             **sections.get("launch", {}),
         }

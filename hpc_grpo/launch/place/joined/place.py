@@ -53,7 +53,8 @@ HEAD_VARIABLE = "HPC_GRPO_JOINED_HEAD"
 _SAY_AGAIN_S = 15.0
 _LOOK_S = 0.25
 _REDIAL_S = 20.0  # a worker whose agent has ended dials again within this time
-_FIRST_WAIT = 15  # how many `launch.join_s` the head waits for workers at the start, which people may start by hand
+_FIRST_WAIT_S = 1800.0  # people may start workers by hand
+_FIRST_WAIT = 15  # of `launch.rejoin_s`, where that is longer
 _FAREWELL_S = 20.0
 _ENDS_WORKERS = ("complete", "stopped", "config", "crash")
 """Endings after which nobody comes back: workers end too. After the others the head may be started again."""
@@ -89,11 +90,12 @@ class JoinedPlace(Place):
     def allocation(self) -> Allocation:
         """Return the head and as many workers as the run asks for, once they have joined.
 
-        After 15 times `launch.join_s` fewer will do, if `launch.min_nodes` allows; else raises NodesUnavailableError,
+        After half an hour, or 15 times `launch.rejoin_s`, fewer will do, if `launch.min_nodes` allows; else raises NodesUnavailableError,
         which names those that trained the run before; EndAskedError for a signal or the STOP file.
         """
         if self._allocation is None:
-            num_cpus, wait_s = self._here.node_resources().num_cpus, _FIRST_WAIT * self._asked.join_s
+            num_cpus = self._here.node_resources().num_cpus
+            wait_s = max(_FIRST_WAIT_S, _FIRST_WAIT * self._asked.rejoin_s)
             head = Allocation(f"joined{os.getpid()}", (self._head,), (num_cpus,), self._head)
             with Signals() as signals:
                 goes_on = lambda: not (signals.pending or self._of.stop_marker.exists())  # noqa: E731
@@ -130,7 +132,7 @@ class JoinedPlace(Place):
         return said.startswith(f"{AGENT_ENDED} {LOST_CODE}") or said.endswith(LEFT)
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
-        wait_s = max(self._asked.join_s, _REDIAL_S)
+        wait_s = max(self._asked.rejoin_s, _REDIAL_S)
         head = before.only([self._head])
         self._allocation = self._wait_for_workers(head, before.nodes[1:], wait_s, goes_on)
         return self._allocation
@@ -190,7 +192,7 @@ class JoinedPlace(Place):
         if 1 + len(names) < (self._asked.min_nodes or self._asked.num_nodes):
             raise NodesUnavailableError(
                 f"{_found(self._head, names, expected, known)}: waited {waited_s:.0f} s. Start the same command there "
-                f"with the same config and token; launch.join_s gives more time, launch.min_nodes goes on with fewer.",
+                f"with the same config and token; launch.rejoin_s gives more time, launch.min_nodes goes on with fewer.",
                 _missing(names, known),
             )
         self._interfaces |= {name: here[name].interface for name in names}

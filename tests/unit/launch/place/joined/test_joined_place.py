@@ -30,9 +30,10 @@ ENVIRON = {HEAD_VARIABLE: "1", "HPC_GRPO_TOKEN": TOKEN, "RUNPOD_POD_ID": "pod1",
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[JoinedPlace]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JoinedPlace]:
+    monkeypatch.setattr(module, "_FIRST_WAIT_S", 0.2)
     made = JoinedPlace(ENVIRON)
-    launch = LaunchConfig(num_nodes=3, join_s=0.2 / 15)
+    launch = LaunchConfig(num_nodes=3, rejoin_s=0.0)
     made.for_run(RunDir(tmp_path), launch.model_copy(update={"port": 0}))
     made._opened()
     yield made
@@ -149,7 +150,7 @@ def test_ctrl_c_while_workers_are_awaited_ends_with_75_where_a_checkpoint_is(
     place: JoinedPlace, monkeypatch: pytest.MonkeyPatch, step: int, code: int
 ) -> None:
     assert place._launch is not None
-    place._launch = place._launch.model_copy(update={"join_s": 4.0})
+    place._launch = place._launch.model_copy(update={"rejoin_s": 4.0})
     monkeypatch.setattr(module, "newest_step", lambda _run: step)
     monkeypatch.setattr(module, "say", lambda _text: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(EndAskedError, match="1 of 3 nodes are here") as raised:
@@ -161,6 +162,18 @@ def test_the_stop_file_ends_the_wait_for_workers(place: JoinedPlace, tmp_path: P
     RunDir(tmp_path).stop_marker.touch()
     with pytest.raises(EndAskedError):
         place.allocation()
+
+
+@pytest.mark.parametrize(("rejoin_s", "first_s"), [(0.0, 1800.0), (120.0, 1800.0), (240.0, 3600.0)])
+def test_the_first_wait_for_workers_is_half_an_hour_or_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rejoin_s: float, first_s: float
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(JoinedPlace, "_wait_for_workers", lambda *given: waits.append(given[3]))
+    new = JoinedPlace(ENVIRON)
+    new.for_run(RunDir(tmp_path), LaunchConfig(num_nodes=3, rejoin_s=rejoin_s))
+    new.allocation()
+    assert waits == [first_s]
 
 
 def test_an_end_is_told_to_nobody_where_another_head_has_the_port(place: JoinedPlace, tmp_path: Path) -> None:
