@@ -28,7 +28,10 @@ Checked = TypeVar("Checked", bound=Section)
 
 
 class InvalidConfigError(ConfigError):
-    """Values are not those of a section; `unknown` are the last parts of its unknown keys, and their values."""
+    """Values are not those of a section; `unknown` are the last parts of unknown keys, and their values.
+
+    Not of those that a config had once.
+    """
 
     def __init__(self, message: str, unknown: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -42,18 +45,26 @@ def checked(
     try:
         return section.model_validate(values, context=loading)
     except ValidationError as error:
-        details = error.errors()
-        lines = [f"  {line}" for detail in details for line in _explain(section, detail, above)]
-        unknown = {str(own["loc"][-1]): own["input"] for own in details if own["type"] == "extra_forbidden"}
-        raise InvalidConfigError("\n".join([f"{origin} is not a valid config:", *lines]), unknown) from None
+        lines: dict[str, None] = {}  # each once: several keys of before may be one of today
+        unknown: dict[str, Any] = {}
+        for detail in error.errors():
+            place = _place(section, detail["loc"])
+            place.keys[:0] = above
+            is_unknown, moved = detail["type"] == "extra_forbidden", []
+            if is_unknown:
+                moved = [*explain_moved(".".join(place.keys), detail["input"], _beside(values, detail["loc"]))]
+            if is_unknown and not moved:
+                unknown[str(detail["loc"][-1])] = detail["input"]
+            lines.update(dict.fromkeys(moved or [_explained(place, detail)]))
+        text = "\n  ".join([f"{origin} is not a valid config:", *lines])
+        raise InvalidConfigError(text, unknown) from None
 
 
-def _explain(section: type[Section], detail: Any, above: tuple[str, ...]) -> list[str]:
-    place = _place(section, detail["loc"])
-    place.keys[:0] = above
-    if detail["type"] == "extra_forbidden" and (moved := list(explain_moved(".".join(place.keys), detail["input"]))):
-        return moved
-    return [_explained(place, detail)]
+def _beside(values: Any, location: Sequence[int | str]) -> Mapping[str, Any]:
+    """Return the section that a location is in; an empty one below a list or a choice, whose locations are not keys."""
+    for part in location[:-1]:
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values if isinstance(values, Mapping) else {}
 
 
 def _explained(place: _Place, detail: Any) -> str:

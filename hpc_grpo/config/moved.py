@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hpc_grpo.config.run import Every
 from hpc_grpo.config.train import DistillKeys, PpoKeys
 
+_UNITS = {"steps": "steps", "epochs": "epochs", "s": "seconds"}
+_EVERY = {
+    f"{every}_{unit}": (every, default)
+    for every, default in {
+        "checkpoint.every": Every(steps=50),
+        "checkpoint.export_every": None,
+        "eval.every": None,
+    }.items()
+    for unit in _UNITS
+}
+"""Key of before -> key of today, and what holds beside the units that are given."""
+
 _MOVED = {
-    **{
-        f"{every}_{unit}": (every, f"'{{}} {unit}'")
-        for every in ("checkpoint.every", "checkpoint.export_every", "eval.every")
-        for unit in ("steps", "epochs", "s")
-    },
     **{f"ppo.{key}": (f"task.{key}", "{}") for key in PpoKeys.model_fields},
     **{f"distill.{key}": (f"task.{key}", "{}") for key in DistillKeys.model_fields},
     "sft.batch_size": ("task.batch_size", "{}"),
@@ -52,19 +60,37 @@ _REMOVED = {
 """Key of before -> what it is now."""
 
 
-def explain_moved(key: str, value: Any) -> Iterator[str]:
-    """Yield what became of `key`, or of the keys of such a section as `ppo`; nothing for others."""
-    if key in _MOVED:
+def explain_moved(key: str, value: Any, beside: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what became of `key`, or of the keys of such a section as `ppo`; nothing for others.
+
+    `beside` has the values of the section that `key` is in: three keys of before are one key of today.
+    """
+    if key in _EVERY:
+        yield _explain_every(*_EVERY[key], beside)
+    elif key in _MOVED:
         new, form = _MOVED[key]
-        how = f"set {new}={form.format(_text(value))} instead"
-        if value is None:  # the default of checkpoint.every alone is not null
-            how = f"set {new}=null, or epochs or seconds alone" if key == "checkpoint.every_steps" else "leave it out"
+        how = "leave it out" if value is None else f"set {new}={form.format(_text(value))} instead"
         yield f"{key} is now {new}: {how}."
     elif key in _REMOVED:
         yield f"{key} is no key any more, but always {_REMOVED[key]}. Leave it out."
     elif isinstance(value, Mapping):
         for inner, own in value.items():
-            yield from explain_moved(f"{key}.{inner}", own)
+            yield from explain_moved(f"{key}.{inner}", own, value)
+
+
+def _explain_every(new: str, default: Every | None, beside: Mapping[str, Any]) -> str:
+    """Say how to write the units that are given, with those that held beside them."""
+    section, _, name = new.rpartition(".")
+    given = {unit: beside[f"{name}_{unit}"] for unit in _UNITS if f"{name}_{unit}" in beside}
+    try:
+        held = Every.read(beside.get(name, default))
+    except ValueError:  # has an error of its own
+        held = default
+    spans = {unit: getattr(held, field, None) for unit, field in _UNITS.items()} | given
+    text = ", ".join(f"{count} {unit}" for unit, count in spans.items() if count is not None)
+    value = f"'{text}'" if text else "null"
+    old = " and ".join(f"{section}.{name}_{unit}" for unit in given)
+    return f"{old} {'is' if len(given) == 1 else 'are'} now {new}: set {new}={value} instead."
 
 
 def _text(value: Any) -> Any:

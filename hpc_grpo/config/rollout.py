@@ -58,7 +58,7 @@ class RewardConfig(Section):
     completion_s: PositiveFloat = Field(
         1.0,
         description="Processor time of one completion, for built-ins that score in their worker; one that takes more "
-        "scores 0.",
+        "has the worst score.",
     )
     pass_env: list[str] = Field(
         default_factory=list,

@@ -119,7 +119,7 @@ def _eval(config: Config) -> None:
     if config.eval.reward not in (None, *names):
         raise ConfigError(
             f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names)}. Name one of them, or "
-            f"set it to null: the first decides."
+            f"set it to null: correctness decides, else the first."
         )
 
 

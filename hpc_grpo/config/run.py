@@ -129,7 +129,9 @@ class EvalConfig(Section):
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
     top_p: TopP | None = Field(None, description="Nucleus sampling threshold; null: rollout.top_p.")
     reward: PathText | None = Field(
-        None, description="The reward that decides what counts as solved; null, or a source without it: the first."
+        None,
+        description="The reward that decides what counts as solved; null: correctness. A source without it is judged "
+        "by its first.",
     )
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
     metrics: list[PathText] = Field(

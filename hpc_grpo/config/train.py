@@ -10,10 +10,12 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.section import ByName, Fraction, PathText, Section
 
+_Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
 
 class TrainConfig(Section):
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW betas.")
+    betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="AdamW betas.")
     eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
     weight_decay: NonNegativeFloat = Field(0.0, description="AdamW weight decay.")
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")

@@ -50,11 +50,11 @@ def rollout_metrics(
 def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
     """Tell of each rollout `[G]` whether it solves its prompt: whether the reward that decides is high enough.
 
-    That is `eval.reward` where the prompt's source has it, else the first reward, else (a distillation may have none)
-    0. The result says nothing of a group that no reward scored.
+    That is `eval.reward`, or correctness, where the prompt's source has it, else the first reward, else (a distillation
+    may have none) 0. The result says nothing of a group that no reward scored.
     """
-    parts = grades.reward_parts
-    of_name = (values for label, values in parts.items() if label.partition("#")[0] == judged_by.reward)
+    parts, name = grades.reward_parts, judged_by.reward or "correctness"
+    of_name = (values for label, values in parts.items() if label.partition("#")[0] == name)
     deciding = next(of_name, next(iter(parts.values()), grades.rewards))
     return tuple(reward >= judged_by.solved_at for reward in deciding)
 
@@ -64,7 +64,8 @@ def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, 
 
     `reward/mean` and `reward/solved_fraction` are means over all completions that were scored, as in evals: those that
     `rollout.mask_truncated` masks too. `reward/invalid_fraction` counts the rollouts that are masked, or that no reward
-    scored; `reward/over_budget_fraction` those that used up the budget of a reward, or crashed it, and were scored 0.
+    scored; `reward/over_budget_fraction` those that used up the budget of a reward, or crashed it, and have the
+    score that lowers their sum of rewards most.
     `reward/zero_variance_fraction` is the share of groups whose valid rewards are all equal: they teach nothing.
     """
     scored = [grade for grade in grades if not grade.errors]

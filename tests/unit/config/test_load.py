@@ -210,6 +210,7 @@ def test_a_task_of_the_users_own_file_is_found_from_any_folder(tmp_path: Path, m
         ("checkpoint.every=5 moons", "checkpoint.every = '5 moons': must be such as '50 steps'"),
         ("checkpoint.every=1 epoch, 2 epochs", "must be such as"),
         ("eval.every=1.5 steps", "must be such as"),
+        ("train.betas=[0.9,2]", "train.betas.1 = 2: must be less than 1"),
         ("engine.vllm={max_num_batched_tokens: 0}", "engine.vllm.max_num_batched_tokens = 0"),
         ("metrics.wandb={id: a}", "id is set by hpc-grpo alone"),
         ("metrics.wandb.mode=off", "metrics.wandb.mode = False"),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import Config, LaunchConfig, load_launch, load_resolved_launch
 from hpc_grpo.config.load import overridden
-from hpc_grpo.config.moved import _MOVED, _REMOVED, explain_moved
+from hpc_grpo.config.moved import _EVERY, _MOVED, _REMOVED, explain_moved
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.run.chain import ChainRecord, read_chain
@@ -33,9 +34,8 @@ def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path
     for line in (
         "ppo.critic is now task.critic: set task.critic=critics/a instead.",
         "ppo.value_clip is now task.value_clip: set task.value_clip=0.3 instead.",
-        "checkpoint.every_steps is now checkpoint.every: set checkpoint.every=null, or epochs or seconds alone.",
+        "checkpoint.every_steps and checkpoint.every_s are now checkpoint.every: set checkpoint.every=null instead.",
         "eval.every_epochs is now eval.every: set eval.every='2 epochs' instead.",
-        "checkpoint.every_s is now checkpoint.every: leave it out.",
         "engine.enforce_eager is now engine.vllm.enforce_eager: set engine.vllm.enforce_eager=true instead.",
         "set engine.vllm.speculative_config='{method: ngram, num_speculative_tokens: 3}' instead.",
         "launch.slurm.num_nodes is now launch.num_nodes: set launch.num_nodes=3 instead.",
@@ -44,16 +44,46 @@ def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path
         assert line in message
 
 
-@pytest.mark.parametrize("old", [*_MOVED, *_REMOVED])
+@pytest.mark.parametrize("old", [*_EVERY, *_MOVED, *_REMOVED])
 def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path, old: str) -> None:
     texts = {"critic": "a", "teacher": "a", "field": "a", "project": "a", "entity": "a", "mode": "offline"}
     value = texts.get(re.split(r"[._]", old)[-1], "1")
-    line = next(explain_moved(old, value))
+    line = next(explain_moved(old, value, {old.rpartition(".")[2]: value}))
     assert line in error_of(minimal, f"{old}={value}")
     if advice := re.search(r" set (\S+)=('?)(.*)\2 instead", line):
         section = old.partition(".")[0]
         task = section if section in ALGORITHMS.names() else "grpo"
         Config.model_validate(overridden(MINIMAL, [f"task={task}", f"{advice[1]}={advice[3]}"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advice"),
+    [
+        (
+            ("checkpoint.every_s=600",),
+            "every_s is now checkpoint.every: set checkpoint.every='50 steps, 600 s'",
+        ),
+        (("checkpoint.every=5", "checkpoint.every_s=600"), "checkpoint.every='5 steps, 600 s'"),
+        (("checkpoint.every=soon", "checkpoint.every_epochs=1"), "checkpoint.every='50 steps, 1 epochs'"),
+        (("checkpoint.every_steps=null", "checkpoint.every_s=600"), "checkpoint.every='600 s'"),
+        (("eval.every_steps=20", "eval.every_s=600"), "eval.every='20 steps, 600 s'"),
+        (("checkpoint.export_every_s=null",), "checkpoint.export_every=null"),
+    ],
+)
+def test_units_that_were_keys_are_one_advice_with_what_held_beside_them(
+    minimal: Path, overrides: tuple[str, ...], advice: str
+) -> None:
+    message = error_of(minimal, *overrides)
+    assert f"{advice} instead." in message
+    assert message.count("now") == 1
+
+
+def test_an_old_key_is_not_said_to_be_another_systems(minimal: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_request(str(minimal), ["metrics.wandb_project=a"])
+    assert str(caught.value).splitlines()[1:] == [
+        "  metrics.wandb_project is now metrics.wandb.project: set metrics.wandb.project=a instead."
+    ]
 
 
 def test_an_old_key_in_a_sites_file_is_an_error_that_names_the_new_one(tmp_path: Path) -> None:

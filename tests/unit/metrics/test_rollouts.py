@@ -104,11 +104,13 @@ def test_of_several_sources_each_has_metrics_of_its_own() -> None:
     assert not any("/gcd" in name for name in rollout_metrics(groups, 5, JUDGED_BY))
 
 
-def test_what_solves_a_prompt_is_the_reward_that_eval_names_else_the_first_of_the_source() -> None:
+def test_what_solves_a_prompt_is_the_reward_that_eval_names_or_correctness_else_the_first() -> None:
     parts = {"length": (1.0, 0.0), "regex#2": (0.25, 0.5)}
     assert solved(group(0, reward_parts=parts), EvalConfig(reward="regex", solved_at=0.5)) == (False, True)
     for of_none in (EvalConfig(), EvalConfig(reward="correctness")):
         assert solved(group(0, reward_parts=parts), of_none) == (True, False)
+        with_correctness = group(0, reward_parts={**parts, "correctness": (0.0, 1.0)})
+        assert solved(with_correctness, of_none) == (False, True)
 
 
 def test_a_completion_is_measured_once_by_every_measure() -> None:

@@ -90,8 +90,9 @@ class JoinedPlace(Place):
     def allocation(self) -> Allocation:
         """Return the head and as many workers as the run asks for, once they have joined.
 
-        After half an hour, or 15 times `launch.rejoin_s`, fewer will do, if `launch.min_nodes` allows; else raises NodesUnavailableError,
-        which names those that trained the run before; EndAskedError for a signal or the STOP file.
+        After half an hour, or 15 times `launch.rejoin_s`, fewer will do, if `launch.min_nodes` allows; else raises
+        NodesUnavailableError, which names those that trained the run before; EndAskedError for a signal or the STOP
+        file.
         """
         if self._allocation is None:
             num_cpus = self._here.node_resources().num_cpus
@@ -192,7 +193,8 @@ class JoinedPlace(Place):
         if 1 + len(names) < (self._asked.min_nodes or self._asked.num_nodes):
             raise NodesUnavailableError(
                 f"{_found(self._head, names, expected, known)}: waited {waited_s:.0f} s. Start the same command there "
-                f"with the same config and token; launch.rejoin_s gives more time, launch.min_nodes goes on with fewer.",
+                f"with the same config and token; launch.rejoin_s gives more time, launch.min_nodes goes on "
+                f"with fewer.",
                 _missing(names, known),
             )
         self._interfaces |= {name: here[name].interface for name in names}
