@@ -5,7 +5,7 @@ Sections are imported from here where other rooms name their type; most only rea
 
 from hpc_grpo.config.data import CurriculumConfig, DataConfig, DatasetConfig, HeldOutConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
-from hpc_grpo.config.load import load_config, load_launch, load_resolved, load_resolved_launch, to_yaml, with_overrides
+from hpc_grpo.config.load import load_config, load_launch, load_resolved, to_yaml, with_overrides
 from hpc_grpo.config.rollout import RewardConfig
 from hpc_grpo.config.run import DeadlinesConfig, EvalConfig, MetricsConfig
 from hpc_grpo.config.schema import Config
@@ -26,7 +26,6 @@ __all__ = [
     "load_config",
     "load_launch",
     "load_resolved",
-    "load_resolved_launch",
     "to_yaml",
     "with_overrides",
 ]

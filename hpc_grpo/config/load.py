@@ -49,10 +49,6 @@ def load_resolved(path: Path) -> Config:
     return _validated(read_yaml(path), str(path))
 
 
-def load_resolved_launch(path: Path) -> LaunchConfig:
-    return _validated_launch(read_yaml(path), str(path))
-
-
 def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[str, str] = os.environ) -> Config:
     """Apply `overrides` to a resolved config and check it as `load_config` does. Raises ConfigError."""
     values = config.model_dump(mode="json")

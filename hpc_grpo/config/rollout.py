@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import product
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
@@ -125,24 +127,28 @@ class VllmArgs(TypedDict, total=False):
 
 
 _OF_OTHER_KEYS = {
-    "model": "model.path",
-    "dtype": "engine.dtype",
+    "model|model_weights|hf_config_path|config_format|tokenizer(_.*)?|(code_)?revision": "model.path",
+    "dtype|quantization(_config)?|allow_deprecated_quantization": "engine.dtype",
     "seed": "run.seed",
     "max_model_len": "data.max_prompt_tokens and rollout.max_new_tokens",
-    "max_num_seqs": "engine.max_num_seqs",
+    "(override_)?generation_config|logits_processors|watermark_config|diffusion_config": "rollout",
+    "max_num_seqs|max_num_queued_.*": "engine.max_num_seqs",
     "tensor_parallel_size": "engine.tensor_parallel",
     "gpu_memory_utilization": "engine.gpu_memory_utilization",
-    "kv_cache_memory_bytes": "engine.kv_cache_gib",
-    **dict.fromkeys(
-        (
-            "trust_remote_code", "hf_overrides", "load_format", "enable_chunked_prefill", "skip_tokenizer_init",
-            "scheduling_policy", "logprobs_mode", "worker_extension_cls", "distributed_executor_backend",
-            "enable_sleep_mode", "profiler_config",
-        ),
-        "hpc-grpo alone",
-    ),
-}  # fmt: skip
-"""Arguments of vllm.EngineArgs -> what decides them instead of `engine.vllm`."""
+    "kv_cache_memory_bytes|num_gpu_blocks_override": "engine.kv_cache_gib",
+    "spec_.*": "engine.vllm.speculative_config",
+    "numa_bind.*": "placement.bind_cores",
+    "enable_sleep_mode|sleep_.*|enable_cumem_allocator": "placement.colocate",
+    "hf_token": "HF_TOKEN in the environment",
+    # Processes, and how weights and samples reach them: only so do they work with the learners and the driver.
+    "_.*|(data|pipeline|(prefill|decode)_context)_parallel_.*|nnodes|node_rank|master_.*|device_ids|.*elastic_ep.*|.*eplb.*"
+    "|worker_cls|worker_extension_cls|distributed_executor_backend|scheduler_cls|scheduling_policy|enable_chunked_prefill"
+    "|trust_remote_code|hf_overrides|load_format|model_class_overrides|model_loader_extra_config|skip_tokenizer_init"
+    "|enable_trace_replay|tokens_only|runner|convert|pooler_config|enable_prompt_embeds|logprobs_mode|max_logprobs|return_sampling_mask"
+    "|.*lora.*|weight_transfer_config|(cpu_)?offload_.*|kv_offloading_.*|(kv|ec)_transfer_config|disable_sliding_window"
+    "|profiler_config": "hpc-grpo alone",
+}
+"""Arguments of vllm.EngineArgs, as patterns -> what decides them instead of `engine.vllm`."""
 
 
 class EngineConfig(Section):
@@ -172,8 +178,9 @@ class EngineConfig(Section):
     @field_validator("vllm")
     @classmethod
     def _are_not_ours(cls, args: VllmArgs) -> VllmArgs:
-        if taken := [name for name in args if name in _OF_OTHER_KEYS]:
-            raise ValueError(f"{taken[0]} is set by {_OF_OTHER_KEYS[taken[0]]}")
+        for name, (pattern, owner) in product(args, _OF_OTHER_KEYS.items()):
+            if re.fullmatch(pattern, name):
+                raise ValueError(f"{name} is set by {owner}")
         return args
 
     @property

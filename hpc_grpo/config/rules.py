@@ -5,12 +5,16 @@ Those of what is optimised are in `loss_rules.py`, those of what runs where in `
 
 from __future__ import annotations
 
+import ast
 import re
+from importlib.util import find_spec
+from pathlib import Path
 
 from hpc_grpo.config.loss_rules import LOSS_RULES
 from hpc_grpo.config.placement_rules import PLACEMENT_RULES
+from hpc_grpo.config.rollout import VllmArgs
 from hpc_grpo.config.schema import Config
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.registry import REWARDS
 
 _EVAL_SET = re.compile("[A-Za-z][A-Za-z0-9_-]*")
@@ -203,8 +207,28 @@ def check_engine(config: Config, *, on_gpu: bool) -> None:
         )
 
 
+def check_vllm_names(config: Config) -> None:
+    """Raise ConfigError for an argument that the vLLM installed here lacks, where there is one. Does not import it."""
+    names = _vllm_names()
+    if unknown := [name for name in config.engine.vllm if names and name not in names]:
+        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{nearest(unknown[0], names)}")
+
+
+def _vllm_names() -> list[str]:
+    """Return the arguments of vllm.EngineArgs, as its source has them; none without vLLM."""
+    spec = find_spec("vllm")
+    files = [Path(folder, "engine", "arg_utils.py") for folder in (spec and spec.submodule_search_locations) or ()]
+    tree = ast.parse("".join(file.read_text() for file in files if file.is_file()))
+    fields = (each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "EngineArgs")
+    annotated = (each.target for body in fields for each in body if isinstance(each, ast.AnnAssign))
+    return [target.id for target in annotated if isinstance(target, ast.Name)]
+
+
 def _engine(config: Config) -> None:
     check_engine(config, on_gpu=config.model.device != "cpu")
+    of_another_environment = config.launch.container is not None or config.launch.python is not None
+    if config.engine.vllm.keys() - VllmArgs.__annotations__.keys() and not of_another_environment:
+        check_vllm_names(config)
 
 
 def _sequence_lengths(config: Config) -> None:

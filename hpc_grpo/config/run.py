@@ -110,13 +110,13 @@ class DeadlinesConfig(Section):
 
     start_s: PositiveFloat = Field(
         1800.0,
-        description="Start of the driver and of each actor, and an actor's first work. A checkpoint may take 2 times "
-        "as long, a step's rollouts or training 4 times, a resume or an eval 8 times.",
+        description="Start of the driver and of each actor, and an actor's first work. Until its longest time is known, "
+        "a checkpoint or export has 2 times this, a step's rollouts and its training 4 times, a resume and an eval 8.",
     )
     silent_s: PositiveFloat = Field(
         60.0,
         description="A learner, engine or grader is late after 10 times its longest pause in this run, but no sooner "
-        "than this; the driver no sooner than 5 times this.",
+        "than this; a phase of the driver no sooner than 5 times this.",
     )
 
 

@@ -6,13 +6,11 @@ Runs in the engine's process. `hpc-grpo env` imports it too: without vLLM.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import fields
 from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens, schedules_ahead
-from hpc_grpo.config.rules import check_engine
-from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.config.rules import check_engine, check_vllm_names
 from hpc_grpo.types import GIB, SamplingSpec
 
 _CPU_ENVIRONMENT = {
@@ -132,8 +130,6 @@ def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> 
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    names = [argument.name for argument in fields(EngineArgs)]
-    if unknown := [name for name in config.engine.vllm if name not in names]:
-        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{nearest(unknown[0], names)}")
+    check_vllm_names(config)
     arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
     return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)

@@ -1,7 +1,8 @@
 """The frozen config of a run, `config.yaml`: written with a digest and a copy beside it, read as it was written.
 
 A YAML file that is cut short is a YAML file with other values. So a damaged file is read from its copy, and an edited
-one is refused: only `hpc-grpo resume` knows what may change.
+one is refused: only `hpc-grpo resume` knows what may change. One that another version of this package wrote is for that
+version, of which the run has a copy.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def read_config(run: RunDir) -> Config:
     """Return the config that the run was frozen with, and for `run.root` and `run.name` where the run is now.
 
     A config names code to run. Raises ConfigError where another user may write the run, where the config and its copy
-    are damaged, or where the config was edited.
+    are damaged, where the config was edited, or where another version has written what this one does not take.
     """
     refuse_shared(run.path)
     config = _frozen(run)
@@ -122,7 +123,7 @@ def _without_new(now: Any, before: Any, changed: Collection[str], prefix: str = 
 def _frozen(run: RunDir) -> Config:
     path, copy = run.config, copy_path(run.config)
     if _is_as_written(path):
-        return load_resolved(path)
+        return _written(run, path)
     if not _is_as_written(copy):
         if path.is_file() and _SIGNED.match(_text(path)):
             raise ConfigError(
@@ -130,7 +131,7 @@ def _frozen(run: RunDir) -> Config:
                 f"from a backup; without it, start a new run: hpc-grpo submit CONFIG run.name=NAME."
             )
         return load_resolved(path)  # of a run from before there were copies
-    written = load_resolved(copy)
+    written = _written(run, copy)
     try:
         found = load_resolved(path)
     except ConfigError:
@@ -142,6 +143,23 @@ def _frozen(run: RunDir) -> Config:
             f"Bring it back: cp {copy} {path}\nTo change a key: hpc-grpo resume {run.path} KEY=VALUE"
         )
     return written
+
+
+def _written(run: RunDir, path: Path) -> Config:
+    """Load what a package has written. Raises ConfigError, which says how that package is started, if another did."""
+    try:
+        return load_resolved(path)
+    except ConfigError as error:
+        if Path(__file__).is_relative_to(run.source_dir.resolve()):
+            raise
+        if run.source_dir.is_dir():
+            how = f"Go on with its own copy of that: python {run.source_dir} resume {run.path} (or eval, export)."
+        else:
+            how = "Install that version to go on with it."
+        raise ConfigError(
+            f"The run in {run.path} was written by another version of hpc-grpo, and this one cannot read its "
+            f"config. {how}"
+        ) from error
 
 
 def _is_as_written(path: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.cli.request import load_request
-from hpc_grpo.config import Config, LaunchConfig, load_launch, load_resolved_launch
+from hpc_grpo.config import Config, LaunchConfig, load_launch
 from hpc_grpo.config.load import overridden
 from hpc_grpo.config.moved import _EVERY, _MOVED, _REMOVED, explain_moved
 from hpc_grpo.errors import ConfigError
@@ -90,11 +90,6 @@ def test_an_old_key_in_a_sites_file_is_an_error_that_names_the_new_one(tmp_path:
     (tmp_path / "site.yaml").write_text("launch: {slurm: {partition: workq, num_nodes: 3}}\n")
     with pytest.raises(ConfigError, match=r"launch\.slurm\.num_nodes is now launch\.num_nodes: set launch"):
         load_launch(str(tmp_path / "site.yaml"))
-
-
-def test_a_run_directory_without_a_launch_section_has_its_defaults(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("run: {}\n")
-    assert load_resolved_launch(tmp_path / "config.yaml") == LaunchConfig()
 
 
 def test_a_chain_record_keeps_the_form_that_it_has_always_had(tmp_path: Path) -> None:

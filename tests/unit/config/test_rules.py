@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpc_grpo.config import rules
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
@@ -189,3 +194,29 @@ def test_checking_a_config_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+ARGUMENTS = "x = 1\n\nclass EngineArgs:\n    block_size: int = 1\n    def go(self): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "launch", "error"),
+    [
+        (ARGUMENTS, {}, "engine.vllm.blok_size: vLLM has no such argument; did you mean 'block_size'?"),
+        (ARGUMENTS, {"python": "/opt/other/bin/python"}, None),
+        (ARGUMENTS, {"container": {"image": "hpc-grpo"}}, None),
+        ("", {}, None),
+        (None, {}, None),
+    ],
+)
+def test_an_argument_that_the_jobs_vllm_lacks_is_refused_before_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, launch: dict[str, Any], error: str | None
+) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "arg_utils.py").write_text(source or "")
+    found = None if source is None else SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(rules, "find_spec", lambda _name: found)
+    check_rules(minimal_config(engine={"vllm": {"block_size": 16}}, launch=launch))
+    config = minimal_config(engine={"vllm": {"blok_size": 16}}, launch=launch)
+    with nullcontext() if error is None else pytest.raises(ConfigError, match=re.escape(error)):
+        check_rules(config)

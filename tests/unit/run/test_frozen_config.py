@@ -88,6 +88,32 @@ def test_a_config_that_is_rewritten_has_no_keys_that_the_runs_own_copy_cannot_kn
     assert load_resolved(run.config) == now
 
 
+@pytest.mark.parametrize(
+    ("has_copy", "advice"), [(True, "python {0}/source resume {0} "), (False, "Install that version")]
+)
+def test_a_run_that_another_version_has_written_goes_on_with_its_own_copy(
+    has_copy: bool, advice: str, run: RunDir
+) -> None:
+    older = yaml.safe_load(to_yaml(config_of(run)))
+    older["engine"] |= {"enforce_eager": False, "prefix_caching": True}
+    frozen_config._write(run, older)
+    if has_copy:
+        run.source_dir.mkdir()
+    with pytest.raises(ConfigError, match="was written by another version of hpc-grpo") as caught:
+        read_config(run)
+    assert advice.format(run.path) in str(caught.value)
+    assert "leave it out" not in str(caught.value)
+
+
+def test_the_version_that_has_written_a_run_says_what_is_wrong_with_it(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen_config._write(run, {**yaml.safe_load(to_yaml(config_of(run))), "nonsense": 1})
+    monkeypatch.setattr(frozen_config, "__file__", str(run.source_dir / "hpc_grpo" / "run" / "frozen_config.py"))
+    with pytest.raises(ConfigError, match="nonsense: unknown key"):
+        read_config(run)
+
+
 @pytest.mark.parametrize("key", ["deadlines.silent_s", "checkpoint.behind_training", "rewards.0.timeout_s"])
 def test_a_key_that_the_runs_own_copy_cannot_know_is_refused_before_a_job_does(key: str, run: RunDir) -> None:
     older = yaml.safe_load(to_yaml(config_of(run)))
