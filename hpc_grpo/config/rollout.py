@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import product
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
@@ -151,6 +150,11 @@ _OF_OTHER_KEYS = {
 """Arguments of vllm.EngineArgs, as patterns -> what decides them instead of `engine.vllm`."""
 
 
+def owner_of(name: str) -> str | None:
+    """Return what decides an argument of vLLM; None where `engine.vllm` may."""
+    return next((owner for pattern, owner in _OF_OTHER_KEYS.items() if re.fullmatch(pattern, name)), None)
+
+
 class EngineConfig(Section):
     engines_per_node: PositiveInt = Field(3, description="vLLM engines on each node.")
     dtype: Literal["float32", "bfloat16"] | None = Field(
@@ -178,8 +182,8 @@ class EngineConfig(Section):
     @field_validator("vllm")
     @classmethod
     def _are_not_ours(cls, args: VllmArgs) -> VllmArgs:
-        for name, (pattern, owner) in product(args, _OF_OTHER_KEYS.items()):
-            if re.fullmatch(pattern, name):
+        for name in args:
+            if (owner := owner_of(name)) is not None:
                 raise ValueError(f"{name} is set by {owner}")
         return args
 

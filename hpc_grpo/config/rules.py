@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpc_grpo.config.loss_rules import LOSS_RULES
 from hpc_grpo.config.placement_rules import PLACEMENT_RULES
-from hpc_grpo.config.rollout import VllmArgs
+from hpc_grpo.config.rollout import VllmArgs, owner_of
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.registry import REWARDS
@@ -211,7 +211,8 @@ def check_vllm_names(config: Config) -> None:
     """Raise ConfigError for an argument that the vLLM installed here lacks, where there is one. Does not import it."""
     names = _vllm_names()
     if unknown := [name for name in config.engine.vllm if names and name not in names]:
-        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{nearest(unknown[0], names)}")
+        free = [name for name in names if owner_of(name) is None]
+        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{nearest(unknown[0], free)}")
 
 
 def _vllm_names() -> list[str]:

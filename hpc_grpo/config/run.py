@@ -110,8 +110,8 @@ class DeadlinesConfig(Section):
 
     start_s: PositiveFloat = Field(
         1800.0,
-        description="Start of the driver and of each actor, and an actor's first work. A checkpoint or export has 2 times "
-        "this, a resume 8; until a longest time is known, a step's rollouts and its training 4 times, an eval 8.",
+        description="Start of the driver and of each actor, and an actor's first work. A checkpoint or export has 2 "
+        "times this, a resume 8; until a longest time is known, a step's rollouts and its training 4 times, an eval 8.",
     )
     silent_s: PositiveFloat = Field(
         60.0,
