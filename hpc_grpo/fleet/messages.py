@@ -136,7 +136,7 @@ def file_name(job_id: str) -> str:
 
 def encode(message: Request | Observation | Orders | Outcome) -> bytes:
     """Return a message as one line."""
-    return json.dumps(asdict(message), default=lambda log: base64.urlsafe_b64encode(log).decode()).encode() + b"\n"
+    return json.dumps(asdict(message), default=lambda log: base64.b64encode(log).decode()).encode() + b"\n"
 
 
 def decode_request(line: bytes) -> Request:
