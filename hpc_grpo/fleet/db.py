@@ -25,8 +25,8 @@ _UNDEFINED = ("42P01", "42703")
 """PostgreSQL's codes of a table and a column that are not there."""
 
 _LACKS = (
-    "The fleet's database lacks tables or columns of this version. `hpc-grpo fleet init` makes missing tables. Drop the "
-    "tables of an older version first, or give the fleet a new database."
+    "The fleet's database lacks tables or columns of this version. `hpc-grpo fleet init` makes missing tables. Drop "
+    "the tables of an older version first, or give the fleet a new database."
 )
 _NOT_IN_SQLITE = re.compile(r"no such (table|column)|table \w+ has no column")
 
