@@ -183,8 +183,7 @@ def test_a_process_that_ends_without_closing_its_pool_waits_for_no_call(file: Pa
     program = f"""
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.grading.pool import RewardPool
-pool = RewardPool([RewardConfig(name="{file}:act", timeout_s=600)], num_workers=1)
-for _ in range(3):
-    pool.submit("p", ["loop"], {{"marker": ["/dev/null"]}})
+pool = RewardPool([RewardConfig(name="{file}:act", timeout_s=600, args={{"marker": "/dev/null"}})], num_workers=1)
+pool.submit("p", ["loop"], {{}})
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
