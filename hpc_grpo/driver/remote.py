@@ -92,9 +92,20 @@ def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Excep
 
     The error is what the actor raised, also where a call's argument failed.
     """
-    done = set(ray.wait(list(references), num_returns=len(references), timeout=timeout_s)[0])
-    errors = [_error_of(reference) if reference in done else None for reference in references]
-    return [as_raised(error) if error else None for error in errors]
+    errors = errors_in_time(references, timeout_s)
+    return [errors.get(reference) for reference in references]
+
+
+def errors_in_time(references: Sequence[Any], timeout_s: float | None) -> dict[Any, Exception]:
+    """Return the errors of the calls that fail within the time for all of them; the first one to fail comes first."""
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+    errors: dict[Any, Exception] = {}
+    pending = list(references)
+    while done := ended(pending, None if ends_at is None else max(ends_at - time.monotonic(), 0.0)):
+        errors |= {reference: as_raised(error) for reference in done if (error := _error_of(reference))}
+        done_set = set(done)
+        pending = [reference for reference in pending if reference not in done_set]
+    return errors
 
 
 def as_raised(error: Exception) -> Exception:

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
-from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, get_all
+from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, errors_in_time, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import Completion, GroupRequest, Prompt, SamplingSpec
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
@@ -200,11 +200,9 @@ class WeightSync:
             ends = all_errors(announcing, _ENGINE_ERROR_GRACE_S)
             if any(end and death(end) for end in ends):  # engines only see that the group broke
                 raise ActorLostError(f"A learner died over the publish of weight version {version}.") from error
-            # A publisher only sees that a worker failed, and often answers first: the engine knows why.
-            cause = next(filter(None, all_errors(list(loading.values()), _ENGINE_ERROR_GRACE_S)), error)
-            if isinstance(cause, PromptError):
-                raise cause from error
-            raise WeightSyncError(f"Publishing weight version {version} failed: {cause}") from cause
+            if isinstance(error, PromptError):
+                raise
+            raise WeightSyncError(f"Publishing weight version {version} failed: {error}") from error
 
     def _judge(self, version: int, loading: Mapping[RemoteEngine, Any]) -> float:
         """Have the learners score what the engines said to the probe, each completion once."""
@@ -238,12 +236,18 @@ class WeightSync:
     def _failures(
         self, calls: Mapping[RemoteEngine, Any], others: Sequence[Any], waiting_for: str
     ) -> dict[RemoteEngine, Exception]:
-        """Wait for `calls` and `others`; return the engines that failed. Raises what no engine is to blame for."""
+        """Wait for `calls` and `others`; return the engines that failed. Raises what no engine is to blame for.
+
+        That is the error of the first engine: others only see that one failed, and often answer before it.
+        """
         try:
             get_all([*calls.values(), *others], self._deadline, waiting_for)
-        except (HpcGrpoError, RayError):
-            errors = zip(calls, all_errors(list(calls.values()), _ENGINE_ERROR_GRACE_S), strict=True)
-            failures = {engine: own for engine, own in errors if own is not None and is_engine_failure(own)}
+        except (HpcGrpoError, RayError) as error:
+            engines = {call: engine for engine, call in calls.items()}
+            errors = errors_in_time([*engines], _ENGINE_ERROR_GRACE_S)
+            failures = {engines[call]: own for call, own in errors.items() if is_engine_failure(own)}
+            if not failures and errors:
+                raise next(iter(errors.values())) from error
             if not failures:
                 raise
             return failures

@@ -97,7 +97,7 @@ def confirm(
         now = db.now(connection)
         is_gone = connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(last_seen=now)).rowcount == 0
         shared = sa.select(gpus.c.gpu_index, gpus.c.claimed_mib).where(gpus.c.vm_id == vm_id)
-        claimed_mib = dict(connection.execute(shared).tuples().all())
+        claimed_mib = dict(map(tuple, connection.execute(shared)))
         may_start: dict[AttemptKey, Mapping[str, Any]] = {}
         for key in keys:
             row = connection.execute(sa.select(jobs).where(_is_current(key)).with_for_update()).mappings().first()

@@ -24,6 +24,10 @@ _CONNECT_S = 5
 _UNDEFINED = ("42P01", "42703")
 """PostgreSQL's codes of a table and a column that are not there."""
 
+_LACKS = (
+    "The fleet's database lacks tables or columns of this version. `hpc-grpo fleet init` makes missing tables. Drop "
+    "the tables of an older version first, or give the fleet a new database."
+)
 _NOT_IN_SQLITE = re.compile(r"no such (table|column)|table \w+ has no column")
 
 
@@ -65,10 +69,7 @@ class Database:
             raise DatabaseAwayError("The database does not answer: transactions wait for it.") from error
         except sa.exc.DBAPIError as error:
             if getattr(error.orig, "sqlstate", "") in _UNDEFINED or _NOT_IN_SQLITE.match(str(error.orig)):
-                raise ConfigError(
-                    "The fleet's database lacks tables or columns of this version. `hpc-grpo fleet init` makes missing "
-                    "tables. Drop the tables of an older version first, or give the fleet a new database."
-                ) from error
+                raise ConfigError(_LACKS) from error
             if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
                 first = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
                 raise DatabaseAwayError(f"The database does not answer: {first}") from error
@@ -90,11 +91,15 @@ class Database:
         return float(connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")))
 
     def create_tables(self) -> None:
-        """Make the tables that are missing; rows stay."""
+        """Make the tables that are missing; rows stay. Raises ConfigError for tables that lack columns."""
         with self.write() as connection:
             if not self.is_sqlite:  # one controller at a time
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(4862718)"))
             metadata.create_all(connection)
+            for table in metadata.tables.values():
+                found = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+                if lacks := sorted({*table.columns.keys()} - found):
+                    raise ConfigError(f"The table {table.name} has no {', '.join(lacks)}. {_LACKS}")
 
     def close(self) -> None:
         self._engine.dispose()

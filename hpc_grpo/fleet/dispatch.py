@@ -174,7 +174,7 @@ def place_jobs(db: Database) -> Plan:
     with db.read() as connection:
         room = (gpus.c.memory_mib - gpus.c.claimed_mib, gpus.c.claimed_mib == 0)
         found = sa.select(gpus.c.vm_id, gpus.c.gpu_index, *room).join_from(gpus, vms).where(HAS_ROOM)
-        free = FreeGpus(connection.execute(found.order_by(*gpus.primary_key)).tuples())
+        free = FreeGpus(connection.execute(found.order_by(*gpus.primary_key)))
         wanted = sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.num_gpus, jobs.c.vm_id, jobs.c.gpu_memory_mib)
         order = (jobs.c.priority.desc(), jobs.c.submitted_at, jobs.c.job_id)
         waiting = connection.execute(wanted.where(jobs.c.status == JobState.QUEUED).order_by(*order)).all()

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import asyncssh
+
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.fleet.messages import Observation, Orders, Outcome, Request, encode, reader
 from hpc_grpo.fleet.settings import DATABASE_VARIABLE, NATS_VARIABLE
@@ -105,7 +107,7 @@ class Writer(Protocol):
 async def converse(
     stdout: Reader, stdin: Writer, stderr: Reader, request: Request, decide: Decide, *, is_marked: bool = False
 ) -> Outcome:
-    """Hold a visit over the streams of its program. Raises VisitError, with the last line of stderr.
+    """Hold a visit over the streams of its program. Raises VisitError, with the cause and the last line of stderr.
 
     `is_marked`: a shell started the program by `marked`, and the lines that the shell printed before are skipped.
     """
@@ -119,14 +121,15 @@ async def converse(
         if not line:
             raise OSError("its program printed nothing")
         if (orders := await decide(reader(Observation)(line))) is None:
-            return Outcome()
+            return Outcome((), (), (), "")
         ordered = True
         stdin.write(encode(orders))
         outcome: Outcome = reader(Outcome)(await stdout.readline()).of(orders)
-    except (ValueError, OSError, asyncio.IncompleteReadError) as error:
+    except (ValueError, RecursionError, OSError, asyncio.IncompleteReadError, asyncssh.Error) as error:
         said = await _last_line(stderr)
-        why = "answered what is no answer" if isinstance(error, ValueError) else "was cut off"
-        raise VisitError(f"the visit {why}: {said or error}", not ordered) from error
+        why = "answered what is no answer" if isinstance(error, ValueError | RecursionError) else "was cut off"
+        cause = str(error) or type(error).__name__
+        raise VisitError(f"the visit {why}: {cause}" + (f": {said}" if said else ""), not ordered) from error
     if outcome.problem:
         raise VisitError(outcome.problem, is_before_orders=True)
     return outcome
@@ -135,6 +138,6 @@ async def converse(
 async def _last_line(stderr: Reader) -> str:
     try:
         said = await asyncio.wait_for(stderr.read(), _STDERR_S)
-    except (TimeoutError, OSError):
+    except (TimeoutError, OSError, asyncssh.Error):
         return ""
     return next(iter(said.decode(errors="replace").strip().splitlines()[-1:]), "")

@@ -76,16 +76,19 @@ class AttemptSeen:
     gpus: tuple[int, ...]
     ended: Ending | None
     log_size: int
-    log: bytes = b""
+    log: bytes
 
 
 @dataclass(frozen=True)
 class Observation:
-    """`problem` says why the GPUs were not seen, "" if they were."""
+    """`problem` says why the GPUs were not seen, "" if they were.
 
-    gpus: tuple[GpuSeen, ...] = ()
-    attempts: tuple[AttemptSeen, ...] = ()
-    problem: str = ""
+    No default: an answer without a field is none, and would take the VM's GPUs out of the database.
+    """
+
+    gpus: tuple[GpuSeen, ...]
+    attempts: tuple[AttemptSeen, ...]
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,10 @@ class Orders:
 class Outcome:
     """`revoked` will never start on this VM; `failed` could not be started, and why. `problem` refuses all orders."""
 
-    started: tuple[AttemptKey, ...] = ()
-    revoked: tuple[AttemptKey, ...] = ()
-    failed: tuple[tuple[AttemptKey, str], ...] = ()
-    problem: str = ""
+    started: tuple[AttemptKey, ...]
+    revoked: tuple[AttemptKey, ...]
+    failed: tuple[tuple[AttemptKey, str], ...]
+    problem: str
 
     def of(self, orders: Orders) -> Outcome:
         """Return what is about the orders: a VM has no say about the attempts of others."""
@@ -136,7 +139,7 @@ def file_name(job_id: str) -> str:
 
 def encode(message: Request | Observation | Orders | Outcome) -> bytes:
     """Return a message as one line."""
-    return json.dumps(asdict(message), default=lambda log: base64.urlsafe_b64encode(log).decode()).encode() + b"\n"
+    return json.dumps(asdict(message), default=lambda log: base64.b64encode(log).decode()).encode() + b"\n"
 
 
 def decode_request(line: bytes) -> Request:
@@ -151,7 +154,11 @@ def decode_orders(line: bytes) -> Orders:
 
 @functools.cache
 def reader(kind: type[Message]) -> Callable[[bytes], Message]:
-    """Return what reads a VM's line and checks every type. The reader raises ValueError for any other line."""
+    """Return what reads a VM's line and checks every type. It raises ValueError or RecursionError for any other line.
+
+    Half characters (lone surrogates), which an error's text may hold, become "?": pydantic and databases take none.
+    """
     from pydantic import TypeAdapter  # here: VMs need none, and a visit is to start fast
 
-    return TypeAdapter(kind).validate_json
+    read = TypeAdapter(kind).validate_json
+    return lambda line: read(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))

@@ -39,8 +39,6 @@ class SshMachine:
             raise VisitError(f"ssh to {self._vm.ip_address}: {_text(error)}", is_before_orders=True) from error
         try:
             return await converse(process.stdout, process.stdin, process.stderr, request, decide, is_marked=True)
-        except asyncssh.Error as error:
-            raise VisitError(f"the visit was cut off: {_text(error)}", is_before_orders=False) from error
         finally:
             process.close()
 

@@ -44,7 +44,8 @@ def main() -> None:
     """Hold one visit over stdin and stdout. A controller that leaves in the middle changes nothing."""
     request = decode_request(sys.stdin.buffer.readline())
     if request.protocol != PROTOCOL:
-        _say(Observation(problem=f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"))
+        problem = f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"
+        _say(Observation((), (), problem))
         return
     work_dir = Path.home() / Path(request.work_dir).expanduser()
     observation = observe(work_dir, request)
@@ -53,7 +54,8 @@ def main() -> None:
     if not (line := _orders_line()):
         return
     if (took_s := uptime() - seen_at) > ORDERS_S:
-        _say(Outcome(problem=f"the orders came {took_s:.0f} s after the observation, later than {ORDERS_S:.0f} s"))
+        problem = f"the orders came {took_s:.0f} s after the observation, later than {ORDERS_S:.0f} s"
+        _say(Outcome((), (), (), problem))
         return
     _say(obey(work_dir, decode_orders(line), seen_at))
 
@@ -163,7 +165,7 @@ def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
             begun[key] = runner
     deadline = time.monotonic() + _BEGIN_S
     failed += [(key, why) for key, one in begun.items() if (why := _why_not_begun(folder_of(key), one, deadline))]
-    return Outcome(tuple(sorted(begun.keys() - {key for key, _ in failed})), revoked, tuple(failed))
+    return Outcome(tuple(sorted(begun.keys() - {key for key, _ in failed})), revoked, tuple(failed), "")
 
 
 def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:

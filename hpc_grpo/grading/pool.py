@@ -24,11 +24,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import LifoQueue
+from queue import LifoQueue, SimpleQueue
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -83,6 +84,13 @@ class RewardOutcome:
     timed_out: bool = False
 
 
+@dataclass(frozen=True)
+class _QueuedCall:
+    call: Call | Preparation
+    timeout_s: float
+    result: Future[CallResult] = field(default_factory=Future)
+
+
 class RewardPool:
     """Runs the rewards of a config in `num_workers` processes, which start with their first call."""
 
@@ -99,8 +107,12 @@ class RewardPool:
         self._idle: LifoQueue[WorkerSlot] = LifoQueue()  # the last one used has imported the rewards
         for slot in self._slots:
             self._idle.put(slot)
-        # A worker dies with the thread that started it (PDEATHSIG): these live as long as the pool.
-        self._threads = ThreadPoolExecutor(num_workers, "reward-slot")
+        # A worker dies with the thread that started it (PDEATHSIG): these live as long as the pool. They are daemons: a
+        # process that ends without `close` would wait for an executor's threads, and all calls in its queue.
+        self._queue: SimpleQueue[_QueuedCall | None] = SimpleQueue()
+        self._threads = [Thread(target=self._run, name="reward-slot", daemon=True) for _ in range(num_workers)]
+        for thread in self._threads:
+            thread.start()
 
     def check(self, *, is_resume: bool = False) -> tuple[str, ...]:
         """Import every reward in a worker and prepare one after the other; return what they say of themselves.
@@ -147,14 +159,29 @@ class RewardPool:
         self._closed = True
         for slot in self._slots:
             slot.close()
-        self._threads.shutdown()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
         for slot in self._slots:
             slot.end_worker()
 
     def _put(self, call: Call | Preparation, timeout_s: float) -> Future[CallResult]:
         if self._closed:
             raise HpcGrpoError("The reward pool is closed.")
-        return self._threads.submit(self._serve, call, timeout_s)
+        queued = _QueuedCall(call, timeout_s)
+        self._queue.put(queued)
+        return queued.result
+
+    def _run(self) -> None:
+        while (queued := self._queue.get()) is not None:
+            if queued.result.set_running_or_notify_cancel():
+                try:
+                    result = self._serve(queued.call, queued.timeout_s)
+                except BaseException as error:  # noqa: BLE001 - raised by whoever waits for this call
+                    queued.result.set_exception(error)
+                else:
+                    queued.result.set_result(result)
 
     def _serve(self, call: Call | Preparation, timeout_s: float) -> CallResult:
         slot = self._idle.get()  # there are as many threads as slots

@@ -25,7 +25,7 @@ from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.environment import job_environ
+from hpc_grpo.launch.environment import filtered, job_environ
 from hpc_grpo.launch.freeze import refuse_secrets, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.plan.disk import DiskBudget, read_disk
@@ -325,28 +325,39 @@ def _not_cached(check: str, name: str, cache: Path, environ: Mapping[str, str]) 
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:
     """Yield the key of each path that the run would read and that is not there, below `working_dir`, and say so.
 
-    Not judged: names of the Hugging Face hub, and modules of another Python.
+    Not judged: names of the Hugging Face hub, modules of another Python, and modules where the job's PYTHONPATH names a
+    variable that is not set here.
     """
     for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
         if not is_there(place):
             yield key, f"{key} = {name}: there is no {place}"
     launch = config.launch
-    if launch.python is None and launch.container is None and launch.stage.environment is None:
+    python_path = filtered(os.environ, launch.pass_env, launch.env).get("PYTHONPATH", "")
+    is_own_python = launch.python is None and launch.container is None and launch.stage.environment is None
+    if is_own_python and "$" not in python_path:
+        folders = [str(working_dir / each) for each in ("", *python_path.split(os.pathsep))]
         made = {item.key: item.name for item in _items(config, working_dir) if names_function(item.name)}
         for key, name in (_functions(config) | made).items():
             module, _, _ = name.rpartition(":")
-            if module and not module.endswith(".py") and not _is_importable(module.split("."), working_dir):
+            if module and not module.endswith(".py") and not _is_importable(module, folders):
                 place = working_dir / f"{module.replace('.', '/')}.py"
                 yield key, f"{key} = {name}: there is no {place}, and no module {module} in {sys.executable}"
 
 
-def _is_importable(parts: Sequence[str], working_dir: Path) -> bool:
-    """Tell whether the job would find a module, without running any of its code."""
-    first, *below = parts
-    spec = (PathFinder.find_spec(first, [str(working_dir)]) or find_spec(first)) if all(parts) else None
-    for number, _ in enumerate(below, start=2):
-        spec = spec and PathFinder.find_spec(".".join(parts[:number]), spec.submodule_search_locations or [])
+def _is_importable(name: str, folders: Sequence[str]) -> bool:
+    """Tell whether the job would find a module there or in this Python, without running any of its code.
+
+    A module that is one file may make others as it is imported: those below it are not judged.
+    """
+    if name in sys.modules:
+        return True
+    parts = name.split(".")
+    spec = (PathFinder.find_spec(parts[0], [*folders, *sys.path]) or find_spec(parts[0])) if all(parts) else None
+    for number, _ in enumerate(parts[1:], start=2):
+        if spec is None or spec.submodule_search_locations is None:
+            break
+        spec = PathFinder.find_spec(".".join(parts[:number]), spec.submodule_search_locations)
     return spec is not None
 
 

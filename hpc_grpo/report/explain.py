@@ -218,7 +218,7 @@ _BY_PATTERN = {
         "out of host memory (probably)",
         "A process was killed, most often because the job used more memory than it asked for. Ask for more "
         "(launch.slurm.extra.mem=0: all of the node), or use less: launch.object_store_gib, or fewer "
-        " engine.engines_per_node. Then hpc-grpo resume RUN KEY=VALUE. With a new run.name, also "
+        "engine.engines_per_node. Then hpc-grpo resume RUN KEY=VALUE. With a new run.name, also "
         "train.offload_optimizer=none if the GPU has room.",
     ),
     # The second line: torch.save's, without the errno.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -29,6 +30,9 @@ def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
             f"Publishes copy through pageable memory, which is slower.",
             flush=True,
         )
+        # CUDA keeps the error for this thread, and the next kernel's launch would raise it.
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda").add_(1)
         return store
     store.is_page_locked = True
     # Before the mapping goes; at the process's end CUDA does it.

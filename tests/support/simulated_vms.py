@@ -40,7 +40,7 @@ class SimulatedVm:
         if self.is_away:
             raise VisitError("no route to host", is_before_orders=True)
         orders = await decide(self.observe(request.log_offsets))
-        return self.obey(orders) if orders else Outcome()
+        return self.obey(orders) if orders else Outcome((), (), (), "")
 
     async def close(self) -> None:
         pass
@@ -58,7 +58,7 @@ class SimulatedVm:
             log, offset = self.logs.get(key, b""), log_offsets.get(key.folder, 0)
             piece = log[offset : offset + 8]
             seen.append(AttemptSeen(key, tuple(spec["gpus"]), self.ended.get(key), len(log), piece))
-        return Observation(gpus, tuple(seen))
+        return Observation(gpus, tuple(seen), "")
 
     def obey(self, orders: Orders) -> Outcome:
         self.renewed = list(orders.renew)
@@ -74,7 +74,7 @@ class SimulatedVm:
             assert key not in self.revoked | self.specs.keys()
             self.specs[key] = spec
             started.append(key)
-        return Outcome(tuple(started), revoked)
+        return Outcome(tuple(started), revoked, (), "")
 
 
 def add_vms(db: Database, count: int, **values: Any) -> list[int]:

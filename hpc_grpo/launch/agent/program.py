@@ -114,9 +114,6 @@ class Program:
         return self._found is None or start_time(self._found[0]) == self._found[1]
 
 
-_RAYLET = "raylet"
-
-
 class RayProcess(Program):
     """`ray start` in the foreground, with its output in a log that earlier tries wrote to as well."""
 

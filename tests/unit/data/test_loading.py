@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.encoder import prompt_hash
-from hpc_grpo.data.loading import load_evals, lowest, without_duplicates
-from hpc_grpo.data.stream import PromptStream
+from hpc_grpo.data.loading import _fitting, _held_out, load_evals, lowest, without_duplicates
+from hpc_grpo.data.stream import Part, PromptStream
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 from tests.support.streams import TOKENIZER_ID, loaded, write_items
 
+HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=40)
 REPEATED = st.lists(st.integers(0, 6), max_size=40)
 R1 = "A conversation between User and Assistant."
 
@@ -38,6 +40,13 @@ def items(kind: str, count: int) -> list[dict[str, str]]:
 
 def config_of(train: dict[str, Any], *, evaluates: bool = False, **data: Any) -> Config:
     return minimal_config(data={"template": "plain", "train": train, **data}, eval={"every": 1 if evaluates else None})
+
+
+def is_held_out(hashes: Any, fraction: float) -> Any:
+    """Tell which rows with these hashes of their prompts are kept for eval."""
+    rows: Any = SimpleNamespace(prompt_hashes=np.array(hashes, dtype=np.uint64))
+    config = config_of({"path": "d.jsonl"}, held_out={"fraction": fraction})
+    return _held_out(config, Part("d", SourceConfig(path="d.jsonl"), rows, np.arange(len(hashes)), 0))
 
 
 def texts(stream: PromptStream | Any) -> list[str]:
@@ -225,6 +234,40 @@ def test_a_chat_template_of_ones_own_gets_its_arguments(tokenizer: Any) -> None:
 def test_a_data_set_is_one_source_or_a_mix(train: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config_of(train)
+
+
+@settings(max_examples=60, deadline=None)
+@given(HASHES, HASHES, st.floats(0.01, 0.99))
+def test_a_row_stays_on_its_side_of_the_split_whatever_other_rows_there_are(
+    hashes: list[int], others: list[int], fraction: float
+) -> None:
+    alone, beside = is_held_out(hashes, fraction), is_held_out([*others, *hashes], fraction)
+    assert alone.tolist() == beside[len(others) :].tolist()
+
+
+def test_the_split_takes_its_fraction() -> None:
+    hashes = np.random.Generator(np.random.PCG64(0)).integers(0, 2**64, 100_000, dtype=np.uint64)
+    assert is_held_out(hashes, 0.05).mean() == pytest.approx(0.05, abs=0.003)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 20))
+def test_what_fits_is_kept_in_order_or_the_first_long_one_is_named(lengths: list[int], most: int) -> None:
+    rows: Any = SimpleNamespace(num_prompt_tokens=np.array(lengths, dtype=np.int32))
+    part = Part("d", SourceConfig(path="d.jsonl"), rows, np.arange(len(lengths), dtype=np.int64), 0)
+    dropping, strict = (
+        config_of({"path": "d.jsonl"}, max_prompt_tokens=most, drop_long_prompts=drops) for drops in (True, False)
+    )
+    fits = [number for number, length in enumerate(lengths) if length <= most]
+    if fits:
+        assert _fitting(dropping, part, part.numbers).tolist() == fits
+    else:
+        with pytest.raises(ConfigError, match="leaves nothing"):
+            _fitting(dropping, part, part.numbers)
+    if len(fits) < len(lengths):
+        first = next(number for number, length in enumerate(lengths) if length > most)
+        with pytest.raises(ConfigError, match=f"Item {first} of d.jsonl"):
+            _fitting(strict, part, part.numbers)
 
 
 @settings(max_examples=100, deadline=None)

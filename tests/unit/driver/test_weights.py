@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import Completion, GroupSamples, ParameterSpec, Prompt
 from hpc_grpo.weights.store import StoredVersion
 from tests.support.configs import minimal_config
-from tests.support.ray_futures import answered
+from tests.support.ray_futures import Reference, answered
 
 pytestmark = pytest.mark.usefixtures("fake_ray")
 CANARY = Canary(minimal_config(), Prompt(0, 0, (1, 2), "", {}))
@@ -136,6 +137,20 @@ def test_damaged_weights_end_the_publish_with_the_engines_own_error() -> None:
     with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
         weights.publish(4, is_checked=False)
     assert [engine.failures for engine in engines] == [[], []]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_publish_names_the_engines_error_that_came_first(order: tuple[int, int]) -> None:
+    """The publisher, and the other engine of the group, only see that one has left it."""
+    cause, late = answered(WeightSyncError("checksum mismatch in bucket 0")), Reference()
+    engines = [FakeEngine(), FakeEngine()]
+    for place, call in zip(order, (cause, late), strict=True):
+        engines[place].actor = FakeActor(contract_differences=[], join_weight_group=None, verify_weights=None)
+        engines[place].actor.receive_weights = SimpleNamespace(remote=lambda *_, call=call: call)
+    threading.Timer(0.3, late.set_exception, [answered(WeightSyncError("the group broke")).exception()]).start()
+    learner = make_learner(announce_weights=WeightSyncError("engine workers did not load weight version 4"))
+    with pytest.raises(WeightSyncError, match="failed: checksum mismatch in bucket 0"):
+        make_sync([([learner], engines)]).publish(4, is_checked=False)
 
 
 def test_each_nodes_engines_verify_what_their_own_learner_staged() -> None:

@@ -47,6 +47,13 @@ def test_a_database_without_tables_or_columns_is_told_apart_from_one_that_is_awa
         connection.execute(sa.insert(jobs).values(job_id="a", step=1))
 
 
+def test_tables_of_an_older_version_are_not_taken_for_this_ones(db: Database) -> None:
+    with db.write() as connection:
+        connection.execute(sa.text("ALTER TABLE gpus DROP COLUMN claimed_mib"))
+    with pytest.raises(ConfigError, match=r"table gpus has no claimed_mib\. .* Drop the tables"):
+        db.create_tables()
+
+
 def test_a_failed_transaction_leaves_nothing(db: Database) -> None:
     with pytest.raises(ZeroDivisionError), db.write() as connection:
         connection.execute(sa.insert(jobs).values(job_id="a", model="m"))

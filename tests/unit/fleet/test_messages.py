@@ -51,10 +51,10 @@ def row(**values: Any) -> dict[str, Any]:
 
 
 def test_messages_come_back_as_they_were_sent() -> None:
-    seen = Observation(
-        (GpuSeen(0, "GPU-0", 80, 3, 1),), (AttemptSeen(KEY, (0,), Ending("exit", 75, "w", 4), 9, b"\xff\n"),)
-    )
+    attempt = AttemptSeen(KEY, (0,), Ending("exit", 75, "w", 4), 9, b"\xff\n")
+    seen = Observation((GpuSeen(0, "GPU-0", 80, 3, 1),), (attempt,), "")
     assert reader(Observation)(encode(seen)) == seen
+    assert json.loads(encode(seen))["attempts"][0]["log"] == "/wo="  # as base64.b64decode reads it
     orders = Orders((KEY,), (KEY,), (KEY,), (KEY,), ({"job_id": "a"},))
     assert decode_orders(encode(orders)) == orders
     outcome = Outcome((KEY,), (KEY,), ((KEY, "why"),), "late")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
 
 from hpc_grpo.fleet.attempt_folder import AttemptFolder, marked_processes, uptime
@@ -124,7 +125,9 @@ class Pipe:
 
 def test_a_visit_passes_over_what_a_login_shell_prints() -> None:
     welcome = b'Welcome to vm-1.\n{"gpus": []} [3 updates]'
-    printed = welcome + f"\n{MARK}\n".encode() + encode(Observation(problem="none")) + encode(Outcome(started=(KEY,)))
+    printed = (
+        welcome + f"\n{MARK}\n".encode() + encode(Observation((), (), "none")) + encode(Outcome((KEY,), (), (), ""))
+    )
     seen: list[Observation] = []
 
     async def decide(observation: Observation) -> Orders:
@@ -302,6 +305,36 @@ def test_a_vm_without_an_answer_of_nvidia_smi_says_so_and_still_tells_of_its_job
     seen, _ = scene.visit()
     assert "driver mismatch" in seen.problem
     assert len(seen.attempts) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "told"),
+    [
+        (b"[" * 100_000, b"", "answered what is no answer: maximum recursion"),
+        (b"{}\n", b"a warning", r"answered what is no answer: 3 validation errors.*: a warning$"),
+        (b"", b"No module named x\n", "was cut off: its program printed nothing: No module named x$"),
+        (asyncssh.ConnectionLost("gone"), asyncssh.ConnectionLost("gone"), "was cut off: gone$"),
+    ],
+)
+def test_a_visit_that_failed_says_its_cause_and_what_the_program_said(answer: Any, said: Any, told: str) -> None:
+    class Program(Pipe):
+        async def readline(self) -> bytes:
+            if isinstance(answer, Exception):
+                raise answer
+            return await super().readline()
+
+        async def read(self) -> bytes:
+            if isinstance(said, Exception):
+                raise said
+            return said  # type: ignore[no-any-return]
+
+    async def decide(_seen: Observation) -> None:
+        raise AssertionError
+
+    program = Program(answer if isinstance(answer, bytes) else b"")
+    with pytest.raises(VisitError, match=f"(?s){told}") as caught:
+        asyncio.run(converse(program, program, program, Request("w", ""), decide))
+    assert caught.value.is_before_orders
 
 
 def test_a_python_without_the_package_is_named_with_what_it_said(tmp_path: Path) -> None:

@@ -177,3 +177,13 @@ def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path,
         os.kill(worker, signal.SIGKILL)
         raise
     assert not script.with_suffix(".imported").exists()
+
+
+def test_a_process_that_ends_without_closing_its_pool_waits_for_no_call(file: Path) -> None:
+    program = f"""
+from hpc_grpo.config import RewardConfig
+from hpc_grpo.grading.pool import RewardPool
+pool = RewardPool([RewardConfig(name="{file}:act", timeout_s=600, args={{"marker": "/dev/null"}})], num_workers=1)
+pool.submit("p", ["loop"], {{}})
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -131,6 +131,24 @@ def test_the_doctor_misses_the_code_of_a_reward(name: str) -> None:
     assert (found.status, f"rewards.0.name = {name}: there is no " in found.says) == ("failure", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_missing"),
+    [("mylib:f", False), ("mylib.part:f", False), ("mylib.gone:f", True), ("os.path:f", False), ("six.moves:f", False)],
+)
+def test_a_module_that_only_the_job_finds_is_not_missed(name: str, is_missing: bool, tmp_path: Path) -> None:
+    """One below launch.env.PYTHONPATH, and modules that others make as they are imported."""
+    (tmp_path / "lib" / "mylib").mkdir(parents=True)
+    for file in ("mylib/__init__.py", "mylib/part.py", "six.py"):
+        (tmp_path / "lib" / file).touch()
+    config = minimal_config(rewards=[{"name": name}], launch={"env": {"PYTHONPATH": f"/nowhere:{tmp_path}/lib"}})
+    assert ("rewards.0.name" in dict(missing_inputs(config, tmp_path))) == is_missing
+
+
+def test_modules_are_not_judged_where_the_jobs_path_is_not_known(tmp_path: Path) -> None:
+    config = minimal_config(rewards=[{"name": "mylib:f"}], launch={"env": {"PYTHONPATH": "$OF_A_JOB_ALONE/lib"}})
+    assert "rewards.0.name" not in dict(missing_inputs(config, tmp_path))
+
+
 def test_a_chat_template_must_exist(tmp_path: Path) -> None:
     config = minimal_config(data={"train": {"path": "d"}, "chat_template": "chat.jinja"})
     assert "chat.jinja: there is no" in dict(missing_inputs(config, tmp_path))["data.chat_template"]

@@ -99,6 +99,7 @@ NEEDS_A_NEW_RUN = {
 
 @pytest.mark.parametrize("todo", [todo for todo in TODOS if KEY.search(todo)])
 def test_what_it_says_to_change_exists_and_may_change(todo: str) -> None:
+    assert "  " not in todo
     keys = [key.replace(".N.", ".0.") for key in KEY.findall(todo)]
     before = load_config("local/debug", ["rewards=[{name: correctness}]"])
     for key in keys:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 HEAD_VARIABLE = "HPC_GRPO_JOINED_HEAD"
 
 _SAY_AGAIN_S = 15.0
-_LOOK_S = 0.25
+_LOOK_S = 0.2
 _REDIAL_S = 20.0  # a worker whose agent has ended dials again within this time
 _FIRST_WAIT_S = 1800.0  # people may start workers by hand
 _FIRST_WAIT = 15  # of `launch.rejoin_s`, where that is longer
@@ -221,7 +221,6 @@ def _found(head: str, here: Sequence[str], expected: int, known: Sequence[str]) 
 
 
 _ENDS_S = 120.0  # time for a teardown in order; what is left after it is killed
-_LOOK_S = 0.2
 
 
 @contextmanager
