@@ -39,8 +39,8 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     Without RUN: allocates nodes for interactive use, with modules and set-up lines of --config. There,
     `hpc-grpo train CONFIG` uses all of them; leaving the shell gives them back.
     """
+    from hpc_grpo.config.yaml_text import read_yaml
     from hpc_grpo.launch.place.slurm.place import allocation_command, attach_command, become
-    from hpc_grpo.run.frozen_config import read_config
 
     overrides = slurm_overrides(options)
     if run_name is None:
@@ -52,7 +52,7 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
     run = open_run(run_name)
     attempt = _running_attempt(run)
-    python = read_config(run).launch.python
+    python = (read_yaml(run.config).get("launch") or {}).get("python")  # of any version's run
     become(attach_command(attempt.job_id, _node_of(attempt, node), python), os.environ)
 
 
