@@ -15,7 +15,7 @@ import struct
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-_REFUSED = {
+REFUSED = {
     # Memory that belongs to no process: neither RLIMIT_AS nor the resident set counts this memory.
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186),
     "semget": (64, 190), "mq_open": (240, 180), "io_setup": (206, 0), "io_uring_setup": (425, 425),
@@ -100,7 +100,7 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
         (_JUMP_AT_LEAST, 0, 1, _X32),
         no_such_call,
     ]
-    for numbers in _REFUSED.values():
+    for numbers in REFUSED.values():
         if (number := numbers[column]) is not None:
             code += [(_JUMP_EQUAL, 0, 1, number), no_such_call]
     for numbers, position, test, value in _REFUSED_ARGUMENTS:

@@ -19,6 +19,7 @@ import pytest
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards.sandbox import isolation as sandbox
+from hpc_grpo.rewards.sandbox import syscalls
 from hpc_grpo.rewards.sandbox.isolation import CaseResult, Limits, SandboxedScorer, run_job
 from tests.support.isolation import ISOLATION, SHOWN_IN_TMP, needs_isolation
 from tests.support.processes import wait_until
@@ -211,6 +212,21 @@ def test_keys_sockets_and_other_processes_are_out_of_reach() -> None:
     program = HOSTILE_CALLS.format(**dict(zip(("keyctl", "add_key", "clone"), numbers, strict=True)))
     [result] = run_job(ISOLATION, [sys.executable, "-I", "-c", program], {}, [""], Limits(cpu_s=10.0))
     assert result.stdout == "[]\n", result
+
+
+@needs_isolation
+def test_every_call_of_the_list_is_refused_as_if_the_kernel_had_none() -> None:
+    column = ["x86_64", "aarch64"].index(os.uname().machine)
+    calls = {name: numbers[column] for name, numbers in syscalls.REFUSED.items() if numbers[column] is not None}
+    program = (
+        "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        f"for name, number in {calls}.items():\n"
+        "    ctypes.set_errno(0); answer = libc.syscall(number, 0, 0, 0, 0, 0, 0)\n"
+        "    if (answer, ctypes.get_errno()) != (-1, errno.ENOSYS): print(name)"
+    )
+    [result] = run_job(ISOLATION, [sys.executable, "-I", "-c", program], {}, [""], Limits(cpu_s=10.0))
+    assert (result.ended, result.stdout) == ("exit 0", ""), result
+    assert {"mq_open", "io_uring_setup", "request_key"} <= calls.keys()
 
 
 @needs_isolation

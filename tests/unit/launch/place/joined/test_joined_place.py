@@ -15,7 +15,7 @@ import pytest
 
 from hpc_grpo import __version__
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE, ConfigError, EndAskedError, NodesUnavailableError
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, ConfigError, EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import LOST_CODE, End
 from hpc_grpo.launch.place.joined import place as module
@@ -220,3 +220,22 @@ def test_a_signal_ends_a_worker_that_waits_for_its_head(tmp_path: Path, number: 
         return False
 
     assert Worker(RunDir(tmp_path), "127.0.0.1", 1, is_over).serve() == 75
+
+
+def test_a_head_that_hangs_up_is_dialed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_grpo.launch.place.joined.worker._REDIAL_S", 0.0)
+    monkeypatch.setenv("HPC_GRPO_TOKEN", TOKEN)
+    dialed = 0
+
+    def is_over() -> bool:
+        return dialed == 20  # more often than a token may be refused
+
+    def hang_up(address: object, timeout: float) -> socket.socket:
+        nonlocal dialed
+        dialed += 1
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours
+
+    monkeypatch.setattr(socket, "create_connection", hang_up)
+    assert Worker(RunDir(tmp_path), "127.0.0.1", 1, is_over).serve() == EXIT_COMPLETE
