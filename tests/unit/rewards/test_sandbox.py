@@ -474,7 +474,7 @@ def test_a_user_without_rights_has_the_same_sandbox(tmp_path: Path) -> None:
         (folder / "secret").write_text("planted")
         (folder / "secret").chmod(0o644)
         attack = f"import os, sys\nprint(os.path.exists({str(folder / 'secret')!r}), os.getuid(), os.listdir('/proc/1/fd') if os.access('/proc/1/fd', os.R_OK) else 'hidden', os.path.exists('/dev/ptmx'))\n"
-        attack += "for _ in range(3): print(os.fork() >= 0)\n" + PRELUDE + WAYS["memfd_create and fallocate"]
+        attack += "for _ in range(3): os.fork() or os._exit(0)\n" + PRELUDE + WAYS["memfd_create and fallocate"]
         program = (
             "import sys; from hpc_grpo.rewards.sandbox.isolation import *\n"
             f"for found in STRONG:\n    [r] = run_job(found, [sys.executable, '-I', '-c', {attack!r}], {{}}, [''], Limits(cpu_s=20.0))\n"
