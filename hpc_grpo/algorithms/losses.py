@@ -112,8 +112,8 @@ class LossSettings(Section):
     def is_still_without_advantage(self) -> bool:
         """Tell whether a token of advantage 0 has no gradient, and changes that of no other, in the whole objective.
 
-        A correction of the user's may pull towards something else. What looks at all tokens of an optimizer step needs
-        those of advantage 0 too.
+        A correction of the user's may pull towards something else. A term that compares all tokens of an optimizer
+        step needs those of advantage 0 too.
         """
         compares = self.compares_minibatch or self.correction.compares_minibatch
         is_built_in = ":" not in self.correction.name
@@ -171,8 +171,8 @@ class _Clipped(LossSettings):
 class GrpoLoss(_Clipped):
     """GRPO (DeepSeekMath, arXiv:2402.03300).
 
-    Deviations from the paper: clip_high may differ from clip_low, and the sum over tokens is divided by the number of
-    valid tokens of the optimizer step, not first by each completion's length (both DAPO, arXiv:2503.14476).
+    Two deviations from the paper, both of DAPO (arXiv:2503.14476). clip_high may differ from clip_low. The sum over
+    tokens is divided by the valid tokens of the optimizer step, not first by each completion's length.
     `loss.denominator: sequences` is the paper's.
     """
 

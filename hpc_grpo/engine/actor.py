@@ -92,7 +92,7 @@ class StepLoop:
                 sampler = self._sampler.result()
                 try:
                     sampler.drain()
-                except BaseException as error:
+                except BaseException as error:  # raised again, once the requests in flight know of it
                     sampler.fail(error)
                     raise
                 PULSE.turn_to("")
