@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     BoolArray = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length"]
+Advantage = float | tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Prompt:
 
     `ordinal` counts prompts over the whole run from 0, so it names the prompt, its epoch and its place in
     that epoch's shuffle at once. `fields` are the columns of the data set, handed to the rewards. `source` names
-    where it came from, and `reward_set` which of `config.reward_sets` grades it.
+    where it came from, `reward_set` which of `config.reward_sets` grades it, and `environment` which of
+    `config.environments` it is played in: the environment makes the token ids then, and `token_ids` is empty.
     """
 
     ordinal: int
@@ -51,6 +53,7 @@ class Prompt:
     fields: Mapping[str, Any]
     source: str = ""
     reward_set: int = 0
+    environment: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,23 @@ class SamplingSpec:
 
 
 @dataclass(frozen=True)
-class GroupRequest:
-    """Asks an engine for `len(seeds)` completions of one prompt; `seeds[i]` is sample i's own seed.
+class Scene:
+    """What an episode begins with: one of `config.environments`, a row of the data set, and a seed.
 
-    An `is_urgent` one comes before all that wait.
+    All episodes of a group have the same scene.
+    """
+
+    environment: int
+    row: Mapping[str, Any]
+    seed: int
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """Asks an engine for `len(seeds)` episodes of one prompt; `seeds[i]` is episode i's own seed.
+
+    Without a `scene` an episode is one completion of the prompt. `prompt_token_ids` is empty where there is one. An
+    `is_urgent` request comes before all that wait.
     """
 
     ordinal: int
@@ -89,11 +105,12 @@ class GroupRequest:
     seeds: tuple[int, ...]
     sampling: SamplingSpec
     is_urgent: bool = False
+    scene: Scene | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled completion; every array has length C.
+    """What the model wrote in one turn; every array has length C.
 
     `token_ids` includes the end token, or those of a text of `stop`, when `finish_reason` is "stop".
     `engine_logprobs` are in nats, of the distribution sampled from (temperature applied).
@@ -107,12 +124,48 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A completion, and the token ids that the model was given since the turn before: a prompt, an observation.
+
+    With `starts_anew`, `context_ids` are all that the model was given: the first prompt, or one in which the chat
+    template has rewritten the turns before. `reward` is the environment's for this turn.
+    """
+
+    context_ids: Int32Array
+    completion: Completion
+    starts_anew: bool = False
+    reward: float = 0.0
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One rollout: the turns of a model with an environment. A single answer is an episode of one turn.
+
+    `finish_reason` is "length" where a limit of tokens or turns ended the episode. `failure` says how an environment
+    failed: the episode is not trained on then. `metrics` are the environment's.
+    """
+
+    turns: tuple[Turn, ...]
+    finish_reason: FinishReason
+    failure: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def num_sequences(self) -> int:
+        """Count the sequences that are trained on: a turn that starts anew begins another one."""
+        return sum(turn.starts_anew for turn in self.turns)
+
+
+@dataclass(frozen=True)
 class GroupSamples:
-    """The G completions of one prompt, before grading. `prompt_token_ids` has length P."""
+    """The G episodes of one prompt, before grading."""
 
     ordinal: int
-    prompt_token_ids: Int32Array
-    completions: tuple[Completion, ...]
+    episodes: tuple[Episode, ...]
 
 
 @dataclass(frozen=True)
@@ -130,6 +183,7 @@ class GroupGrades:
     reward_parts: Mapping[str, tuple[float, ...]]
     valid: tuple[bool, ...]
     num_completion_tokens: tuple[int, ...]
+    """Tokens that the model wrote, in all turns."""
     truncated: tuple[bool, ...]
     min_policy_versions: tuple[int, ...]
     mean_policy_versions: tuple[float, ...]
@@ -141,6 +195,14 @@ class GroupGrades:
     """Whether each failed call met its deadline: a server may be slow, and the reward not broken."""
     over_budget: tuple[str, ...] = ()
     """What happened to a completion that used up a reward's budget and so scored 0; "" for the others."""
+    turn_rewards: tuple[tuple[float, ...], ...] = ()
+    """The environment's reward of each turn; () where there is no environment."""
+    num_prompt_tokens: int = 0
+    num_observed_tokens: tuple[int, ...] = ()
+    """Tokens that an environment added after the first prompt."""
+    num_sequences: tuple[int, ...] = ()
+    failures: tuple[str, ...] = ()
+    """How the environment of a rollout failed; "" where it did not."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +261,13 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class RemoteGroup:
-    """A group to train on: a reference to its samples, and what the driver decided about each of its G rollouts."""
+    """A group to train on: a reference to its samples, and what the driver decided about each of its G rollouts.
+
+    A rollout's advantage is one number for all its turns, or one for each.
+    """
 
     samples: Any
-    advantages: tuple[float, ...]
+    advantages: tuple[Advantage, ...]
     valid: tuple[bool, ...]
 
 
