@@ -132,6 +132,14 @@ REWARDS = Registry(
         "rewards.builtin.text": "exact json_schema keyword_match length regex repetition strict_format string_f1",
     },
 )
+ENVIRONMENTS = Registry(
+    "Environment",
+    "environment.name",
+    {
+        "episodes.builtin.tools": "tools",
+        "episodes.builtin.games": "bfcl reasoning_gym textarena",
+    },
+)
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")
 SOURCES = Registry(
     "Data source",

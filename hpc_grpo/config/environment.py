@@ -12,6 +12,10 @@ from hpc_grpo.section import PathText, Section
 class EnvironmentConfig(Section):
     name: PathText = Field(description="An environment of episodes/builtin, or a class of yours: module:Class.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
+    tools: list[PathText] = Field(
+        default_factory=list,
+        description="Tools of the environment tools: python, calculator, or a function of yours, module:function.",
+    )
     max_turns: PositiveInt = Field(8, description="Completions of an episode, at most.")
     max_tokens: PositiveInt = Field(
         2048, description="Tokens of an episode after its first prompt, those of the environment among them."
