@@ -109,6 +109,17 @@ class GroupRequest:
 
 
 @dataclass(frozen=True)
+class CompletionRequest:
+    """Asks for one completion of `prompt_token_ids`; `ordinal` names the item of the data set where it is refused."""
+
+    ordinal: int
+    prompt_token_ids: Sequence[int]
+    seed: int
+    sampling: SamplingSpec
+    is_urgent: bool = False
+
+
+@dataclass(frozen=True)
 class Completion:
     """What the model wrote in one turn; every array has length C.
 
