@@ -53,7 +53,9 @@ class Host:
             if method == "reset":
                 self._sessions[session] = _Session(self._idle.pop() if self._idle else self._make(), args[1])
             own = self._sessions[session]
-            value = await asyncio.wait_for(own.call(method, *args), self._timeout_s)
+            value = own.call(method, *args)
+            if inspect.isawaitable(value):
+                value = await asyncio.wait_for(value, self._timeout_s)
             answer = checked(value) if method == "step" else {"messages": checked_messages(value), "tools": own.tools()}
         except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes a line
             self._sessions.pop(session, None)
@@ -70,10 +72,10 @@ class _Session:
     def tools(self) -> list[Any]:
         return list(getattr(self.environment, "tools", None) or ())
 
-    async def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
         function = getattr(self.environment, method)
         if inspect.iscoroutinefunction(function):
-            return await function(*args)
+            return function(*args)
         random.setstate(self._random)
         numpy = sys.modules.get("numpy")
         if numpy is not None and self._numpy_random is not None:
@@ -84,7 +86,7 @@ class _Session:
         self._random = random.getstate()
         if (numpy := sys.modules.get("numpy")) is not None:
             self._numpy_random = numpy.random.get_state()
-        return await value if inspect.isawaitable(value) else value
+        return value
 
 
 def checked(value: Any) -> dict[str, Any]:

@@ -130,7 +130,8 @@ class _Process:
         if not self._calls:
             self._last_sign = self._clock()
         number, patience_s = next(self._numbers), self._environment.timeout_s + _GRACE_S
-        future = self._calls[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
         self._write([number, session, method, args])
         while not future.done():
             late_in_s = self._last_sign + patience_s - self._clock()

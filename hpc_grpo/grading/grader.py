@@ -77,7 +77,8 @@ class Grader:
         answers = tuple(self._text(episode.turns[-1:]) for episode in episodes)
         rewards = self._rewards[prompt.reward_set]
         outcome = await self._pool.submit(prompt.text, answers, prompt.fields, rewards).wait()
-        parts, totals, turn_rewards = outcome.parts, outcome.rewards, ()
+        parts, totals = outcome.parts, outcome.rewards
+        turn_rewards: tuple[tuple[float, ...], ...] = ()
         if prompt.environment is not None:
             turn_rewards = tuple(tuple(turn.reward for turn in episode.turns) for episode in episodes)
             parts = {ENVIRONMENT_PART: tuple(map(sum, turn_rewards)), **parts}

@@ -101,7 +101,7 @@ def is_secret(name: str, value: str = "") -> bool:
     return bool(is_named) or any(pattern.search(value) for pattern in _VALUES)
 
 
-def environ_for(named: Collection[str]) -> dict[str, str]:
+def environ_for(named: Collection[object]) -> dict[str, str]:
     """Return this process's variables for one that runs a user's function: no secret but those that are named."""
     return {name: value for name, value in os.environ.items() if name in named or not is_secret(name, value)}
 
