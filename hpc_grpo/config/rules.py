@@ -93,10 +93,16 @@ def _names(config: Config) -> None:
         for _, environment in config.environments.values():
             if environment.name.partition(":")[0] not in ENVIRONMENTS.names():  # textarena:Sokoban is built in, too
                 ENVIRONMENTS.check(environment.name)
-        played = config.environments.keys()
-        sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
-        if config.needs.rewards and any(not config.rewards_of(own) for key, own in sources if key not in played):
-            raise ConfigError("rewards is empty. Name at least one, such as correctness.")
+        for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
+            if key in config.environments:
+                continue
+            if config.needs.rewards and not config.rewards_of(source):
+                raise ConfigError("rewards is empty. Name at least one, such as correctness.")
+            if source.prompt_field is None and source.messages_field is None:
+                raise ConfigError(
+                    f"{key}.prompt_field = null is for sources with an environment, which makes the prompt. Name the "
+                    f"column with the prompts, or set environment."
+                )
 
 
 def _eval(config: Config) -> None:

@@ -28,7 +28,7 @@ _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
     "ppo": ("loss.advantage", *_OF_REWARDS),
     "distill": _OF_REWARDS,
     "sft": (
-        "loss", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
+        "environment", "loss", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
         "rollout.logged_fraction", "rollout.mask_truncated", "rollout.overlong_tokens", *_OF_REWARDS,
         "train.share_prompts",
     ),
