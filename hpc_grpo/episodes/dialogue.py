@@ -107,6 +107,7 @@ class Dialogue:
             self._takes_tools = True
         if shown and self.render(asked, shown) == self.render(asked, []):
             asked, shown = _with_tools(asked, shown), []
+            self._try("system", asked)
         return Conversation(self, asked, shown)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -276,11 +277,8 @@ class Pieces:
     def hide_written(self, text: str, sampled: Sequence[int]) -> str:
         """Return the model's text with marks if it spells special tokens that the model did not sample."""
         spelled = [self._numbers[name] for name in self._special.findall(text)]
-        return (
-            text
-            if spelled == [token for token in sampled if token in self._ends]
-            else self.hide_in(text, self._special)
-        )
+        as_sampled = spelled == [token for token in sampled if token in self._ends]
+        return text if as_sampled else self.hide_in(text, self._special)
 
     def ends(self, token: int) -> bool:
         """Tell whether `token` ends an answer that it is the last of: the end token, or any special one."""
@@ -291,7 +289,7 @@ class Pieces:
         if self.nonce not in text:
             return list(found.ids)
         ids: list[int] = []
-        span: list[int] = []
+        span: Any = []
         start = 0
         for token, (left, right) in [*zip(found.ids, found.offsets, strict=True), (None, (len(text), 0))]:
             if token is not None and token not in self._names:
@@ -319,10 +317,8 @@ def _renamed(spec: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
     else:
         model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
     if "merges" in model:
-        joined = (
-            (merge, merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)) for merge in model["merges"]
-        )
-        model["merges"] = [merge for merge, name in joined if name not in names]
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        model["merges"] = [pair for pair in pairs if names.keys().isdisjoint([*pair, "".join(pair)])]
     if isinstance(model.get("unk_token"), str):
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     added = [{**token, "content": names.get(token["content"], token["content"])} for token in spec["added_tokens"]]
