@@ -78,7 +78,7 @@ class Dialogue:
         if self.is_plain:
             probe = encode_prompts(tokenizer, style, ["x"])[0]
             self._start = probe[: len(probe) - len(self.pieces.encode("x"))]
-            self._check_joins("Is it 5?", " No.")
+            self._check_joins("Is it 5?", "No.")
         else:
             self._check_role("user")
         self._takes_tools = False
@@ -156,8 +156,9 @@ class Dialogue:
         if self.decode(apart) != self.decode(whole := self.encode_prompt(before + after)):
             raise ConfigError(
                 f"The tokenizer adds to a text that goes on from other text: {self.decode(apart)!r} instead of "
-                f"{self.decode(whole)!r}, so an observation cannot be appended. Use a tokenizer whose tokenizer.json "
-                f"has no `Prepend` and no `add_prefix_space`."
+                f"{self.decode(whole)!r}, so an observation cannot be appended. Set `legacy` to false in its "
+                f'tokenizer_config.json, or `prepend_scheme` to "first" and `add_prefix_space` to false in its '
+                f"tokenizer.json."
             )
 
 
@@ -224,7 +225,7 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
-        self._joined = getattr(tokenizer, "backend_tokenizer", None)
+        self._joined: Any = getattr(tokenizer, "backend_tokenizer", None)
         if self._joined is None:
             raise ConfigError(
                 f"An environment needs a tokenizer that has a tokenizer.json, not a {type(tokenizer).__name__}. Make "
