@@ -204,6 +204,11 @@ class GroupGrades:
     failures: tuple[str, ...] = ()
     """How the environment of a rollout failed; "" where it did not."""
 
+    @property
+    def is_scored(self) -> tuple[bool, ...]:
+        """Tell of each rollout whether it has a reward: neither a reward nor its environment failed."""
+        return tuple(not (self.errors or failure) for failure in self.failures or ("",) * len(self.rewards))
+
 
 @dataclass(frozen=True)
 class TrainSequence:
