@@ -139,7 +139,8 @@ class RolloutScheduler:
                 (trained if is_kept else dropped).append(group)
             graded = [each.grades for each in (*trained, *dropped)]
             check_failures(graded, self._config.grading.max_failed_fraction, list(self._earlier))
-            oldest = min(min(group.grades.min_policy_versions) for group in groups)
+            versions = [own for group in groups for own in group.grades.min_policy_versions if own >= 0]
+            oldest = min(versions, default=policy_version)
             if policy_version - oldest > rollout.max_policy_lag:
                 raise HpcGrpoError(
                     f"A rollout of policy version {oldest} reached the learner at version {policy_version}, beyond "

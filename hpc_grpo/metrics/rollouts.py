@@ -47,12 +47,13 @@ def rollout_metrics(
     `sources` are the groups' own, where the run has several. Each source that the step has gets its own quality, as
     `NAME/SOURCE`, and `data/prompts/SOURCE` counts its groups.
     """
-    lags = [policy_version - version for grade in grades for version in grade.mean_policy_versions]
+    lags = [policy_version - own for grade in grades for own in grade.mean_policy_versions if own >= 0]
+    oldest = [own for grade in grades for own in grade.min_policy_versions if own >= 0]
     metrics = {
         **_quality(grades, judged_by),
         "tokens/completion_total": float(sum(sum(grade.num_completion_tokens) for grade in grades)),
         "lag/mean": _mean(lags),
-        "lag/max": float(policy_version - min(min(grade.min_policy_versions) for grade in grades)),
+        "lag/max": float(policy_version - min(oldest, default=policy_version)),
     }
     for name in dict.fromkeys(name for grade in grades for name in grade.reward_parts):
         metrics[f"reward/{name}"] = _mean(
