@@ -43,7 +43,9 @@ class Chat:
         (_, self._source), *_ = config.data.sources(for_eval=True)
         self._style = prompt_style(config.data, self._source)
         self._is_plain = self._style.template == "plain"
-        fields = {"prompt_field": "prompt"} if self._is_plain else {"messages_field": _MESSAGES, "prompt_format": "{prompt}"}
+        fields = (
+            {"prompt_field": "prompt"} if self._is_plain else {"messages_field": _MESSAGES, "prompt_format": "{prompt}"}
+        )
         self._template = PromptTemplate(config.data, self._source.model_copy(update=fields), self._tokenizer)
         on_gpu = config.model.device != "cpu" and torch.cuda.is_available()
         dtype = getattr(torch, config.engine.dtype or config.model.dtype)

@@ -218,3 +218,25 @@ class _Process:
                 sys.stderr.write("\nThe environment prints too much: the rest is left out.\n")
             remaining -= len(data)
         self._process.wait()
+
+
+def check_environment(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> None:
+    """Begin one session in a process, and end it. Raises ConfigError where the environment cannot begin.
+
+    `key` is that of the source in the config.
+    """
+
+    async def begin() -> None:
+        workers = EnvironmentWorkers(environment)
+        try:
+            await workers.reset(row, 0)
+        finally:
+            workers.close()
+
+    try:
+        asyncio.run(begin())
+    except (EnvironmentFailedError, EnvironmentLostError) as error:
+        raise ConfigError(
+            f"Environment {environment.name!r} cannot begin with the first row of {key}: {error}. Mend the "
+            f"environment, environment.args, or the row."
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import sys
@@ -71,15 +72,12 @@ class Bad:
                 print("y" * 1_000)
         if message == "eat":
             return Turn(str(len(bytearray(64 << 30))))
-        if message == "fork":
-            if os.fork() == 0:
-                time.sleep(600)
+        if message == "fork" and os.fork() == 0:
+            time.sleep(600)
         if message == "close":
             for descriptor in range(3, 100):
-                try:
+                with contextlib.suppress(OSError):
                     os.close(descriptor)
-                except OSError:
-                    pass
             time.sleep(600)
         if message == "quit":
             sys.exit(4)
