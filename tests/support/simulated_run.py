@@ -43,6 +43,7 @@ from hpc_grpo.types import (
     TrainSequence,
 )
 from tests.support.ray_futures import Reference, answered, sampled
+from tests.support.sequences import single_answers
 
 FIRST_TOKEN = 1000
 """Of what is sampled; prompts have smaller ones."""
@@ -138,9 +139,8 @@ class SimulatedRun:
             is_cut = chance.random() < self.odds.cut
             versions = np.full(len(tokens), self.published, np.int32)
             completions.append(Completion(tokens, -tokens.astype(np.float32), versions, "length" if is_cut else "stop"))
-        prompt = np.asarray(request.prompt_token_ids, np.int32)
         self._seeds[request.ordinal] = request.seeds
-        return GroupSamples(request.ordinal, prompt, tuple(completions))
+        return single_answers(request.ordinal, request.prompt_token_ids, completions)
 
     def _grade(self, reference: Reference, prompt: Prompt, with_texts: bool) -> GroupGrades:
         samples: GroupSamples = reference.result()
@@ -148,20 +148,22 @@ class SimulatedRun:
         has_failed = random.Random(seeds[0] + 1).random() < self.odds.fails
         solves = self.odds.solves[prompt.fields["item"]]
         rewards = tuple(float(not has_failed and random.Random(seed + 2).random() < solves) for seed in seeds)
-        cut = tuple(completion.finish_reason == "length" for completion in samples.completions)
+        completions = [episode.turns[0].completion for episode in samples.episodes]
+        cut = tuple(completion.finish_reason == "length" for completion in completions)
         masks = self.config.rollout.mask_truncated
-        versions = tuple(int(completion.policy_versions.min()) for completion in samples.completions)
+        versions = tuple(int(completion.policy_versions.min()) for completion in completions)
         grades = GroupGrades(
             ordinal=samples.ordinal,
             rewards=rewards,
             reward_parts={"right": rewards},
             valid=tuple(not has_failed and not (masks and was_cut) for was_cut in cut),
-            num_completion_tokens=tuple(len(completion.token_ids) for completion in samples.completions),
+            num_completion_tokens=tuple(len(completion.token_ids) for completion in completions),
             truncated=cut,
             min_policy_versions=versions,
             mean_policy_versions=tuple(map(float, versions)),
             texts=tuple(f"sample {index}" for index in range(len(cut))) if with_texts else (),
             errors=(f"prompt {samples.ordinal}, right: gone",) if has_failed else (),
+            num_prompt_tokens=len(prompt.token_ids),
         )
         self.grades[samples.ordinal] = grades
         return grades

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from hpc_grpo.algorithms.tasks import algorithm_of
-from hpc_grpo.types import Completion, GroupGrades, GroupSamples, Needs
+from hpc_grpo.types import Completion, GroupGrades, Needs
 from tests.support.configs import minimal_config
+from tests.support.sequences import single_answers
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def completion(tokens: list[int], logprobs: list[float]) -> Completion:
 
 def test_a_rollout_becomes_a_sequence_whose_completion_has_its_advantage() -> None:
     completions = (completion([7, 8], [-1.0, -2.0]), completion([9], [-3.0]), completion([7, 1, 1], [-4.0] * 3))
-    samples = GroupSamples(5, np.array([2, 3], np.int32), completions)
+    samples = single_answers(5, [2, 3], completions)
     sequences = algorithm_of(minimal_config()).sequences(samples, (0.5, 9.0, -0.5), (True, False, True))
     assert [(each.ordinal, each.sample_index) for each in sequences] == [(5, 0), (5, 2)]
     first, second = sequences

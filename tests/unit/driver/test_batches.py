@@ -26,6 +26,7 @@ def group(ordinal: int, **changes: Any) -> GradedGroup:
         "truncated": (False, True),
         "min_policy_versions": (5, 5),
         "mean_policy_versions": (5.0, 5.5),
+        "num_prompt_tokens": 2,
     }
     prompt = Prompt(ordinal, 0, (1, 2), f"What is {ordinal}?", {"answer": "3"})
     return GradedGroup(prompt, f"samples {ordinal}", GroupGrades(**{**values, **changes}))

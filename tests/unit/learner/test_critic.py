@@ -15,16 +15,17 @@ from hpc_grpo.run.pulse import PULSE
 from tests.support.configs import minimal_config
 
 VALUES = np.array([0.5, -0.25, 1.0], dtype=np.float32)
+LAST = np.array([0.0, 0.0, 2.0], dtype=np.float32)
 
 
 def test_with_lambda_one_the_advantage_is_the_discounted_return_minus_the_value() -> None:
-    advantages, returns = generalized_advantages(2.0, VALUES, discount=0.5, gae_lambda=1.0)
+    advantages, returns = generalized_advantages(LAST, VALUES, discount=0.5, gae_lambda=1.0)
     assert returns == pytest.approx([0.5, 1.0, 2.0])
     assert advantages == pytest.approx([0.0, 1.25, 1.0])
 
 
 def test_with_lambda_zero_the_advantage_is_the_error_of_one_step() -> None:
-    advantages, returns = generalized_advantages(2.0, VALUES, discount=1.0, gae_lambda=0.0)
+    advantages, returns = generalized_advantages(LAST, VALUES, discount=1.0, gae_lambda=0.0)
     assert advantages == pytest.approx([-0.75, 1.25, 1.0])
     assert returns == pytest.approx([-0.25, 1.0, 2.0])
 
@@ -32,12 +33,12 @@ def test_with_lambda_zero_the_advantage_is_the_error_of_one_step() -> None:
 def test_the_advantage_is_the_sum_over_later_errors_that_the_paper_defines() -> None:
     random = np.random.default_rng(3)
     values = random.normal(size=9).astype(np.float32)
-    discount, gae_lambda, reward = 0.9, 0.7, 1.5
-    rewards = np.array([0.0] * 8 + [reward])
+    discount, gae_lambda = 0.9, 0.7
+    rewards = random.normal(size=9).astype(np.float32)
     errors = rewards + discount * np.append(values[1:], 0.0) - values
     weights = (discount * gae_lambda) ** np.arange(9)
     expected = [float((weights[: 9 - t] * errors[t:]).sum()) for t in range(9)]
-    advantages, _ = generalized_advantages(reward, values, discount, gae_lambda)
+    advantages, _ = generalized_advantages(rewards, values, discount, gae_lambda)
     np.testing.assert_allclose(advantages, expected, rtol=1e-5)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.metrics.rollouts import MEASURES, measure, rollout_metrics, solved
-from hpc_grpo.types import Completion, FinishReason, GroupGrades
+from hpc_grpo.types import Completion, Episode, FinishReason, GroupGrades
+from tests.support.sequences import single_answers
 
 JUDGED_BY = EvalConfig(reward="correctness")
 
@@ -28,9 +29,9 @@ def group(ordinal: int, **changes: Any) -> GroupGrades:
     return GroupGrades(**{**values, **changes})
 
 
-def completion(num_tokens: int, reason: FinishReason) -> Completion:
+def episode(num_tokens: int, reason: FinishReason) -> Episode:
     tokens = np.ones(num_tokens, np.int32)
-    return Completion(tokens, np.zeros(num_tokens, np.float32), tokens, reason)
+    return single_answers(0, [1], [Completion(tokens, np.zeros(num_tokens, np.float32), tokens, reason)]).episodes[0]
 
 
 def test_metrics_of_two_groups() -> None:
@@ -114,7 +115,7 @@ def test_what_solves_a_prompt_is_the_reward_that_eval_names_or_correctness_else_
 
 
 def test_a_completion_is_measured_once_by_every_measure() -> None:
-    measures = measure([completion(3, "stop"), completion(5, "length")], ["yes", "no..."])
+    measures = measure([episode(3, "stop"), episode(5, "length")], ["yes", "no..."])
     assert measures["tokens/completion_mean"] == (3.0, 5.0)
     assert measures["tokens/truncated_fraction"] == (0.0, 1.0)
     assert measures.keys() == MEASURES.keys()
