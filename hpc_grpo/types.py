@@ -6,7 +6,7 @@ completion's and `L` a whole sequence's are counted in tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,6 +106,17 @@ class GroupRequest:
     sampling: SamplingSpec
     is_urgent: bool = False
     scene: Scene | None = None
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """Asks for one completion of `prompt_token_ids`; `ordinal` names the item of the data set where it is refused."""
+
+    ordinal: int
+    prompt_token_ids: Sequence[int]
+    seed: int
+    sampling: SamplingSpec
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ rendered.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,13 @@ def prompt_style(config: DataConfig, source: SourceConfig) -> PromptStyle:
     return PromptStyle(template, prompt_format, system_prompt, file, chosen("template_args"))
 
 
+def source_text(source: SourceConfig, item: Mapping[str, Any]) -> Any:
+    """Return an item's prompt; where its source names no column of prompts, the item as JSON."""
+    if source.prompt_field is None:
+        return json.dumps(item, sort_keys=True, default=str)
+    return item[source.prompt_field]
+
+
 def check_not_empty(prompt: str, path: str, number: int) -> None:
     if not prompt.strip():
         raise ConfigError(
@@ -133,7 +141,7 @@ class PromptTemplate:
         if self._style.template == "plain":
             text = self._formatted(item, number)
         else:
-            messages = self._messages(item, number)
+            messages = self.messages(item, number)
             try:
                 text = str(
                     self._tokenizer.apply_chat_template(
@@ -162,7 +170,7 @@ class PromptTemplate:
         return [ids[:-1] if len(ids) > 1 and ids[-1] == end else ids for ids in encoded]
 
     def _formatted(self, item: Mapping[str, Any], number: int) -> str:
-        prompt = item[self._source.prompt_field]
+        prompt = source_text(self._source, item)
         if not isinstance(prompt, str):
             raise ConfigError(
                 f"Item {number} of {self._source.path}: {self._source.prompt_field!r} must be text, "
@@ -172,7 +180,7 @@ class PromptTemplate:
         # Not str.format: prompts and formats are full of LaTeX braces.
         return self._style.prompt_format.replace(_PLACEHOLDER, prompt)
 
-    def _messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
+    def messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
         """Return the chat messages of an item. Its own system message wins over the configured one."""
         field = self._source.messages_field
         if field is None:

@@ -20,7 +20,7 @@ from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
-from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
+from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, Scene
 
 if TYPE_CHECKING:
     from hpc_grpo.data.curriculum import Curriculum, Known
@@ -197,7 +197,14 @@ class RolloutScheduler:
         samples = range(rollout.group_size)
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, policy_version) for index in samples)
         sampling = rollout.sampling(rollout.temperature, rollout.top_p)
-        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling)
+        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, scene=scene_of(prompt, seed))
+
+
+def scene_of(prompt: Prompt, seed: int) -> Scene | None:
+    """Return what the environment of a prompt begins with; None where it has none."""
+    if prompt.environment is None:
+        return None
+    return Scene(prompt.environment, prompt.fields, sampling_seed(seed, prompt.ordinal, -1, 0))
 
 
 def check_failures(

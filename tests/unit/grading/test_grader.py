@@ -17,7 +17,7 @@ from hpc_grpo.grading.grader import Grader
 from hpc_grpo.metrics.rollouts import MEASURES
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
 from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
-from hpc_grpo.types import Completion, FinishReason, GroupGrades, GroupSamples, Prompt
+from hpc_grpo.types import Completion, Episode, FinishReason, GroupGrades, GroupSamples, Prompt, Turn
 from tests.support.configs import minimal_config
 
 PROMPT = Prompt(ordinal=7, epoch=0, token_ids=(3, 4), text="1+1=", fields={"answer": "2"})
@@ -44,7 +44,10 @@ def grade(config: Config, tokenizer: Any, with_texts: bool = False, prompt: Prom
         completion(tokenizer, "=2", [5, 6], "length"),
         completion(tokenizer, "3", [5, 5], "stop"),
     )
-    samples = GroupSamples(7, np.array(PROMPT.token_ids, dtype=np.int32), completions)
+    prompt_ids = np.array(PROMPT.token_ids, dtype=np.int32)
+    samples = GroupSamples(
+        7, tuple(Episode((Turn(prompt_ids, own, starts_anew=True),), own.finish_reason) for own in completions)
+    )
     grader = Grader(config, tokenizer)
     try:
         return asyncio.run(grader.grade(samples, prompt, with_texts))
@@ -67,6 +70,10 @@ def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None
         texts=(" 2", "=2", "3"),
         errors=(),
         over_budget=("", "", ""),
+        num_prompt_tokens=2,
+        num_observed_tokens=(0, 0, 0),
+        num_sequences=(1, 1, 1),
+        failures=("", "", ""),
     )
     assert grades.measures.keys() == MEASURES.keys()
     assert grades.measures["tokens/completion_mean"] == (3.0, 2.0, 2.0)
