@@ -1,18 +1,20 @@
 """Makes the environment that a config names: a built-in of this folder, or the user's own class.
 
-An environment worker calls `environment_of` for each session. The login node calls `check_environment`.
+An environment's process calls `environment_of`, and a login node `check_built_in`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.config.environment import EnvironmentConfig
 from hpc_grpo.episodes import Environment
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS
+
+if TYPE_CHECKING:
+    from hpc_grpo.config.environment import EnvironmentConfig
 
 
 def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()) -> Environment:
@@ -37,17 +39,15 @@ def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()
     return environment
 
 
-def check_environment(config: EnvironmentConfig) -> None:
-    """Raise ConfigError for what a login node can see: it makes a built-in, and imports no file of the user's."""
-    if config.name.partition(":")[0] not in ENVIRONMENTS.names():
-        ENVIRONMENTS.check(config.name)
+def check_built_in(environment: EnvironmentConfig) -> None:
+    """Raise ConfigError for what a login node can see of a built-in. It leaves files of the user's to the job."""
+    tools = [tool for tool in environment.tools if ":" not in tool]
+    if environment.name.partition(":")[0] not in ENVIRONMENTS.names() or (environment.tools and not tools):
         return
-    tools = [tool for tool in config.tools if ":" not in tool]
-    if config.tools and not tools:
-        return
-    longest_s = getattr(environment_of(config.name, config.args, tools), "longest_step_s", 0.0)
-    if longest_s >= config.timeout_s:
+    longest_s = getattr(environment_of(environment.name, environment.args, tools), "longest_step_s", 0.0)
+    if longest_s >= environment.timeout_s:
         raise ConfigError(
-            f"environment.timeout_s is {config.timeout_s:g}, and a call of {config.name} may take {longest_s:g} s. Raise "
-            f"environment.timeout_s, or lower the seconds in environment.args: a late answer masks the episode."
+            f"environment.timeout_s is {environment.timeout_s:g}, and a step of {environment.name} may take "
+            f"{longest_s:g} s. Raise environment.timeout_s, or lower seconds in environment.args: a late step masks its "
+            f"episode."
         )

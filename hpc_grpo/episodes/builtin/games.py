@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_grpo.episodes import Turn
 from hpc_grpo.errors import ConfigError, nearest
-from hpc_grpo.registry import ENVIRONMENTS
+from hpc_grpo.registry import ENVIRONMENTS, REWARDS
 from hpc_grpo.rewards import Group
 
 _MAX_CHARS = 4000
@@ -38,7 +38,8 @@ class TextArena:
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"environment.name: the game {game} cannot be played with environment.args {args}: "
-                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Some games need a network, other data or more players."
+                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Some games need a network, other data or "
+                f"more players."
             ) from error
         if not isinstance(self._game.state, textarena.SinglePlayerState):
             raise ConfigError(f"environment.name: the game {game} is not for one player. Name another game.")
@@ -78,20 +79,14 @@ class ReasoningGym:
         discount: float = 1.0,
         **settings: Any,
     ) -> None:
-        from hpc_grpo.data.reasoning_gym import make_task
-        from hpc_grpo.rewards.builtin import reasoning_gym
+        from hpc_grpo.config import RewardConfig
 
         if find_spec("reasoning_gym") is None:
             raise ConfigError("the package reasoning-gym is missing. Install hpc-grpo[tasks].")
         if tries < 1:
             raise ConfigError(f"environment.args.tries is {tries}. It must be at least 1.")
-        try:
-            if task:
-                make_task(task, "{}")
-            self._settings = reasoning_gym.ReasoningGymSettings(**settings)
-        except ValueError as error:
-            raise ConfigError(f"environment {task!r}: {error}") from None
-        self._scores = reasoning_gym.reasoning_gym
+        self._score = REWARDS.find("reasoning_gym")
+        self._settings = RewardConfig(name="reasoning_gym", args=settings).settings("environment")
         self._task, self._tries, self._feedback, self._discount = task, tries, feedback, discount
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
@@ -103,9 +98,8 @@ class ReasoningGym:
         self._row, self._tried = row, 0
 
     def step(self, message: str) -> Turn:
-        [score] = self._scores(Group("", (message,), self._row), self._settings)
+        [score] = self._score(Group("", (message,), self._row), self._settings)
         self._tried += 1
         if score < 1.0 and self._tried < self._tries:
             return Turn(self._feedback, metrics={"tries": 1.0})
         return Turn(reward=score * self._discount ** (self._tried - 1), done=True, metrics={"tries": 1.0})
-

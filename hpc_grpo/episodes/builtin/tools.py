@@ -8,7 +8,7 @@ What can go wrong, and who answers for it:
     the model   no JSON, an unknown tool, wrong arguments, ValueError or TypeError: it reads what is wrong
     the tool    another exception, or no answer within `call_s`: the episode is masked
 
-Any exception out of `step` masks the episode. So a tool of the user's raises ValueError for a wish that it cannot fulfil.
+Any exception out of `step` masks the episode. So a tool of the user's raises ValueError for what it cannot do.
 No call starts later than `call_s` after the first call of its message: a model cannot pass the deadline of the
 environment, which would mask the episode, by many slow calls.
 

@@ -1,7 +1,7 @@
-"""Run the calls of a Python session: `python -s -P cells.py`, a JSON list of programs on stdin. The last one is the new one.
+"""Run the programs of a session: `python -s -P cells.py`, a JSON list of programs on stdin.
 
-All share one namespace. What the earlier ones print is dropped. The last one shows what it prints and the value of its
-last expression, or the error that it raises. This program writes the verdict `done` once it has reached its end.
+All share one namespace. What they print is dropped, but for the last one: it shows what it prints and the value of its
+last expression, or the error that it raises. The verdict is `done` once it has reached its end.
 
 It imports the standard library alone.
 """
