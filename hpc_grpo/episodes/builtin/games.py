@@ -36,10 +36,10 @@ class TextArena:
             self._game = textarena.make(f"{game}-raw", **args)
             self.reset({}, 0)
         except (Exception, SystemExit) as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise ConfigError(
-                f"environment.name: the game {game} cannot be played with environment.args {args}: "
-                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Some games need a network, other data or "
-                f"more players."
+                f"environment.name: the game {game} cannot be played with environment.args {args}: {why}. Some games "
+                f"need a network, other data or more players."
             ) from error
         if not isinstance(self._game.state, textarena.SinglePlayerState):
             raise ConfigError(f"environment.name: the game {game} is not for one player. Name another game.")
