@@ -32,6 +32,7 @@ class TextArena:
         games = [name.removesuffix("-raw") for name in ENV_REGISTRY if name.endswith("-raw")]
         if game not in games:
             raise ConfigError(f"environment.name: textarena has no game {game!r}{nearest(game, games)}")
+        self._own_move = textarena.ObservationType.PLAYER_ACTION
         try:
             self._game = textarena.make(f"{game}-raw", **args)
             self.reset({}, 0)
@@ -59,7 +60,7 @@ class TextArena:
 
     def _news(self) -> str:
         _, observations = self._game.get_observation()
-        return "\n".join(text for sender, text, _ in observations if sender < 0)
+        return "\n".join(str(each[1]) for each in observations if self._own_move not in each)
 
 
 @ENVIRONMENTS.register("reasoning_gym")
