@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpc_grpo.episodes import Turn, as_messages
+from hpc_grpo.episodes.builtin import environment_of
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.registry import ENVIRONMENTS
 from hpc_grpo.system.processes import tie_to_parent
 
 MAX_LINE_BYTES = 16 << 20
@@ -126,12 +126,9 @@ def _described(error: BaseException, late: str) -> str:
 
 async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None:
     reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
-    name, _, part = settings["name"].partition(":")
-    is_built_in = name in ENVIRONMENTS.names()
-    own = ([part] if is_built_in and part else [], settings["args"])
 
     def make() -> Any:
-        return ENVIRONMENTS.find(name if is_built_in else settings["name"])(*own[0], **own[1])
+        return environment_of(settings["name"], settings["args"], settings["tools"])
 
     host = Host(make, settings["timeout_s"], writer.write)
     try:
