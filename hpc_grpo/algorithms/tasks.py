@@ -89,17 +89,19 @@ def _sequence(ordinal: int, sample_index: int, turns: Sequence[tuple[Turn, float
     """Lay consecutive turns end to end, each with its advantage: contexts are masked, completions trained."""
     import numpy as np
 
-    completions = [turn.completion for turn, _ in turns]
-    lengths = [(len(turn.context_ids), len(turn.completion.token_ids)) for turn, _ in turns]
     token_ids = np.concatenate([ids for turn, _ in turns for ids in (turn.context_ids, turn.completion.token_ids)])
-    loss_mask = np.repeat([False, True] * len(turns), np.ravel(lengths))
-    of_turns = np.asarray([advantage for _, advantage in turns], dtype=np.float32)
-    engine_logprobs = np.zeros(len(token_ids), dtype=np.float32)
-    engine_logprobs[loss_mask] = np.concatenate([own.engine_logprobs for own in completions])
+    loss_mask = np.zeros(len(token_ids), dtype=bool)
+    advantages, engine_logprobs = np.zeros((2, len(token_ids)), dtype=np.float32)
     versions = np.zeros(len(token_ids), dtype=np.int32)
-    versions[loss_mask] = np.concatenate([own.policy_versions for own in completions])
-    advantages = loss_mask * np.repeat(of_turns, np.sum(lengths, axis=1))
-    return TrainSequence(ordinal, sample_index, token_ids, loss_mask, advantages, engine_logprobs, versions)
+    end = 0
+    for turn, advantage in turns:
+        begin, start = end, end + len(turn.context_ids)
+        end = start + len(turn.completion.token_ids)
+        loss_mask[start:end], advantages[begin:end] = True, advantage
+        engine_logprobs[start:end] = turn.completion.engine_logprobs
+        versions[start:end] = turn.completion.policy_versions
+    of_tokens = loss_mask * advantages
+    return TrainSequence(ordinal, sample_index, token_ids, loss_mask, of_tokens, engine_logprobs, versions)
 
 
 def algorithm_of(config: Config) -> Algorithm:
