@@ -114,6 +114,62 @@ def check_characters(text: str, path: str, number: int) -> None:
         ) from error
 
 
+class ChatTemplateError(ValueError):
+    """The chat template refuses messages."""
+
+
+def check_template(style: PromptStyle, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError where the tokenizer has no chat template and the style needs one, or the keys conflict."""
+    if style.template == "plain" and style.system_prompt is not None:
+        raise ConfigError(
+            "data.system_prompt needs data.template = chat. With plain, write it into data.prompt_format."
+        )
+    if style.template == "chat" and not (style.chat_template or tokenizer.chat_template):
+        raise ConfigError(
+            "data.template = chat, but the model's tokenizer has no chat template. "
+            "Set data.template = plain, give one (data.chat_template), or use a tokenizer with one."
+        )
+
+
+def formatted(style: PromptStyle, prompt: str) -> str:
+    # Not str.format: prompts and formats are full of LaTeX braces.
+    return style.prompt_format.replace(_PLACEHOLDER, prompt)
+
+
+def with_system_prompt(style: PromptStyle, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put the configured system message first. One that the messages begin with wins."""
+    if style.system_prompt is None or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": style.system_prompt}, *messages]
+
+
+def render_chat(tokenizer: Tokenizer, style: PromptStyle, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+    """Render the text that the model goes on from. Raises ChatTemplateError where the template refuses the messages."""
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                chat_template=style.chat_template,
+                tokenize=False,
+                add_generation_prompt=True,
+                **{**style.template_args, **more},
+            )
+        )
+    except Exception as error:
+        # A template is a program of the model's author: it raises what it likes, such as a refused role.
+        raise ChatTemplateError(f"the tokenizer's chat template refuses it: {error}") from error
+
+
+def encode_prompts(tokenizer: Tokenizer, style: PromptStyle, texts: Sequence[str]) -> list[list[int]]:
+    if style.template == "chat":
+        # The template wrote the special tokens already.
+        return _token_ids(tokenizer, texts, add_special_tokens=False)
+    encoded = _token_ids(tokenizer, texts, add_special_tokens=True)
+    # Some tokenizers also append an end token; a prompt that ends with it has no continuation.
+    end = tokenizer.eos_token_id
+    return [ids[:-1] if len(ids) > 1 and ids[-1] == end else ids for ids in encoded]
+
+
 class PromptTemplate:
     """Renders and tokenizes the prompts of one source."""
 
@@ -121,19 +177,10 @@ class PromptTemplate:
         self._style = style = prompt_style(config, source)
         self._source = source
         self._tokenizer = tokenizer
-        if style.template == "plain":
-            if style.system_prompt is not None:
-                raise ConfigError(
-                    "data.system_prompt needs data.template = chat. With plain, write it into data.prompt_format."
-                )
-            if source.messages_field is not None:
-                raise ConfigError("messages_field needs data.template = chat. With plain, use prompt_field.")
-        elif not (style.chat_template or tokenizer.chat_template):
-            raise ConfigError(
-                "data.template = chat, but the model's tokenizer has no chat template. "
-                "Set data.template = plain, give one (data.chat_template), or use a tokenizer with one."
-            )
-        elif source.messages_field is not None and style.prompt_format != _PLACEHOLDER:
+        check_template(style, tokenizer)
+        if source.messages_field is not None and style.template == "plain":
+            raise ConfigError("messages_field needs data.template = chat. With plain, use prompt_field.")
+        if source.messages_field is not None and style.prompt_format != _PLACEHOLDER:
             raise ConfigError("data.prompt_format applies to prompt_field; with messages_field leave it unset.")
 
     def render(self, item: Mapping[str, Any], number: int) -> str:
@@ -141,33 +188,15 @@ class PromptTemplate:
         if self._style.template == "plain":
             text = self._formatted(item, number)
         else:
-            messages = self.messages(item, number)
             try:
-                text = str(
-                    self._tokenizer.apply_chat_template(
-                        messages,
-                        chat_template=self._style.chat_template,
-                        tokenize=False,
-                        add_generation_prompt=True,
-                        **self._style.template_args,
-                    )
-                )
-            except Exception as error:
-                # A template is a program of the model's author: it raises what it likes, such as a refused role.
-                raise ConfigError(
-                    f"Item {number} of {self._source.path}: the tokenizer's chat template refuses it: {error}"
-                ) from error
+                text = render_chat(self._tokenizer, self._style, self.messages(item, number))
+            except ChatTemplateError as error:
+                raise ConfigError(f"Item {number} of {self._source.path}: {error}") from error
         check_characters(text, self._source.path, number)
         return text
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if self._style.template == "chat":
-            # The template wrote the special tokens already.
-            return _token_ids(self._tokenizer, texts, add_special_tokens=False)
-        encoded = _token_ids(self._tokenizer, texts, add_special_tokens=True)
-        # Some tokenizers also append an end token; a prompt that ends with it has no continuation.
-        end = self._tokenizer.eos_token_id
-        return [ids[:-1] if len(ids) > 1 and ids[-1] == end else ids for ids in encoded]
+        return encode_prompts(self._tokenizer, self._style, texts)
 
     def _formatted(self, item: Mapping[str, Any], number: int) -> str:
         prompt = source_text(self._source, item)
@@ -177,8 +206,7 @@ class PromptTemplate:
                 f"not {type(prompt).__name__}. For a list of chat messages set messages_field."
             )
         check_not_empty(prompt, self._source.path, number)
-        # Not str.format: prompts and formats are full of LaTeX braces.
-        return self._style.prompt_format.replace(_PLACEHOLDER, prompt)
+        return formatted(self._style, prompt)
 
     def messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
         """Return the chat messages of an item. Its own system message wins over the configured one."""
@@ -187,9 +215,7 @@ class PromptTemplate:
             messages: list[Mapping[str, Any]] = [{"role": "user", "content": self._formatted(item, number)}]
         else:
             messages = self._checked(item[field], f"Item {number} of {self._source.path}: {field!r}", number)
-        if self._style.system_prompt is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self._style.system_prompt}, *messages]
-        return messages
+        return with_system_prompt(self._style, messages)
 
     def _checked(self, value: Any, where: str, number: int) -> list[Mapping[str, Any]]:
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:

@@ -136,7 +136,7 @@ class _Stage:
                 if answer.done or len(turns) == self._environment.max_turns:
                     return Episode(tuple(turns), "stop" if answer.done else "length", metrics=metrics)
                 context = conversation.go_on(sampled, answer.messages)
-        except EnvironmentFailedError as error:
+        except (EnvironmentFailedError, ValueError) as error:  # ValueError: messages that the template refuses
             return Episode(tuple(turns), "stop", failure=str(error), metrics=metrics)
         finally:
             if session is not None:

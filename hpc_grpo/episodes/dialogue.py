@@ -1,13 +1,53 @@
-"""Token ids of a conversation: what the model wrote stays as it was sampled, and what it is told is appended as ids."""
+"""Token ids of a conversation: what the model wrote stays as it was sampled, and what it is told is appended as ids.
+
+Runs in the engine's process, between two turns of an episode. Only the last row below is encoded, and nothing twice:
+
+    prompt   [user] Guess my number. [end] [assistant]
+    sampled                                            Is it 5? [end]
+    context                                                           [user] No. [end] [assistant]
+
+The context is what the chat template writes after the answer (its delta). A template that rewrites history, as those
+that cut reasoning from earlier turns, makes the conversation start anew: the context is then a whole new prompt.
+
+Text of messages never becomes a control token. Before a template sees a message, marks replace the names of control
+tokens in it; once the template's own control tokens are found, the names come back as ordinary text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_grpo.data.templates import PromptStyle, Tokenizer
+from hpc_grpo.data.templates import (
+    ChatTemplateError,
+    PromptStyle,
+    Tokenizer,
+    check_template,
+    encode_prompts,
+    formatted,
+    render_chat,
+    with_system_prompt,
+)
 from hpc_grpo.episodes import Message
+from hpc_grpo.errors import ConfigError
+
+_TOOLS = """You can call functions. Each line between these tags is the JSON signature of one:
+<tools>
+{signatures}
+</tools>
+
+To call a function, write its name and its arguments as JSON between these tags, a pair of tags for each call:
+<tool_call>
+{"name": "a name", "arguments": {"an argument": "its value"}}
+</tool_call>"""
+"""The Hermes form, which vLLM's parser `hermes` reads, for templates that ignore tools."""
+
+
+_ANOTHER = "Give another template (data.chat_template)."
 
 
 @dataclass(frozen=True)
@@ -19,11 +59,107 @@ class Context:
 
 
 class Dialogue:
-    """The template of one source, checked against its tokenizer; makes conversations."""
+    """The template of one source, checked against its tokenizer; makes conversations.
 
-    def __init__(self, tokenizer: Tokenizer, style: PromptStyle) -> None: ...
+    With the style `plain` a context is the text of the messages, with nothing between them. `prompt_format` goes around
+    a conversation's first message, if that is one of the user's alone. No message can write a special token. Names of
+    the template's other added tokens, such as `<tool_call>`, mean these tokens in messages of the assistant only.
 
-    def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation: ...
+    Raises ConfigError where template and tokenizer cannot make contexts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, style: PromptStyle) -> None:
+        check_template(style, tokenizer)
+        self.tokenizer, self.style = tokenizer, style
+        self.is_plain = style.template == "plain"
+        template = "" if self.is_plain else style.chat_template or tokenizer.chat_template
+        self.pieces = Pieces(tokenizer, "".join(template.values()) if isinstance(template, Mapping) else str(template))
+        self._start: list[int] = []
+        if self.is_plain:
+            probe = encode_prompts(tokenizer, style, ["x"])[0]
+            self._start = probe[: len(probe) - len(self.pieces.encode("x"))]
+            self._check_joins("Is it 5?", "No.")
+        else:
+            self._check_role("user")
+        self._takes_tools = False
+
+    def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation:
+        """Begin an episode. Raises ValueError for messages that the template or the tokenizer refuses.
+
+        Raises ConfigError where the template cannot show the model its tools, or what they answer.
+        """
+        if not messages:
+            raise ValueError("an episode begins with a message, and the environment gave none")
+        asked = self.pieces.hide(messages)
+        if len(asked) == 1 and asked[0]["role"] == "user":
+            asked = [{**asked[0], "content": formatted(self.style, asked[0]["content"])}]
+        if self.is_plain:
+            if tools:
+                raise ConfigError(
+                    "An environment with tools needs data.template = chat. With plain, describe the tools in its first "
+                    "message, and leave its `tools` empty."
+                )
+            return Conversation(self, asked, [])
+        asked = with_system_prompt(self.style, asked)
+        shown = [self.pieces.hide_in(tool) for tool in tools]
+        if shown and not self._takes_tools:
+            self._check_role("tool")
+            self._takes_tools = True
+        if shown and self.render(asked, shown) == self.render(asked, []):
+            asked, shown = _with_tools(asked, shown), []
+            self._try("system", asked)
+        return Conversation(self, asked, shown)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Render the messages and the beginning of the next answer; `plain` has no such beginning."""
+        if self.is_plain:
+            return "".join(message["content"] for message in messages)
+        return render_chat(self.tokenizer, self.style, messages, **({"tools": tools} if tools else {}))
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Encode a whole prompt: the ids of `PromptTemplate`, unless control text is hidden in it."""
+        if self.pieces.nonce in text:
+            return self._start + self.pieces.encode(text)
+        return encode_prompts(self.tokenizer, self.style, [text])[0]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _check_role(self, role: str) -> None:
+        """Raise ConfigError unless a message of `role` can follow an answer of the model."""
+        asked: list[Message] = [{"role": "user", "content": "Guess."}]
+        told = f"{self.pieces.nonce}b"
+        turn = [{"role": "assistant", "content": f"Is it 5?{self.pieces.end}"}, {"role": role, "content": told}]
+        self._try("user", asked)
+        asked = with_system_prompt(self.style, asked)
+        self._try("system", asked)
+        before, end, after = self._try(role, [*asked, *turn]).rpartition(self.pieces.end)
+        if not end or told not in after:
+            raise ConfigError(
+                f"The chat template leaves out {'a message of the role ' + role if end else 'what the model answers'}, "
+                f"so that no environment can be played with it. {_ANOTHER}"
+            )
+        self._check_joins(before, after.replace(told, "No."))
+
+    def _try(self, role: str, messages: Sequence[Message]) -> str:
+        try:
+            return self.render(messages)
+        except ChatTemplateError as error:
+            fix = "Unset data.system_prompt. Or: " if role == "system" and self.style.system_prompt else ""
+            raise ConfigError(
+                f"An environment needs messages of the role {role}, and {error}. {fix}{_ANOTHER}"
+            ) from error
+
+    def _check_joins(self, before: str, after: str) -> None:
+        """Raise ConfigError if text in two pieces is another text: some tokenizers put a space before each piece."""
+        apart = [*self.encode_prompt(before), *self.pieces.encode(after)]
+        if self.decode(apart) != self.decode(whole := self.encode_prompt(before + after)):
+            raise ConfigError(
+                f"The tokenizer adds to a text that goes on from other text: {self.decode(apart)!r} instead of "
+                f"{self.decode(whole)!r}, so an observation cannot be appended. Set `legacy` to false in its "
+                f'tokenizer_config.json, or `prepend_scheme` to "first" and `add_prefix_space` to false in its '
+                f"tokenizer.json."
+            )
 
 
 class Conversation:
@@ -32,13 +168,181 @@ class Conversation:
     `prompt` is all that the model is given for its next turn; `context` is its end, or all of it (`Context`).
     """
 
-    prompt: Sequence[int]
-    context: Context
+    def __init__(self, dialogue: Dialogue, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        self._dialogue, self._messages, self._tools = dialogue, messages, tools
+        self._text = dialogue.render(messages, tools)
+        self.prompt: Sequence[int] = dialogue.encode_prompt(self._text)
+        self.context = Context(self.prompt, starts_anew=True)
 
     def text_of(self, sampled: Sequence[int]) -> str:
         """Return the text of what the model wrote, without the end token."""
-        raise NotImplementedError
+        return self._dialogue.decode(self._without_end(sampled))
 
     def go_on(self, sampled: Sequence[int], messages: Sequence[Message]) -> Context:
-        """Append what the model wrote, and what it is told then; update `prompt` and `context`, which it returns."""
-        raise NotImplementedError
+        """Append what the model wrote, and what it is told then; update `prompt` and `context`, which it returns.
+
+        Raises ValueError, and changes nothing, for messages that the template or the tokenizer refuses.
+        """
+        sampled = [int(token) for token in sampled]
+        pieces = self._dialogue.pieces
+        answer = pieces.hide_written(self.text_of(sampled), self._without_end(sampled))
+        told = pieces.hide(messages)
+        # Behind the mark stands what the template adds to an answer that ends there.
+        before, end, after = self._render(answer + pieces.end, told).rpartition(pieces.end)
+        tail = self._encode_after(sampled, after) if end and _same(before, self._text + answer) else None
+        if tail is not None:
+            text = before + after
+            context = Context(tail, starts_anew=False)
+            prompt = [*self.prompt, *sampled, *tail]
+        else:
+            text = self._render(answer, told)
+            prompt = self._dialogue.encode_prompt(text)
+            context = Context(prompt, starts_anew=True)
+        self._messages = [*self._messages, {"role": "assistant", "content": answer}, *told]
+        self._text, self.prompt, self.context = text, prompt, context
+        return context
+
+    def _render(self, answer: str, told: Sequence[Message]) -> str:
+        return self._dialogue.render([*self._messages, {"role": "assistant", "content": answer}, *told], self._tools)
+
+    def _without_end(self, sampled: Sequence[int]) -> Sequence[int]:
+        return sampled[:-1] if len(sampled) and self._dialogue.pieces.ends(sampled[-1]) else sampled
+
+    def _encode_after(self, sampled: Sequence[int], after: str) -> list[int] | None:
+        """Encode what the template writes after an answer, less the end token that the model has sampled.
+
+        Return None where the template ends the answer with another token.
+        """
+        ids = self._dialogue.pieces.encode(after)
+        if self._dialogue.is_plain or len(self._without_end(sampled)) == len(sampled):
+            return ids
+        at = ids.index(sampled[-1]) if sampled[-1] in ids else len(ids)
+        return ids[at + 1 :] if at < len(ids) and not self._dialogue.decode(ids[:at]).strip() else None
+
+
+class Pieces:
+    """Encodes text that goes on from other text, so that no message writes a control token.
+
+    Control tokens are the special tokens, and those added tokens that the source of the chat template names. `hide`
+    puts marks in the place of their names; `encode` makes ordinary tokens of the names behind the marks.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+        self._joined: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if self._joined is None:
+            raise ConfigError(
+                f"An environment needs a tokenizer that has a tokenizer.json, not a {type(tokenizer).__name__}. Make "
+                f"one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            )
+        # Nobody who writes messages can guess it. Letters and digits pass normalizers and `tojson` as they are.
+        self.nonce = f"z{secrets.token_hex(8)}z"
+        self.end = f"{self.nonce}a"
+        self._mark = re.compile(rf"{self.nonce}(\d+)z")
+        self._joined.no_truncation()
+        self._joined.no_padding()
+        spec = json.loads(self._joined.to_str())
+        # Some tokenizers have runs of spaces, or tags of HTML, as added tokens: these control nothing.
+        control = [
+            token
+            for token in spec["added_tokens"]
+            if token["special"] or (token["content"].strip() and token["content"] in template)
+        ]
+        self._names = {token["id"]: token["content"] for token in control}
+        self._numbers = {token["content"]: token["id"] for token in control}
+        self._strip = {side: {token["id"] for token in control if token[side]} for side in ("lstrip", "rstrip")}
+        special = [token["content"] for token in control if token["special"]]
+        self._ends = {*(self._numbers[name] for name in special), tokenizer.eos_token_id}
+        self._control, self._special = _any_of(self._numbers), _any_of(special)
+        if '"prepend_scheme": "first"' in (steps := json.dumps(spec["pre_tokenizer"])):
+            spec["pre_tokenizer"] = json.loads(steps.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"'))
+            self._joined = _build(spec)
+        self._plain = _build(_renamed(spec, {name: f"{self.nonce}{number}z" for name, number in self._numbers.items()}))
+
+    def hide(self, messages: Iterable[Message]) -> list[Message]:
+        """Return messages with marks. Raises ValueError for half of a character."""
+        return [
+            self.hide_in(message, self._special if message["role"] == "assistant" else None) for message in messages
+        ]
+
+    def hide_in(self, value: Any, names: re.Pattern[str] | None = None) -> Any:
+        """Return a text, or all texts of a mapping or a list, with marks in place of `names`; default: all names."""
+        if isinstance(value, Mapping):
+            return {self.hide_in(key, names): self.hide_in(part, names) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hide_in(part, names) for part in value]
+        if not isinstance(value, str):
+            return value
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            half = value[error.start : error.end]
+            raise ValueError(f"a message holds {half!r}, half of a character, which no tokenizer takes") from error
+        return (names or self._control).sub(lambda name: f"{self.nonce}{self._numbers[name[0]]}z", value)
+
+    def hide_written(self, text: str, sampled: Sequence[int]) -> str:
+        """Return the model's text with marks if it spells special tokens that the model did not sample."""
+        spelled = [self._numbers[name] for name in self._special.findall(text)]
+        as_sampled = spelled == [token for token in sampled if token in self._ends]
+        return text if as_sampled else self.hide_in(text, self._special)
+
+    def ends(self, token: int) -> bool:
+        """Tell whether `token` ends an answer that it is the last of: the end token, or any special one."""
+        return token in self._ends
+
+    def encode(self, text: str) -> list[int]:
+        found = self._joined.encode(text, add_special_tokens=False)
+        if self.nonce not in text:
+            return list(found.ids)
+        ids: list[int] = []
+        span: list[int] = []
+        start = 0
+        for token, (left, right) in [*zip(found.ids, found.offsets, strict=True), (None, (len(text), 0))]:
+            if token is not None and token not in self._names:
+                span.append(token)
+                continue
+            if self.nonce in (between := text[start:left]):
+                # Some control tokens take the white space beside them, which their offsets leave out.
+                between = between.lstrip() if ids and ids[-1] in self._strip["rstrip"] else between
+                between = between.rstrip() if token in self._strip["lstrip"] else between
+                span = self._plain.encode(self._mark.sub(lambda mark: self._names[int(mark[1])], between)).ids
+            ids += span if token is None else [*span, token]
+            span, start = [], right
+        return ids
+
+
+def _build(spec: Mapping[str, Any]) -> Any:
+    from tokenizers import Tokenizer as Core
+
+    return Core.from_str(json.dumps(spec))
+
+
+def _renamed(spec: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a tokenizer's JSON in which tokens have other names: their old ones are ordinary text to it."""
+    model = dict(spec["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(name, name): number for name, number in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+    if "merges" in model:
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        model["merges"] = [pair for pair in pairs if names.keys().isdisjoint([*pair, "".join(pair)])]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    added = [{**token, "content": names.get(token["content"], token["content"])} for token in spec["added_tokens"]]
+    return {**spec, "model": model, "added_tokens": added, "post_processor": None}
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
+
+
+def _same(one: str, other: str) -> bool:
+    """Compare texts less their white space, of which templates trim some."""
+    return one == other or "".join(one.split()) == "".join(other.split())
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    block = _TOOLS.replace("{signatures}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": block}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{block}"}, *messages[1:]]

@@ -220,21 +220,21 @@ class _Process:
         self._process.wait()
 
 
-def check_environment(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> None:
+def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> Answer:
     """Begin one session in a process, and end it. Raises ConfigError where the environment cannot begin.
 
     `key` is that of the source in the config.
     """
 
-    async def begin() -> None:
+    async def begin() -> Answer:
         workers = EnvironmentWorkers(environment)
         try:
-            await workers.reset(row, 0)
+            return (await workers.reset(row, 0))[1]
         finally:
             workers.close()
 
     try:
-        asyncio.run(begin())
+        return asyncio.run(begin())
     except (EnvironmentFailedError, EnvironmentLostError) as error:
         raise ConfigError(
             f"Environment {environment.name!r} cannot begin with the first row of {key}: {error}. Mend the "

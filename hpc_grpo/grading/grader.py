@@ -99,7 +99,7 @@ class Grader:
             truncated=truncated,
             min_policy_versions=tuple(int(own.min()) for own in versions),
             mean_policy_versions=tuple(float(own.mean()) for own in versions),
-            measures=measure(episodes, answers),
+            measures=measure(episodes, answers, in_environment=prompt.environment is not None),
             texts=tuple(self._text(episode.turns) for episode in episodes) if with_texts else (),
             errors=tuple(f"prompt {samples.ordinal}, {error}" for error in outcome.errors),
             timed_out=outcome.timed_out,
