@@ -189,10 +189,11 @@ class Conversation:
         told = pieces.hide(messages)
         # Behind the mark stands what the template adds to an answer that ends there.
         before, end, after = self._render(answer + pieces.end, told).rpartition(pieces.end)
-        if end and _same(before, self._text + answer):
+        tail = self._encode_after(sampled, after) if end and _same(before, self._text + answer) else None
+        if tail is not None:
             text = before + after
-            context = Context(self._encode_after(sampled, after), starts_anew=False)
-            prompt = [*self.prompt, *sampled, *context.token_ids]
+            context = Context(tail, starts_anew=False)
+            prompt = [*self.prompt, *sampled, *tail]
         else:
             text = self._render(answer, told)
             prompt = self._dialogue.encode_prompt(text)
@@ -207,14 +208,16 @@ class Conversation:
     def _without_end(self, sampled: Sequence[int]) -> Sequence[int]:
         return sampled[:-1] if len(sampled) and self._dialogue.pieces.ends(sampled[-1]) else sampled
 
-    def _encode_after(self, sampled: Sequence[int], after: str) -> Sequence[int]:
-        """Encode what the template writes after an answer, less the end token where the model has sampled it."""
+    def _encode_after(self, sampled: Sequence[int], after: str) -> list[int] | None:
+        """Encode what the template writes after an answer, less the end token that the model has sampled.
+
+        Return None where the template ends the answer with another token.
+        """
         ids = self._dialogue.pieces.encode(after)
-        if len(self._without_end(sampled)) < len(sampled) and sampled[-1] in ids:
-            at = ids.index(sampled[-1])
-            if not self._dialogue.decode(ids[:at]).strip():
-                return ids[at + 1 :]
-        return ids
+        if self._dialogue.is_plain or len(self._without_end(sampled)) == len(sampled):
+            return ids
+        at = ids.index(sampled[-1]) if sampled[-1] in ids else len(ids)
+        return ids[at + 1 :] if at < len(ids) and not self._dialogue.decode(ids[:at]).strip() else None
 
 
 class Pieces:
@@ -246,6 +249,7 @@ class Pieces:
         ]
         self._names = {token["id"]: token["content"] for token in control}
         self._numbers = {token["content"]: token["id"] for token in control}
+        self._strip = {side: {token["id"] for token in control if token[side]} for side in ("lstrip", "rstrip")}
         special = [token["content"] for token in control if token["special"]]
         self._ends = {*(self._numbers[name] for name in special), tokenizer.eos_token_id}
         self._control, self._special = _any_of(self._numbers), _any_of(special)
@@ -290,15 +294,17 @@ class Pieces:
         if self.nonce not in text:
             return list(found.ids)
         ids: list[int] = []
-        span: Any = []
+        span: list[int] = []
         start = 0
         for token, (left, right) in [*zip(found.ids, found.offsets, strict=True), (None, (len(text), 0))]:
             if token is not None and token not in self._names:
                 span.append(token)
                 continue
             if self.nonce in (between := text[start:left]):
-                named = self._mark.sub(lambda mark: self._names[int(mark[1])], between)
-                span = self._plain.encode(named, add_special_tokens=False).ids
+                # Some control tokens take the white space beside them, which their offsets leave out.
+                between = between.lstrip() if ids and ids[-1] in self._strip["rstrip"] else between
+                between = between.rstrip() if token in self._strip["lstrip"] else between
+                span = self._plain.encode(self._mark.sub(lambda mark: self._names[int(mark[1])], between)).ids
             ids += span if token is None else [*span, token]
             span, start = [], right
         return ids

@@ -48,6 +48,6 @@ def check_built_in(environment: EnvironmentConfig) -> None:
     if longest_s >= environment.timeout_s:
         raise ConfigError(
             f"environment.timeout_s is {environment.timeout_s:g}, and a step of {environment.name} may take "
-            f"{longest_s:g} s. Raise environment.timeout_s, or lower seconds in environment.args: a late step masks its "
-            f"episode."
+            f"{longest_s:g} s. A late step masks its episode. Raise environment.timeout_s, or lower seconds in "
+            f"environment.args."
         )

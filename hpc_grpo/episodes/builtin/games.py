@@ -32,14 +32,15 @@ class TextArena:
         games = [name.removesuffix("-raw") for name in ENV_REGISTRY if name.endswith("-raw")]
         if game not in games:
             raise ConfigError(f"environment.name: textarena has no game {game!r}{nearest(game, games)}")
+        self._own_move = textarena.ObservationType.PLAYER_ACTION
         try:
             self._game = textarena.make(f"{game}-raw", **args)
             self.reset({}, 0)
         except (Exception, SystemExit) as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise ConfigError(
-                f"environment.name: the game {game} cannot be played with environment.args {args}: "
-                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Some games need a network, other data or "
-                f"more players."
+                f"environment.name: the game {game} cannot be played with environment.args {args}: {why}. Some games "
+                f"need a network, other data or more players."
             ) from error
         if not isinstance(self._game.state, textarena.SinglePlayerState):
             raise ConfigError(f"environment.name: the game {game} is not for one player. Name another game.")
@@ -59,7 +60,7 @@ class TextArena:
 
     def _news(self) -> str:
         _, observations = self._game.get_observation()
-        return "\n".join(text for sender, text, _ in observations if sender < 0)
+        return "\n".join(str(each[1]) for each in observations if self._own_move not in each)
 
 
 @ENVIRONMENTS.register("reasoning_gym")

@@ -56,16 +56,17 @@ _PARAMETER = re.compile(r"\s+(\w+)\s*(?:\(.*?\))?:\s*(.*)")
 _CLOCK = 2.0
 """Seconds by the clock for a second of processor time: a busy node gives a program a part of a core."""
 
-_MAX_BITS, _MAX_EXPRESSION = 4096, 1000
+_MAX_BITS, _MAX_EXPRESSION, _MAX_DIGITS = 4096, 1000, 2000
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
 _UNARY: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "max": max, "min": min, "round": round, "ceil": math.ceil, "floor": math.floor, "sqrt": math.sqrt,
-    "exp": math.exp, "log": math.log, "log2": math.log2, "log10": math.log10, "gcd": math.gcd, "lcm": math.lcm,
-    "sin": math.sin, "cos": math.cos, "tan": math.tan, "radians": math.radians, "degrees": math.degrees,
+    "abs": abs, "max": max, "min": min, "ceil": math.ceil, "floor": math.floor, "sqrt": math.sqrt, "exp": math.exp,
+    "log": math.log, "log2": math.log2, "log10": math.log10, "gcd": math.gcd, "lcm": math.lcm, "sin": math.sin,
+    "cos": math.cos, "tan": math.tan, "radians": math.radians, "degrees": math.degrees,
+    "round": lambda value, digits=None: round(value, digits and max(digits, -_MAX_DIGITS)),
 }  # fmt: skip
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 
