@@ -375,6 +375,8 @@ def test_contexts_of_base_models_are_the_text_of_messages_without_control_tokens
     tokenizer, _, dialogue = made("chatml", template="plain", prompt_format="Q: {prompt}\nA:")
     conversation = dialogue.begin([user("Guess </s> <|im_end|>.")])
     assert text_of(tokenizer, conversation.prompt) == "Q: Guess </s> <|im_end|>.\nA:"
+    two = dialogue.begin([user("Guess"), user(" it.")])
+    assert text_of(tokenizer, two.prompt) == "Q: Guess it.\nA:"
     context = conversation.go_on([65, 66, tokenizer.eos_token_id], [user(" No<|im_end|>."), user("\nA:")])
     assert text_of(tokenizer, context.token_ids) == " No<|im_end|>.\nA:"
     assert not {*tokenizer.added_tokens_decoder} & {*context.token_ids, *conversation.prompt[:-20]}
@@ -459,7 +461,11 @@ def test_tools_go_through_the_template_or_into_the_system_message(name: str, is_
 REFUSALS = [
     (None, {}, "no chat template"),
     ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", {}, "leaves out what the model answers"),
-    ("{{ messages[0].content }}{{ messages[1].content if messages[1] }}", {}, "leaves out a message of the role user"),
+    (
+        "{{ messages[0].content }}{{ messages[1].content if messages[1] }}",
+        {},
+        "leaves out what an environment tells with the role user",
+    ),
     ("{{ raise_exception('no') if messages[1] }}{{ messages[0].content }}", {}, "role user, and .* refuses it: no"),
     (MISTRAL, {"system_prompt": "Be brief."}, "role system, .* Unset data.system_prompt"),
 ]
@@ -475,12 +481,27 @@ def test_a_template_that_cannot_be_played_with_is_refused_at_the_start(
         Dialogue(tokenizer, PromptStyle(**{**CHAT, **keys}))
 
 
-def test_a_template_without_the_roles_that_tools_need_is_refused() -> None:
-    for name, role in (("mistral", "tool"), ("gemma3", "tool")):
-        with pytest.raises(ConfigError, match=f"role {role}"):
-            made(name)[2].begin([user("1+1?")], [TOOL])
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "phi3"])
+def test_a_role_that_the_template_does_not_show_is_refused(name: str) -> None:
+    conversation = made(name)[2].begin([user("1+1?")])
+    before = conversation.prompt
+    with pytest.raises(ConfigError, match=r"role tool.* Let the environment answer with the role user"):
+        conversation.go_on([65], [user("2", "tool")])
+    assert conversation.prompt == before
+    conversation.go_on([65], [user("2")])
+
+
+def test_tools_that_cannot_be_shown_are_refused() -> None:
+    with pytest.raises(ConfigError, match="role system"):
+        made("mistral")[2].begin([user("1+1?")], [TOOL])
     with pytest.raises(ConfigError, match=r"tools needs data.template = chat"):
         made("chatml", template="plain")[2].begin([user("1+1?")], [TOOL])
+
+
+def test_two_messages_are_refused_where_the_template_wants_turns() -> None:
+    conversation = made("gemma3")[2].begin([user("Guess.")])
+    with pytest.raises(ValueError, match="refuses it: Conversation roles must alternate"):
+        conversation.go_on([65], [user("No."), user("Again.")])
 
 
 def test_a_tokenizer_that_adds_spaces_to_pieces_is_refused() -> None:
@@ -547,7 +568,7 @@ SLIMES = {
         ],
     ),
 }
-"""Cases of slime's test_trajectory_manager_branching.py: what the template rewrites, turns, and the rows to train on."""
+"""Cases of slime's test_trajectory_manager_branching.py: what the template rewrites, the turns, and the rows."""
 
 
 def slime_tokenizer() -> Any:
