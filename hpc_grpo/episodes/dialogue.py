@@ -60,8 +60,8 @@ class Dialogue:
     """The template of one source, checked against its tokenizer; makes conversations.
 
     With the style `plain` a context is the text of the messages, with nothing between them. `prompt_format` goes around
-    a conversation's first message, if that is one of the user's alone. No message can write a special token. Names of
-    the template's other added tokens, such as `<tool_call>`, mean these tokens in messages of the assistant only.
+    a first message that is alone, as around a prompt of a data set. No message can write a special token. Only messages
+    of the assistant can write the template's other tokens, such as `<tool_call>`: they are examples for the model.
 
     Raises ConfigError where template and tokenizer cannot make contexts.
     """
@@ -75,8 +75,8 @@ class Dialogue:
         self._start: list[int] = []
         self._roles: set[str] = set()
         if self.is_plain:
-            probe = encode_prompts(tokenizer, style, ["x"])[0]
-            self._start = probe[: len(probe) - len(self.pieces.encode("x"))]
+            with_start, bare = encode_prompts(tokenizer, style, ["x"])[0], tokenizer(["x"], add_special_tokens=False)
+            self._start = with_start[: len(with_start) - len(bare["input_ids"][0])]
             self._check_joins("Is it 5?", "No.")
         else:
             self.check_role("user")
@@ -185,8 +185,7 @@ class Conversation:
         Raises ValueError for messages that the template or the tokenizer refuses, and ConfigError for a role that the
         template does not show. Nothing is changed then.
         """
-        sampled = [int(token) for token in sampled]
-        pieces = self._dialogue.pieces
+        sampled, pieces = [int(token) for token in sampled], self._dialogue.pieces
         answer = pieces.hide_written(self.text_of(sampled), self._without_end(sampled))
         told = pieces.hide(messages)
         for message in messages:

@@ -166,7 +166,7 @@ class Told:
         """The ids decode to the text, and hold the control tokens that the template wrote, in its order."""
         wrote = [self.added[name] for name in re.findall("|".join(map(re.escape, self.added)), text)]
         found = [token for token in ids if token in self.added.values()]
-        if before is not None and wrote[:1] == [before] and found != wrote:
+        if before is not None and wrote[:1] == [before]:
             wrote, text = wrote[1:], text.lstrip()[len(self.tokenizer.convert_ids_to_tokens(before)) :]
         assert found == wrote
         if any(token.rstrip for token in self.tokenizer.added_tokens_decoder.values()):
@@ -197,6 +197,7 @@ SNIPPETS = (
 
 def play(rng: random.Random, tokenizer: Any, style: PromptStyle, dialogue: Dialogue, check: bool = True) -> Played:
     told, names = Told(tokenizer, style), sorted(set(tokenizer.get_added_vocab()) - {"<bos>"})
+    ends = sorted(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
 
     def text() -> str:
         return "".join(rng.choice((*SNIPPETS, rng.choice(names))) for _ in range(rng.randrange(6)))
@@ -207,7 +208,8 @@ def play(rng: random.Random, tokenizer: Any, style: PromptStyle, dialogue: Dialo
             ids.insert(rng.randrange(len(ids)), tokenizer.convert_tokens_to_ids(rng.choice(names)))
         if "<think>" in names and rng.random() < 0.4:
             ids = [*ids_of(tokenizer, "<think>\nhm"), *ids_of(tokenizer, "\n</think>\n\n"), *ids]
-        return [*ids, tokenizer.eos_token_id] if rng.random() < 0.75 else ids
+        end = tokenizer.convert_tokens_to_ids(rng.choice(ends)) if rng.random() < 0.1 else tokenizer.eos_token_id
+        return [*ids, end] if rng.random() < 0.75 else ids
 
     messages: list[Any] = [user(text())]
     conversation = dialogue.begin(messages)
