@@ -137,7 +137,7 @@ ENVIRONMENTS = Registry(
     "environment.name",
     {
         "episodes.builtin.tools": "tools",
-        "episodes.builtin.games": "bfcl reasoning_gym textarena",
+        "episodes.builtin.games": "reasoning_gym textarena",
     },
 )
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")

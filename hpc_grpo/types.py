@@ -6,7 +6,7 @@ completion's and `L` a whole sequence's are counted in tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -109,6 +109,17 @@ class GroupRequest:
 
 
 @dataclass(frozen=True)
+class CompletionRequest:
+    """Asks for one completion of `prompt_token_ids`; `ordinal` names the item of the data set where it is refused."""
+
+    ordinal: int
+    prompt_token_ids: Sequence[int]
+    seed: int
+    sampling: SamplingSpec
+    is_urgent: bool = False
+
+
+@dataclass(frozen=True)
 class Completion:
     """What the model wrote in one turn; every array has length C.
 
@@ -174,8 +185,8 @@ class GroupGrades:
 
     All tuples have length G. `rewards` is the weighted sum of `reward_parts`; where `valid` is False the reward could
     not be computed, is 0.0 by convention, and the rollout carries no gradient. `min_policy_versions` is the oldest
-    version that sampled a token, `measures` are those of `metrics.rollouts` by the metric's name, and `texts` is empty
-    unless the decoded completions were asked for.
+    version that sampled a token, -1 where none was sampled. `measures` are those of `metrics.rollouts` by the metric's
+    name, and `texts` is empty unless the decoded completions were asked for.
     """
 
     ordinal: int
@@ -203,6 +214,11 @@ class GroupGrades:
     num_sequences: tuple[int, ...] = ()
     failures: tuple[str, ...] = ()
     """How the environment of a rollout failed; "" where it did not."""
+
+    @property
+    def is_scored(self) -> tuple[bool, ...]:
+        """Tell of each rollout whether it has a reward: neither a reward nor its environment failed."""
+        return tuple(not (self.errors or failure) for failure in self.failures or ("",) * len(self.rewards))
 
 
 @dataclass(frozen=True)

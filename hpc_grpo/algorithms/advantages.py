@@ -2,19 +2,23 @@
 
 Pure functions of floats; the driver calls them on whole groups, before any filter. `rewards` and `valid` are `[G]`,
 the rollouts of one prompt. `valid` is False where the reward could not be computed: such a rollout is not trained on,
-counts in no mean, and gets the advantage 0.0. So does a group whose rewards are all equal.
+counts in no mean, and gets the advantage 0.0. So does a group whose rewards are all equal. An advantage is one number
+for all turns of a rollout, or a tuple with one number for each turn.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from hpc_grpo import types
 from hpc_grpo.registry import ADVANTAGES
-from hpc_grpo.section import ByName, PathText, Section
+from hpc_grpo.section import ByName, Fraction, PathText, Section
 
 _STD_EPS = 1e-4
 """Added to the standard deviation, as in TRL: a group of almost equal rewards must not explode."""
@@ -34,13 +38,20 @@ class AdvantageSettings(Section):
 
     def of_step(self, rewards: Groups, valid: Flags) -> Groups:
         """Compute the advantages of all groups of a step, each `[G]`."""
-        return [self.of_group(own, flags) for own, flags in zip(rewards, valid, strict=True)]
+        return [self.of_rewards(own, flags) for own, flags in zip(rewards, valid, strict=True)]
 
-    def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> Sequence[float]:
+    def of_group(
+        self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
+    ) -> Sequence[types.Advantage]:
         """Compute the advantages `[G]` of the rollouts of one prompt.
 
-        Raises ValueError if the lengths differ or a valid reward is not finite.
+        `turn_rewards` are the environment's, for each turn of each rollout; () where there is no environment. Raises
+        ValueError if the lengths differ or a valid reward is not finite.
         """
+        return self.of_rewards(rewards, valid)
+
+    def of_rewards(self, rewards: Sequence[float], valid: Sequence[bool]) -> Sequence[float]:
+        """Compute the advantages `[G]` of rollouts that are compared by one number each."""
         counted = over_valid(rewards, valid)
         # Compared, not subtracted: the rounding error of the mean must not become a gradient.
         if not counted or max(counted) == min(counted):
@@ -53,8 +64,7 @@ class AdvantageSettings(Section):
         raise NotImplementedError
 
 
-class GroupAdvantage(AdvantageSettings):
-    name: Literal["group"] = "group"
+class _Centred(AdvantageSettings):
     normalize_std: bool = Field(True, description="Divide by the standard deviation of the group.")
     unbiased_std: bool = Field(True, description="Divide by G - 1 in the standard deviation; false: by G.")
     eps: PositiveFloat = Field(_STD_EPS, description="Added to the standard deviation.")
@@ -77,6 +87,43 @@ class GroupAdvantage(AdvantageSettings):
         mean, std = float(np.mean(counted)), float(np.std(counted, ddof=int(self.unbiased_std)))
         scale = std + self.eps if self.normalize_std else 1.0
         return lambda reward: (reward - mean) / scale
+
+
+class GroupAdvantage(_Centred):
+    name: Literal["group"] = "group"
+
+
+class TurnsAdvantage(_Centred):
+    name: Literal["turns"] = "turns"
+    discount: Fraction = Field(1.0, description="Discount of a reward for each turn that it comes later.")
+
+    def of_group(
+        self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
+    ) -> Sequence[types.Advantage]:
+        """Compute A_ik = (R_ik - mean over k) / (std over k + eps),   R_ik = sum over j >= k of discount^(j-k) * r_ij
+
+        for turn k of rollout i. Mean and std are those of the valid rollouts of the group that have a turn k. One
+        alone there gets 0.0. `rewards_by_turn` says what r is; without an environment this is `group`.
+
+        The returns are those of GiGPO's step advantages (arXiv:2505.10978, section 4.2). GiGPO compares turns that met
+        the same state and adds the advantage of the episode; here the turn's number stands for the state, and nothing
+        is added. verl, SkyRL and TRL give all turns the advantage of the episode's reward, as `group` does.
+        REINFORCE++ in verl discounts by token, and compares the tokens of the whole batch.
+
+        >>> advantage = TurnsAdvantage(discount=0.5, normalize_std=False)
+        >>> advantage.of_group((2.0, 1.0), (True, True), ((0.0, 2.0), (1.0,)))
+        [(0.0, 0.0), (0.0,)]
+        >>> advantage.of_group((2.0, 1.0), (True, True), ((1.0, 1.0), (1.0, 0.0)))
+        [(0.25, 0.5), (-0.25, -0.5)]
+        """
+        if not turn_rewards:
+            return self.of_rewards(rewards, valid)
+        returns = [_discounted(own, self.discount) for own in rewards_by_turn(rewards, turn_rewards)]
+        of_turns = []
+        for turn in range(max(map(len, returns))):
+            has_turn = [ok and turn < len(own) for own, ok in zip(returns, valid, strict=True)]
+            of_turns.append(self.of_rewards([own[turn] if turn < len(own) else 0.0 for own in returns], has_turn))
+        return [tuple(own[at] for own in of_turns[: len(returns[at])]) for at in range(len(returns))]
 
 
 class GroupStepStdAdvantage(AdvantageSettings):
@@ -194,15 +241,24 @@ class OwnAdvantage(AdvantageSettings):
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
 
     def check(self) -> None:
-        ADVANTAGES.with_args(self.name, self.args, 2)
+        self._with_args(())
 
-    def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> Sequence[float]:
-        found: Sequence[float] = ADVANTAGES.with_args(self.name, self.args, 2)(rewards, valid)
-        return found
+    def of_group(
+        self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
+    ) -> Sequence[types.Advantage]:
+        """Ask the function. One with a parameter `turn_rewards` gets those of `rewards_by_turn`."""
+        found = self._with_args(rewards_by_turn(rewards, turn_rewards))(rewards, valid)
+        return list(map(as_advantage, found))
+
+    def _with_args(self, turn_rewards: Groups) -> Callable[..., Any]:
+        takes_turns = "turn_rewards" in inspect.signature(ADVANTAGES.find(self.name)).parameters
+        more = {"turn_rewards": turn_rewards} if takes_turns else {}
+        return ADVANTAGES.with_args(self.name, self.args | more, 2)
 
 
 Advantage = Annotated[
     GroupAdvantage
+    | TurnsAdvantage
     | GroupStepStdAdvantage
     | RlooAdvantage
     | MaxRlAdvantage
@@ -213,6 +269,43 @@ Advantage = Annotated[
     ByName("group"),
     Field(description="Makes advantages of rewards."),
 ]
+
+
+def rewards_by_turn(rewards: Sequence[float], turn_rewards: Groups) -> list[tuple[float, ...]]:
+    """Return the reward of each turn of each rollout; their sum is the rollout's reward.
+
+    What is not the environment's counts for the last turn.
+
+    >>> rewards_by_turn((1.5, 0.0), ((0.25, 0.5), (0.0,))), rewards_by_turn((1.5, 0.0), ())
+    ([(0.25, 1.25), (0.0,)], [(1.5,), (0.0,)])
+    """
+    own_turns = turn_rewards or [(reward,) for reward in rewards]
+    return [
+        (*own[:-1], own[-1] + (reward - sum(own))) if len(own) > 1 else (reward,) * len(own)
+        for reward, own in zip(rewards, own_turns, strict=True)
+    ]
+
+
+def as_advantage(given: Any) -> types.Advantage:
+    """Return a number, or one number for each turn, as floats."""
+    try:
+        return float(given)
+    except TypeError:
+        return tuple(map(float, given))
+
+
+def has_signal(advantages: Sequence[types.Advantage]) -> bool:
+    """Tell whether one of the advantages is not 0."""
+    return any(any(own) if isinstance(own, tuple) else own for own in advantages)
+
+
+def of_each_turn(advantage: types.Advantage, num_turns: int) -> tuple[float, ...]:
+    return advantage if isinstance(advantage, tuple) else (advantage,) * num_turns
+
+
+def _discounted(rewards: Sequence[float], discount: float) -> tuple[float, ...]:
+    """Return for each turn the sum of its reward and of the later ones, discounted by turn."""
+    return tuple(accumulate(reversed(rewards), lambda later, own: own + discount * later))[::-1]
 
 
 def over_valid(rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from hpc_grpo.algorithms.advantages import overlong_penalty
+from hpc_grpo.algorithms.advantages import has_signal, of_each_turn, overlong_penalty, rewards_by_turn
 from hpc_grpo.algorithms.objective import Objective, Term, policy_objective
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput
 from hpc_grpo.config import Config
 from hpc_grpo.registry import ALGORITHMS
-from hpc_grpo.types import Demonstration, GroupGrades, GroupSamples, Needs, TrainSequence
+from hpc_grpo.types import Advantage, Demonstration, GroupGrades, GroupSamples, Needs, TrainSequence, Turn
 
 
 class Algorithm(ABC):
@@ -41,17 +41,17 @@ class Algorithm(ABC):
     def objective(self) -> Objective:
         """Return what the learner's optimizer steps minimise."""
 
-    def advantages(self, grades: GroupGrades) -> Sequence[float]:
-        """Compute the advantages `[G]` of a group, in the driver."""
+    def advantages(self, grades: GroupGrades) -> Sequence[Advantage]:
+        """Compute the advantages `[G]` of a group, in the driver: a number for a rollout, or one for each turn."""
         raise NotImplementedError(f"{type(self).__name__} trains on no groups")
 
-    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
         """Compute the advantages of all groups of a step. Override it for a method that compares groups."""
         return [self.advantages(grades) for grades in step]
 
     def teaches(self, grades: GroupGrades) -> bool:
         """Tell whether a group has an advantage that is not 0, before the other groups of its step are known."""
-        return any(self.advantages(grades))
+        return has_signal(self.advantages(grades))
 
     def num_trained_tokens(self, grades: GroupGrades) -> int:
         """Count, in the driver, the tokens that `sequences` will train on. Override all three together."""
@@ -59,31 +59,49 @@ class Algorithm(ABC):
 
     def num_sequences(self, grades: GroupGrades) -> int:
         """Count, in the driver, the sequences that `sequences` will make."""
-        return sum(grades.valid)
+        return sum(n for n, valid in zip(grades.num_sequences or grades.valid, grades.valid, strict=True) if valid)
 
     def sequences(
-        self, samples: GroupSamples, advantages: Sequence[float], valid: Sequence[bool]
+        self, samples: GroupSamples, advantages: Sequence[Advantage], valid: Sequence[bool]
     ) -> list[TrainSequence]:
         """Make the training sequences of a group's valid rollouts, in the learner: token arrays never pass the driver.
 
-        Each sampled token has the advantage of its rollout. Override this for advantages that differ within a rollout.
+        Consecutive turns are one sequence; a turn that starts anew begins another one. Each sampled token has the
+        advantage of its turn. A rollout's sequences follow each other by G in `sample_index`.
         """
-        import numpy as np
-
-        prompt_length = len(samples.prompt_token_ids)
         made = []
-        for index, (completion, advantage) in enumerate(zip(samples.completions, advantages, strict=True)):
+        for index, (episode, advantage) in enumerate(zip(samples.episodes, advantages, strict=True)):
             if not valid[index]:
                 continue
-            token_ids = np.concatenate([samples.prompt_token_ids, completion.token_ids])
-            loss_mask = np.arange(len(token_ids)) >= prompt_length
-            engine_logprobs = np.zeros(len(token_ids), dtype=np.float32)
-            engine_logprobs[prompt_length:] = completion.engine_logprobs
-            versions = np.zeros(len(token_ids), dtype=np.int32)
-            versions[prompt_length:] = completion.policy_versions
-            own = loss_mask * np.float32(advantage)
-            made.append(TrainSequence(samples.ordinal, index, token_ids, loss_mask, own, engine_logprobs, versions))
+            parts: list[list[tuple[Turn, float]]] = []
+            for turn, own in zip(episode.turns, of_each_turn(advantage, len(episode.turns)), strict=True):
+                if turn.starts_anew:
+                    parts.append([])
+                parts[-1].append((turn, own))
+            made += [
+                _sequence(samples.ordinal, index + len(samples.episodes) * number, part)
+                for number, part in enumerate(parts)
+            ]
         return made
+
+
+def _sequence(ordinal: int, sample_index: int, turns: Sequence[tuple[Turn, float]]) -> TrainSequence:
+    """Lay consecutive turns end to end, each with its advantage: contexts are masked, completions trained."""
+    import numpy as np
+
+    token_ids = np.concatenate([ids for turn, _ in turns for ids in (turn.context_ids, turn.completion.token_ids)])
+    loss_mask = np.zeros(len(token_ids), dtype=bool)
+    advantages, engine_logprobs = np.zeros((2, len(token_ids)), dtype=np.float32)
+    versions = np.zeros(len(token_ids), dtype=np.int32)
+    end = 0
+    for turn, advantage in turns:
+        begin, start = end, end + len(turn.context_ids)
+        end = start + len(turn.completion.token_ids)
+        loss_mask[start:end], advantages[begin:end] = True, advantage
+        engine_logprobs[start:end] = turn.completion.engine_logprobs
+        versions[start:end] = turn.completion.policy_versions
+    of_tokens = loss_mask * advantages
+    return TrainSequence(ordinal, sample_index, token_ids, loss_mask, of_tokens, engine_logprobs, versions)
 
 
 def algorithm_of(config: Config) -> Algorithm:
@@ -112,15 +130,15 @@ class Grpo(Algorithm):
         return policy_objective(self.config.loss)
 
     def shaped_rewards(self, grades: GroupGrades) -> Sequence[float]:
-        """Return the rewards `[G]` with the penalty of `rollout.overlong_tokens`."""
+        """Return the rewards `[G]` with the penalty of `rollout.overlong_tokens`, which episodes do not have."""
         longest, buffer = self.config.rollout.max_new_tokens, self.config.rollout.overlong_tokens
-        if buffer is None:
+        if buffer is None or grades.turn_rewards:
             return grades.rewards
         penalties = (overlong_penalty(n, longest, buffer) for n in grades.num_completion_tokens)
         return [reward + penalty for reward, penalty in zip(grades.rewards, penalties, strict=True)]
 
-    def advantages(self, grades: GroupGrades) -> Sequence[float]:
-        return self.config.loss.advantage.of_group(self.shaped_rewards(grades), grades.valid)
+    def advantages(self, grades: GroupGrades) -> Sequence[Advantage]:
+        return self.config.loss.advantage.of_group(self.shaped_rewards(grades), grades.valid, grades.turn_rewards)
 
     def teaches(self, grades: GroupGrades) -> bool:
         if not self.config.loss.advantage.compares_groups:
@@ -128,7 +146,9 @@ class Grpo(Algorithm):
         pairs = zip(self.shaped_rewards(grades), grades.valid, strict=True)
         return len({reward for reward, valid in pairs if valid}) > 1
 
-    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
+        if not self.config.loss.advantage.compares_groups:
+            return super().step_advantages(step)
         rewards = [self.shaped_rewards(grades) for grades in step]
         return self.config.loss.advantage.of_step(rewards, [grades.valid for grades in step])
 
@@ -137,19 +157,38 @@ class Grpo(Algorithm):
 class Ppo(Grpo):
     """arXiv:1707.06347, with generalised advantages (arXiv:1506.02438); `loss.name` is its policy loss.
 
-    The driver gives each token the reward of its rollout as its advantage. The critic, in the learner, takes the last
-    token's for the reward of the episode.
+    The driver gives each token the reward of its turn as its advantage. The critic, in the learner, takes that of a
+    turn's last token for the reward of the turn.
     """
 
     @property
     def needs(self) -> Needs:
         return replace(super().needs, critic=True)
 
-    def advantages(self, grades: GroupGrades) -> Sequence[float]:
-        shaped = self.shaped_rewards(grades)
-        return [reward if valid else 0.0 for reward, valid in zip(shaped, grades.valid, strict=True)]
+    def advantages(self, grades: GroupGrades) -> Sequence[Advantage]:
+        rewards: Sequence[Advantage] = self.shaped_rewards(grades)
+        if grades.turn_rewards:
+            rewards = rewards_by_turn(grades.rewards, grades.turn_rewards)
+        return [reward if valid else 0.0 for reward, valid in zip(rewards, grades.valid, strict=True)]
 
-    step_advantages = Algorithm.step_advantages
+    def sequences(
+        self, samples: GroupSamples, advantages: Sequence[Advantage], valid: Sequence[bool]
+    ) -> list[TrainSequence]:
+        """Make the sequences. The last token of a sequence that another one follows has all later rewards as well.
+
+        A critic sees one sequence at a time: what comes after its end is worth 0 to it. So later rewards are added up
+        there without a discount.
+        """
+        carried: list[Advantage] = []
+        for episode, rewards in zip(samples.episodes, advantages, strict=True):
+            if isinstance(rewards, tuple):
+                goes_on = [not turn.starts_anew for turn in episode.turns[1:]] + [True]
+                rewards = tuple(
+                    own if same else own + sum(rewards[at + 1 :])
+                    for at, (own, same) in enumerate(zip(rewards, goes_on, strict=True))
+                )
+            carried.append(rewards)
+        return super().sequences(samples, carried, valid)
 
 
 @ALGORITHMS.register("distill")
@@ -168,11 +207,14 @@ class Distill(Grpo):
         settings = self.config.loss
         return policy_objective(settings, partial(taught_loss, settings.term, self.config.distill.coef))
 
-    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[float]]:
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
         coef = self.config.distill.reward_coef
         if coef == 0.0:
             return [(0.0,) * len(grades.rewards) for grades in step]
-        return [[coef * value for value in own] for own in super().step_advantages(step)]
+        return [
+            [tuple(coef * each for each in own) if isinstance(own, tuple) else coef * own for own in of_group]
+            for of_group in super().step_advantages(step)
+        ]
 
 
 def taught_loss(term: Term, coef: float, inputs: LossInputs) -> LossOutput:

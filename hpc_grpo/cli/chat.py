@@ -43,7 +43,9 @@ class Chat:
         (_, self._source), *_ = config.data.sources(for_eval=True)
         self._style = prompt_style(config.data, self._source)
         self._is_plain = self._style.template == "plain"
-        fields = {} if self._is_plain else {"messages_field": _MESSAGES, "prompt_format": "{prompt}"}
+        fields = (
+            {"prompt_field": "prompt"} if self._is_plain else {"messages_field": _MESSAGES, "prompt_format": "{prompt}"}
+        )
         self._template = PromptTemplate(config.data, self._source.model_copy(update=fields), self._tokenizer)
         on_gpu = config.model.device != "cpu" and torch.cuda.is_available()
         dtype = getattr(torch, config.engine.dtype or config.model.dtype)
@@ -65,7 +67,7 @@ class Chat:
 
         said = self._style.prompt_format.replace("{prompt}", prompt)
         asked = [*self._messages, {"role": "user", "content": said}]
-        token_ids = self._encode({self._source.prompt_field: prompt}) if self._is_plain else self._encode_end(asked)
+        token_ids = self._encode({"prompt": prompt}) if self._is_plain else self._encode_end(asked)
         rollout, settings = self._config.rollout, self._config.eval_settings("")
         sampling: dict[str, Any] = {"do_sample": False}
         if settings.temperature > 0.0:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from hpc_grpo.config.environment import Environment
 from hpc_grpo.config.rollout import RewardConfig
 from hpc_grpo.section import PathText, Section, TopP
 
@@ -37,7 +38,9 @@ class _SourceKeys(Section):
     )
     split: str = Field("train", description="Split of a Hugging Face data set.")
     subset: str | None = Field(None, description="Configuration name of a Hugging Face data set (GSM8K: main).")
-    prompt_field: str = Field("question", description="Column with the prompt text.")
+    prompt_field: str | None = Field(
+        "question", description="Column with the prompt text; null: none, an environment makes the prompt."
+    )
     answer_field: str | None = Field(
         "answer", description="Column with the reference answer, or with a dot a value inside a column; null: none."
     )
@@ -46,6 +49,7 @@ class _SourceKeys(Section):
     )
     max_items: PositiveInt | None = Field(None, description="Use only the first so many items.")
     rewards: list[RewardConfig] | None = Field(None, description="Rewards of its prompts; null: those of the run.")
+    environment: Environment | None = Field(None, description="Environment of its prompts; null: that of the run.")
     template: TemplateKind | None = Field(None, description=f"As data.template{_OF_DATA}")
     preprocessing: Preprocessing | None = Field(None, description=f"As data.preprocessing{_OF_DATA}")
     prompt_format: str | None = Field(None, description=f"As data.prompt_format{_OF_DATA}")

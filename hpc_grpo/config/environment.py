@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from hpc_grpo.section import PathText, Section
+from hpc_grpo.section import PathText, Section, as_section
 
 
 class EnvironmentConfig(Section):
@@ -26,3 +26,6 @@ class EnvironmentConfig(Section):
     pass_env: list[str] = Field(
         default_factory=list, description="Environment variables with secrets that the environment reads."
     )
+
+
+Environment = Annotated[EnvironmentConfig, BeforeValidator(as_section)]

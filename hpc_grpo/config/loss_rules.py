@@ -5,7 +5,7 @@ Each raises ConfigError with the rule, the values and the fix; `rules.py` has th
 
 from __future__ import annotations
 
-from hpc_grpo.algorithms.advantages import PassKAdvantage
+from hpc_grpo.algorithms.advantages import PassKAdvantage, TurnsAdvantage
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 
@@ -50,6 +50,17 @@ def _advantages(config: Config) -> None:
     if overlong is not None and overlong > longest:
         raise ConfigError(
             f"rollout.overlong_tokens = {overlong} must be at most rollout.max_new_tokens = {longest}. Lower it."
+        )
+    is_played = [key in config.environments for key, _ in config.data.sources(for_eval=False)]
+    if overlong is not None and all(is_played):
+        raise ConfigError(
+            f"rollout.overlong_tokens = {overlong} would have no effect: it shortens single answers, and all prompts "
+            f"are played in an environment. Set it to null, or have the environment's rewards tell short episodes."
+        )
+    if isinstance(advantage, TurnsAdvantage) and not any(is_played):
+        raise ConfigError(
+            "loss.advantage = turns compares the turns of episodes, and no prompt is played in an environment. Set "
+            "loss.advantage=group, or environment."
         )
 
 

@@ -15,7 +15,7 @@ from hpc_grpo.config.placement_rules import PLACEMENT_RULES
 from hpc_grpo.config.rollout import VllmArgs, owner_of
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError, nearest
-from hpc_grpo.registry import REWARDS
+from hpc_grpo.registry import ENVIRONMENTS, REWARDS
 
 _EVAL_SET = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 
@@ -90,8 +90,19 @@ def _names(config: Config) -> None:
                     f"{key}.completion_s = {reward.completion_s:g} has no effect: {reward.name} is no built-in that "
                     f"scores completions in its worker. Set {key}.timeout_s, or leave it out."
                 )
-        if config.needs.rewards and not all(config.reward_sets):
-            raise ConfigError("rewards is empty. Name at least one, such as correctness.")
+        for _, environment in config.environments.values():
+            if environment.name.partition(":")[0] not in ENVIRONMENTS.names():  # textarena:Sokoban is built in, too
+                ENVIRONMENTS.check(environment.name)
+        for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
+            if key in config.environments:
+                continue
+            if config.needs.rewards and not config.rewards_of(source):
+                raise ConfigError("rewards is empty. Name at least one, such as correctness.")
+            if source.prompt_field is None and source.messages_field is None:
+                raise ConfigError(
+                    f"{key}.prompt_field = null is for sources with an environment, which makes the prompt. Name the "
+                    f"column with the prompts, or set environment."
+                )
 
 
 def _eval(config: Config) -> None:
@@ -115,7 +126,7 @@ def _eval(config: Config) -> None:
     sources = config.data.sources(for_eval=True)
     if config.data.held_out is not None:
         sources += config.data.sources(for_eval=False)
-    if all(source.rewards is not None for _, source in sources):
+    if all(source.rewards is not None or key in config.environments for key, source in sources):
         return
     names = [reward.name for reward in config.rewards]
     if not names:
@@ -170,7 +181,7 @@ def _curriculum(config: Config) -> None:
             f"data.curriculum is set, but task {config.task.name} samples nothing to judge prompts by. Set it to null."
         )
     for key, source in config.data.sources(for_eval=False):
-        if not config.rewards_of(source):
+        if not config.rewards_of(source) and key not in config.environments:
             raise ConfigError(
                 f"data.curriculum judges prompts by rewards, and {key} has none. Name some, or set data.curriculum to "
                 f"null."

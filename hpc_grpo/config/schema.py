@@ -13,6 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from hpc_grpo.algorithms.losses import GrpoLoss, Loss
 from hpc_grpo.config.data import DataConfig, ModelConfig, SourceConfig
+from hpc_grpo.config.environment import Environment, EnvironmentConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
 from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
@@ -27,7 +28,7 @@ _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
     "ppo": ("loss.advantage", *_OF_REWARDS),
     "distill": _OF_REWARDS,
     "sft": (
-        "loss", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
+        "environment", "loss", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
         "rollout.logged_fraction", "rollout.mask_truncated", "rollout.overlong_tokens", *_OF_REWARDS,
         "train.share_prompts",
     ),
@@ -48,7 +49,11 @@ class Config(Section):
     model: ModelConfig
     data: DataConfig
     rewards: list[RewardConfig] = Field(
-        default_factory=lambda: [RewardConfig(name="correctness")], description="Summed with their weights."
+        default_factory=lambda: [RewardConfig(name="correctness")],
+        description="Summed with their weights. With an environment the default is [].",
+    )
+    environment: Environment | None = Field(
+        None, description="What the model acts in, turn by turn (docs/environments.md); null: a prompt has one answer."
     )
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -70,6 +75,8 @@ class Config(Section):
         if not isinstance(values, Mapping):
             return values
         kept, chosen = dict(values), as_section(values.get("task"))
+        if kept.get("environment") is not None:
+            kept.setdefault("rewards", [])
         task = chosen.get("name") if isinstance(chosen, Mapping) else getattr(chosen, "name", None)
         lacking = _NOT_OF_TASK.get(str(task), ())
         taken = {key: value for key in lacking if not _is_null(value := _take_out(kept, key))}
@@ -152,7 +159,20 @@ class Config(Section):
         return Path(self.data.cache_dir) if self.data.cache_dir else self.run.root / ".data"
 
     def rewards_of(self, source: SourceConfig) -> list[RewardConfig]:
-        return self.rewards if source.rewards is None else source.rewards
+        """Return the rewards of a source: its own; with an environment of its own no others."""
+        if source.rewards is None:
+            return [] if source.environment is not None else self.rewards
+        return source.rewards
+
+    @property
+    def environments(self) -> dict[str, tuple[SourceConfig, EnvironmentConfig]]:
+        """Map the keys of the sources that are played in an environment to them, in the order of `Prompt.environment`.
+
+        An eval set that is held out of data.train has the environment of its source.
+        """
+        sources = [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)] if self.needs.rollouts else []
+        chosen = {key: (source, source.environment or self.environment) for key, source in sources}
+        return {key: (source, own) for key, (source, own) in chosen.items() if own is not None}
 
     @property
     def reward_sets(self) -> list[list[RewardConfig]]:
@@ -197,8 +217,16 @@ class Config(Section):
 
     @property
     def max_model_len(self) -> int:
-        """Return the longest sequence in tokens: prompt and completion."""
-        return self.data.max_prompt_tokens + self.rollout.max_new_tokens
+        """Return the longest sequence in tokens: prompt and completion, or episode."""
+        return self.data.max_prompt_tokens + self.longest_rollout
+
+    @property
+    def longest_rollout(self) -> int:
+        """Return the most tokens that come after a prompt: a completion's, or an episode's."""
+        own = self.environments
+        lengths = [environment.max_tokens for _, environment in own.values()]
+        is_all = own and len(own) == len([*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)])
+        return max(lengths if is_all else [self.rollout.max_new_tokens, *lengths])
 
 
 def _take_out(values: dict[str, Any], key: str) -> Any:

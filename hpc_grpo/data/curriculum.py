@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,10 +81,11 @@ class Curriculum:
         return all(self._known.get(key, _NEITHER)[1] is None for key in keys)
 
     def note(self, place: Place, grades: GroupGrades) -> None:
-        """Learn what a group was; nothing of one whose reward failed."""
-        if grades.errors:
+        """Learn what a group was, from the rollouts whose reward and environment did not fail."""
+        rewards = list(compress(grades.rewards, grades.is_scored))
+        if not rewards:
             return
-        settings, mean = self._settings, math.fsum(grades.rewards) / len(grades.rewards)
+        settings, mean = self._settings, math.fsum(rewards) / len(rewards)
         streak, _ = self._known.pop(_key(place), _NEITHER)
         if mean >= settings.easy_from - _ROUNDING:
             streak, rest = max(streak, 0) + 1, settings.easy_rest

@@ -24,6 +24,7 @@ from hpc_grpo.data.templates import (
     check_not_empty,
     encode_completions,
     prompt_style,
+    source_text,
 )
 from hpc_grpo.data.workers import Batch, encode_batches
 from hpc_grpo.errors import ConfigError
@@ -147,7 +148,8 @@ def check_item(source: SourceConfig, item: Item, number: int) -> None:
                 f"Fields: {', '.join(item) or 'none'}. Set {key} to one of them{hint}."
             ) from None
 
-    prompt = column("prompt_field" if source.messages_field is None else "messages_field")
+    key = "prompt_field" if source.messages_field is None else "messages_field"
+    prompt = None if getattr(source, key) is None else column(key)
     if source.answer_field is not None:
         answer = column("answer_field", ", or to null when there is no reference answer")
         if answer is None:
@@ -182,7 +184,7 @@ def prompt_hash(source: SourceConfig, item: Item) -> int:
     None beside the calls of tools.
     """
     if source.messages_field is None:
-        own = item[source.prompt_field]
+        own = source_text(source, item)
     else:
         contents = [message["content"] or "" for message in item[source.messages_field] if message["role"] != "system"]
         parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]

@@ -127,7 +127,9 @@ class _Loader:
             rows = load_rows(config, source, self._tokenizer, self._identity)
             self.digests[key] = rows.digest
             reward_set = config.reward_sets.index(config.rewards_of(source))
-            parts.append(Part(name, source, rows, np.arange(len(rows), dtype=np.int64), reward_set))
+            played = list(config.environments)
+            environment = played.index(key) if key in played else None
+            parts.append(Part(name, source, rows, np.arange(len(rows), dtype=np.int64), reward_set, environment))
         return parts
 
     def load_eval_sets(self) -> dict[str, list[Part]]:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Part:
     """One source of a stream: its rows, and the numbers of those that are asked, in their order.
 
-    `reward_set` is the position of its rewards in `config.reward_sets`. `difficulty` ranks its items from 0 to 1, where
+    `reward_set` is the position of its rewards in `config.reward_sets`, `environment` that of its own in
+    `config.environments`. `difficulty` ranks its items from 0 to 1, where
     a column tells (`data.curriculum.difficulty_field`).
     """
 
@@ -36,6 +37,7 @@ class Part:
     rows: Rows
     numbers: NDArray[np.int64]
     reward_set: int = 0
+    environment: int | None = None
     difficulty: NDArray[np.float64] | None = None
 
 
@@ -70,7 +72,8 @@ class PromptStream(Stream):
         epoch, part, row = self.find(ordinal)
         item, answer_field = json.loads(row.fields), part.source.answer_field
         fields = item if answer_field is None else {**item, "answer": answer_of(item, answer_field)}
-        return Prompt(ordinal, epoch, tuple(row.prompt_ids), row.text, fields, part.name, part.reward_set)
+        tokens = tuple(row.prompt_ids)
+        return Prompt(ordinal, epoch, tokens, row.text, fields, part.name, part.reward_set, part.environment)
 
 
 class DemonstrationStream(Stream):

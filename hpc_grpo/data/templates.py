@@ -6,6 +6,7 @@ rendered.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,13 @@ def prompt_style(config: DataConfig, source: SourceConfig) -> PromptStyle:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"data.chat_template = {file} cannot be read: {error}. Give a Jinja file.") from error
     return PromptStyle(template, prompt_format, system_prompt, file, chosen("template_args"))
+
+
+def source_text(source: SourceConfig, item: Mapping[str, Any]) -> Any:
+    """Return an item's prompt; where its source names no column of prompts, the item as JSON."""
+    if source.prompt_field is None:
+        return json.dumps(item, sort_keys=True, default=str)
+    return item[source.prompt_field]
 
 
 def check_not_empty(prompt: str, path: str, number: int) -> None:
@@ -181,7 +189,7 @@ class PromptTemplate:
             text = self._formatted(item, number)
         else:
             try:
-                text = render_chat(self._tokenizer, self._style, self._messages(item, number))
+                text = render_chat(self._tokenizer, self._style, self.messages(item, number))
             except ChatTemplateError as error:
                 raise ConfigError(f"Item {number} of {self._source.path}: {error}") from error
         check_characters(text, self._source.path, number)
@@ -191,7 +199,7 @@ class PromptTemplate:
         return encode_prompts(self._tokenizer, self._style, texts)
 
     def _formatted(self, item: Mapping[str, Any], number: int) -> str:
-        prompt = item[self._source.prompt_field]
+        prompt = source_text(self._source, item)
         if not isinstance(prompt, str):
             raise ConfigError(
                 f"Item {number} of {self._source.path}: {self._source.prompt_field!r} must be text, "
@@ -200,7 +208,7 @@ class PromptTemplate:
         check_not_empty(prompt, self._source.path, number)
         return formatted(self._style, prompt)
 
-    def _messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
+    def messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
         """Return the chat messages of an item. Its own system message wins over the configured one."""
         field = self._source.messages_field
         if field is None:

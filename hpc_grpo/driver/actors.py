@@ -172,7 +172,7 @@ class Workers:
         self._keeps = self._num_learners > 0 and keeps_engines(config)  # an eval's engines hold one model's weights
         self._kept = kept_engines(config) if self._keeps else {}
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
-        tokenizer, head = ray.put(inputs.tokenizer), slots[0].address
+        self._tokenizer, head = ray.put(inputs.tokenizer), slots[0].address
         keeper = None
         if os.environ.get(DISKS_VARIABLE) == "private":  # learners on other nodes write through the head's disk
             pinned = {f"node:{head}": _PIN}
@@ -188,7 +188,7 @@ class Workers:
                     )
                     for index in range(len(slot.engine_bundles))
                 ],
-                self._grader(slot.address, tokenizer) if slot.engine_bundles else None,
+                self._grader(slot.address) if slot.engine_bundles else None,
             )
             for slot in slots
         ]
@@ -260,13 +260,14 @@ class Workers:
         environment = runtime_env("engine", self._config, on_gpu=self._on_gpu)
         actor = ray.remote(Engine).options(**options, runtime_env=environment)
         stop_ids, reads_weights = self._inputs.stop_token_ids, not slot.learner_bundles
-        return actor.remote(self._config, stop_ids, on_gpu=self._on_gpu, reads_weights=reads_weights)
+        tokenizer = self._tokenizer if self._config.environments else None
+        return actor.remote(self._config, stop_ids, tokenizer, on_gpu=self._on_gpu, reads_weights=reads_weights)
 
-    def _grader(self, address: str, tokenizer: Any) -> RemoteGrader:
+    def _grader(self, address: str) -> RemoteGrader:
         pinned = {f"node:{address}": _PIN}
 
         def start() -> Any:
             actor = ray.remote(Grader).options(num_cpus=0, resources=pinned, max_concurrency=_MAX_CALLS)
-            return actor.remote(self._config, tokenizer)
+            return actor.remote(self._config, self._tokenizer)
 
         return RemoteGrader(start, address, self._config.grading.max_restarts)

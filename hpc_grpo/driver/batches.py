@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from hpc_grpo.algorithms.advantages import as_advantage, has_signal, of_each_turn
 from hpc_grpo.algorithms.tasks import algorithm_of, demonstration_sequence
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
@@ -18,7 +20,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.split import cost
 from hpc_grpo.metrics.rollouts import rollout_metrics, selection_metrics
 from hpc_grpo.metrics.timing import StepTimer
-from hpc_grpo.types import RemoteGroup, TrainSequence
+from hpc_grpo.types import Advantage, GroupGrades, RemoteGroup, TrainSequence
 
 if TYPE_CHECKING:
     from hpc_grpo.data.curriculum import Known
@@ -86,15 +88,14 @@ class RolloutBatches:
         self._scheduler.start_prompts(policy_version)
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
-        """Raises ConfigError where the user's function gives other advantages than one finite number a rollout."""
+        """Raises ConfigError where a user's advantages are not one finite number a rollout, or one for each turn."""
         with timer.phase("generate_wait"):
             step = self._scheduler.take_step(policy_version)
         scheduler, sampled, curriculum = self._scheduler, step.sampled, self._scheduler.curriculum
         given = self._algorithm.step_advantages([group.grades for group in step.trained]) if step.trained else ()
-        advantages = [tuple(map(float, own)) for own in given]
+        advantages = [tuple(map(as_advantage, own)) for own in given]
         for group, values in zip(step.trained, advantages, strict=True):
-            if len(values) != (num := len(group.grades.rewards)) or not all(map(math.isfinite, values)):
-                raise ConfigError(f"loss.advantage must give {num} finite numbers for a group, not {values}.")
+            _check(values, group.grades)
         trained = list(zip(step.trained, advantages, strict=True))
         untaught = [group.grades for group, own in trained if self._is_dropped(own)]
         metrics = {
@@ -133,19 +134,19 @@ class RolloutBatches:
             ahead=scheduler.ahead,
         )
 
-    def _is_dropped(self, advantages: Sequence[float]) -> bool:
-        return self._config.rollout.drop_zero_variance and not any(advantages)
+    def _is_dropped(self, advantages: Sequence[Advantage]) -> bool:
+        return self._config.rollout.drop_zero_variance and not has_signal(advantages)
 
-    def _item(self, group: GradedGroup, advantages: tuple[float, ...]) -> TrainItem:
+    def _item(self, group: GradedGroup, advantages: tuple[Advantage, ...]) -> TrainItem:
         grades = group.grades
         if self._is_dropped(advantages):
             grades = replace(grades, valid=(False,) * len(grades.valid))
-        rollouts = zip(grades.num_completion_tokens, grades.valid, advantages, strict=True)
-        computed = [n for n, valid, own in rollouts if valid and (own or not self._skips_zero_advantages)]
+        rollouts = zip(_after_prompt(grades), grades.valid, advantages, strict=True)
+        computed = [n for n, valid, own in rollouts if valid and (has_signal([own]) or not self._skips_zero_advantages)]
         return TrainItem(
             RemoteGroup(group.samples, advantages, grades.valid),
             self._algorithm.num_trained_tokens(grades),
-            cost(len(group.prompt.token_ids), computed, is_shared=self._shares_prompts),
+            cost(grades.num_prompt_tokens, computed, is_shared=self._shares_prompts),
             self._algorithm.num_sequences(grades),
         )
 
@@ -192,13 +193,30 @@ def _deal(items: Sequence[TrainItem], num_minibatches: int) -> list[Sequence[Tra
 
 
 def _lengths(groups: Sequence[GradedGroup]) -> dict[str, float]:
-    """Average the tokens of prompts, and of prompts with their completions, over all rollouts."""
-    lengths = [(len(group.prompt.token_ids), own) for group in groups for own in group.grades.num_completion_tokens]
-    prompts, completions = (sum(each) / len(lengths) for each in zip(*lengths, strict=True))
-    return {"tokens/prompt_mean": prompts, "tokens/sequence_mean": prompts + completions}
+    """Average the tokens of prompts, and of prompts with all that comes after them, over all rollouts."""
+    lengths = [(group.grades.num_prompt_tokens, own) for group in groups for own in _after_prompt(group.grades)]
+    prompts, others = (sum(each) / len(lengths) for each in zip(*lengths, strict=True))
+    return {"tokens/prompt_mean": prompts, "tokens/sequence_mean": prompts + others}
 
 
-def _lines(group: GradedGroup, advantages: Sequence[float] | None) -> Iterator[dict[str, Any]]:
+def _after_prompt(grades: GroupGrades) -> list[int]:
+    """Count each rollout's tokens after its first prompt, those of an environment among them."""
+    observed = grades.num_observed_tokens or (0,) * len(grades.rewards)
+    return [sum(each) for each in zip(grades.num_completion_tokens, observed, strict=True)]
+
+
+def _check(advantages: Sequence[Advantage], grades: GroupGrades) -> None:
+    num_turns = [len(own) for own in grades.turn_rewards] or [1] * len(grades.rewards)
+    spread = [of_each_turn(own, num) for own, num in zip(advantages, num_turns, strict=False)]
+    is_as_long = [len(advantages), *map(len, spread)] == [len(num_turns), *num_turns]
+    if not is_as_long or not all(map(math.isfinite, chain(*spread))):
+        raise ConfigError(
+            f"loss.advantage must give {len(num_turns)} finite numbers for a group, or a tuple for a rollout with one "
+            f"for each of its turns, {num_turns} here, not {tuple(advantages)}."
+        )
+
+
+def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterator[dict[str, Any]]:
     """Describe each rollout of a group whose texts were kept (`rollout.logged_fraction`); no advantages: dropped."""
     grades = group.grades
     for index, text in enumerate(grades.texts):
@@ -217,4 +235,5 @@ def _lines(group: GradedGroup, advantages: Sequence[float] | None) -> Iterator[d
             "tokens": grades.num_completion_tokens[index],
             "truncated": grades.truncated[index],
             "policy_version": grades.min_policy_versions[index],
+            **({"turns": grades.turn_rewards[index]} if grades.turn_rewards else {}),
         }

@@ -6,7 +6,7 @@ Checked without Ray, torch or a GPU, before anything starts: a mistake costs sec
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.loading import load_evals, load_streams
-from hpc_grpo.data.stream import DemonstrationStream, PromptStream
+from hpc_grpo.data.stream import DemonstrationStream, PromptStream, Stream
+from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
 from hpc_grpo.data.tokenizer import (
     check_context_length,
     context_length,
@@ -23,6 +24,9 @@ from hpc_grpo.data.tokenizer import (
     refuse_other_vocabularies,
     stop_token_ids,
 )
+from hpc_grpo.episodes.dialogue import Dialogue
+from hpc_grpo.episodes.workers import first_answer
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import EVAL_METRICS
 from hpc_grpo.rewards.sandbox.isolation import refuse_shown
@@ -68,11 +72,33 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
         for name in config.eval.metrics:
             EVAL_METRICS.find(name)
     if not trains:
-        return Inputs(tokenizer, stop_ids, load_evals(config, tokenizer))
+        evals = load_evals(config, tokenizer)
+        _check_environments(config, tokenizer, evals.values())
+        return Inputs(tokenizer, stop_ids, evals)
     if config.needs.rollouts:
         config.loss.advantage.check()  # the loss is the learners' to import: it needs torch
     streams = load_streams(config, tokenizer, context=context_length(config))
+    _check_environments(config, tokenizer, [streams.train, *streams.evals.values()])
     return Inputs(tokenizer, stop_ids, streams.evals, streams.train, streams.digests)
+
+
+def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[Stream]) -> None:
+    """Begin each environment once, with its first row. Raises ConfigError where it cannot begin, or its template not
+    show what it says.
+    """
+    environments = list(config.environments.items())
+    for part in (part for stream in streams for part in stream.parts):
+        if part.environment is None:
+            continue
+        key, (source, environment) = environments[part.environment]
+        dialogue = Dialogue(tokenizer, prompt_style(config.data, source))
+        row = json.loads(part.rows[int(part.numbers[0])].fields)
+        answer = first_answer(key, environment, row)
+        messages = answer.messages or PromptTemplate(config.data, source, tokenizer).messages(row, 0)
+        try:
+            dialogue.begin(messages, answer.tools)
+        except ValueError as error:
+            raise ConfigError(f"Environment {environment.name!r}, first row of {key}: {error}.") from error
 
 
 def refuse_shown_files(config: Config) -> None:

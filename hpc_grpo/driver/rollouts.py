@@ -20,7 +20,7 @@ from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
-from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
+from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, Scene
 
 if TYPE_CHECKING:
     from hpc_grpo.data.curriculum import Curriculum, Known
@@ -139,7 +139,8 @@ class RolloutScheduler:
                 (trained if is_kept else dropped).append(group)
             graded = [each.grades for each in (*trained, *dropped)]
             check_failures(graded, self._config.grading.max_failed_fraction, list(self._earlier))
-            oldest = min(min(group.grades.min_policy_versions) for group in groups)
+            versions = [own for group in groups for own in group.grades.min_policy_versions if own >= 0]
+            oldest = min(versions, default=policy_version)
             if policy_version - oldest > rollout.max_policy_lag:
                 raise HpcGrpoError(
                     f"A rollout of policy version {oldest} reached the learner at version {policy_version}, beyond "
@@ -197,31 +198,44 @@ class RolloutScheduler:
         samples = range(rollout.group_size)
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, policy_version) for index in samples)
         sampling = rollout.sampling(rollout.temperature, rollout.top_p)
-        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling)
+        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, scene=scene_of(prompt, seed))
+
+
+def scene_of(prompt: Prompt, seed: int) -> Scene | None:
+    """Return what the environment of a prompt begins with; None where it has none."""
+    if prompt.environment is None:
+        return None
+    return Scene(prompt.environment, prompt.fields, sampling_seed(seed, prompt.ordinal, -1, 0))
 
 
 def check_failures(
     grades: Sequence[GroupGrades], max_failed_fraction: float, earlier: Sequence[GroupGrades] | None = None
 ) -> None:
-    """Raise RewardError with the rewards' own errors when more groups failed than allowed.
+    """Raise RewardError with the errors of rewards and environments when more groups failed than allowed.
 
-    Fewer groups than `_WINDOW` are judged together with the last of the `earlier` ones, and one failure is allowed: one
-    of four says little. In training, which has `earlier` groups, a missed deadline says that a server is slow, not that
-    the reward is broken: it counts once every group failed. An eval set has no `earlier` groups. There every failure
-    counts, or the set would be measured on the rest. A fraction of 0 forgives nothing.
+    A group counts by the share of its rollouts whose environment failed, or as one where a reward did. Fewer groups
+    than `_WINDOW` are judged together with the last of the `earlier` ones, and one failure is allowed: one of four says
+    little. In training, which has `earlier` groups, a missed deadline says that a server is slow, not that the reward
+    is broken: it counts once every group failed. An eval set has no `earlier` groups. There every failure counts, or
+    the set would be measured on the rest. A fraction of 0 forgives nothing.
     """
     forgives_deadlines = earlier is not None and max_failed_fraction > 0
     missing = max(0, _WINDOW - len(grades))
     judged = [*(earlier[-missing:] if earlier and missing else ()), *grades]
-    failed = [group for group in judged if group.errors]
     allowed = max(1.0, max_failed_fraction * len(judged)) if max_failed_fraction else 0.0
-    num_broken = len(failed)
-    if forgives_deadlines and num_broken < len(judged):
-        num_broken = sum(not group.timed_out for group in failed)
-    if num_broken > allowed:
-        shown = "\n  ".join([error for group in failed for error in group.errors][-_MAX_SHOWN_ERRORS:])
+    shares = [1.0 - sum(group.is_scored) / len(group.rewards) for group in judged]
+    broken = shares
+    if forgives_deadlines and not all(group.errors for group in judged):
+        broken = [0.0 if group.timed_out else own for group, own in zip(judged, shares, strict=True)]
+    if sum(broken) > allowed:
+        failures = [
+            f"prompt {group.ordinal}, environment: {text}" for group in judged for text in group.failures if text
+        ]
+        errors = [error for group in judged for error in group.errors]
+        shown = "\n  ".join([*errors, *failures][-_MAX_SHOWN_ERRORS:])
+        what = " or the ".join(["reward"] * bool(errors) + ["environment"] * bool(failures))
         raise RewardError(
-            f"The reward failed for {len(failed)} of {len(judged)} prompts, more than "
+            f"The {what} failed for {sum(shares):.3g} of {len(judged)} prompts, more than "
             f"grading.max_failed_fraction = {max_failed_fraction:g} allows:\n  {shown}"
         )
 

@@ -19,7 +19,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
 from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, errors_in_time, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
-from hpc_grpo.types import Completion, GroupRequest, Prompt, SamplingSpec
+from hpc_grpo.types import Completion, CompletionRequest, Prompt, SamplingSpec
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, bucket_layout
 
@@ -53,7 +53,7 @@ class Canary:
         """What an engine said, and how the learners scored it when the engine first said that."""
         sampling = SamplingSpec(_NUM_TOKENS, temperature=config.rollout.temperature)
         token_ids = prompt.token_ids[-_MAX_PROMPT_TOKENS:]
-        self.request = GroupRequest(prompt.ordinal, token_ids, (config.run.seed,), sampling, is_urgent=True)
+        self.request = CompletionRequest(prompt.ordinal, token_ids, config.run.seed, sampling, is_urgent=True)
 
     def judge(self, engine: object, completion: Completion, learner_logprobs: Float32Array, version: int) -> float:
         """Return how far engine and learners are apart, in nats a token.
@@ -189,7 +189,7 @@ class WeightSync:
             engines = self._replace(self._failures(calls, [], waiting_for))
 
     def _announce(
-        self, version: int, probe: GroupRequest | None
+        self, version: int, probe: CompletionRequest | None
     ) -> tuple[dict[RemoteEngine, Exception], dict[RemoteEngine, Any]]:
         """Have every engine load what was staged; return those that failed, none once all hold it, and the calls."""
         loading = {engine: engine.actor.receive_weights.remote(version, probe) for engine in self._engines}
@@ -207,14 +207,13 @@ class WeightSync:
     def _judge(self, version: int, loading: Mapping[RemoteEngine, Any]) -> float:
         """Have the learners score what the engines said to the probe, each completion once."""
         answers = get_all(list(loading.values()), self._deadline, "the answers to the probe")
-        completions = [samples.completions[0] for samples in answers]
-        said = [tuple(completion.token_ids.tolist()) for completion in completions]
+        said = [tuple(completion.token_ids.tolist()) for completion in answers]
         once = list(dict.fromkeys(said))
         scoring = [learner.score.remote(self._canary.request.prompt_token_ids, once) for learner in self._learners]
         scores = dict(zip(once, get_all(scoring, self._deadline, "the learners' scores of the probe")[0], strict=True))
         return max(
             self._canary.judge(engine.actor, completion, scores[own], version)
-            for engine, completion, own in zip(loading, completions, said, strict=True)
+            for engine, completion, own in zip(loading, answers, said, strict=True)
         )
 
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:

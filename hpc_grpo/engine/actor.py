@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.templates import Tokenizer
+from hpc_grpo.engine.episodes import EpisodePlayer
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import start_vllm
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.affinity import keep_near_gpus
 from hpc_grpo.system.usage import METER, Usage
-from hpc_grpo.types import GroupRequest, GroupSamples
+from hpc_grpo.types import Completion, CompletionRequest, GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
     from hpc_grpo.weights.node_group import GroupMembership
@@ -39,11 +41,11 @@ class StepLoop:
     """Makes a sampler and runs its steps, on a thread of its own. Waits when idle, until `call`.
 
     Before a call the thread drains the sampler: no call meets a step in flight, and every token is of the weights that
-    its step began with.
+    its step began with. Requests are queued beside steps that are in flight, as vLLM's own server does.
     """
 
     def __init__(self, make: Callable[[], Sampler]) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[Sampler], Any], Future[Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[Sampler], Any], Future[Any], bool]] = queue.SimpleQueue()
         self._sampler: Future[Sampler] = Future()
         threading.Thread(target=self._run, args=(make,), name="engine-steps", daemon=True).start()
 
@@ -51,10 +53,10 @@ class StepLoop:
         """Return the sampler; raises what `make` raised."""
         return self._sampler.result()
 
-    def call(self, function: Callable[[Sampler], T]) -> Future[T]:
+    def call(self, function: Callable[[Sampler], T], *, drains: bool = True) -> Future[T]:
         """Run `function(sampler)` on the thread between two steps; its future raises what `make` raised."""
         future: Future[T] = Future()
-        self._calls.put((function, future))
+        self._calls.put((function, future, drains))
         return future
 
     def _run(self, make: Callable[[], Sampler]) -> None:
@@ -84,14 +86,15 @@ class StepLoop:
             if wait:
                 PULSE.turn_to("")
             try:
-                function, future = self._calls.get(block=wait)
+                function, future, drains = self._calls.get(block=wait)
             except queue.Empty:
                 return
             wait = False
             try:
                 sampler = self._sampler.result()
                 try:
-                    sampler.drain()
+                    if drains:
+                        sampler.drain()
                 except BaseException as error:  # raised again, once the requests in flight know of it
                     sampler.fail(error)
                     raise
@@ -105,9 +108,18 @@ class Engine:
     """Made a Ray actor by the driver; asyncio lets many requests wait side by side."""
 
     def __init__(
-        self, config: Config, stop_token_ids: Sequence[int], *, on_gpu: bool, reads_weights: bool = False
+        self,
+        config: Config,
+        stop_token_ids: Sequence[int],
+        tokenizer: Tokenizer | None = None,
+        *,
+        on_gpu: bool,
+        reads_weights: bool = False,
     ) -> None:
-        """Start vLLM. It `reads_weights` of the model's folder where no learner publishes any."""
+        """Start vLLM. It `reads_weights` of the model's folder where no learner publishes any.
+
+        Environments need the tokenizer.
+        """
         dump_stacks_on_signal("engine")
         PULSE.open("engine", patience_of_actor(config))
         # Before vLLM is imported, whose threads inherit the cores.
@@ -121,7 +133,8 @@ class Engine:
         self._loop = StepLoop(
             lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids)
         )
-        self._groups = defaultdict[tuple[str, int], asyncio.Future[Future[GroupSamples]]](asyncio.Future)
+        self._player = EpisodePlayer(config, tokenizer, self._sample)
+        self._groups = defaultdict[tuple[str, int], asyncio.Future[asyncio.Task[GroupSamples]]](asyncio.Future)
 
     async def ready(self) -> None:
         """Return when vLLM is up; raises what its construction or a step raised."""
@@ -132,6 +145,7 @@ class Engine:
         """Forget the requests of the driver before. Raises ValueError for another config, and what a step raised."""
         if config != self._config:
             raise ValueError("this engine was started with another config")
+        self._player.end_all()
         await self._between_steps(lambda sampler: sampler.forget_requests())
         self._groups.clear()
         self._verified = None
@@ -170,15 +184,8 @@ class Engine:
 
     async def generate(self, call: str, requests: Sequence[GroupRequest]) -> None:
         """Queue all groups in one go, in the order given; `samples` returns each."""
-        groups = [self._groups[call, index] for index in range(len(requests))]
-        try:
-            sampling = await self._between_steps(lambda sampler: sampler.add_groups(requests))
-        except Exception as error:  # noqa: BLE001 - raised by whoever waits for the groups
-            for group in groups:
-                group.set_exception(error)
-        else:
-            for group, own in zip(groups, sampling, strict=True):
-                group.set_result(own)
+        for index, playing in enumerate(self._player.start(requests)):
+            self._groups[call, index].set_result(playing)
 
     @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     async def samples(self, call: str, index: int) -> tuple[GroupSamples, None]:
@@ -187,11 +194,11 @@ class Engine:
         The second value is a reference of its own, which ends as the first does and costs nothing to fetch.
         """
         try:
-            return await asyncio.wrap_future(await self._groups[call, index]), None
+            return await (await self._groups[call, index]), None
         finally:
             self._groups.pop((call, index), None)  # `serve_next` may have forgotten all
 
-    async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> GroupSamples | None:
+    async def receive_weights(self, version: int, probe: CompletionRequest | None = None) -> Completion | None:
         """Load the published version; returns the answer to the `probe`, sampled before anything else."""
         return await self._between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
@@ -220,6 +227,9 @@ class Engine:
 
     async def forget_prefixes(self) -> None:
         await self._between_steps(lambda sampler: sampler.forget_prefixes())
+
+    async def _sample(self, requests: Sequence[CompletionRequest]) -> Sequence[Future[Completion]]:
+        return await asyncio.wrap_future(self._loop.call(lambda sampler: sampler.add(requests), drains=False))
 
     async def _between_steps(self, function: Callable[[Sampler], T]) -> T:
         return await asyncio.wrap_future(self._loop.call(function))

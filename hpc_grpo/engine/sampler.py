@@ -1,4 +1,4 @@
-"""Sample groups with a vLLM engine, token in and token out. Runs on the thread of the engine's `StepLoop`.
+"""Sample completions with a vLLM engine, token in and token out. Runs on the thread of the engine's `StepLoop`.
 
 Every completion has a seed of its own: what is sampled follows from the prompt, the weights and the seed, and not from
 what else is in flight, its order, preemptions or a publish. One seed for an engine and a publish would save 3 % of an
@@ -23,25 +23,17 @@ from typing import TYPE_CHECKING, Any
 from hpc_grpo.engine.vllm import sampling_params
 from hpc_grpo.errors import PromptError, WeightSyncError
 from hpc_grpo.metrics.profiling import StackProfile
-from hpc_grpo.types import Completion, GroupRequest, GroupSamples
+from hpc_grpo.types import Completion, CompletionRequest
 
 if TYPE_CHECKING:
     from hpc_grpo.weights.store import StoredVersion
 
 
 @dataclass
-class _PendingGroup:
-    request: GroupRequest
-    future: Future[GroupSamples]
-    completions: dict[int, Completion] = field(default_factory=dict)
-
-
-@dataclass
-class _PendingSample:
+class _PendingCompletion:
     """A completion under way. `segments` are (policy_version, tokens sampled by it), closed at each weight update."""
 
-    group: _PendingGroup
-    index: int
+    future: Future[Completion] = field(default_factory=Future)
     segments: list[tuple[int, int]] = field(default_factory=list)
 
     def close_segment(self, version: int, num_tokens: int) -> None:
@@ -49,12 +41,12 @@ class _PendingSample:
 
 
 class Sampler:
-    """Samples groups with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
+    """Samples completions with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
 
     def __init__(self, engine: Any, stop_token_ids: Sequence[int]) -> None:
         """`engine` is vLLM's LLMEngine."""
         self._engine, self._stop_token_ids = engine, list(stop_token_ids)
-        self._samples: dict[str, _PendingSample] = {}
+        self._pending: dict[str, _PendingCompletion] = {}
         self._request_ids = itertools.count()
         self._failure: BaseException | None = None
         self._is_loading = False
@@ -63,12 +55,15 @@ class Sampler:
 
     def has_work(self) -> bool:
         """Tell whether there is anything to sample now: requests wait while weights are half loaded."""
-        return bool(self._samples) and not self._is_loading
+        return bool(self._pending) and not self._is_loading
 
-    def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[GroupSamples]]:
-        """Queue groups in the order given; the order decides the batches and so the last bits of the numbers."""
+    def add(self, requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+        """Queue completions in the order given; the order decides the batches and so the last bits of the numbers.
+
+        The future of one whose prompt is refused raises PromptError.
+        """
         self.raise_failure()
-        return [self._add_group(request) for request in requests]
+        return [self._add(request) for request in requests]
 
     def step(self) -> None:
         for output in self._engine.step():
@@ -86,9 +81,9 @@ class Sampler:
         self._engine.wake_up(tags=["scheduling"])
 
     def fail(self, error: BaseException) -> None:
-        """Raise this error from every group that waits, and from later calls: vLLM may be in any state now."""
+        """Raise this error from every completion that waits, and from later calls: vLLM may be in any state now."""
         self._failure = error
-        self._end_groups(error)
+        self._end_all(error)
 
     def raise_failure(self) -> None:
         if self._failure is not None:
@@ -99,8 +94,8 @@ class Sampler:
         self.raise_failure()
         if self._stacks is not None:
             self.stop_profile()
-        self._engine.abort_request(list(self._samples))
-        self._end_groups(RuntimeError("the driver that asked for it is gone"))
+        self._engine.abort_request(list(self._pending))
+        self._end_all(RuntimeError("the driver that asked for it is gone"))
         self.forget_prefixes()
 
     def on_workers(self, method: str, *args: Any) -> Sequence[Any]:
@@ -111,8 +106,8 @@ class Sampler:
         return raise_caught(self._engine.collective_rpc(method, args=args))
 
     def receive_weights(
-        self, version: int, probe: GroupRequest | None = None, verified: StoredVersion | None = None
-    ) -> GroupSamples | None:
+        self, version: int, probe: CompletionRequest | None = None, verified: StoredVersion | None = None
+    ) -> Completion | None:
         """Take part in the publish of `version`; requests in flight go on with it, after the answer to the `probe`.
 
         `verified`: what the node's engines have compared with its checksums. Raises what a step raised.
@@ -132,8 +127,8 @@ class Sampler:
         keeps the memory: its build for CPUs has no such pool.
         """
         self.raise_failure()
-        if self._samples:
-            raise RuntimeError(f"{len(self._samples)} completions are under way: an engine that sleeps would lose them")
+        if self._pending:
+            raise RuntimeError(f"{len(self._pending)} completions are under way: an engine that sleeps would lose them")
         self._engine.sleep(level=2)
 
     def wake_up(self) -> None:
@@ -161,12 +156,12 @@ class Sampler:
         shutil.rmtree(folder)
         return files
 
-    def _answer(self, probe: GroupRequest) -> GroupSamples:
+    def _answer(self, probe: CompletionRequest) -> Completion:
         """Sample the probe alone: in a batch its last bits would depend on the others, and its time too."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         most, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 1
         try:
-            answer = self._add_group(probe)
+            answer = self._add(probe)
             while not answer.done():
                 self.step()
         except BaseException as error:  # vLLM may be in any state now: those in flight hear of it too
@@ -176,11 +171,11 @@ class Sampler:
             scheduler.max_num_active_reqs = most
         return answer.result()
 
-    def _end_groups(self, error: BaseException) -> None:
-        waiting = {id(sample.group): sample.group for sample in self._samples.values()}
-        self._samples.clear()
-        for group in waiting.values():
-            group.future.set_exception(error)
+    def _end_all(self, error: BaseException) -> None:
+        waiting = [*self._pending.values()]
+        self._pending.clear()
+        for completion in waiting:
+            completion.future.set_exception(error)
 
     def _load(self, method: str, *args: Any) -> Sequence[Any]:
         """Have the workers load weights. Where that fails, nothing is sampled until they have loaded others.
@@ -200,57 +195,51 @@ class Sampler:
 
     def _switch_to(self, version: int) -> None:
         for state in self._engine.output_processor.request_states.values():
-            sample = self._samples[state.external_req_id]
-            sample.close_segment(self.policy_version, state.detokenizer.num_output_tokens())
+            pending = self._pending[state.external_req_id]
+            pending.close_segment(self.policy_version, state.detokenizer.num_output_tokens())
         # Cached keys and values are those of the old weights.
         self.forget_prefixes()
         self.policy_version = version
         self._is_loading = False
 
-    def _add_group(self, request: GroupRequest) -> Future[GroupSamples]:
-        """Queue the requests of a group; where its prompt is refused, the future raises PromptError."""
+    def _add(self, request: CompletionRequest) -> Future[Completion]:
         from vllm.exceptions import VLLMClientError
 
-        group = _PendingGroup(request, Future())
-        token_ids, vocabulary_size = list(request.prompt_token_ids), self._engine.model_config.get_vocab_size()
-        for index, seed in enumerate(request.seeds):
-            request_id = str(next(self._request_ids))
-            # In place of the time: requests of one moment would be ordered by the text of their numbers.
-            arrival, priority = float(request_id), -1 if request.is_urgent else 0
-            try:
-                if token_ids and max(token_ids) >= vocabulary_size:
-                    # vLLM checks this with its tokenizer, which it lacks here. Unchecked, it ends a GPU's process.
-                    raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
-                params = sampling_params(request.sampling, seed, self._stop_token_ids)
-                self._engine.add_request(
-                    request_id, {"prompt_token_ids": token_ids}, params, arrival_time=arrival, priority=priority
-                )
-            except (ValueError, VLLMClientError) as error:
-                refusal = PromptError(
-                    f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Mend or remove that item of "
-                    f"the data set, or its tokenizer."
-                )
-                group.future.set_exception(refusal)  # all of the group have the prompt that is refused
-                break
-            self._samples[request_id] = _PendingSample(group, index)
-        return group.future
+        pending, token_ids = _PendingCompletion(), list(request.prompt_token_ids)
+        request_id, vocabulary_size = str(next(self._request_ids)), self._engine.model_config.get_vocab_size()
+        # In place of the time: requests of one moment would be ordered by the text of their numbers.
+        arrival, priority = float(request_id), -1 if request.is_urgent else 0
+        try:
+            if token_ids and max(token_ids) >= vocabulary_size:
+                # vLLM checks this with its tokenizer, which it lacks here. Unchecked, it ends a GPU's process.
+                raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
+            params = sampling_params(request.sampling, request.seed, self._stop_token_ids)
+            self._engine.add_request(
+                request_id, {"prompt_token_ids": token_ids}, params, arrival_time=arrival, priority=priority
+            )
+        except (ValueError, VLLMClientError) as error:
+            refusal = PromptError(
+                f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Mend or remove that item of the "
+                f"data set, or its tokenizer."
+            )
+            pending.future.set_exception(refusal)
+        else:
+            self._pending[request_id] = pending
+        return pending.future
 
     def _finish(self, output: Any) -> None:
         import numpy as np
 
-        sample = self._samples.pop(output.request_id)
+        pending = self._pending.pop(output.request_id)
         (result,) = output.outputs
-        sample.close_segment(self.policy_version, len(result.token_ids))
-        group, request = sample.group, sample.group.request
-        versions, lengths = zip(*sample.segments, strict=True)
-        group.completions[sample.index] = Completion(
-            token_ids=np.asarray(result.token_ids, dtype=np.int32),
-            # Of tokens that were guessed behind a text of `stop` there are logprobs alone.
-            engine_logprobs=np.asarray(result.logprobs.logprobs[: len(result.token_ids)], dtype=np.float32),
-            policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
-            finish_reason="stop" if result.finish_reason == "stop" else "length",
+        pending.close_segment(self.policy_version, len(result.token_ids))
+        versions, lengths = zip(*pending.segments, strict=True)
+        pending.future.set_result(
+            Completion(
+                token_ids=np.asarray(result.token_ids, dtype=np.int32),
+                # Of tokens that were guessed behind a text of `stop` there are logprobs alone.
+                engine_logprobs=np.asarray(result.logprobs.logprobs[: len(result.token_ids)], dtype=np.float32),
+                policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
+                finish_reason="stop" if result.finish_reason == "stop" else "length",
+            )
         )
-        if len(group.completions) == len(request.seeds):
-            completions = tuple(group.completions[index] for index in range(len(request.seeds)))
-            prompt_token_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)
-            group.future.set_result(GroupSamples(request.ordinal, prompt_token_ids, completions))

@@ -7,6 +7,8 @@ Runs in a Ray actor, one on each node with engines; many groups are graded at on
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.templates import Tokenizer
@@ -17,7 +19,13 @@ from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.usage import METER, Usage
-from hpc_grpo.types import GroupGrades, GroupSamples, Prompt
+from hpc_grpo.types import Episode, GroupGrades, GroupSamples, Prompt, Turn
+
+if TYPE_CHECKING:
+    from hpc_grpo.types import Int32Array
+
+ENVIRONMENT_PART = "environment"
+"""What `reward_parts` call the rewards of the environment, summed over the turns of an episode."""
 
 
 class Grader:
@@ -65,27 +73,57 @@ class Grader:
                 PULSE.turn_to("")
 
     async def _grades(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
-        completions = samples.completions
-        texts = tuple(self._text(completion.token_ids.tolist()) for completion in completions)
+        episodes = samples.episodes
+        answers = tuple(self._text(episode.turns[-1:]) for episode in episodes)
         rewards = self._rewards[prompt.reward_set]
-        outcome = await self._pool.submit(prompt.text, texts, prompt.fields, rewards).wait()
-        truncated = tuple(completion.finish_reason == "length" for completion in completions)
-        masked = (cut and self._mask_truncated for cut in truncated)
+        outcome = await self._pool.submit(prompt.text, answers, prompt.fields, rewards).wait()
+        parts, totals = outcome.parts, outcome.rewards
+        turn_rewards: tuple[tuple[float, ...], ...] = ()
+        if prompt.environment is not None:
+            turn_rewards = tuple(tuple(turn.reward for turn in episode.turns) for episode in episodes)
+            parts = {ENVIRONMENT_PART: tuple(map(sum, turn_rewards)), **parts}
+            if not outcome.errors:
+                totals = tuple(map(sum, zip(parts[ENVIRONMENT_PART], totals, strict=True)))
+        failures = tuple(episode.failure for episode in episodes)
+        truncated = tuple(episode.finish_reason == "length" for episode in episodes)
+        masked = (
+            bool(failure) or (cut and self._mask_truncated) for failure, cut in zip(failures, truncated, strict=True)
+        )
+        versions = [_policy_versions(episode) for episode in episodes]
         return GroupGrades(
             ordinal=samples.ordinal,
-            rewards=outcome.rewards,
-            reward_parts=outcome.parts,
+            rewards=tuple(0.0 if failure else own for failure, own in zip(failures, totals, strict=True)),
+            reward_parts=parts,
             valid=tuple(valid and not own for valid, own in zip(outcome.valid, masked, strict=True)),
-            num_completion_tokens=tuple(len(completion.token_ids) for completion in completions),
+            num_completion_tokens=tuple(episode.num_sampled_tokens for episode in episodes),
             truncated=truncated,
-            min_policy_versions=tuple(int(completion.policy_versions.min()) for completion in completions),
-            mean_policy_versions=tuple(float(completion.policy_versions.mean()) for completion in completions),
-            measures=measure(completions, texts),
-            texts=texts if with_texts else (),
+            min_policy_versions=tuple(int(own.min()) for own in versions),
+            mean_policy_versions=tuple(float(own.mean()) for own in versions),
+            measures=measure(episodes, answers, in_environment=prompt.environment is not None),
+            texts=tuple(self._text(episode.turns) for episode in episodes) if with_texts else (),
             errors=tuple(f"prompt {samples.ordinal}, {error}" for error in outcome.errors),
             timed_out=outcome.timed_out,
             over_budget=outcome.over_budget,
+            turn_rewards=turn_rewards,
+            num_prompt_tokens=max(
+                (len(episode.turns[0].context_ids) for episode in episodes if episode.turns), default=0
+            ),
+            num_observed_tokens=tuple(sum(len(turn.context_ids) for turn in episode.turns[1:]) for episode in episodes),
+            num_sequences=tuple(episode.num_sequences for episode in episodes),
+            failures=failures,
         )
 
-    def _text(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def _text(self, turns: Sequence[Turn]) -> str:
+        """Return what the model wrote; of several turns all that came after the first prompt, control tokens too."""
+        ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.completion.token_ids.tolist())]
+        own = ids[len(turns[0].context_ids) :] if turns else []
+        hides = len(turns) == 1
+        return str(self._tokenizer.decode(own, skip_special_tokens=hides, clean_up_tokenization_spaces=False))
+
+
+def _policy_versions(episode: Episode) -> Int32Array:
+    """Return the versions that sampled the tokens `[C]` of an episode; [-1] where it has none."""
+    import numpy as np
+
+    versions = [turn.completion.policy_versions for turn in episode.turns]
+    return np.concatenate(versions) if versions else np.array([-1], dtype=np.int32)

@@ -14,14 +14,11 @@ actor is Ray. Here each worker has a socket of its own, and starts with the regi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pickle
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -40,8 +37,8 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardAwayError, RewardEr
 from hpc_grpo.grading.worker import Call, CallResult, Preparation
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import Group
-from hpc_grpo.system.processes import hold_on
-from hpc_grpo.system.secret import is_secret
+from hpc_grpo.system.processes import hold_on, kill_group, start_program
+from hpc_grpo.system.secret import environ_for
 from hpc_grpo.system.signals import signal_name
 from hpc_grpo.system.usage import Meter, Usage
 
@@ -55,15 +52,6 @@ _GRACE_S = 5.0
 _MAX_TRIES = 2
 """A worker that is lost to something else than the call is no fault of the call; a second one probably is."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-
-_PROGRAM = (
-    "import sys; sys.path[:] = sys.argv.pop().split(chr(10)); "
-    "from hpc_grpo.grading.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-)
-"""Takes the parent's path, on which the rewards were found, and not what -m would put first.
-
--m would also make the worker's module `__main__`, whose classes cannot be unpickled here.
-"""
 
 
 @dataclass(frozen=True)
@@ -344,21 +332,11 @@ class WorkerSlot:
 
 
 class _WorkerProcess:
-    """A process of `worker.main` in its own session, with a socket: what a reward prints cannot fall into an answer."""
+    """A process of `worker.main`."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
+        self.process, self._socket = start_program("hpc_grpo.grading.worker", environ)
         self.connection = Connection(os.dup(self._socket.fileno()))
-        flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
-        arguments = [str(theirs.fileno()), str(os.getpid()), "\n".join(sys.path)]
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, *flags, "-c", _PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=environ,
-            )
         self.meter = Meter(self.process.pid)
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -368,14 +346,13 @@ class _WorkerProcess:
 
     def kill(self) -> None:
         """Kill the worker with all that its rewards have started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
 
     def end(self) -> int:
         self.kill()
         self.connection.close()
         self._socket.close()
-        return self.process.wait()
+        return int(self.process.wait())
 
 
 def labelled(reward_sets: Sequence[Sequence[RewardConfig]]) -> list[dict[str, RewardConfig]]:
@@ -420,7 +397,7 @@ def _environ_for(rewards: Sequence[RewardConfig]) -> dict[str, str]:
     }
     if any(":" not in reward.name and not REWARDS.find(reward.name).is_one_by_one for reward in rewards):
         named |= {name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")}
-    return {name: value for name, value in os.environ.items() if name in named or not is_secret(name, value)}
+    return environ_for(named)
 
 
 def _function_name(reward: RewardConfig) -> str:

@@ -113,8 +113,7 @@ class Critic(LearnerPart):
         estimate = partial(
             generalized_advantages, discount=self.config.ppo.discount, gae_lambda=self.config.ppo.gae_lambda
         )
-        rewards = [float(sequence.advantages[sequence.loss_mask][-1]) for sequence in sequences]
-        return list(map(estimate, rewards, own_values))
+        return list(map(estimate, map(token_rewards, sequences), own_values))
 
     def _normalized(self, advantages: Sequence[Sequence[Float32Array]]) -> list[list[Float32Array]]:
         """Give all tokens of the step, over all ranks, mean 0 and deviation 1."""
@@ -158,21 +157,30 @@ class Critic(LearnerPart):
         return {name: Mean(total, len(returns)) for name, total in totals} | {"critic/grad_norm": Mean(grad_norm)}
 
 
+def token_rewards(sequence: TrainSequence) -> Float32Array:
+    """Return the reward of each trained token `[C]`: that of a turn comes with its last token.
+
+    The next token is then an observation, which is not trained, or there is none.
+    """
+    ends_turn = np.append(~sequence.loss_mask[1:], True)
+    return np.where(ends_turn, sequence.advantages, np.float32(0.0))[sequence.loss_mask]
+
+
 def generalized_advantages(
-    reward: float, values: Float32Array, discount: float, gae_lambda: float
+    rewards: Float32Array, values: Float32Array, discount: float, gae_lambda: float
 ) -> tuple[Float32Array, Float32Array]:
-    """Return the advantages and the returns of an episode, each `[C]`; the reward comes with its last token.
+    """Return the advantages and the returns of a sequence, each `[C]` as `rewards` and `values`.
 
     A_t = d_t + discount * gae_lambda * A_(t+1)    d_t = r_t + discount * V_(t+1) - V_t    return_t = A_t + V_t
 
-    Generalised advantage estimation (Schulman et al., arXiv:1506.02438). `values` `[C]` are of the states before each
-    token; the state after the last is worth 0.
+    Generalised advantage estimation (Schulman et al., arXiv:1506.02438) over the trained tokens: t + 1 is the first
+    token of the next turn where an observation lies between, as in verl and NeMo-RL. `values` are of the states before
+    each token; the state after the last is worth 0.
     """
     advantages = np.zeros_like(values)
     following, next_value = 0.0, 0.0
     for index in range(len(values) - 1, -1, -1):
-        own_reward = reward if index == len(values) - 1 else 0.0
-        difference = own_reward + discount * next_value - float(values[index])
+        difference = float(rewards[index]) + discount * next_value - float(values[index])
         following = difference + discount * gae_lambda * following
         advantages[index], next_value = following, float(values[index])
     return advantages, advantages + values

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 
 from hpc_grpo.config import EvalConfig
-from hpc_grpo.types import Completion, GroupGrades
+from hpc_grpo.types import Episode, GroupGrades
 
-MEASURES: Mapping[str, Callable[[Completion, str], float]] = {
-    "tokens/completion_mean": lambda completion, text: len(completion.token_ids),
-    "tokens/truncated_fraction": lambda completion, text: completion.finish_reason == "length",
+Measures = Mapping[str, Callable[[Episode, str], float]]
+MEASURES: Measures = {
+    "tokens/completion_mean": lambda episode, text: episode.num_sampled_tokens,
+    "tokens/truncated_fraction": lambda episode, text: episode.finish_reason == "length",
 }
-"""Measures of a completion and its text, by the metric's name."""
+"""Measures of a rollout and the text of its last turn, by the metric's name."""
+
+IN_ENVIRONMENT: Measures = {
+    "episode/turns": lambda episode, text: len(episode.turns),
+    "episode/observed_tokens": lambda episode, text: sum(len(turn.context_ids) for turn in episode.turns[1:]),
+    "episode/failed_fraction": lambda episode, text: bool(episode.failure),
+}
+"""Those of an episode with an environment, beside the environment's own."""
 
 
-def measure(completions: Sequence[Completion], texts: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Measure a group, each measure `[G]`, in the grader's process: the driver sees neither tokens nor texts."""
-    return {
-        name: tuple(float(of(completion, text)) for completion, text in zip(completions, texts, strict=True))
-        for name, of in MEASURES.items()
+def measure(
+    episodes: Sequence[Episode], texts: Sequence[str], *, in_environment: bool = False
+) -> dict[str, tuple[float, ...]]:
+    """Measure a group, each measure `[G]`, in the grader's process: the driver sees neither tokens nor texts.
+
+    An environment's own metric is `episode/NAME`, 0.0 in an episode without it.
+    """
+    measures = {
+        name: tuple(float(of(episode, text)) for episode, text in zip(episodes, texts, strict=True))
+        for name, of in {**MEASURES, **(IN_ENVIRONMENT if in_environment else {})}.items()
     }
+    for name in sorted({name for episode in episodes for name in episode.metrics}):
+        measures[f"episode/{name}"] = tuple(float(episode.metrics.get(name, 0.0)) for episode in episodes)
+    return measures
 
 
 def rollout_metrics(
@@ -30,16 +47,18 @@ def rollout_metrics(
     `sources` are the groups' own, where the run has several. Each source that the step has gets its own quality, as
     `NAME/SOURCE`, and `data/prompts/SOURCE` counts its groups.
     """
-    lags = [policy_version - version for grade in grades for version in grade.mean_policy_versions]
+    lags = [policy_version - own for grade in grades for own in grade.mean_policy_versions if own >= 0]
+    oldest = [own for grade in grades for own in grade.min_policy_versions if own >= 0]
     metrics = {
         **_quality(grades, judged_by),
         "tokens/completion_total": float(sum(sum(grade.num_completion_tokens) for grade in grades)),
         "lag/mean": _mean(lags),
-        "lag/max": float(policy_version - min(min(grade.min_policy_versions) for grade in grades)),
+        "lag/max": float(policy_version - min(oldest, default=policy_version)),
     }
-    scored = [grade for grade in grades if not grade.errors]
     for name in dict.fromkeys(name for grade in grades for name in grade.reward_parts):
-        metrics[f"reward/{name}"] = _mean(part for grade in scored for part in grade.reward_parts.get(name, ()))
+        metrics[f"reward/{name}"] = _mean(
+            part for grade in grades for part in compress(grade.reward_parts.get(name, ()), grade.is_scored)
+        )
     for source in sorted(set(sources)):
         own = [grade for grade, of in zip(grades, sources, strict=True) if of == source]
         metrics |= {f"{name}/{source}": value for name, value in _quality(own, judged_by).items()}
@@ -67,26 +86,35 @@ def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, 
     scored; `reward/over_budget_fraction` those that used up the budget of a reward, or crashed it, and have the
     score that lowers their sum of rewards most.
     `reward/zero_variance_fraction` is the share of groups whose valid rewards are all equal: they teach nothing.
+    An environment's own metric is the mean over the rollouts in environments, where it is 0 if an episode has none.
     """
-    scored = [grade for grade in grades if not grade.errors]
     valid = [[reward for reward, ok in zip(grade.rewards, grade.valid, strict=True) if ok] for grade in grades]
     return {
-        "reward/mean": _mean(reward for grade in scored for reward in grade.rewards),
-        "reward/solved_fraction": _mean(flag for grade in scored for flag in solved(grade, judged_by)),
+        "reward/mean": _mean(reward for grade in grades for reward in compress(grade.rewards, grade.is_scored)),
+        "reward/solved_fraction": _mean(
+            flag for grade in grades for flag in compress(solved(grade, judged_by), grade.is_scored)
+        ),
         "reward/invalid_fraction": 1.0 - _mean(flag for grade in grades for flag in grade.valid),
         "reward/over_budget_fraction": _mean(bool(each) for grade in grades for each in grade.over_budget),
         "reward/zero_variance_fraction": _mean(len(set(rewards)) <= 1 for rewards in valid),
-        **{name: _mean(value for grade in grades for value in grade.measures[name]) for name in grades[0].measures},
+        **{name: _mean(_measured(name, grades)) for name in dict.fromkeys(n for own in grades for n in own.measures)},
     }
+
+
+def _measured(name: str, grades: Sequence[GroupGrades]) -> Iterator[float]:
+    is_of_episodes = name.startswith("episode/")
+    for own in grades:
+        if not is_of_episodes or own.turn_rewards:
+            yield from own.measures.get(name, (0.0,) * len(own.rewards))
 
 
 def selection_metrics(num_sampled: int, num_passed_over: int, dropped: Sequence[GroupGrades]) -> dict[str, float]:
     """Count the groups of a step, and those that were sampled and dropped by the reason.
 
-    The reward failed; `rollout.mask_truncated` left fewer than two rollouts; or all rewards were equal. The mean reward
-    of the latter tells solved prompts from hopeless ones.
+    The reward failed, or the environment did and left fewer than two rollouts; `rollout.mask_truncated` left fewer than
+    two; or all rewards were equal. The mean reward of the latter tells solved prompts from hopeless ones.
     """
-    graded = [grades for grades in dropped if not grades.errors]
+    graded = [grades for grades in dropped if sum(grades.is_scored) > 1]
     alike = [grades for grades in graded if sum(grades.valid) > 1]
     metrics = {
         "groups/sampled": float(num_sampled),
@@ -96,7 +124,11 @@ def selection_metrics(num_sampled: int, num_passed_over: int, dropped: Sequence[
         "groups/dropped_masked": float(len(graded) - len(alike)),
         "groups/dropped_alike": float(len(alike)),
     }
-    return metrics | ({"groups/alike_reward_mean": _mean(r for own in alike for r in own.rewards)} if alike else {})
+    return metrics | (
+        {"groups/alike_reward_mean": _mean(r for own in alike for r in compress(own.rewards, own.is_scored))}
+        if alike
+        else {}
+    )
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -233,7 +233,8 @@ _BY_PATTERN = {
         "Bytes changed between a learner and an engine. Once may be chance, and the run continues from its checkpoint. "
         "Twice on one node is bad memory: exclude it (launch.slurm.extra.exclude=NODE) and tell the site.",
     ),
-    r"The reward failed for|Reward '[^\n]*' (returned|does not|must be|raised)|RewardError|\breward '[^\n]*': ": Advice(
+    r"The [\w ]+ failed for \d"
+    r"|Reward '[^\n]*' (returned|does not|must be|raised)|RewardError|\breward '[^\n]*': ": Advice(
         "reward error",
         "The reward function failed; its own error is above. Mend it, raise rewards.N.timeout_s if it is only slow, or "
         "allow more failures: grading.max_failed_fraction. Then hpc-grpo resume RUN KEY=VALUE, with what you raised.",

@@ -94,7 +94,7 @@ def patience_of_driver(config: Config) -> Patience:
     start_s, rewards_s = config.deadlines.start_s, _longest_reward_s(config)
     deadlines_s = {work: factor * start_s for work, factor in _STARTS_OF_PHASE.items()}
     repeats = frozenset(["generate_wait", "train", "publish", "eval"])
-    extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), rewards_s)
+    extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), rewards_s + _longest_episode_s(config))
     extra_s["publish"] = config.weights.deadline_s  # a publish ends itself then, and says why
     least_s = _DRIVER_FACTOR * config.deadlines.silent_s
     return Patience(_LATE_FACTOR, least_s, start_s, repeats, deadlines_s, extra_s)
@@ -105,6 +105,11 @@ def patience_of_actor(config: Config) -> Patience:
     deadlines, repeats = config.deadlines, frozenset(["train", "sampling", "grading"])
     extra_s = {"grading": _longest_reward_s(config)}
     return Patience(_LATE_FACTOR, deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
+
+
+def _longest_episode_s(config: Config) -> float:
+    """Return how long the environments of an episode may legitimately take; a lost one begins again, twice."""
+    return max((3.0 * own.max_turns * own.timeout_s for _, own in config.environments.values()), default=0.0)
 
 
 def _longest_reward_s(config: Config) -> float:

@@ -46,7 +46,7 @@ class _Advantage(AdvantageSettings):
 
     name: Literal["simulated"] = "simulated"
 
-    def of_group(self, rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
+    def of_rewards(self, rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
         return [reward - statistics.fmean(rewards) for reward in rewards]
 
 

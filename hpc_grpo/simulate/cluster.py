@@ -262,6 +262,7 @@ class SimulatedRun:
             truncated=tuple(length == longest for length in lengths),
             min_policy_versions=(self._version,) * size,
             mean_policy_versions=(float(self._version),) * size,
+            num_prompt_tokens=max(self.rates.sequences.prompt_tokens, 1),
         )
 
     # The learners: a step takes as long as the fullest of them.

@@ -6,22 +6,55 @@ Not psutil's: psutil lacks prctl, `catches` and `hold_on`, and its start times m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """What /proc answers for a process that is gone, or that a site's hidepid hides."""
+
+
+def start_program(module: str, environ: Mapping[str, str], output: int | None = None) -> tuple[Any, socket.socket]:
+    """Start `main(descriptor, parent_pid)` of a module in a process of its own session; return it and our socket.
+
+    The program has its end of the socket at `descriptor`: what it prints cannot fall into an answer. It takes this
+    process's path, on which a user's functions were found, and not what -m would put first. -m would also make the
+    module `__main__`, whose classes cannot be unpickled here.
+    """
+    ours, theirs = socket.socketpair()
+    flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
+    program = f"import sys; sys.path[:] = sys.argv.pop().split(chr(10)); from {module} import main; "
+    program += "main(int(sys.argv[1]), int(sys.argv[2]))"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, *flags, "-c", program, str(theirs.fileno()), str(os.getpid()), "\n".join(sys.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env=dict(environ),
+        )
+    return process, ours
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process that `start_program` has started, with all that it has started in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:

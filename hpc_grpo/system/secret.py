@@ -6,8 +6,9 @@ prefix. Other values are judged by what they are given to: a variable, key, opti
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 MASK = "********"
@@ -98,6 +99,11 @@ def is_secret(name: str, value: str = "") -> bool:
     """
     is_named = _NAME.search(name) and not _PLACE.search(name) and not _COUNT.fullmatch(value)
     return bool(is_named) or any(pattern.search(value) for pattern in _VALUES)
+
+
+def environ_for(named: Collection[object]) -> dict[str, str]:
+    """Return this process's variables for one that runs a user's function: no secret but those that are named."""
+    return {name: value for name, value in os.environ.items() if name in named or not is_secret(name, value)}
 
 
 def secret_keys(values: Any, prefix: str = "", name: str = "") -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hpc_grpo.types import TrainSequence
+from hpc_grpo.types import Completion, Episode, GroupSamples, TrainSequence, Turn
 
 
 def ordinary_sequence(
@@ -19,3 +20,11 @@ def ordinary_sequence(
         logprobs[loss_mask] = engine_logprobs
     tokens = np.asarray(token_ids, np.int32)
     return TrainSequence(ordinal, sample_index, tokens, loss_mask, loss_mask * np.float32(advantage), logprobs)
+
+
+def single_answers(ordinal: int, prompt: Sequence[int], completions: Sequence[Completion]) -> GroupSamples:
+    """A group whose rollouts are one completion each."""
+    context = np.asarray(prompt, np.int32)
+    return GroupSamples(
+        ordinal, tuple(Episode((Turn(context, own, starts_anew=True),), own.finish_reason) for own in completions)
+    )

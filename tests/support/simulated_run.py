@@ -34,6 +34,7 @@ from hpc_grpo.run.ledger import Ledger
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import (
     Completion,
+    Episode,
     GroupGrades,
     GroupRequest,
     GroupSamples,
@@ -41,6 +42,7 @@ from hpc_grpo.types import (
     RemoteGroup,
     RemoteMinibatch,
     TrainSequence,
+    Turn,
 )
 from tests.support.ray_futures import Reference, answered, sampled
 
@@ -51,12 +53,13 @@ FIRST_TOKEN = 1000
 @dataclass(frozen=True)
 class Odds:
     """Chances by which a simulated run behaves: that a reward fails, that a completion is cut, and for each item of the
-    stream that a completion is right.
+    stream that a completion is right. With `most_turns` prompts are played in an environment, which fails as often.
     """
 
     fails: float
     cut: float
     solves: Sequence[float]
+    most_turns: int = 0
 
 
 @dataclass
@@ -82,6 +85,7 @@ class SimulatedRun:
     grades: dict[int, GroupGrades] = field(default_factory=dict)
     published: int = 0
     timer: StepTimer = field(default_factory=StepTimer)
+    turn_lengths: dict[int, list[list[int]]] = field(default_factory=dict)
     num_restarts: int = 0
     is_writing: bool = False
     _seeds: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -131,16 +135,24 @@ class SimulatedRun:
         return _remote(self._grade)
 
     def _sample(self, request: GroupRequest) -> GroupSamples:
-        completions = []
-        for index, seed in enumerate(request.seeds):
-            chance = random.Random(seed)
-            tokens = np.full(chance.randint(1, 4), FIRST_TOKEN + request.ordinal * 100 + index, np.int32)
-            is_cut = chance.random() < self.odds.cut
-            versions = np.full(len(tokens), self.published, np.int32)
-            completions.append(Completion(tokens, -tokens.astype(np.float32), versions, "length" if is_cut else "stop"))
-        prompt = np.asarray(request.prompt_token_ids, np.int32)
         self._seeds[request.ordinal] = request.seeds
-        return GroupSamples(request.ordinal, prompt, tuple(completions))
+        return GroupSamples(request.ordinal, tuple(self._episode(request, at) for at in range(len(request.seeds))))
+
+    def _episode(self, request: GroupRequest, index: int) -> Episode:
+        chance, turns, prompt = random.Random(request.seeds[index]), [], np.asarray(request.prompt_token_ids, np.int32)
+        for number in range(chance.randint(1, self.odds.most_turns or 1)):
+            tokens = np.full(chance.randint(1, 4), FIRST_TOKEN + request.ordinal * 100 + index, np.int32)
+            versions = np.full(len(tokens), self.published, np.int32)
+            starts_anew = not number or chance.random() < 0.3
+            context = (
+                np.append(prompt, prompt[: number % 2]) if starts_anew else np.full(chance.randint(1, 3), 7, np.int32)
+            )
+            completion = Completion(tokens, -tokens.astype(np.float32), versions, "stop")
+            turns.append(Turn(context, completion, starts_anew, float(chance.randint(0, self.odds.most_turns))))
+        failure = "away" if self.odds.most_turns and chance.random() < self.odds.fails else ""
+        if failure and chance.random() < 0.5:
+            turns = []
+        return Episode(tuple(turns), "length" if chance.random() < self.odds.cut else "stop", failure)
 
     def _grade(self, reference: Reference, prompt: Prompt, with_texts: bool) -> GroupGrades:
         samples: GroupSamples = reference.result()
@@ -148,20 +160,41 @@ class SimulatedRun:
         has_failed = random.Random(seeds[0] + 1).random() < self.odds.fails
         solves = self.odds.solves[prompt.fields["item"]]
         rewards = tuple(float(not has_failed and random.Random(seed + 2).random() < solves) for seed in seeds)
-        cut = tuple(completion.finish_reason == "length" for completion in samples.completions)
+        episodes = samples.episodes
+        turn_rewards = tuple(tuple(turn.reward for turn in episode.turns) for episode in episodes)
+        if self.odds.most_turns:
+            rewards = tuple(
+                0.0 if has_failed or episode.failure else sum(own) + right
+                for episode, own, right in zip(episodes, turn_rewards, rewards, strict=True)
+            )
+        cut = tuple(episode.finish_reason == "length" for episode in episodes)
         masks = self.config.rollout.mask_truncated
-        versions = tuple(int(completion.policy_versions.min()) for completion in samples.completions)
+        versions = tuple(
+            min((int(turn.completion.policy_versions.min()) for turn in episode.turns), default=-1)
+            for episode in episodes
+        )
+        self.turn_lengths[samples.ordinal] = [
+            [len(turn.completion.token_ids) for turn in episode.turns] for episode in episodes
+        ]
         grades = GroupGrades(
             ordinal=samples.ordinal,
             rewards=rewards,
             reward_parts={"right": rewards},
-            valid=tuple(not has_failed and not (masks and was_cut) for was_cut in cut),
-            num_completion_tokens=tuple(len(completion.token_ids) for completion in samples.completions),
+            valid=tuple(
+                not has_failed and not episode.failure and not (masks and was_cut)
+                for episode, was_cut in zip(episodes, cut, strict=True)
+            ),
+            num_completion_tokens=tuple(episode.num_sampled_tokens for episode in episodes),
             truncated=cut,
             min_policy_versions=versions,
             mean_policy_versions=tuple(map(float, versions)),
             texts=tuple(f"sample {index}" for index in range(len(cut))) if with_texts else (),
             errors=(f"prompt {samples.ordinal}, right: gone",) if has_failed else (),
+            turn_rewards=turn_rewards if self.odds.most_turns else (),
+            num_prompt_tokens=len(prompt.token_ids),
+            num_observed_tokens=tuple(sum(len(turn.context_ids) for turn in own.turns[1:]) for own in episodes),
+            num_sequences=tuple(episode.num_sequences for episode in episodes),
+            failures=tuple(episode.failure for episode in episodes),
         )
         self.grades[samples.ordinal] = grades
         return grades

@@ -22,7 +22,7 @@ FLOORS = (
     ("algorithms.terms", "algorithms.advantages", "algorithms.corrections", "algorithms.losses"),
     ("system", "config"),
     ("run", "foreign"),
-    ("metrics", "data", "rewards", "algorithms", "weights"),
+    ("metrics", "data", "rewards", "algorithms", "weights", "episodes"),
     ("grading", "engine", "learner"),
     ("template",),
     ("driver",),

@@ -1,1 +1,53 @@
-"""The environments that come with the package."""
+"""Makes the environment that a config names: a built-in of this folder, or the user's own class.
+
+An environment's process calls `environment_of`, and a login node `check_built_in`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpc_grpo.episodes import Environment
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.registry import ENVIRONMENTS
+
+if TYPE_CHECKING:
+    from hpc_grpo.config.environment import EnvironmentConfig
+
+
+def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()) -> Environment:
+    """Return a new environment. `textarena:Sokoban-v0` is the built-in textarena with Sokoban-v0 as first argument.
+
+    Raises ConfigError where there is no such environment, or where it does not take the arguments.
+    """
+    built_in, _, first = name.partition(":")
+    is_built_in = built_in in ENVIRONMENTS.names()
+    made: Callable[..., Any] = ENVIRONMENTS.find(built_in if is_built_in else name)
+    words = (first,) if is_built_in and first else ()
+    named = {**args, **({"tools": tools} if tools else {})}
+    try:
+        inspect.signature(made).bind(*words, **named)
+    except TypeError as error:
+        valid = [str(each) for each in inspect.signature(made).parameters.values()][len(words) :]
+        raise ConfigError(
+            f"environment.name {name!r} does not take environment.args {sorted(named)}: {error}. "
+            f"It takes: {', '.join(valid) or 'nothing'}. Change environment.args."
+        ) from None
+    environment: Environment = made(*words, **named)
+    return environment
+
+
+def check_built_in(environment: EnvironmentConfig) -> None:
+    """Raise ConfigError for what a login node can see of a built-in. It leaves files of the user's to the job."""
+    tools = [tool for tool in environment.tools if ":" not in tool]
+    if environment.name.partition(":")[0] not in ENVIRONMENTS.names() or (environment.tools and not tools):
+        return
+    longest_s = getattr(environment_of(environment.name, environment.args, tools), "longest_step_s", 0.0)
+    if longest_s >= environment.timeout_s:
+        raise ConfigError(
+            f"environment.timeout_s is {environment.timeout_s:g}, and a step of {environment.name} may take "
+            f"{longest_s:g} s. A late step masks its episode. Raise environment.timeout_s, or lower seconds in "
+            f"environment.args."
+        )

@@ -29,6 +29,7 @@ CHOICES = ("strong", *STRONG, "limits")
 _ENTER = Path(__file__).with_name("enter.py")
 _INSIDE = Path(__file__).with_name("inside.py")
 UNIT_TESTS = Path(__file__).with_name("unit_tests.py")
+CELLS = Path(__file__).with_name("cells.py")
 _PACKAGE = _INSIDE.parents[2]
 _SYSTEM_PATHS = (
     *(f"{root}/{name}" for root in ("", "/usr") for name in ("bin", "sbin", "lib", "lib32", "lib64")),
@@ -206,8 +207,8 @@ def find_isolation(wanted: str) -> str:
         reasons.append(f"{name}: {result.ended}: {result.stderr.strip()[-300:]}")
     raise ConfigError(
         f"{platform.node()} cannot isolate programs as {wanted!r} asks ({'; '.join(reasons)}). Ask for user namespaces "
-        f"or bubblewrap there, or set rewards.N.args.isolation: limits, with which the model's programs can read and "
-        f"write your files."
+        f"or bubblewrap there, or set isolation: limits in rewards.N.args or environment.args, with which the model's "
+        f"programs can read and write your files."
     )
 
 

@@ -134,3 +134,39 @@ def test_a_group_of_equal_rewards_gets_exactly_zero_beside_others(normalize_std:
     found = named("reinforce_pp_baseline", normalize_std=normalize_std).of_step(rewards, [(True,) * 3] * 2)
     assert any(found[0])
     assert found[1] == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_turns_are_compared_with_those_of_the_same_number_by_their_discounted_returns(normalize_std: bool) -> None:
+    """Against loops in float64: episodes of unequal length, some invalid, with rewards beside the environment's."""
+    random, largest = np.random.default_rng(5), 0.0
+    for _ in range(200):
+        size, discount = int(random.integers(1, 7)), float(random.choice([0.0, 0.6, 1.0]))
+        of_turns = [tuple(map(float, random.normal(size=random.integers(1, 5)))) for _ in range(size)]
+        others, valid = random.normal(size=size), [bool(own) for own in random.random(size) < 0.8]
+        rewards = [sum(own) + float(other) for own, other in zip(of_turns, others, strict=True)]
+        found = named("turns", discount=discount, normalize_std=normalize_std).of_group(rewards, valid, of_turns)
+        for i, own in enumerate(of_turns):
+            assert isinstance(found[i], tuple)
+            for k in range(len(own)):
+                returns = [
+                    sum(discount ** (j - k) * r for j, r in enumerate((*each[:-1], each[-1] + other)) if j >= k)
+                    for each, other, ok in zip(of_turns, others, valid, strict=True)
+                    if ok and len(each) > k
+                ]
+                expected = 0.0
+                if valid[i] and len(returns) > 1:
+                    at = sum(ok and len(each) > k for each, ok in zip(of_turns[:i], valid[:i], strict=True))
+                    mean = math.fsum(returns) / len(returns)
+                    variance = math.fsum((r - mean) ** 2 for r in returns) / (len(returns) - 1)
+                    expected = (returns[at] - mean) / (math.sqrt(variance) + 1e-4 if normalize_std else 1.0)
+                largest = max(largest, abs(found[i][k] - expected))
+    print(f"| advantages by turn, normalize_std={normalize_std} | largest difference {largest:.1e} |")
+    assert largest < 1e-9
+
+
+def test_of_one_turn_each_they_are_the_advantages_of_the_group() -> None:
+    rewards, valid = (0.3, 2.0, -1.0, 0.7), (True, True, False, True)
+    expected = group_advantages(rewards, valid, True)
+    assert named("turns").of_group(rewards, valid) == expected
+    assert named("turns").of_group(rewards, valid, [(0.5,)] * 4) == [(own,) for own in expected]

@@ -252,3 +252,15 @@ def test_another_loss_in_an_override_of_a_resolved_config_keeps_what_was_resolve
 def test_the_penalty_of_long_completions_must_fit_into_a_completion() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.overlong_tokens = 300 must be at most rollout\.max_new_tokens"):
         check_rules(minimal_config(rollout={"overlong_tokens": 300}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"environment": "guess.py:G", "rollout": {"overlong_tokens": 9}}, "overlong_tokens = 9 would have no effect"),
+        ({"loss": {"advantage": "turns"}}, "loss.advantage = turns compares the turns of episodes"),
+    ],
+)
+def test_what_has_no_effect_on_episodes_or_without_them_is_refused(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_rules(minimal_config(**sections))

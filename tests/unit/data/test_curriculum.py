@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,3 +148,11 @@ def test_harder_prompts_come_in_by_the_square_root_of_the_way() -> None:
         share = (ordinal / 200 * (1 - 1e-4) + 1e-4) ** 0.5
         assert (ordinal in asked) == (ordinal % 100 / 100 < share)
     assert [ordinal for ordinal in asked if ordinal >= 200] == list(range(200, 300))
+
+
+def test_an_episode_whose_environment_failed_says_nothing_of_its_prompt() -> None:
+    curriculum, place = Curriculum(CurriculumConfig(after=1), {}), Place(0, 0, 2, 0)
+    curriculum.note(place, replace(grades([0.0, 0.0]), failures=("gone", "gone")))
+    assert curriculum.known == {}
+    curriculum.note(place, replace(grades([1.0, 0.0]), failures=("", "gone")))
+    assert curriculum.known == {"0:2": (1, None)}

@@ -26,6 +26,7 @@ def group(ordinal: int, **changes: Any) -> GradedGroup:
         "truncated": (False, True),
         "min_policy_versions": (5, 5),
         "mean_policy_versions": (5.0, 5.5),
+        "num_prompt_tokens": 2,
     }
     prompt = Prompt(ordinal, 0, (1, 2), f"What is {ordinal}?", {"answer": "3"})
     return GradedGroup(prompt, f"samples {ordinal}", GroupGrades(**{**values, **changes}))
@@ -72,7 +73,31 @@ def test_a_group_goes_to_a_learner_with_its_advantages_and_its_valid_tokens() ->
     assert (batch.metrics["lag/max"], batch.metrics["engine/restarts"]) == (1.0, 2)
 
 
-@pytest.mark.parametrize("given", ["(1.0,)", "(1.0, float('nan'))"])
+def played(ordinal: int, **changes: Any) -> GradedGroup:
+    """A group of episodes of two turns and of one."""
+    values: dict[str, Any] = {
+        "turn_rewards": ((0.0, 1.0), (0.5,)),
+        "num_observed_tokens": (3, 0),
+        "num_sequences": (2, 1),
+        "failures": ("", ""),
+    }
+    return group(ordinal, **{**values, **changes})
+
+
+def test_an_episode_counts_its_sequences_and_all_its_tokens_and_tells_the_reward_of_each_turn() -> None:
+    config = minimal_config(loss={"advantage": {"name": "turns", "normalize_std": False}})
+    scheduler: Any = FakeScheduler([played(0, texts=("a", "b")), group(1)])
+    batch = RolloutBatches(config, scheduler).take_step(6, StepTimer())
+    [episodes, answers] = batch.minibatches[0]
+    assert data_of([episodes])[0].advantages == ((0.5, 0.0), (-0.5,))
+    assert data_of([answers])[0].advantages == (0.5, -0.5)
+    assert [(item.num_trained_tokens, item.num_sequences) for item in (episodes, answers)] == [(12, 3), (12, 2)]
+    assert episodes.cost == pytest.approx(answers.cost + 3, abs=0.01)
+    assert batch.metrics["tokens/sequence_mean"] == 2 + (4 + 3 + 8 + 4 + 8) / 4
+    assert [(line["advantage"], line["turns"]) for line in batch.lines] == [((0.5, 0.0), (0.0, 1.0)), ((-0.5,), (0.5,))]
+
+
+@pytest.mark.parametrize("given", ["(1.0,)", "(1.0, float('nan'))", "(1.0, (1.0, 2.0))", "((float('inf'),), 1.0)"])
 def test_advantages_of_a_users_function_that_are_too_few_or_not_finite_are_a_config_error(
     tmp_path: Path, given: str
 ) -> None:

@@ -220,6 +220,24 @@ def test_deadlines_that_were_met_end_a_run_once_every_prompt_failed() -> None:
         check_failures(slow, 0.1, [])
 
 
+def test_a_group_counts_by_the_share_of_its_rollouts_whose_environment_failed() -> None:
+    half = [replace(make_grades(ordinal), failures=("", f"step raised {ordinal}")) for ordinal in range(4)]
+    check_failures(half, 0.5)
+    with pytest.raises(
+        RewardError, match=r"The environment failed for 2 of 4 [^$]*\n  prompt 3, environment: step raised 3"
+    ):
+        check_failures(half, 0.4)
+    with pytest.raises(RewardError, match=r"The reward or the environment failed for 1\.5 of 2 prompts"):
+        check_failures([half[0], make_grades(9, errors=("broke",))], 0.5)
+
+
+def test_a_rollout_whose_environment_failed_before_a_token_was_sampled_is_of_no_version() -> None:
+    pool = FakePool()
+    pool.published = -1
+    scheduler = RolloutScheduler(make_config(), FakeStream(), pool, DriverState(), TOTAL_STEPS)  # type: ignore[arg-type]
+    assert len(scheduler.take_step(3).trained) == PROMPTS_PER_STEP
+
+
 def test_missed_deadlines_count_in_eval_sets_and_where_none_may_fail() -> None:
     slow = [replace(make_grades(ordinal, errors=("did not return",)), timed_out=True) for ordinal in range(3)]
     with pytest.raises(RewardError, match="failed for 3 of 4 prompts"):

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_grpo.algorithms.advantages import has_signal, of_each_turn
 from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.driver import remote
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.types import GroupGrades, TrainSequence
+from hpc_grpo.types import Advantage, GroupGrades, TrainSequence
 from tests.support.configs import minimal_config
 from tests.support.ray_futures import FakeRay
 from tests.support.simulated_run import FIRST_TOKEN, Odds, SimulatedRun, TrainedStep, stream_of
@@ -69,12 +71,13 @@ def scenes(draw: Any, max_lag_steps: int = 3) -> Scene:
             "drop_zero_variance": draw(st.booleans()),
             "logged_fraction": draw(st.sampled_from([0.0, 1.0])),
         },
-        loss={"advantage": draw(st.sampled_from(["group", "rloo", "reinforce_pp"]))},
+        loss={"advantage": draw(st.sampled_from(["group", "rloo", "reinforce_pp", "turns"]))},
         grading={"max_failed_fraction": 1.0},
         train={"total_steps": draw(st.integers(1, 8)), "num_minibatches": minibatches},
     )
     solves = draw(st.lists(st.sampled_from([1.0, 0.5, 0.0, 0.9]), min_size=num_sources, max_size=8))
-    return Scene(config, Odds(draw(CHANCES), draw(CHANCES), solves), draw(st.integers(1, 3)))
+    odds = Odds(draw(CHANCES), draw(CHANCES), solves, draw(st.sampled_from([0, 1, 3])))
+    return Scene(config, odds, draw(st.integers(1, 3)))
 
 
 @contextmanager
@@ -88,20 +91,24 @@ def trained_sequences(step: TrainedStep) -> list[TrainSequence]:
     return [own for share in step.shares for _, sequences in share for own in sequences]
 
 
-def check_sequence(sequence: TrainSequence, grades: GroupGrades, advantages: tuple[float, ...]) -> None:
-    """A sequence is its own group's sample, learned where that was written, and worth what its reward made it."""
-    index, ordinal = sequence.sample_index, sequence.ordinal
+def check_rollout(
+    sequences: list[TrainSequence], index: int, grades: GroupGrades, advantage: Advantage, turn_lengths: list[int]
+) -> None:
+    """Sequences are of their own group's sample, learned where that was written, and worth what its rewards made it."""
     assert grades.valid[index], "a masked rollout was trained on"
-    written = sequence.token_ids[sequence.loss_mask]
-    assert written.tolist() == [FIRST_TOKEN + ordinal * 100 + index] * grades.num_completion_tokens[index]
-    assert (sequence.token_ids[~sequence.loss_mask] < FIRST_TOKEN).all(), "a token of the completion is not trained"
-    expected = np.where(sequence.loss_mask, np.float32(advantages[index]), 0.0)
-    np.testing.assert_array_equal(sequence.advantages, expected)
-    np.testing.assert_array_equal(sequence.engine_logprobs, np.where(sequence.loss_mask, -sequence.token_ids, 0))
+    written = np.concatenate([own.token_ids[own.loss_mask] for own in sequences])
+    assert written.tolist() == [FIRST_TOKEN + grades.ordinal * 100 + index] * grades.num_completion_tokens[index]
+    worth = np.concatenate([own.advantages[own.loss_mask] for own in sequences])
+    of_turns = np.asarray(of_each_turn(advantage, len(turn_lengths)), np.float32)
+    np.testing.assert_array_equal(worth, np.repeat(of_turns, turn_lengths))
+    for own in sequences:
+        assert (own.token_ids[~own.loss_mask] < FIRST_TOKEN).all(), "a token of the completion is not trained"
+        assert not own.advantages[~own.loss_mask].any()
+        np.testing.assert_array_equal(own.engine_logprobs, np.where(own.loss_mask, -own.token_ids, 0))
 
 
-def check_step(scene: Scene, step: TrainedStep, grades: dict[int, GroupGrades]) -> None:
-    config, batch = scene.config, step.batch
+def check_step(scene: Scene, step: TrainedStep, run: SimulatedRun) -> None:
+    config, batch, grades = scene.config, step.batch, run.grades
     rollout, algorithm = config.rollout, algorithm_of(scene.config)
     ordinals = list(batch.ordinals)
     sampled = [ordinal for ordinal in ordinals if ordinal not in batch.passed_over]
@@ -118,13 +125,18 @@ def check_step(scene: Scene, step: TrainedStep, grades: dict[int, GroupGrades]) 
         assert not batch.passed_over
     values = algorithm.step_advantages([grades[ordinal] for ordinal in trained]) if trained else []
     advantages = dict(zip(trained, (tuple(own) for own in values), strict=True))
-    for sequence in trained_sequences(step):
-        check_sequence(sequence, grades[sequence.ordinal], advantages[sequence.ordinal])
+    of_rollouts: dict[tuple[int, int], list[TrainSequence]] = {}
+    for sequence in sorted(trained_sequences(step), key=lambda own: own.sample_index):
+        of_rollouts.setdefault((sequence.ordinal, sequence.sample_index % rollout.group_size), []).append(sequence)
+    for (ordinal, index), own in of_rollouts.items():
+        lengths = run.turn_lengths[ordinal][index]
+        check_rollout(own, index, grades[ordinal], advantages[ordinal][index], lengths)
     wanted = {
-        (ordinal, index)
+        (ordinal, index + rollout.group_size * number)
         for ordinal in trained
         for index, valid in enumerate(grades[ordinal].valid)
-        if valid and (any(advantages[ordinal]) or not rollout.drop_zero_variance)
+        if valid and (has_signal(advantages[ordinal]) or not rollout.drop_zero_variance)
+        for number in range(grades[ordinal].num_sequences[index])
     }
     got = [(sequence.ordinal, sequence.sample_index) for sequence in trained_sequences(step)]
     assert sorted(got) == sorted(wanted), "each valid rollout is trained on once, by one learner"
@@ -134,8 +146,8 @@ def check_step(scene: Scene, step: TrainedStep, grades: dict[int, GroupGrades]) 
         for minibatch, _ in parts:
             assert minibatch.num_valid_tokens == sum(sequence.num_trained_tokens for sequence in of_all)
             assert minibatch.num_sequences == len(of_all)
-    versions = [version for ordinal in sampled for version in grades[ordinal].min_policy_versions]
-    assert step.policy_version - min(versions) <= rollout.max_policy_lag
+    versions = [own for ordinal in sampled for own in grades[ordinal].min_policy_versions if own >= 0]
+    assert step.policy_version - min(versions, default=step.policy_version) <= rollout.max_policy_lag
 
 
 def check_rest(scene: Scene, run: SimulatedRun) -> None:
@@ -157,8 +169,8 @@ def check_rest(scene: Scene, run: SimulatedRun) -> None:
             rests = bool(history) and (rest is None or place.turn <= history[-1][0] + rest)
             assert rests == (ordinal in step.batch.passed_over)
         for ordinal, place in places.items():
-            if ordinal not in step.batch.passed_over and not run.grades[ordinal].errors:
-                rewards = run.grades[ordinal].rewards
+            if ordinal not in step.batch.passed_over and any(run.grades[ordinal].is_scored):
+                rewards = list(compress(run.grades[ordinal].rewards, run.grades[ordinal].is_scored))
                 own = histories.setdefault((place.source, place.item), [])
                 own.append((place.turn, sum(rewards) / len(rewards)))
 
@@ -182,7 +194,7 @@ def test_groups_stay_whole_and_no_masked_token_is_trained(scene: Scene) -> None:
     with run_folder() as folder:
         run = SimulatedRun(scene.config, scene.odds, folder, scene.num_learners).run()
         for step in run.steps:
-            check_step(scene, step, run.grades)
+            check_step(scene, step, run)
         verdict = check_ledger(folder)
         assert verdict.is_sound, verdict
         assert verdict.steps == len(run.steps)
@@ -219,7 +231,7 @@ def test_a_resume_at_any_step_uses_each_ordinal_once_however_far_engines_were_ah
         again = SimulatedRun(scene.config, scene.odds, folder, scene.num_learners, attempt=2)
         again.run(killed.saved[resumed_at - 1])
         for step in again.steps:
-            check_step(scene, step, again.grades)
+            check_step(scene, step, again)
         verdict = check_ledger(folder)
         assert verdict.is_sound, verdict
         lineage = [*killed.steps[:resumed_at], *again.steps]

@@ -17,7 +17,7 @@ from hpc_grpo.driver import weights as sync
 from hpc_grpo.driver.remote import ActorLostError, Deadline, get_all
 from hpc_grpo.driver.weights import Canary, NodeMembers, WeightSync
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.types import Completion, GroupSamples, ParameterSpec, Prompt
+from hpc_grpo.types import Completion, ParameterSpec, Prompt
 from hpc_grpo.weights.store import StoredVersion
 from tests.support.configs import minimal_config
 from tests.support.ray_futures import Reference, answered
@@ -80,7 +80,7 @@ class FakeEngine:
 
     def __init__(
         self,
-        outcome: Exception | GroupSamples | None = None,
+        outcome: Exception | Completion | None = None,
         joins: Sequence[Exception | None] = (),
         loads: Sequence[Exception | None] = (),
         verifies: Sequence[Exception | None] = (),
@@ -98,7 +98,7 @@ class FakeEngine:
         self.failures.append(error)
         self.actor = self._make_actor(None)
 
-    def _make_actor(self, outcome: Exception | GroupSamples | None) -> FakeActor:
+    def _make_actor(self, outcome: Exception | Completion | None) -> FakeActor:
         return FakeActor(
             contract_differences=[],
             receive_weights=outcome,
@@ -234,11 +234,10 @@ def test_an_engine_that_fails_as_it_loads_the_stored_version_is_replaced_again()
     assert engines[1].failures == []
 
 
-def answer(*token_ids: int) -> GroupSamples:
+def answer(*token_ids: int) -> Completion:
     tokens = np.array(token_ids, dtype=np.int32)
     logprobs = np.full(len(tokens), -1.0, dtype=np.float32)
-    completion = Completion(tokens, logprobs, np.full(len(tokens), 4, dtype=np.int32), "length")
-    return GroupSamples(0, np.array([1, 2], dtype=np.int32), (completion,))
+    return Completion(tokens, logprobs, np.full(len(tokens), 4, dtype=np.int32), "length")
 
 
 def test_every_learner_scores_each_answer_to_the_probe_once_and_the_farthest_engine_is_told() -> None:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hpc_grpo.engine import actor
 from hpc_grpo.engine.actor import Engine
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.types import GroupRequest, ParameterSpec, SamplingSpec
+from hpc_grpo.types import (
+    Completion,
+    CompletionRequest,
+    Episode,
+    GroupRequest,
+    GroupSamples,
+    ParameterSpec,
+    SamplingSpec,
+)
 from hpc_grpo.weights.node_group import GroupMembership
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, bucket_layout
 from tests.support.configs import minimal_config
@@ -25,13 +35,13 @@ SPEC = StoreSpec(LAYOUT, key=5)
 
 
 class FakeSampler:
-    """Queues groups; fails with `failure` where that is set."""
+    """Queues completions; fails with `failure` where that is set."""
 
     failure: Exception | None = None
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
-        self.groups: dict[int, Future[Any]] = {}
+        self.completions: dict[int, Future[Any]] = {}
         self.received: list[tuple[int, StoredVersion | None]] = []
 
     def has_work(self) -> bool:
@@ -44,17 +54,17 @@ class FakeSampler:
         if self.failure is not None:
             raise self.failure
 
-    def add_groups(self, requests: Sequence[GroupRequest]) -> list[Future[Any]]:
+    def add(self, requests: Sequence[CompletionRequest]) -> list[Future[Any]]:
         self.raise_failure()
         self.calls.append([request.ordinal for request in requests])
         futures = {request.ordinal: Future[Any]() for request in requests}
-        self.groups |= futures
+        self.completions |= futures
         return list(futures.values())
 
     def forget_requests(self) -> None:
-        for group in self.groups.values():
-            if not group.done():
-                group.set_exception(RuntimeError("the driver that asked for it is gone"))
+        for completion in self.completions.values():
+            if not completion.done():
+                completion.set_exception(RuntimeError("the driver that asked for it is gone"))
 
     def on_workers(self, method: str, *_: Any) -> list[None]:
         assert method == "hpc_grpo_join"
@@ -73,6 +83,26 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> FakeSampler:
     return own
 
 
+def completion(token: int) -> Completion:
+    tokens = np.array([token], dtype=np.int32)
+    return Completion(tokens, np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.int32), "length")
+
+
+def tokens_of(samples: tuple[GroupSamples, None]) -> list[list[int]]:
+    def of(episode: Episode) -> list[int]:
+        [turn] = episode.turns
+        return turn.completion.token_ids.tolist()
+
+    return [of(episode) for episode in samples[0].episodes]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
 def make_engine(tensor_parallel: int = 1) -> Engine:
     config = minimal_config(placement={"bind_cores": False}, engine={"tensor_parallel": tensor_parallel})
     return Engine(config, (), on_gpu=False)
@@ -83,13 +113,13 @@ def test_groups_are_queued_in_one_go_and_had_one_by_one_as_they_end(sampler: Fak
         engine = make_engine()
         last = asyncio.ensure_future(engine.samples("a", 2))  # asked for before it is queued
         await engine.generate("a", REQUESTS)
-        assert sampler.calls == [[0, 1, 2]]
-        sampler.groups[2].set_result("the last")
-        assert await last == ("the last", None)
+        await until(lambda: sampler.calls == [[0, 1, 2]])
+        sampler.completions[2].set_result(completion(2))
+        assert tokens_of(await last) == [[2]]
         first = asyncio.ensure_future(engine.samples("a", 0))
-        sampler.groups[0].set_result("the first")
-        assert await first == ("the first", None)
-        sampler.groups[1].set_exception(RuntimeError("out of blocks"))
+        sampler.completions[0].set_result(completion(0))
+        assert tokens_of(await first) == [[0]]
+        sampler.completions[1].set_exception(RuntimeError("out of blocks"))
         with pytest.raises(RuntimeError, match="out of blocks"):
             await engine.samples("a", 1)
 
@@ -116,9 +146,10 @@ def test_groups_of_a_driver_that_is_gone_are_kept_for_nobody(sampler: FakeSample
         engine = make_engine()
         waited_for = asyncio.ensure_future(engine.samples("a", 0))
         await engine.generate("a", REQUESTS)
-        sampler.groups[1].set_result("sampled, and not asked for when the driver died")
+        await until(lambda: sampler.calls)
+        sampler.completions[1].set_result(completion(1))  # sampled, and not asked for when the driver died
         await engine.serve_next(engine._config)
-        with pytest.raises(RuntimeError, match="is gone"):
+        with pytest.raises(asyncio.CancelledError):
             await waited_for
         assert not engine._groups
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import EXIT_CONFIG, PromptError, WeightSyncError
-from hpc_grpo.types import GroupRequest, GroupSamples, SamplingSpec
+from hpc_grpo.types import Completion, CompletionRequest, SamplingSpec
 
 pytest.importorskip("vllm")
 
@@ -23,7 +23,7 @@ from hpc_grpo.engine.actor import StepLoop
 from hpc_grpo.engine.sampler import Sampler
 
 VOCABULARY_SIZE, LONG, DEADLINE_S = 100, 6, 60.0
-REQUEST = GroupRequest(0, (1, 2), (7, 8), SamplingSpec(4, 0, 1.0, 1.0))
+REQUEST = CompletionRequest(0, (1, 2), 7, SamplingSpec(4, 0, 1.0, 1.0))
 
 
 class RequestState:
@@ -119,27 +119,27 @@ class AheadVllm(FakeVllm):
         return super().collective_rpc(method, args)
 
 
-def sampling(vllm: Any, request: GroupRequest = REQUEST) -> tuple[Sampler, Future[GroupSamples]]:
-    """A sampler with one group under way."""
+def sampling(vllm: Any) -> tuple[Sampler, Future[Completion]]:
+    """A sampler with one completion under way."""
     sampler = Sampler(vllm, [])
-    return sampler, sampler.add_groups([request])[0]
+    return sampler, sampler.add([REQUEST])[0]
 
 
 def test_a_publish_waits_for_the_steps_scheduled_ahead_and_every_token_counts_as_its_weights() -> None:
     vllm = AheadVllm()
-    sampler, answer = sampling(vllm, replace(REQUEST, seeds=(7,)))
+    sampler, answer = sampling(vllm)
     for version in range(1, 4):
         sampler.step()
         sampler.step()
         sampler.drain()
         sampler.receive_weights(version)
-    (completion,) = answer.result(timeout=0).completions
+    completion = answer.result(timeout=0)
     assert completion.policy_versions.tolist() == completion.token_ids.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_step_ahead_that_fails_fails_the_publish_and_all_who_wait() -> None:
     vllm = AheadVllm()
-    sampler, group = sampling(vllm)
+    sampler, waiting = sampling(vllm)
     sampler.step()
     failure = RuntimeError("CUDA error")
 
@@ -150,23 +150,23 @@ def test_a_step_ahead_that_fails_fails_the_publish_and_all_who_wait() -> None:
     loop = StepLoop(lambda: sampler)
     with pytest.raises(RuntimeError, match="CUDA error"):
         loop.call(lambda sampler: sampler.receive_weights(1)).result(DEADLINE_S)
-    assert group.exception(DEADLINE_S) is failure
+    assert waiting.exception(DEADLINE_S) is failure
     assert vllm.weights == 0
 
 
 def test_engine_that_raised_in_a_step_tells_the_next_publish_why() -> None:
     vllm = FakeVllm()
-    sampler, group = sampling(vllm)
+    sampler, waiting = sampling(vllm)
     with pytest.raises(RuntimeError, match="illegal memory access") as raised:
         sampler.step()
     sampler.fail(raised.value)
     assert not sampler.has_work()
-    assert group.exception() is raised.value
+    assert waiting.exception() is raised.value
     with pytest.raises(RuntimeError, match="illegal memory access"):
         sampler.receive_weights(1)
     assert (sampler.policy_version, vllm.asked_of_workers) == (0, [])
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        sampler.add_groups([REQUEST])
+        sampler.add([REQUEST])
     assert not sampler.has_work()
 
 
@@ -273,9 +273,9 @@ class AnsweringVllm(FakeVllm):
 def test_a_probe_is_answered_alone_by_the_new_weights_before_what_is_in_flight_goes_on() -> None:
     vllm = AnsweringVllm()
     sampler, waiting = sampling(vllm)
-    answer = sampler.receive_weights(3, replace(REQUEST, is_urgent=True, seeds=(1,)))
+    answer = sampler.receive_weights(3, replace(REQUEST, is_urgent=True))
     assert answer is not None
-    assert [completion.policy_versions.tolist() for completion in answer.completions] == [[3]]
+    assert answer.policy_versions.tolist() == [3]
     assert not waiting.done()
     assert vllm.max_num_active_reqs == 8
 
@@ -296,7 +296,7 @@ def test_an_engine_that_raises_over_the_probe_tells_the_others_why() -> None:
 def test_prompt_that_vllm_refuses_fails_alone(token_ids: tuple[int, ...], reason: str) -> None:
     """vLLM looks for tokens that the model lacks only where it has the tokenizer, which engines have not."""
     sampler = Sampler(FakeVllm(), [])
-    refused, taken = sampler.add_groups([replace(REQUEST, ordinal=5, prompt_token_ids=token_ids), REQUEST])
+    refused, taken = sampler.add([replace(REQUEST, ordinal=5, prompt_token_ids=token_ids), REQUEST])
     with pytest.raises(PromptError, match=f"prompt of ordinal 5: .*{reason}") as raised:
         refused.result(timeout=0)
     assert raised.value.exit_code == EXIT_CONFIG
@@ -307,7 +307,7 @@ def test_prompt_that_vllm_refuses_fails_alone(token_ids: tuple[int, ...], reason
 
 def test_nothing_is_left_to_do_where_all_prompts_are_refused() -> None:
     sampler = Sampler(FakeVllm(), [])
-    sampler.add_groups([replace(REQUEST, prompt_token_ids=())])
+    sampler.add([replace(REQUEST, prompt_token_ids=())])
     assert not sampler.has_work()
 
 
@@ -330,7 +330,7 @@ def test_an_engine_sleeps_so_deep_that_nothing_of_it_stays_on_the_gpu_and_only_w
     sampler = Sampler(vllm, [])
     sampler.sleep()
     sampler.wake_up()
-    sampler.add_groups([REQUEST])
+    sampler.add([REQUEST, REQUEST])
     with pytest.raises(RuntimeError, match="2 completions are under way"):
         sampler.sleep()
     assert vllm.slept == [2, "awake"]

@@ -17,8 +17,9 @@ from hpc_grpo.grading.grader import Grader
 from hpc_grpo.metrics.rollouts import MEASURES
 from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
 from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
-from hpc_grpo.types import Completion, FinishReason, GroupGrades, GroupSamples, Prompt
+from hpc_grpo.types import Completion, FinishReason, GroupGrades, Prompt
 from tests.support.configs import minimal_config
+from tests.support.sequences import single_answers
 
 PROMPT = Prompt(ordinal=7, epoch=0, token_ids=(3, 4), text="1+1=", fields={"answer": "2"})
 
@@ -44,7 +45,7 @@ def grade(config: Config, tokenizer: Any, with_texts: bool = False, prompt: Prom
         completion(tokenizer, "=2", [5, 6], "length"),
         completion(tokenizer, "3", [5, 5], "stop"),
     )
-    samples = GroupSamples(7, np.array(PROMPT.token_ids, dtype=np.int32), completions)
+    samples = single_answers(7, PROMPT.token_ids, completions)
     grader = Grader(config, tokenizer)
     try:
         return asyncio.run(grader.grade(samples, prompt, with_texts))
@@ -67,6 +68,10 @@ def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None
         texts=(" 2", "=2", "3"),
         errors=(),
         over_budget=("", "", ""),
+        num_prompt_tokens=2,
+        num_observed_tokens=(0, 0, 0),
+        num_sequences=(1, 1, 1),
+        failures=("", "", ""),
     )
     assert grades.measures.keys() == MEASURES.keys()
     assert grades.measures["tokens/completion_mean"] == (3.0, 2.0, 2.0)
@@ -128,7 +133,7 @@ def test_many_groups_at_once_keep_their_own_grades(make_tokenizer: Callable[...,
             prompt = Prompt(ordinal, 0, (3,), "q", {"answer": str(ordinal)})
             text = str(ordinal + ordinal % 2)
             one = completion(tokenizer, text, [0] * len(text), "length")
-            jobs.append(grader.grade(GroupSamples(ordinal, np.array([3], np.int32), (one,)), prompt, False))
+            jobs.append(grader.grade(single_answers(ordinal, [3], [one]), prompt, False))
         return await asyncio.gather(*jobs)
 
     grader = Grader(make_config(), tokenizer)

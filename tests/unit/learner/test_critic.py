@@ -9,22 +9,24 @@ import torch
 
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.learner import critic as critic_module
-from hpc_grpo.learner.critic import Critic, generalized_advantages, value_losses
+from hpc_grpo.learner.critic import Critic, generalized_advantages, token_rewards, value_losses
 from hpc_grpo.learner.packing import zero_weight_batch
 from hpc_grpo.run.pulse import PULSE
+from hpc_grpo.types import TrainSequence
 from tests.support.configs import minimal_config
 
 VALUES = np.array([0.5, -0.25, 1.0], dtype=np.float32)
+LAST = np.array([0.0, 0.0, 2.0], dtype=np.float32)
 
 
 def test_with_lambda_one_the_advantage_is_the_discounted_return_minus_the_value() -> None:
-    advantages, returns = generalized_advantages(2.0, VALUES, discount=0.5, gae_lambda=1.0)
+    advantages, returns = generalized_advantages(LAST, VALUES, discount=0.5, gae_lambda=1.0)
     assert returns == pytest.approx([0.5, 1.0, 2.0])
     assert advantages == pytest.approx([0.0, 1.25, 1.0])
 
 
 def test_with_lambda_zero_the_advantage_is_the_error_of_one_step() -> None:
-    advantages, returns = generalized_advantages(2.0, VALUES, discount=1.0, gae_lambda=0.0)
+    advantages, returns = generalized_advantages(LAST, VALUES, discount=1.0, gae_lambda=0.0)
     assert advantages == pytest.approx([-0.75, 1.25, 1.0])
     assert returns == pytest.approx([-0.25, 1.0, 2.0])
 
@@ -32,13 +34,72 @@ def test_with_lambda_zero_the_advantage_is_the_error_of_one_step() -> None:
 def test_the_advantage_is_the_sum_over_later_errors_that_the_paper_defines() -> None:
     random = np.random.default_rng(3)
     values = random.normal(size=9).astype(np.float32)
-    discount, gae_lambda, reward = 0.9, 0.7, 1.5
-    rewards = np.array([0.0] * 8 + [reward])
+    discount, gae_lambda = 0.9, 0.7
+    rewards = random.normal(size=9).astype(np.float32)
     errors = rewards + discount * np.append(values[1:], 0.0) - values
     weights = (discount * gae_lambda) ** np.arange(9)
     expected = [float((weights[: 9 - t] * errors[t:]).sum()) for t in range(9)]
-    advantages, _ = generalized_advantages(reward, values, discount, gae_lambda)
+    advantages, _ = generalized_advantages(rewards, values, discount, gae_lambda)
     np.testing.assert_allclose(advantages, expected, rtol=1e-5)
+
+
+def test_gae_of_several_turns_equals_a_loop_over_all_tokens_that_steps_over_observations() -> None:
+    """The loop is in float64 and has NaN where a critic's value of an observation would stand."""
+    random, largest = np.random.default_rng(7), 0.0
+    for _ in range(100):
+        lengths = random.integers(1, 6, size=(random.integers(1, 5), 2))
+        mask = np.repeat([False, True] * len(lengths), lengths.ravel())
+        of_turns = random.normal(size=len(lengths)).astype(np.float32)
+        worth = np.where(mask, np.repeat(of_turns, lengths.sum(axis=1)), np.float32(0.0))
+        values = np.where(mask, random.normal(size=len(mask)), np.nan).astype(np.float32)
+        zeros = np.zeros(len(mask), np.float32)
+        sequence = TrainSequence(0, 0, np.zeros(len(mask), np.int32), mask, worth, zeros)
+        discount, gae_lambda = random.random(2)
+        found, returns = generalized_advantages(token_rewards(sequence), values[mask], discount, gae_lambda)
+        ends = dict(zip((np.cumsum(lengths.sum(axis=1)) - 1).tolist(), of_turns.astype(np.float64), strict=True))
+        expected, following, next_value = [], 0.0, 0.0
+        for t in range(len(mask) - 1, -1, -1):
+            if mask[t]:
+                difference = ends.get(t, 0.0) + discount * next_value - np.float64(values[t])
+                following = difference + discount * gae_lambda * following
+                expected.append((following, following + np.float64(values[t])))
+                next_value = np.float64(values[t])
+        largest = max(largest, float(np.abs(np.array([found, returns]) - np.array(expected[::-1]).T).max()))
+    print(f"| GAE over turns | largest difference {largest:.1e} |")
+    assert largest < 1e-5
+
+
+VERL = "verl-project/verl tests/trainer/ppo/test_reinforce_pp_multiturn_on_cpu.py"
+NEMO = "NVIDIA-NeMo/RL tests/unit/algorithms/test_ppo.py"
+
+
+@pytest.mark.parametrize(
+    ("source", "mask", "reward", "values", "discount", "gae_lambda", "expected"),
+    [
+        (VERL, [1, 1, 0, 0, 1, 1], 1.0, [0.0] * 4, 1.0, 1.0, [1.0] * 4),
+        (VERL, [1, 1, 0, 0, 1], 2.0, [0.0] * 3, 0.5, 1.0, [0.5, 1.0, 2.0]),
+        (VERL, [1, 0, 1, 1], 1.0, [0.0] * 3, 1.0, 1.0, [1.0] * 3),
+        (VERL, [1, 1, 1, 1, 1], 3.0, [0.0] * 5, 1.0, 1.0, [3.0] * 5),
+        (NEMO, [1, 1, 1, 1], 1.0, [0.5] * 4, 1.0, 1.0, [0.5] * 4),
+        (NEMO, [1, 1, 1], 5.0, [1.0, 2.0, 3.0], 1.0, 0.0, [1.0, 1.0, 2.0]),
+        (NEMO, [1, 1, 0, 1, 1], 1.0, [0.1, 0.2, 0.4, 0.5], 0.99, 0.95, [0.7823244, 0.7276176, 0.56525, 0.5]),
+    ],
+)
+def test_peers_numbers(
+    source: str, mask: list[int], reward: float, values: Any, discount: float, gae_lambda: float, expected: list[float]
+) -> None:
+    """An observation neither ends what a reward reaches nor counts as a step. Without values, GAE is the return.
+
+    The last case is worked out by hand: the peer's test compares it with the same tokens without the observation.
+    """
+    own = np.array([False, *mask], dtype=bool)  # after a prompt
+    worth = np.zeros(len(own), np.float32)
+    worth[-1] = reward
+    sequence = TrainSequence(0, 0, np.zeros(len(own), np.int32), own, worth, np.zeros(len(own), np.float32))
+    found, _ = generalized_advantages(token_rewards(sequence), np.array(values, np.float32), discount, gae_lambda)
+    difference = float(np.abs(found - np.array(expected)).max())
+    print(f"| {source} | {' '.join(f'{own:.6g}' for own in found)} | {difference:.1e} |")
+    assert difference < 1e-6
 
 
 def test_a_clipped_value_loses_what_the_worse_of_both_loses() -> None:

@@ -114,13 +114,22 @@ def test_split_into_microbatches_does_not_change_the_gradient(model_path: Path) 
 
 
 def grouped_sequences() -> list[TrainSequence]:
-    """Two groups of completions of 1 to 30 tokens, their prompts of 9 and 2 tokens, and a prompt of one completion."""
+    """Groups of completions of 1 to 30 tokens: two of prompts of 9 and 2 tokens, one of a single completion, and
+    episodes with an observation, the last two of which have another prompt from its fifth token on.
+    """
     random, made = np.random.default_rng(1), []
     for ordinal, (prompt, completions) in enumerate([(9, (7, 30, 1, 20)), (2, (12, 5, 28)), (6, (8,))]):
         shared = random.integers(2, VOCABULARY, prompt)
         for sample, own in enumerate(completions):
             tokens = np.concatenate([shared, random.integers(2, VOCABULARY, own)])
             made.append(ordinary_sequence(ordinal, sample, tokens, own, advantage=float(random.normal())))
+    prompt = random.integers(2, VOCABULARY, 8)
+    for sample in range(4):
+        rewritten = np.concatenate([prompt[:4], random.integers(2, VOCABULARY, 6)]) if sample > 1 else prompt
+        tokens = np.concatenate([rewritten, random.integers(2, VOCABULARY, 12)])
+        episode = ordinary_sequence(3, sample, tokens, 12, advantage=float(random.normal()))
+        loss_mask = episode.loss_mask & (np.arange(len(tokens)) % 7 != 0)
+        made.append(replace(episode, loss_mask=loss_mask, advantages=episode.advantages * loss_mask))
     return made
 
 

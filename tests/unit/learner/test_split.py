@@ -8,7 +8,7 @@ import pytest
 
 from hpc_grpo.config.resources import Budget, budget_of
 from hpc_grpo.learner.packing import pack
-from hpc_grpo.learner.split import cost, split_microbatches
+from hpc_grpo.learner.split import cost, shared_length, split_microbatches
 from hpc_grpo.types import TrainSequence
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
@@ -23,6 +23,16 @@ def ragged(seed: int) -> list[TrainSequence]:
             own = [numbers.randint(2, 9) for _ in range(numbers.randint(1, 30))]
             made.append(ordinary_sequence(ordinal, sample, [*prompt, *own], len(own)))
     return made
+
+
+def test_sequences_of_an_ordinal_share_what_they_have_alike_and_no_more() -> None:
+    """Those of an episode whose history was rewritten have another prompt than the others of their group."""
+    group = [ordinary_sequence(0, sample, [7, 7, 7, sample], 1) for sample in range(2)]
+    rewritten = ordinary_sequence(0, 2, [7, 7, 9, 9, 9, 3], 1)
+    assert [shared_length(own) for own in (group, [*group, rewritten], [rewritten])] == [3, 2, 0]
+    batch = pack([*group, rewritten], shares_prompts=True)
+    assert batch.input_ids.tolist() == [7, 7, 7, 0, 7, 1, 9, 9, 9, 3]
+    assert batch.target_positions.tolist() == [2, 4, 8]
 
 
 def places(part: list[TrainSequence]) -> list[tuple[int, int]]:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hpc_grpo.config import EvalConfig
-from hpc_grpo.metrics.rollouts import MEASURES, measure, rollout_metrics, solved
-from hpc_grpo.types import Completion, FinishReason, GroupGrades
+from hpc_grpo.metrics.rollouts import MEASURES, measure, rollout_metrics, selection_metrics, solved
+from hpc_grpo.types import Completion, Episode, FinishReason, GroupGrades, Turn
+from tests.support.sequences import single_answers
 
 JUDGED_BY = EvalConfig(reward="correctness")
 
@@ -28,9 +30,9 @@ def group(ordinal: int, **changes: Any) -> GroupGrades:
     return GroupGrades(**{**values, **changes})
 
 
-def completion(num_tokens: int, reason: FinishReason) -> Completion:
+def episode(num_tokens: int, reason: FinishReason) -> Episode:
     tokens = np.ones(num_tokens, np.int32)
-    return Completion(tokens, np.zeros(num_tokens, np.float32), tokens, reason)
+    return single_answers(0, [1], [Completion(tokens, np.zeros(num_tokens, np.float32), tokens, reason)]).episodes[0]
 
 
 def test_metrics_of_two_groups() -> None:
@@ -114,10 +116,38 @@ def test_what_solves_a_prompt_is_the_reward_that_eval_names_or_correctness_else_
 
 
 def test_a_completion_is_measured_once_by_every_measure() -> None:
-    measures = measure([completion(3, "stop"), completion(5, "length")], ["yes", "no..."])
+    measures = measure([episode(3, "stop"), episode(5, "length")], ["yes", "no..."])
     assert measures["tokens/completion_mean"] == (3.0, 5.0)
     assert measures["tokens/truncated_fraction"] == (0.0, 1.0)
     assert measures.keys() == MEASURES.keys()
+
+
+def test_an_episode_is_measured_in_its_environment_and_nothing_else_is() -> None:
+    first = replace(episode(3, "stop"), metrics={"calls": 2.0})
+    second = Turn(np.zeros(4, np.int32), first.turns[0].completion)
+    episodes = [replace(first, turns=(*first.turns, second)), Episode((), "stop", failure="reset raised ValueError")]
+    measures = measure(episodes, ["", ""], in_environment=True)
+    assert {name: own for name, own in measures.items() if name.startswith("episode/")} == {
+        "episode/turns": (2.0, 0.0),
+        "episode/observed_tokens": (4.0, 0.0),
+        "episode/failed_fraction": (0.0, 1.0),
+        "episode/calls": (2.0, 0.0),
+    }
+    assert measures["tokens/completion_mean"] == (6.0, 0.0)
+    turn_rewards, failures = ((1.5, 0.0), ()), ("", "reset raised ValueError")
+    played = group(0, measures=measures, turn_rewards=turn_rewards, failures=failures, mean_policy_versions=(5.0, -1.0))
+    idle = {name: own for name, own in measures.items() if name != "episode/calls"}
+    metrics = rollout_metrics([played, group(1), replace(played, measures=idle)], 6, JUDGED_BY)
+    assert (metrics["episode/turns"], metrics["episode/calls"], metrics["episode/failed_fraction"]) == (1.0, 0.5, 0.5)
+    assert metrics["reward/mean"] == pytest.approx(4.5 / 4), "a failed episode was not scored"
+    assert metrics["lag/mean"] == pytest.approx((1.0 + 1.0 + 0.5 + 1.0) / 4)
+    assert not any(name.startswith("episode/") for name in rollout_metrics([group(1)], 6, JUDGED_BY))
+
+
+def test_groups_that_environments_failed_are_counted_apart_from_those_that_were_masked() -> None:
+    failed = group(0, valid=(True, False), turn_rewards=((1.0,), ()), failures=("", "gone"))
+    metrics = selection_metrics(3, 0, [failed, group(1, valid=(True, False))])
+    assert (metrics["groups/dropped_failed"], metrics["groups/dropped_masked"]) == (1.0, 1.0)
 
 
 def test_without_rewards_nothing_is_solved() -> None:

@@ -1,0 +1,218 @@
+"""Plays the episodes of an engine: asks vLLM for a turn, the environment for an answer, and so on until it is done.
+
+Runs in the engine's process, on the actor's event loop. Who waits for whom:
+
+    driver ── GroupRequest ─► EpisodePlayer ── CompletionRequest ─► StepLoop (thread): vLLM, in batches
+                                   │  ▲                                 │
+                                   │  └───────── Completion ◄───────────┘
+                                   │ text                                      of each turn, ids stay as they are
+                                   ▼
+                              environment's process (episodes/host.py) ── messages, reward ─► EpisodePlayer
+
+A single answer is an episode of one turn, which asks no environment. While an environment thinks, the engine samples
+the turns of other episodes. A synchronous run plays in waves: turn k of all episodes is queued at once, in their order,
+when the last environment has answered. So a resumed run forms the same batches, and samples the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.environment import EnvironmentConfig
+from hpc_grpo.data.order import sampling_seed
+from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
+from hpc_grpo.episodes.dialogue import Dialogue
+from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers
+from hpc_grpo.types import Completion, CompletionRequest, Episode, GroupRequest, GroupSamples, Turn
+
+_MAX_TRIES = 3
+"""Times that an episode is begun whose environment's process is lost: the third loss is probably its own doing."""
+
+Ask = Callable[[CompletionRequest], Awaitable[Completion]]
+Sample = Callable[[Sequence[CompletionRequest]], Awaitable[Sequence[Future[Completion]]]]
+
+
+class EpisodePlayer:
+    """Plays the groups of an engine. `sample` queues completions in the order given, in one go."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer | None, sample: Sample) -> None:
+        """The tokenizer is needed where the run has environments."""
+        self._sample, self._in_waves = sample, config.rollout.max_policy_lag == 0
+        self._playing: set[asyncio.Task[GroupSamples]] = set()
+        self._stages = [_Stage(config, *own, tokenizer) for own in config.environments.values()]
+
+    def start(self, requests: Sequence[GroupRequest]) -> list[asyncio.Task[GroupSamples]]:
+        """Play all groups. Outside waves, episodes with an environment ask each for itself."""
+        wave, tasks = _Wave(self._sample), []
+        for request in requests:
+            episodes = [
+                self._episode(request, index, wave.seat() if self._in_waves or request.scene is None else None)
+                for index in range(len(request.seeds))
+            ]
+            tasks.append(asyncio.create_task(_group(request, episodes)))
+        self._playing.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._playing.discard)
+        return tasks
+
+    def end_all(self) -> None:
+        """End all episodes and the processes of their environments; the next episode starts others."""
+        for task in self._playing:
+            task.cancel()
+        for stage in self._stages:
+            stage.close()
+
+    async def _episode(self, request: GroupRequest, index: int, seat: _Seat | None) -> Episode:
+        """Play one episode, again from its beginning where the process of its environment is lost."""
+        try:
+            ask = self._ask_alone if seat is None else seat.ask
+            if request.scene is None:
+                completion = await ask(_completion_request(request, index, request.prompt_token_ids))
+                return Episode(
+                    (_turn(request.prompt_token_ids, completion, starts_anew=True),), completion.finish_reason
+                )
+            failure = ""
+            for _ in range(_MAX_TRIES):
+                try:
+                    return await self._stages[request.scene.environment].play(request, index, ask)
+                except EnvironmentLostError as error:
+                    failure = str(error)
+            return Episode((), "stop", f"{failure}, {_MAX_TRIES} times")
+        finally:
+            if seat is not None:
+                seat.leave()
+
+    async def _ask_alone(self, request: CompletionRequest) -> Completion:
+        [future] = await self._sample([request])
+        return await asyncio.wrap_future(future)
+
+
+class _Stage:
+    """One environment with its processes, and the template of its source."""
+
+    def __init__(self, config: Config, source: Any, environment: EnvironmentConfig, tokenizer: Any) -> None:
+        self._environment, self._max_prompt_tokens = environment, config.data.max_prompt_tokens
+        self._template = PromptTemplate(config.data, source, tokenizer)
+        self._dialogue = Dialogue(tokenizer, prompt_style(config.data, source))
+        self._workers = EnvironmentWorkers(environment)
+
+    def close(self) -> None:
+        self._workers.close()
+
+    async def play(self, request: GroupRequest, index: int, ask: Ask) -> Episode:
+        """Play one episode. What its environment does wrong ends it, and is its `failure`.
+
+        Raises EnvironmentLostError.
+        """
+        scene = request.scene
+        assert scene is not None
+        turns: list[Turn] = []
+        metrics: dict[str, float] = {}
+        session = None
+        try:
+            session, answer = await self._workers.reset(scene.row, scene.seed)
+            messages = answer.messages or self._template.messages(scene.row, request.ordinal)
+            conversation = self._dialogue.begin(messages, answer.tools)
+            context, num_first = conversation.context, len(conversation.prompt)
+            if num_first > self._max_prompt_tokens:
+                raise EnvironmentFailedError(
+                    f"reset gave a prompt of {num_first} tokens, more than data.max_prompt_tokens = "
+                    f"{self._max_prompt_tokens}"
+                )
+            while True:
+                left = self._environment.max_tokens - (len(conversation.prompt) - num_first)
+                if left <= 0:
+                    return Episode(tuple(turns), "length", metrics=metrics)
+                completion = await ask(_completion_request(request, index, conversation.prompt, len(turns), left))
+                sampled = completion.token_ids.tolist()
+                answer = await session.step(conversation.text_of(sampled))
+                turns.append(_turn(context.token_ids, completion, answer.reward, starts_anew=context.starts_anew))
+                metrics |= {name: metrics.get(name, 0.0) + value for name, value in answer.metrics.items()}
+                if answer.done or len(turns) == self._environment.max_turns:
+                    return Episode(tuple(turns), "stop" if answer.done else "length", metrics=metrics)
+                context = conversation.go_on(sampled, answer.messages)
+        except (EnvironmentFailedError, ValueError) as error:  # ValueError: messages that the template refuses
+            return Episode(tuple(turns), "stop", failure=str(error), metrics=metrics)
+        finally:
+            if session is not None:
+                session.end()
+
+
+class _Wave:
+    """Gathers what episodes ask for, until each of those that go on has asked, and queues it in their order."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        self._asked: dict[int, tuple[CompletionRequest, asyncio.Future[Future[Completion]]]] = {}
+        self._num_seats = self._num_taken = 0
+        self._queueing: asyncio.Task[None] | None = None
+
+    def seat(self) -> _Seat:
+        self._num_seats += 1
+        self._num_taken += 1
+        return _Seat(self, self._num_taken)
+
+    async def ask(self, place: int, request: CompletionRequest) -> Completion:
+        queued: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
+        self._asked[place] = request, queued
+        self._queue_if_all_asked()
+        return await asyncio.wrap_future(await queued)
+
+    def leave(self) -> None:
+        self._num_seats -= 1
+        self._queue_if_all_asked()
+
+    def _queue_if_all_asked(self) -> None:
+        if self._asked and len(self._asked) == self._num_seats:
+            asked, self._asked = [self._asked[place] for place in sorted(self._asked)], {}
+            self._queueing = asyncio.create_task(self._queue(asked))
+
+    async def _queue(self, asked: Sequence[tuple[CompletionRequest, asyncio.Future[Future[Completion]]]]) -> None:
+        try:
+            sampling = await self._sample([request for request, _ in asked])
+        except Exception as error:  # noqa: BLE001 - raised by each episode that waits
+            for _, queued in asked:
+                queued.set_exception(error)
+        else:
+            for (_, queued), own in zip(asked, sampling, strict=True):
+                queued.set_result(own)
+
+
+class _Seat:
+    """An episode's place in a wave."""
+
+    def __init__(self, wave: _Wave, place: int) -> None:
+        self._wave, self._place = wave, place
+
+    async def ask(self, request: CompletionRequest) -> Completion:
+        return await self._wave.ask(self._place, request)
+
+    def leave(self) -> None:
+        self._wave.leave()
+
+
+async def _group(request: GroupRequest, episodes: Sequence[Awaitable[Episode]]) -> GroupSamples:
+    return GroupSamples(request.ordinal, tuple(await asyncio.gather(*episodes)))
+
+
+def _completion_request(
+    request: GroupRequest, index: int, prompt: Sequence[int], turn: int = 0, most: int | None = None
+) -> CompletionRequest:
+    """Make the request of a turn, of at most so many tokens. Each turn of an episode has a seed of its own."""
+    sampling, seed = request.sampling, request.seeds[index]
+    if most is not None and most < sampling.max_new_tokens:
+        sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most))
+    if turn:
+        seed = sampling_seed(seed, request.ordinal, index, turn)
+    return CompletionRequest(request.ordinal, prompt, seed, sampling, request.is_urgent)
+
+
+def _turn(context_ids: Sequence[int], completion: Completion, reward: float = 0.0, *, starts_anew: bool) -> Turn:
+    import numpy as np
+
+    return Turn(np.asarray(context_ids, dtype=np.int32), completion, starts_anew, reward)

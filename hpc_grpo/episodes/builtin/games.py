@@ -1,0 +1,106 @@
+"""Built-in environments `textarena:GAME` and `reasoning_gym:TASK`, for the packages of these names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from hpc_grpo.episodes import Turn
+from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.registry import ENVIRONMENTS, REWARDS
+from hpc_grpo.rewards import Group
+
+_MAX_CHARS = 4000
+"""Of a message's end, where the move is. Python reads no number of more digits than 4300."""
+
+
+@ENVIRONMENTS.register("textarena")
+class TextArena:
+    """A game of one player. `args` are those of the game. The game's reward comes at its end.
+
+    The model sees what is new, not the history. A game uses Python's global random numbers. The process keeps their
+    state apart for each session (`episodes/host.py`).
+    """
+
+    def __init__(self, game: str, **args: Any) -> None:
+        if find_spec("textarena") is None:
+            raise ConfigError("the package textarena is missing. Install hpc-grpo[episodes].")
+        import textarena
+        from textarena.envs.registration import ENV_REGISTRY
+
+        games = [name.removesuffix("-raw") for name in ENV_REGISTRY if name.endswith("-raw")]
+        if game not in games:
+            raise ConfigError(f"environment.name: textarena has no game {game!r}{nearest(game, games)}")
+        self._own_move = textarena.ObservationType.PLAYER_ACTION
+        try:
+            self._game = textarena.make(f"{game}-raw", **args)
+            self.reset({}, 0)
+        except (Exception, SystemExit) as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ConfigError(
+                f"environment.name: the game {game} cannot be played with environment.args {args}: {why}. Some games "
+                f"need a network, other data or more players."
+            ) from error
+        if not isinstance(self._game.state, textarena.SinglePlayerState):
+            raise ConfigError(f"environment.name: the game {game} is not for one player. Name another game.")
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> str:
+        self._game.reset(num_players=1, seed=seed)
+        return self._news()
+
+    def step(self, message: str) -> Turn:
+        """Make a move. A reward that is no number is 0: some games give a text for a wrong move."""
+        done, _ = self._game.step(message[-_MAX_CHARS:])
+        if not done:
+            return Turn(self._news())
+        rewards, info = self._game.close()
+        reward = float(rewards[0]) if isinstance(rewards[0], int | float) else 0.0
+        return Turn(reward=reward, done=True, metrics={"invalid_moves": float(info[0]["invalid_move"])})
+
+    def _news(self) -> str:
+        _, observations = self._game.get_observation()
+        return "\n".join(str(each[1]) for each in observations if self._own_move not in each)
+
+
+@ENVIRONMENTS.register("reasoning_gym")
+class ReasoningGym:
+    """Rows of the data source `reasoning_gym:TASK`, with several tries. The row's question is the prompt.
+
+    The task's scorer judges each answer (the reward `reasoning_gym`, which finds the answer in a message). A full score
+    ends the episode, as does the last try. The reward is the score of the last answer, times `discount` for each try
+    before it. `settings` are the args of the reward, such as `partial`.
+    """
+
+    def __init__(
+        self,
+        task: str = "",
+        tries: int = 2,
+        feedback: str = "That is not right. Try again.",
+        discount: float = 1.0,
+        **settings: Any,
+    ) -> None:
+        from hpc_grpo.config import RewardConfig
+
+        if find_spec("reasoning_gym") is None:
+            raise ConfigError("the package reasoning-gym is missing. Install hpc-grpo[tasks].")
+        if tries < 1:
+            raise ConfigError(f"environment.args.tries is {tries}. It must be at least 1.")
+        self._score = REWARDS.find("reasoning_gym")
+        self._settings = RewardConfig(name="reasoning_gym", args=settings).settings("environment")
+        self._task, self._tries, self._feedback, self._discount = task, tries, feedback, discount
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        if self._task and row.get("task") != self._task:
+            raise ConfigError(
+                f"the environment reasoning_gym:{self._task} plays rows of data.train.path reasoning_gym:{self._task}, "
+                f"and this row has the task {row.get('task')!r}."
+            )
+        self._row, self._tried = row, 0
+
+    def step(self, message: str) -> Turn:
+        [score] = self._score(Group("", (message,), self._row), self._settings)
+        self._tried += 1
+        if score < 1.0 and self._tried < self._tries:
+            return Turn(self._feedback, metrics={"tries": 1.0})
+        return Turn(reward=score * self._discount ** (self._tried - 1), done=True, metrics={"tries": 1.0})

@@ -1,0 +1,325 @@
+"""Built-in environment `tools`: the model calls functions, and sees what they return.
+
+Each call in a message is answered by a message of the role `tool`. A message without a call ends the episode. The
+rewards of the config judge that message: this environment gives none.
+
+What can go wrong, and who answers for it:
+
+    the model   no JSON, an unknown tool, wrong arguments, ValueError or TypeError: it reads what is wrong
+    the tool    another exception, or no answer within `call_s`: the episode is masked
+
+Any exception out of `step` masks the episode. So a tool of the user's raises ValueError for what it cannot do.
+No call starts later than `call_s` after the first call of its message: a model cannot pass the deadline of the
+environment, which would mask the episode, by many slow calls.
+
+The sandbox of the reward `code` runs `python`. A program finds what the session's earlier programs have left: they run
+again before it, and their output is dropped. Together they have `python_s` of processor time, and twice that by the
+clock. A program that passes a limit is forgotten. It is the model's doing, and masks nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import math
+import operator
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError, validate_call
+from pydantic.errors import PydanticUserError
+
+from hpc_grpo.episodes import Turn
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.registry import ENVIRONMENTS, Registry
+from hpc_grpo.rewards.sandbox.isolation import CELLS, Limits, find_isolation, run_job
+
+TOOLS = Registry("Tool", "environment.tools")
+_MAX_CALLS = 32
+_FORM = 'Write {"name": ..., "arguments": {...}}.'
+_HERMES = re.compile(r"<tool_call>\s*")
+_HERMES_END = re.compile(r"\s*(?:</tool_call>|\Z)")
+_LLAMA = "<|python_tag|>"
+_BARE = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"')
+"""How a message begins that is a call without a marker, even where its JSON is broken."""
+_JSON = json.JSONDecoder()
+_PARAMETER = re.compile(r"\s+(\w+)\s*(?:\(.*?\))?:\s*(.*)")
+
+_CLOCK = 2.0
+"""Seconds by the clock for a second of processor time: a busy node gives a program a part of a core."""
+
+_MAX_BITS, _MAX_EXPRESSION, _MAX_DIGITS = 4096, 1000, 2000
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+}  # fmt: skip
+_UNARY: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs, "max": max, "min": min, "ceil": math.ceil, "floor": math.floor, "sqrt": math.sqrt, "exp": math.exp,
+    "log": math.log, "log2": math.log2, "log10": math.log10, "gcd": math.gcd, "lcm": math.lcm, "sin": math.sin,
+    "cos": math.cos, "tan": math.tan, "radians": math.radians, "degrees": math.degrees,
+    "round": lambda value, digits=None: round(value, digits and max(digits, -_MAX_DIGITS)),
+}  # fmt: skip
+_CONSTANTS = {"pi": math.pi, "e": math.e}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a message asks for; `error` says why it is no call."""
+
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+@ENVIRONMENTS.register("tools")
+class Tools:
+    """`tools` are names of built-in tools, or functions of the user's as `module:function`, sync or async.
+
+    What a tool returns becomes text by `str`, and is cut to `max_chars`.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[str] = (),
+        max_chars: int = 4000,
+        call_s: float = 10.0,
+        python_s: float = 5.0,
+        isolation: str = "strong",
+    ) -> None:
+        if not tools:
+            raise ConfigError("environment.tools is empty. List tools: python, calculator, or module:function.")
+        self._max_chars, self._call_s = max_chars, call_s
+        self._python = Python(python_s, isolation)
+        functions = [self._python.python if tool == "python" else TOOLS.find(tool) for tool in tools]
+        self.tools = [schema_of(function) for function in functions]
+        names = [schema["function"]["name"] for schema in self.tools]
+        self._functions = dict(zip(names, map(validate_call, functions), strict=True))
+        if len(self._functions) < len(names):
+            raise ConfigError(f"environment.tools has two functions of one name: {names}. Rename one of them.")
+        self.longest_step_s = call_s + max(call_s, _CLOCK * python_s)
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        self._python.begin()
+
+    async def step(self, message: str) -> Turn:
+        calls = list(calls_of(message))
+        if not calls:
+            return Turn(done=True)
+        if len(calls) > _MAX_CALLS:
+            calls[_MAX_CALLS:] = [Call(error=f"a message has at most {_MAX_CALLS} calls")]
+        observation, num_errors, begun = [], 0, time.monotonic()
+        for call in calls:
+            try:
+                if time.monotonic() - begun > self._call_s:
+                    raise ValueError("not called: the calls before it took too long")
+                text = str(await self._value(call))
+            except ValidationError as error:
+                wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+                text, num_errors = f"Error: wrong arguments of {call.name}: {'; '.join(wrong)}", num_errors + 1
+            except (ValueError, TypeError) as error:
+                text, num_errors = f"Error: {error}", num_errors + 1
+            observation.append({"role": "tool", "name": call.name, "content": shortened(text, self._max_chars)})
+        return Turn(observation, metrics={"tool_calls": len(calls), "tool_errors": num_errors})
+
+    async def _value(self, call: Call) -> Any:
+        """Return what a tool returns. Raises ValueError or TypeError for the model, anything else for the tool."""
+        if call.error:
+            raise ValueError(call.error)
+        if call.name not in self._functions:
+            raise ValueError(f"there is no tool {call.name!r}. Tools: {', '.join(self._functions)}")
+        function = self._functions[call.name]
+        called = function(**call.arguments) if inspect.iscoroutinefunction(function) else _thread(function, call)
+        try:
+            return await asyncio.wait_for(called, None if call.name == "python" else self._call_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"the tool {call.name} did not answer within {self._call_s:g} s") from error
+
+
+def _thread(function: Callable[..., Any], call: Call) -> asyncio.Future[Any]:
+    """Call a function in a thread of its own: a pool would be full of those that hang, and waited for at the end."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(function(**call.arguments))
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything; who waits raises it again
+            future.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - as SystemExit, which must not end the worker
+            future.set_exception(RuntimeError(f"the tool {call.name} raised {error!r}"))
+
+    threading.Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(future)
+
+
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the JSON schema of a tool, as chat templates take it, from its signature and docstring.
+
+    Lines `name: text` below `Args:` describe parameters. Raises ConfigError for a function that no model can call.
+    """
+    name = getattr(function, "__name__", "")
+    text = inspect.getdoc(function) or ""
+    try:
+        parameters = TypeAdapter(function).json_schema()
+    except (PydanticUserError, NameError) as error:
+        raise ConfigError(f"environment.tools: the parameters of {name} have no JSON schema: {error}") from None
+    if not text or parameters["type"] != "object":
+        raise ConfigError(f"environment.tools: {name} must have a docstring, and named parameters alone.")
+    described = ""
+    for line in text.partition("\nArgs:\n")[2].splitlines():
+        if line and not line[0].isspace():
+            break
+        if (match := _PARAMETER.match(line)) and match[1] in parameters["properties"]:
+            described = match[1]
+            parameters["properties"][described]["description"] = match[2]
+        elif described and line.strip():
+            parameters["properties"][described]["description"] += f" {line.strip()}"
+    for schema in parameters["properties"].values():
+        schema.pop("title", None)
+    description = re.split(r"\n(?:Args|Returns|Raises):", text)[0].strip()
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def calls_of(message: str) -> Iterator[Call]:
+    """Yield the calls in a message; a call that cannot be read has an `error`. What was only thought is no call.
+
+    Reads Hermes's and Qwen's <tool_call> tags around JSON. Without them it reads JSON objects with `name`, and
+    `arguments` or `parameters`: Llama's, with or without <|python_tag|>, and lists of them.
+    """
+    text = message.rpartition("</think>")[2]
+    if match := _HERMES.search(text):
+        while match:
+            call, end = _read(text, match.end())
+            if not call.error and not _HERMES_END.match(text, end):
+                call = Call(error=f"the call does not end behind its JSON. {_FORM}")
+            yield call
+            match = _HERMES.search(text, end)
+        return
+    calls, end, is_meant = [], 0, _LLAMA in text or _BARE.match(text) is not None
+    while (start := text.find("{", end)) >= 0:
+        call, end = _read(text, start)
+        calls.append(call)
+        if call.error:
+            break
+    if is_meant and not calls:
+        yield Call(error=f"the call has no JSON. {_FORM}")
+    # Objects that are no calls are an answer.
+    yield from calls if is_meant or not any(call.error for call in calls) else []
+
+
+def _read(text: str, start: int) -> tuple[Call, int]:
+    """Read the call whose JSON begins at `start`; returns where its JSON has ended, or could."""
+    try:
+        value, end = _JSON.raw_decode(text, start)
+        arguments = value.get("arguments", value.get("parameters"))
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if isinstance(value["name"], str) and isinstance(arguments, dict):
+            json.dumps([value["name"], arguments], ensure_ascii=False).encode()  # a half of a surrogate pair is no text
+            return Call(value["name"], arguments), end
+        wrong = "name must be a text, and arguments an object"
+    except KeyError:
+        wrong = "it has no name"
+    except AttributeError:
+        wrong = "it must be an object"
+    except (ValueError, RecursionError) as error:
+        wrong, end = str(error), text.find("</tool_call>", start)
+    return Call(error=f"the call cannot be read: {wrong}. {_FORM}"), end if end >= 0 else len(text)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most `most` characters and a note of what is missing.
+
+    >>> shortened("a long answer", 6)
+    'a long\\n[7 more characters were cut]'
+    """
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= most else f"{text[:most]}\n[{len(text) - most} more characters were cut]"
+
+
+@TOOLS.register("python")
+class Python:
+    """The tool `python`, and its session."""
+
+    def __init__(self, seconds: float, isolation: str) -> None:
+        self._limits, self._isolation = Limits(seconds, clock=_CLOCK), isolation
+        self._programs: list[str] = []
+
+    def begin(self) -> None:
+        self._programs = []
+
+    def python(self, code: str) -> str:
+        """Run a Python program. Returns what it prints, and the value of its last expression.
+
+        Args:
+            code: The program. Names that earlier programs defined are there.
+        """
+        # Sets must have the same order when a program runs again.
+        argv = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-s", "-P", str(CELLS)]
+        job = json.dumps([*self._programs, code])
+        [result] = run_job(find_isolation(self._isolation), argv, {}, [job], self._limits)
+        if result.ended == "exit 0" and result.verdict == "done":
+            self._programs.append(code)
+            return result.stdout + result.stderr or "(no output)"
+        how = {
+            "time": f"it took more than {self._limits.cpu_s:g} s, with the programs before it",
+            "memory": f"it took more than {self._limits.memory_mib} MiB",
+            "output": f"it printed more than {self._limits.output_kib} KiB",
+            "processes": f"it had more than {self._limits.processes} processes",
+        }.get(result.ended, f"its process ended ({result.ended})")
+        raise ValueError(f"{how}. What this program did is forgotten.\n{result.stdout}{result.stderr}")
+
+
+@TOOLS.register("calculator")
+def calculator(expression: str) -> str:
+    """Evaluate an arithmetic expression.
+
+    Args:
+        expression: Numbers, + - * / // % **, parentheses, pi, e, and functions such as sqrt, log, sin, round, max.
+    """
+    if len(expression) > _MAX_EXPRESSION:
+        raise ValueError(f"an expression has at most {_MAX_EXPRESSION} characters")
+    try:
+        value = _evaluated(ast.parse(expression.strip(), mode="eval").body)
+        return f"{value:.12g}" if isinstance(value, float) else str(value)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{expression!r} is no arithmetic expression") from error
+    except ArithmeticError as error:
+        raise ValueError(str(error)) from error
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """Return the number of an expression. Raises ValueError for other syntax, and for integers that are too large."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            pass
+        case ast.Name(id=name) if name in _CONSTANTS:
+            value = _CONSTANTS[name]
+        case ast.UnaryOp() if type(node.op) in _UNARY:
+            value = _UNARY[type(node.op)](_evaluated(node.operand))
+        case ast.BinOp() if type(node.op) in _BINARY:
+            left, right = _evaluated(node.left), _evaluated(node.right)
+            if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
+                _refuse_bits(left.bit_length() * abs(right))
+            value = _BINARY[type(node.op)](left, right)
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+            value = _FUNCTIONS[name](*map(_evaluated, node.args))
+        case _:
+            raise ValueError(f"an expression has numbers, + - * / // % ** and functions, not {ast.unparse(node)!r}")
+    if not isinstance(value, int | float):
+        raise ValueError(f"{ast.unparse(node)} is no real number")
+    _refuse_bits(value.bit_length() if isinstance(value, int) else 0)
+    return value
+
+
+def _refuse_bits(bits: int) -> None:
+    if bits > _MAX_BITS:
+        raise ValueError("the number is too large")

@@ -1,0 +1,164 @@
+"""The program of an environment's process, which plays many sessions; the engine's side is `workers.py`.
+
+Reads calls from a socket and writes answers to it, a line of JSON each. Calls of `async` environments run side by side.
+The others run one after another, each with the state of `random` and `numpy.random` that its session has. It imports
+the standard library and the registry: what the environment itself needs, it imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import numbers
+import random
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpc_grpo.episodes import Turn, as_messages
+from hpc_grpo.episodes.builtin import environment_of
+from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.system.processes import tie_to_parent
+
+MAX_LINE_BYTES = 16 << 20
+_MAX_CHARACTERS = 1_000_000
+
+
+class Host:
+    """Makes environments and keeps one for each open session; an idle one serves the next session."""
+
+    def __init__(self, make: Callable[[], Any], timeout_s: float, write: Callable[[bytes], None]) -> None:
+        self._make, self._timeout_s, self._write = make, timeout_s, write
+        self._sessions: dict[int, _Session] = {}
+        self._idle: list[Any] = []
+
+    def answer(self, **values: Any) -> None:
+        self._write(json.dumps(values).encode() + b"\n")
+
+    async def serve(self, call: int, session: int, method: str, args: list[Any]) -> None:
+        """Answer one call: `reset` opens a session, `step` goes on with it, `end` closes it and has no answer."""
+        if method == "end":
+            if (own := self._sessions.pop(session, None)) is not None:
+                self._idle.append(own.environment)
+            return
+        self.answer(call=call, started=True)
+        try:
+            if method == "reset":
+                self._sessions[session] = _Session(self._idle.pop() if self._idle else self._make(), args[1])
+            own = self._sessions[session]
+            value = own.call(method, *args)
+            if inspect.isawaitable(value):
+                value = await asyncio.wait_for(value, self._timeout_s)
+            answer = checked(value) if method == "step" else {"messages": checked_messages(value), "tools": own.tools()}
+        except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes a line
+            self._sessions.pop(session, None)
+            answer = {"failure": _described(error, f"did not end within {self._timeout_s:g} s")}
+        self.answer(call=call, **answer)
+
+
+class _Session:
+    def __init__(self, environment: Any, seed: int) -> None:
+        self.environment = environment
+        self._random = random.Random(seed).getstate()
+        self._seed, self._numpy_random = seed, None
+
+    def tools(self) -> list[Any]:
+        return list(getattr(self.environment, "tools", None) or ())
+
+    def call(self, method: str, *args: Any) -> Any:
+        function = getattr(self.environment, method)
+        if inspect.iscoroutinefunction(function):
+            return function(*args)
+        random.setstate(self._random)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and self._numpy_random is not None:
+            numpy.random.set_state(self._numpy_random)
+        elif numpy is not None:
+            numpy.random.seed(self._seed % 2**32)
+        value = function(*args)
+        self._random = random.getstate()
+        if (numpy := sys.modules.get("numpy")) is not None:
+            self._numpy_random = numpy.random.get_state()
+        return value
+
+
+def checked(value: Any) -> dict[str, Any]:
+    """Return what `step` has returned as JSON has it. Raises ValueError where it is no `Turn` that can be used."""
+    if not isinstance(value, Turn):
+        raise ValueError(f"step must return a hpc_grpo.Turn, not {value!r:.200} of type {type(value).__name__}")
+    messages = checked_messages(value.observation)
+    if not messages and not value.done:
+        raise ValueError("a Turn that is not done needs an observation for the model to go on from")
+    if not _is_finite(value.reward):
+        raise ValueError(f"the reward of a Turn must be a finite number, not {value.reward!r:.200}")
+    if not isinstance(value.metrics, Mapping) or not all(map(_is_finite, value.metrics.values())):
+        raise ValueError(f"the metrics of a Turn must be finite numbers by name, not {value.metrics!r:.200}")
+    metrics = {str(name): float(own) for name, own in value.metrics.items()}
+    return {"messages": messages, "reward": float(value.reward), "done": bool(value.done), "metrics": metrics}
+
+
+def checked_messages(value: Any) -> list[dict[str, Any]]:
+    messages = [dict(message) for message in as_messages(value)]
+    if (size := sum(len(message["content"]) for message in messages)) > _MAX_CHARACTERS:
+        raise ValueError(f"an observation of {size:,} characters is longer than {_MAX_CHARACTERS:,}")
+    for message in messages:
+        message["content"].encode()  # half a character, which no tokenizer takes, raises UnicodeEncodeError
+    return messages
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _described(error: BaseException, late: str) -> str:
+    if isinstance(error, TimeoutError) and not error.args:
+        return late
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {str(error)[:1000]} ({frame.filename}:{frame.lineno})"
+
+
+async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
+
+    def make() -> Any:
+        return environment_of(settings["name"], settings["args"], settings["tools"])
+
+    host = Host(make, settings["timeout_s"], writer.write)
+    try:
+        host._idle.append(make())
+    except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
+        text = str(error) if isinstance(error, HpcGrpoError) else _described(error, "")
+        host.answer(refused=text)
+        await writer.drain()
+        return
+    host.answer(ready=True)
+    tasks: set[asyncio.Task[None]] = set()
+    while line := await reader.readline():
+        tasks.add(task := asyncio.create_task(host.serve(*json.loads(line))))
+        task.add_done_callback(tasks.discard)
+
+
+def main(descriptor: int, parent_pid: int) -> None:
+    """Play the sessions that are asked for at a socket until the parent closes it. The first line has the settings."""
+    tie_to_parent(parent_pid, signal.SIGKILL)
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    settings = json.loads(_first_line(connection))
+    limit = int(settings["memory_gib"] * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with contextlib.suppress(ConnectionError):
+        asyncio.run(_serve(connection, settings))
+
+
+def _first_line(connection: socket.socket) -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        line += connection.recv(1) or b"\n"
+    return bytes(line)

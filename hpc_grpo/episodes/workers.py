@@ -1,0 +1,242 @@
+"""The processes that hold one environment's sessions, as an engine has them; their program is `host.py`.
+
+Runs in the engine's process, on its event loop. A session stays with the process it began in. A process that ends, or
+gives no sign for longer than a call may take, is killed with all that it has started. The call that it worked on fails;
+its other sessions are lost, and begin again in another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_grpo.config.environment import EnvironmentConfig
+from hpc_grpo.episodes import Message
+from hpc_grpo.episodes.host import MAX_LINE_BYTES
+from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.system.processes import hold_on, kill_group, start_program
+from hpc_grpo.system.secret import environ_for
+from hpc_grpo.system.signals import signal_name
+
+_GRACE_S = 5.0
+"""More time than a call may take: a process ends calls of `async` environments itself."""
+_LOAD_S = 120.0
+"""Time to import the environment: a shared file system with a cold cache takes its time."""
+_MAX_PRINTED = 1 << 20
+
+
+class EnvironmentFailedError(HpcGrpoError):
+    """An environment raised, answered nonsense, or did not answer: its episode is not trained on."""
+
+
+class EnvironmentLostError(HpcGrpoError):
+    """The process of a session ended, perhaps for no fault of the session: its episode begins again."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an environment answered, by `reset` (messages and tools) or by `step`."""
+
+    messages: list[Message]
+    tools: list[Mapping[str, Any]] = field(default_factory=list)
+    reward: float = 0.0
+    done: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class EnvironmentWorkers:
+    """Plays sessions of one environment in `environment.num_workers` processes, which start with their first one."""
+
+    def __init__(self, environment: EnvironmentConfig) -> None:
+        self._environment = environment
+        self._processes: list[_Process | None] = [None] * environment.num_workers
+        self._numbers = itertools.count()
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> tuple[Session, Answer]:
+        """Begin a session in the process that has fewest. Raises what `Session.step` raises, and ConfigError where the
+        environment cannot be made.
+        """
+        place = min(range(len(self._processes)), key=self._load)
+        process = self._processes[place]
+        if process is None or process.end is not None:
+            process = self._processes[place] = _Process(self._environment)
+        await asyncio.shield(process.ready)
+        session = Session(process, next(self._numbers))
+        return session, await session.call("reset", row, seed)
+
+    def close(self) -> None:
+        for process in filter(None, self._processes):
+            process.kill("was ended with its engine")
+
+    def _load(self, place: int) -> int:
+        process = self._processes[place]
+        return 0 if process is None or process.end is not None else process.num_sessions
+
+
+class Session:
+    """One episode's environment."""
+
+    def __init__(self, process: _Process, number: int) -> None:
+        self._process, self._number = process, number
+        process.num_sessions += 1
+
+    async def step(self, message: str) -> Answer:
+        """Raises EnvironmentFailedError, or EnvironmentLostError where the process of the session ended."""
+        return await self.call("step", message)
+
+    async def call(self, method: str, *args: Any) -> Answer:
+        answer = await self._process.ask(self._number, method, args)
+        if (failure := answer.get("failure")) is not None:
+            raise EnvironmentFailedError(f"{method} {failure}")
+        return Answer(**answer)
+
+    def end(self) -> None:
+        """Leave the process, whose environment is then free for another session; not that of a session that failed."""
+        self._process.num_sessions -= 1
+        self._process.tell(self._number, "end")
+
+
+class _Process:
+    """A process of `host.main`, and the calls that wait for its answers, by their numbers."""
+
+    def __init__(self, environment: EnvironmentConfig) -> None:
+        self.num_sessions = 0
+        self.end: str | None = None
+        """How it ended."""
+        self._environment = environment
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._started: list[int] = []
+        self._numbers = itertools.count()
+        self._clock = asyncio.get_running_loop().time
+        self._last_sign = self._clock()
+        self._process, self._socket = start_program(
+            "hpc_grpo.episodes.host", environ_for(environment.pass_env), subprocess.PIPE
+        )
+        threading.Thread(target=self._show_output, name="environment-output", daemon=True).start()
+        self.ready = asyncio.create_task(self._start())
+
+    async def ask(self, session: int, method: str, args: Any) -> dict[str, Any]:
+        """Return the answer to a call. Any answer of the process is a sign of life, which gives it its time again."""
+        if self.end is not None:
+            raise EnvironmentLostError(f"its process {self.end}")
+        if not self._calls:
+            self._last_sign = self._clock()
+        number, patience_s = next(self._numbers), self._environment.timeout_s + _GRACE_S
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        self._write([number, session, method, args])
+        while not future.done():
+            late_in_s = self._last_sign + patience_s - self._clock()
+            if late_in_s <= 0.0:
+                self._end_late()
+            else:
+                await asyncio.wait([future], timeout=late_in_s)
+        return await future
+
+    def tell(self, session: int, method: str) -> None:
+        if self.end is None:
+            self._write([next(self._numbers), session, method, []])
+
+    def kill(self, how: str, guilty: int | None = None) -> None:
+        """Kill the process. The call that is `guilty` fails, the sessions of the others are lost."""
+        if self.end is not None:
+            return
+        self.end = how
+        kill_group(self._process.pid)
+        for number, call in self._calls.items():
+            if number == guilty:
+                call.set_result({"failure": how})
+            else:
+                call.set_exception(EnvironmentLostError(f"its process {how}"))
+        self._calls.clear()
+        self._socket.close()
+
+    def _end_late(self) -> None:
+        was_stopped = hold_on(self._process.pid) == "stopped"
+        if was_stopped:
+            self.kill("was stopped (SIGSTOP)")
+        else:
+            self.kill(
+                f"did not end within {self._environment.timeout_s:g} s", self._started[-1] if self._started else None
+            )
+
+    async def _start(self) -> None:
+        """Connect, and wait until the environment is imported. Raises ConfigError where it cannot be made."""
+        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
+        self._write(self._environment.model_dump(mode="json"))
+        name = self._environment.name
+        try:
+            line = await asyncio.wait_for(reader.readline(), _LOAD_S)
+        except TimeoutError:
+            self.kill(f"did not import {name} within {_LOAD_S:g} s")
+            raise ConfigError(f"Environment {name!r} was not imported within {_LOAD_S:g} s.") from None
+        if not line:
+            await self._end_of(reader)
+            raise EnvironmentLostError(f"its process {self.end}")
+        if (refusal := json.loads(line).get("refused")) is not None:
+            self.kill("was refused")
+            raise ConfigError(f"Environment {name!r} cannot be made: {refusal}")
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError, ValueError):  # ValueError: a line beyond the limit
+            while line := await reader.readline():
+                self._last_sign, answer = self._clock(), json.loads(line)
+                number = answer.pop("call")
+                if answer.pop("started", False):
+                    self._started.append(number)
+                else:
+                    self._started.remove(number)
+                    self._calls.pop(number).set_result(answer)
+        await self._end_of(reader)
+
+    async def _end_of(self, reader: asyncio.StreamReader) -> None:
+        if self.end is None:
+            kill_group(self._process.pid)  # it may have closed the socket alone
+            code = await asyncio.to_thread(self._process.wait)
+            self.kill(f"ended (exit code {code})" if code >= 0 else f"ended (killed by {signal_name(-code)})")
+
+    def _write(self, message: Any) -> None:
+        self._writer.write(json.dumps(message).encode() + b"\n")
+
+    def _show_output(self) -> None:
+        """Pass on what the process prints, up to a limit: no flood fills a disk, or makes the process wait."""
+        remaining = _MAX_PRINTED
+        while data := self._process.stdout.read1(65536):
+            if remaining > 0:
+                sys.stderr.write(data[:remaining].decode(errors="replace"))
+                sys.stderr.flush()
+            if 0 < remaining <= len(data):
+                sys.stderr.write("\nThe environment prints too much: the rest is left out.\n")
+            remaining -= len(data)
+        self._process.wait()
+
+
+def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> Answer:
+    """Begin one session in a process, and end it. Raises ConfigError where the environment cannot begin.
+
+    `key` is that of the source in the config.
+    """
+
+    async def begin() -> Answer:
+        workers = EnvironmentWorkers(environment)
+        try:
+            return (await workers.reset(row, 0))[1]
+        finally:
+            workers.close()
+
+    try:
+        return asyncio.run(begin())
+    except (EnvironmentFailedError, EnvironmentLostError) as error:
+        raise ConfigError(
+            f"Environment {environment.name!r} cannot begin with the first row of {key}: {error}. Mend the "
+            f"environment, environment.args, or the row."
+        ) from error
