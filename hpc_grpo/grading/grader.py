@@ -90,7 +90,9 @@ class Grader:
             bool(failure) or (cut and self._mask_truncated) for failure, cut in zip(failures, truncated, strict=True)
         )
         versions = [_policy_versions(episode) for episode in episodes]
-        prompt_ids = next((episode.turns[0].context_ids.tolist() for episode in episodes if episode.turns), [])
+        prompt_ids: list[int] = next(
+            (episode.turns[0].context_ids.tolist() for episode in episodes if episode.turns), []
+        )
         is_shown = with_texts and prompt.environment is not None
         return GroupGrades(
             ordinal=samples.ordinal,

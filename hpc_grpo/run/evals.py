@@ -132,7 +132,13 @@ def sample_config(config: Config, folder: RunDir, model: str, prompts: str, sour
     chosen = source or next(iter(sources))
     if chosen not in sources:
         raise ConfigError(f"--source = {source!r} must be the name of a source of data.train: {', '.join(sources)}.")
-    fields = {"prompt_field": "prompt", "answer_field": None, "messages_field": None, "rewards": None, "environment": None}
+    fields = {
+        "prompt_field": "prompt",
+        "answer_field": None,
+        "messages_field": None,
+        "rewards": None,
+        "environment": None,
+    }
     asked = {**_keys_for_others(sources[chosen]), "path": prompts, **fields}
     values = eval_config(config, folder, model, [asked]).model_dump(mode="json")
     values["rewards"], values["environment"] = [_NO_JUDGEMENT], None
