@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from hpc_grpo.cli import main
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, NodeResources
 from hpc_grpo.launch.place.slurm import place
@@ -23,6 +24,7 @@ from hpc_grpo.launch.place.slurm.place import (
     step_environment,
 )
 from hpc_grpo.launch.place.slurm.text import fields
+from hpc_grpo.preflight.node_facts import gather
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.files import write_atomic, write_json_atomic
 from hpc_grpo.run.lock import LockOwner
@@ -152,8 +154,10 @@ def test_on_a_whole_node_of_a_site_without_gres_all_gpus_count(
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{printed}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": cpus}
-    assert SlurmPlace(environ).node_resources().num_gpus == gpus
+    for variable, value in {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": cpus}.items():
+        monkeypatch.setenv(variable, value)
+    assert SlurmPlace().node_resources().num_gpus == gpus
+    assert gather(NodeSpec("x", "t", "", "", "", "", None, True, None, 1.0)).num_gpus == gpus, "the doctor's"
 
 
 def test_an_answer_of_slurm_is_kept_and_a_failure_is_not(scontrol: Path) -> None:
