@@ -132,6 +132,8 @@ def test_a_job_without_gpus_asks_for_none() -> None:
 def test_resources_are_those_of_the_allocation() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "72", "SLURM_GPUS_ON_NODE": "4"}
     assert SlurmPlace(environ).node_resources() == NodeResources(72, 4)
+    for asked, gpus in {"2": 2, "gh200:1,a100:1": 2, "4": 4}.items():
+        assert SlurmPlace({**environ, "SLURM_GPUS_PER_NODE": asked}).node_resources().num_gpus == gpus
     assert SlurmPlace({"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "2,3"}).node_resources().num_gpus == 2
     assert SlurmPlace({"SLURM_JOB_ID": "1"}).node_resources().num_gpus == 0
 
