@@ -21,8 +21,8 @@ REQUEST, RESULT, ANSWER = "request.json", "result.json", "answer.txt"
 """Files in the folder besides those of a run; the answer is what the command prints."""
 
 _OF_SOURCE = (
-    "prompt_field", "answer_field", "messages_field", "rewards", "environment", "template", "preprocessing", "prompt_format",
-    "system_prompt", "chat_template", "template_args",
+    "prompt_field", "answer_field", "messages_field", "rewards", "environment", "template", "preprocessing",
+    "prompt_format", "system_prompt", "chat_template", "template_args",
 )  # fmt: skip
 """Keys of the first training source that other data have too, unless they set their own."""
 
