@@ -202,7 +202,7 @@ def prefetch(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]
     Ends with 78 when the job would miss something.
     """
     from hpc_grpo.cli.request import load_request
-    from hpc_grpo.preflight.prefetch.command import prefetch as fill_caches
+    from hpc_grpo.preflight.prefetch import prefetch as fill_caches
     from hpc_grpo.system.readable import file_size
 
     request = load_request(config_name, [*sets, *overrides])

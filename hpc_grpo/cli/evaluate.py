@@ -238,7 +238,7 @@ def _run_unless_model(target: str) -> RunDir | None:
 
 def _named_data(path: str) -> str:
     """Return the value of --data for the config. Raises ConfigError for a file or a folder that is not there."""
-    from hpc_grpo.preflight.prefetch.items import DATA_FILES, is_generated
+    from hpc_grpo.preflight.prefetch import DATA_FILES, is_generated
 
     if not is_generated(path) and (path.endswith(DATA_FILES) or path.startswith(("/", ".", "~"))):
         place = Path(path).expanduser()
