@@ -13,6 +13,7 @@ import click
 
 from hpc_grpo.cli.options import OVERRIDES, echo
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.report.logs import tail_and_end
 
 try:
     from rich.console import Console
@@ -24,7 +25,7 @@ try:
     from hpc_grpo.fleet.dispatch import Dispatcher
     from hpc_grpo.fleet.doorbell import announce
     from hpc_grpo.fleet.jobs import NewJob, count_jobs, find_job, job_attempts, list_jobs, submit_job
-    from hpc_grpo.fleet.logs import JobLogs, read_from, tail
+    from hpc_grpo.fleet.logs import JobLogs, read_from
     from hpc_grpo.fleet.poll import Poller, Requeuer
     from hpc_grpo.fleet.settings import SETTINGS, fleet_folder, open_fleet, template
     from hpc_grpo.fleet.spec import config_text
@@ -283,7 +284,7 @@ def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, l
     if not path.exists() and not follows:
         echo(f"There is no log of it here (yet); it is {row['status']}.", err=True)
         return
-    offset, text = tail(path, lines)
+    text, offset = tail_and_end(path, lines)
     shown = path.resolve()
     echo(text, nl=False)
     while follows and (row["status"] in ("queued", "running") or row["retry_at"] is not None):
