@@ -1,6 +1,6 @@
 """An environment of one's own: the model guesses a number, and is told whether it is higher or lower.
 
-    hpc-grpo train CONFIG environment='{name: examples/guess_the_number.py:GuessTheNumber, args: {highest: 8}, max_turns: 3}'
+    hpc-grpo train CONFIG environment='{name: examples/guess_the_number.py:GuessTheNumber, max_turns: 3}'
 
 Each row of the data set is an episode; its number follows from the seed, which all rollouts of a group share.
 """
