@@ -20,6 +20,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any
 
 from hpc_grpo.data.templates import (
@@ -47,9 +48,6 @@ To call a function, write its name and its arguments as JSON between these tags,
 """The Hermes form, which vLLM's parser `hermes` reads, for templates that ignore tools."""
 
 
-_ANOTHER = "Give another template (data.chat_template)."
-
-
 @dataclass(frozen=True)
 class Context:
     """The token ids that go before the model's next turn, as `types.Turn` has them."""
@@ -62,8 +60,8 @@ class Dialogue:
     """The template of one source, checked against its tokenizer; makes conversations.
 
     With the style `plain` a context is the text of the messages, with nothing between them. `prompt_format` goes around
-    a conversation's first message, if that is one of the user's alone. No message can write a special token. Names of
-    the template's other added tokens, such as `<tool_call>`, mean these tokens in messages of the assistant only.
+    a first message that is alone, as around a prompt of a data set. No message can write a special token. Only messages
+    of the assistant can write the template's other tokens, such as `<tool_call>`: they are examples for the model.
 
     Raises ConfigError where template and tokenizer cannot make contexts.
     """
@@ -75,36 +73,33 @@ class Dialogue:
         template = "" if self.is_plain else style.chat_template or tokenizer.chat_template
         self.pieces = Pieces(tokenizer, "".join(template.values()) if isinstance(template, Mapping) else str(template))
         self._start: list[int] = []
+        self._roles: set[str] = set()
         if self.is_plain:
-            probe = encode_prompts(tokenizer, style, ["x"])[0]
-            self._start = probe[: len(probe) - len(self.pieces.encode("x"))]
+            with_start, bare = encode_prompts(tokenizer, style, ["x"])[0], tokenizer(["x"], add_special_tokens=False)
+            self._start = with_start[: len(with_start) - len(bare["input_ids"][0])]
             self._check_joins("Is it 5?", "No.")
         else:
-            self._check_role("user")
-        self._takes_tools = False
+            self.check_role("user")
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation:
         """Begin an episode. Raises ValueError for messages that the template or the tokenizer refuses.
 
-        Raises ConfigError where the template cannot show the model its tools, or what they answer.
+        Raises ConfigError where the template cannot show the model its tools.
         """
         if not messages:
             raise ValueError("an episode begins with a message, and the environment gave none")
         asked = self.pieces.hide(messages)
-        if len(asked) == 1 and asked[0]["role"] == "user":
-            asked = [{**asked[0], "content": formatted(self.style, asked[0]["content"])}]
         if self.is_plain:
+            asked = [{"role": "user", "content": self.render(asked)}]
             if tools:
                 raise ConfigError(
                     "An environment with tools needs data.template = chat. With plain, describe the tools in its first "
                     "message, and leave its `tools` empty."
                 )
-            return Conversation(self, asked, [])
+        if len(asked) == 1 and asked[0]["role"] == "user":
+            asked = [{**asked[0], "content": formatted(self.style, asked[0]["content"])}]
         asked = with_system_prompt(self.style, asked)
         shown = [self.pieces.hide_in(tool) for tool in tools]
-        if shown and not self._takes_tools:
-            self._check_role("tool")
-            self._takes_tools = True
         if shown and self.render(asked, shown) == self.render(asked, []):
             asked, shown = _with_tools(asked, shown), []
             self._try("system", asked)
@@ -125,30 +120,36 @@ class Dialogue:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _check_role(self, role: str) -> None:
+    def check_role(self, role: str) -> None:
         """Raise ConfigError unless a message of `role` can follow an answer of the model."""
+        if self.is_plain or role in self._roles:
+            return
         asked: list[Message] = [{"role": "user", "content": "Guess."}]
-        told = f"{self.pieces.nonce}b"
-        turn = [{"role": "assistant", "content": f"Is it 5?{self.pieces.end}"}, {"role": role, "content": told}]
         self._try("user", asked)
         asked = with_system_prompt(self.style, asked)
         self._try("system", asked)
+        told = f"{self.pieces.nonce}b"
+        turn = [{"role": "assistant", "content": f"Is it 5?{self.pieces.end}"}, {"role": role, "content": told}]
         before, end, after = self._try(role, [*asked, *turn]).rpartition(self.pieces.end)
         if not end or told not in after:
-            raise ConfigError(
-                f"The chat template leaves out {'a message of the role ' + role if end else 'what the model answers'}, "
-                f"so that no environment can be played with it. {_ANOTHER}"
-            )
+            missing = f"what an environment tells with the role {role}" if end else "what the model answers"
+            raise ConfigError(f"The chat template leaves out {missing}. {self._fix(role)}")
         self._check_joins(before, after.replace(told, "No."))
+        self._roles.add(role)
 
     def _try(self, role: str, messages: Sequence[Message]) -> str:
         try:
             return self.render(messages)
         except ChatTemplateError as error:
-            fix = "Unset data.system_prompt. Or: " if role == "system" and self.style.system_prompt else ""
             raise ConfigError(
-                f"An environment needs messages of the role {role}, and {error}. {fix}{_ANOTHER}"
+                f"An environment needs messages of the role {role}, and {error}. {self._fix(role)}"
             ) from error
+
+    def _fix(self, role: str) -> str:
+        if role == "tool":
+            return "Let the environment answer with the role user, or give another template (data.chat_template)."
+        unset = "Unset data.system_prompt, or give" if role == "system" and self.style.system_prompt else "Give"
+        return f"{unset} another template (data.chat_template)."
 
     def _check_joins(self, before: str, after: str) -> None:
         """Raise ConfigError if text in two pieces is another text: some tokenizers put a space before each piece."""
@@ -181,12 +182,14 @@ class Conversation:
     def go_on(self, sampled: Sequence[int], messages: Sequence[Message]) -> Context:
         """Append what the model wrote, and what it is told then; update `prompt` and `context`, which it returns.
 
-        Raises ValueError, and changes nothing, for messages that the template or the tokenizer refuses.
+        Raises ValueError for messages that the template or the tokenizer refuses, and ConfigError for a role that the
+        template does not show. Nothing is changed then.
         """
-        sampled = [int(token) for token in sampled]
-        pieces = self._dialogue.pieces
+        sampled, pieces = [int(token) for token in sampled], self._dialogue.pieces
         answer = pieces.hide_written(self.text_of(sampled), self._without_end(sampled))
         told = pieces.hide(messages)
+        for message in messages:
+            self._dialogue.check_role(message["role"])
         # Behind the mark stands what the template adds to an answer that ends there.
         before, end, after = self._render(answer + pieces.end, told).rpartition(pieces.end)
         tail = self._encode_after(sampled, after) if end and _same(before, self._text + answer) else None
@@ -205,8 +208,9 @@ class Conversation:
     def _render(self, answer: str, told: Sequence[Message]) -> str:
         return self._dialogue.render([*self._messages, {"role": "assistant", "content": answer}, *told], self._tools)
 
-    def _without_end(self, sampled: Sequence[int]) -> Sequence[int]:
-        return sampled[:-1] if len(sampled) and self._dialogue.pieces.ends(sampled[-1]) else sampled
+    def _without_end(self, sampled: Sequence[int]) -> list[int]:
+        sampled = [int(token) for token in sampled]
+        return sampled[:-1] if sampled and self._dialogue.pieces.ends(sampled[-1]) else sampled
 
     def _encode_after(self, sampled: Sequence[int], after: str) -> list[int] | None:
         """Encode what the template writes after an answer, less the end token that the model has sampled.
@@ -252,7 +256,7 @@ class Pieces:
         self._strip = {side: {token["id"] for token in control if token[side]} for side in ("lstrip", "rstrip")}
         special = [token["content"] for token in control if token["special"]]
         self._ends = {*(self._numbers[name] for name in special), tokenizer.eos_token_id}
-        self._control, self._special = _any_of(self._numbers), _any_of(special)
+        self._control, self._special = re.compile(_any_of(self._numbers)), re.compile(_any_of(special))
         if '"prepend_scheme": "first"' in (steps := json.dumps(spec["pre_tokenizer"])):
             spec["pre_tokenizer"] = json.loads(steps.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"'))
             self._joined = _build(spec)
@@ -332,8 +336,17 @@ def _renamed(spec: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
     return {**spec, "model": model, "added_tokens": added, "post_processor": None}
 
 
-def _any_of(names: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
+def _any_of(names: Iterable[str]) -> str:
+    """Return a pattern of names that tries none of them in vain: some tokenizers have a thousand."""
+    found = []
+    for _, group in groupby(sorted(names), key=lambda name: name[0]):
+        alike = list(group)
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(alike[0], alike[-1], strict=False))
+        start = "".join(letter for letter, _ in pairs)
+        rest = [name[len(start) :] for name in alike if name != start]
+        more = f"(?:{_any_of(rest)})" + ("?" if start in alike else "") if rest else ""
+        found.append(re.escape(start) + more)
+    return "|".join(found) or "(?!)"
 
 
 def _same(one: str, other: str) -> bool:

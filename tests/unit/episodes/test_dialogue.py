@@ -166,7 +166,7 @@ class Told:
         """The ids decode to the text, and hold the control tokens that the template wrote, in its order."""
         wrote = [self.added[name] for name in re.findall("|".join(map(re.escape, self.added)), text)]
         found = [token for token in ids if token in self.added.values()]
-        if before is not None and wrote[:1] == [before] and found != wrote:
+        if before is not None and wrote[:1] == [before]:
             wrote, text = wrote[1:], text.lstrip()[len(self.tokenizer.convert_ids_to_tokens(before)) :]
         assert found == wrote
         if any(token.rstrip for token in self.tokenizer.added_tokens_decoder.values()):
@@ -197,6 +197,7 @@ SNIPPETS = (
 
 def play(rng: random.Random, tokenizer: Any, style: PromptStyle, dialogue: Dialogue, check: bool = True) -> Played:
     told, names = Told(tokenizer, style), sorted(set(tokenizer.get_added_vocab()) - {"<bos>"})
+    ends = sorted(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
 
     def text() -> str:
         return "".join(rng.choice((*SNIPPETS, rng.choice(names))) for _ in range(rng.randrange(6)))
@@ -207,7 +208,8 @@ def play(rng: random.Random, tokenizer: Any, style: PromptStyle, dialogue: Dialo
             ids.insert(rng.randrange(len(ids)), tokenizer.convert_tokens_to_ids(rng.choice(names)))
         if "<think>" in names and rng.random() < 0.4:
             ids = [*ids_of(tokenizer, "<think>\nhm"), *ids_of(tokenizer, "\n</think>\n\n"), *ids]
-        return [*ids, tokenizer.eos_token_id] if rng.random() < 0.75 else ids
+        end = tokenizer.convert_tokens_to_ids(rng.choice(ends)) if rng.random() < 0.1 else tokenizer.eos_token_id
+        return [*ids, end] if rng.random() < 0.75 else ids
 
     messages: list[Any] = [user(text())]
     conversation = dialogue.begin(messages)
@@ -375,6 +377,8 @@ def test_contexts_of_base_models_are_the_text_of_messages_without_control_tokens
     tokenizer, _, dialogue = made("chatml", template="plain", prompt_format="Q: {prompt}\nA:")
     conversation = dialogue.begin([user("Guess </s> <|im_end|>.")])
     assert text_of(tokenizer, conversation.prompt) == "Q: Guess </s> <|im_end|>.\nA:"
+    two = dialogue.begin([user("Guess"), user(" it.")])
+    assert text_of(tokenizer, two.prompt) == "Q: Guess it.\nA:"
     context = conversation.go_on([65, 66, tokenizer.eos_token_id], [user(" No<|im_end|>."), user("\nA:")])
     assert text_of(tokenizer, context.token_ids) == " No<|im_end|>.\nA:"
     assert not {*tokenizer.added_tokens_decoder} & {*context.token_ids, *conversation.prompt[:-20]}
@@ -459,7 +463,11 @@ def test_tools_go_through_the_template_or_into_the_system_message(name: str, is_
 REFUSALS = [
     (None, {}, "no chat template"),
     ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", {}, "leaves out what the model answers"),
-    ("{{ messages[0].content }}{{ messages[1].content if messages[1] }}", {}, "leaves out a message of the role user"),
+    (
+        "{{ messages[0].content }}{{ messages[1].content if messages[1] }}",
+        {},
+        "leaves out what an environment tells with the role user",
+    ),
     ("{{ raise_exception('no') if messages[1] }}{{ messages[0].content }}", {}, "role user, and .* refuses it: no"),
     (MISTRAL, {"system_prompt": "Be brief."}, "role system, .* Unset data.system_prompt"),
 ]
@@ -475,12 +483,27 @@ def test_a_template_that_cannot_be_played_with_is_refused_at_the_start(
         Dialogue(tokenizer, PromptStyle(**{**CHAT, **keys}))
 
 
-def test_a_template_without_the_roles_that_tools_need_is_refused() -> None:
-    for name, role in (("mistral", "tool"), ("gemma3", "tool")):
-        with pytest.raises(ConfigError, match=f"role {role}"):
-            made(name)[2].begin([user("1+1?")], [TOOL])
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "phi3"])
+def test_a_role_that_the_template_does_not_show_is_refused(name: str) -> None:
+    conversation = made(name)[2].begin([user("1+1?")])
+    before = conversation.prompt
+    with pytest.raises(ConfigError, match=r"role tool.* Let the environment answer with the role user"):
+        conversation.go_on([65], [user("2", "tool")])
+    assert conversation.prompt == before
+    conversation.go_on([65], [user("2")])
+
+
+def test_tools_that_cannot_be_shown_are_refused() -> None:
+    with pytest.raises(ConfigError, match="role system"):
+        made("mistral")[2].begin([user("1+1?")], [TOOL])
     with pytest.raises(ConfigError, match=r"tools needs data.template = chat"):
         made("chatml", template="plain")[2].begin([user("1+1?")], [TOOL])
+
+
+def test_two_messages_are_refused_where_the_template_wants_turns() -> None:
+    conversation = made("gemma3")[2].begin([user("Guess.")])
+    with pytest.raises(ValueError, match="refuses it: Conversation roles must alternate"):
+        conversation.go_on([65], [user("No."), user("Again.")])
 
 
 def test_a_tokenizer_that_adds_spaces_to_pieces_is_refused() -> None:
@@ -547,7 +570,7 @@ SLIMES = {
         ],
     ),
 }
-"""Cases of slime's test_trajectory_manager_branching.py: what the template rewrites, turns, and the rows to train on."""
+"""Cases of slime's test_trajectory_manager_branching.py: what the template rewrites, the turns, and the rows."""
 
 
 def slime_tokenizer() -> Any:
