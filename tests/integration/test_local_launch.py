@@ -28,9 +28,11 @@ DRIVER = Path(__file__).resolve().parents[1] / "stand_ins" / "driver.py"
 _DEADLINE_S = 180.0
 
 
-def command(root: Path, driver: str = DRIVER.name) -> list[str]:
-    words = ["train", "local/debug", f"run.root={root}", "--driver", str(DRIVER.with_name(driver))]
-    return [sys.executable, "-m", "hpc_grpo.cli", *words]
+def command(root: Path, driver: str = DRIVER.name, *words: str) -> list[str]:
+    """`hpc-grpo train`; without templates of actors, which import for seconds what no stand-in needs."""
+    words = words or ("launch.templates=false",)
+    run = ["train", "local/debug", f"run.root={root}", "--driver", str(DRIVER.with_name(driver)), *words]
+    return [sys.executable, "-m", "hpc_grpo.cli", *run]
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -117,7 +119,7 @@ def test_driver_and_workers_import_the_runs_copy_and_a_killed_supervisor_takes_a
     """The run starts in a checkout, whose package must not win."""
     checkout, found = DRIVER.parents[2], tmp_path / "debug" / "where.json"
     run = subprocess.Popen(
-        command(tmp_path, "where.py"),
+        command(tmp_path, "where.py", "launch.templates=true"),
         cwd=checkout,
         env=environment(),
         stdout=subprocess.DEVNULL,
