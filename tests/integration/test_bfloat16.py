@@ -97,7 +97,6 @@ def test_learners_resume_in_bfloat16_bit_for_bit_under_every_stage(workspace: Pa
         assert [name for name in expected if not np.array_equal(weights[name], expected[name])] == [], stage
 
 
-@pytest.mark.long
 def test_a_bfloat16_run_trains_and_resumes_where_engines_keep_biases_in_float32(
     workspace: Path, cluster: dict[str, str]
 ) -> None:
