@@ -1,13 +1,15 @@
-"""One engine under pressure: `python -m tests.integration.crowded_engine CONFIG [ahead]` prints its samples as JSON.
+"""One engine under pressure: `python -m tests.integration.crowded_engine CONFIG` prints its samples as JSON.
 
 Many prompts, each longer than what is left of a step's tokens, with a KV cache too small for them: requests wait,
-are preempted, and are computed anew. Which tokens are sampled must depend on a request and its seed alone. With `ahead`
-vLLM schedules a step ahead, as on GPUs, and the weights change under the requests in flight.
+are preempted, and are computed anew. Which tokens are sampled must depend on a request and its seed alone. In a fork of
+this process vLLM schedules a step ahead, as on GPUs, and the weights change under the requests in flight.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -21,6 +23,7 @@ from hpc_grpo.config import Config, load_config
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import engine_options
+from hpc_grpo.template.environment import prepare
 from hpc_grpo.types import Completion, CompletionRequest, GroupRequest, SamplingSpec
 
 NUM_PROMPTS, END = 16, 1
@@ -161,9 +164,12 @@ def report_ahead(config: Config) -> dict[str, Any]:
 
 def main() -> None:
     config = load_config(sys.argv[1])
-    if sys.argv[2:] == ["ahead"]:
-        print(json.dumps(report_ahead(config)))
-        return
+    for module in prepare("engine", config):
+        importlib.import_module(module)
+    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+    ahead = multiprocessing.get_context("fork").Process(target=lambda: sender.send(report_ahead(config)))
+    ahead.start()
+    sender.close()
     engine = start_engine(config)
     scheduler = engine.engine_core.engine_core.scheduler
     num_preemptions = 0
@@ -184,7 +190,7 @@ def main() -> None:
             sampler.forget_prefixes()
 
     crowd = sample(sampler, requests, lambda step: None)
-    report = {"preemptions": num_preemptions, "crowd": tokens_of(crowd)}
+    report: dict[str, Any] = {"preemptions": num_preemptions, "crowd": tokens_of(crowd)}
     report["interrupted"] = tokens_of(sample(sampler, requests, interrupt))
     report["backwards"] = tokens_of(sample(sampler, requests[::-1], lambda step: None)[::-1])
     report["alone"] = [tokens_of(sample(sampler, [request], lambda step: None))[0] for request in requests]
@@ -200,6 +206,8 @@ def main() -> None:
     report["endless"] = tokens_of(groups)
     report["endless_difference"] = largest_logprob_difference(config.model.path, groups)
     report["endless_difference_without_end"] = largest_logprob_difference(config.model.path, groups, [END])
+    report["ahead"] = receiver.recv()
+    ahead.join()
     print(json.dumps(report))
 
 

@@ -32,7 +32,7 @@ def train_all(rank: int, world_size: int, store: Any, root: Path) -> dict[str, A
     found: dict[str, Any] = {"critic": train_with_critic(rank, world_size, store, root)}
     if world_size == 2:
         return found | {"references": refresh(rank, world_size, root)}
-    return found | {"references": read_alone(root), "frozen": frozen(root), "distilled": distil(root)}
+    return found | {"references": read_alone(root), "frozen": frozen(root)}
 
 
 def train_with_critic(rank: int, world_size: int, store: Any, root: Path) -> dict[int, Any]:
@@ -128,7 +128,7 @@ def frozen(root: Path) -> list[str]:
     return [file.name for file in (root / "frozen").iterdir()]
 
 
-def distil(root: Path) -> tuple[list[float], list[float]]:
+def distil(rank: int, world_size: int, store: Any, root: Path) -> tuple[list[float], list[float]]:
     """Thirty steps on what the student samples; the learner's estimate of the reverse KL, and the KL before and after.
 
     The student of each step is loaded anew from the learner's weights, and samples in transformers.

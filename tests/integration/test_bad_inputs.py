@@ -21,6 +21,7 @@ from hpc_grpo.driver.inputs import load_inputs
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.run.paths import RunDir
 from tests.integration.training_runs import Attempt, tiny_config, write_workspace
+from tests.support.command import call
 
 pytestmark = pytest.mark.integration
 
@@ -76,9 +77,8 @@ def command(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]
     )
 
 
-def assert_one_clear_error(finished: subprocess.CompletedProcess[str], words: list[str]) -> None:
-    said = finished.stdout + finished.stderr
-    assert finished.returncode == EXIT_CONFIG, said
+def assert_one_clear_error(code: int, said: str, words: list[str]) -> None:
+    assert code == EXIT_CONFIG, said
     assert said.count("error: ") == 1, said
     assert "Traceback" not in said, said
     for word in words:
@@ -104,27 +104,27 @@ CLI_CASES = {
 
 
 @pytest.mark.parametrize("case", CLI_CASES)
-def test_command_line_finds(case: str, mistakes: Path) -> None:
+def test_command_line_finds(case: str, mistakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mistakes)
     overrides, words = CLI_CASES[case]
-    config = tiny_config(mistakes, "cli")
-    assert_one_clear_error(command(["hpc_grpo.cli", "train", str(config), *overrides], mistakes), words)
+    found = call("train", str(tiny_config(mistakes, "cli")), *overrides)
+    assert_one_clear_error(found.exit_code, found.output, words)
 
 
 def test_missing_config_names_the_shipped_ones(mistakes: Path) -> None:
-    finished = command(["hpc_grpo.cli", "train", "local/tiny_grop"], mistakes)
-    assert_one_clear_error(finished, ["local/tiny_grop", "did you mean 'local/tiny_grpo'"])
+    found = call("train", "local/tiny_grop")
+    assert_one_clear_error(found.exit_code, found.output, ["local/tiny_grop", "did you mean 'local/tiny_grpo'"])
 
 
-def test_run_name_taken_by_another_config(mistakes: Path) -> None:
-    config = tiny_config(mistakes, "taken")
+def test_run_name_taken_by_another_config(mistakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mistakes)
+    config = str(tiny_config(mistakes, "taken"))
     run = RunDir(mistakes / "runs" / "taken")
     run.create()
-    assert command(["hpc_grpo.cli", "config", str(config), "--yaml"], mistakes).returncode == 0
     run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
-    other = command(["hpc_grpo.cli", "config", str(config), "rollout.group_size=6", "--yaml"], mistakes)
-    run.config.write_text(other.stdout)
-    finished = command(["hpc_grpo.cli", "train", str(config)], mistakes)
-    assert_one_clear_error(finished, ["taken", "rollout.group_size"])
+    run.config.write_text(call("config", config, "rollout.group_size=6", "--yaml").stdout)
+    found = call("train", config)
+    assert_one_clear_error(found.exit_code, found.output, ["taken", "rollout.group_size"])
 
 
 DRIVER_CASES = {
@@ -183,7 +183,7 @@ def test_inputs_are_checked_without_ray(case: str, mistakes: Path, monkeypatch: 
 def test_the_driver_ends_with_the_error_before_it_needs_ray(mistakes: Path) -> None:
     config = driver_config("line broken after a million bytes", mistakes)
     finished = command(["hpc_grpo.driver.main", str(config.parent)], mistakes)
-    assert_one_clear_error(finished, ["broken.jsonl", "line"])
+    assert_one_clear_error(finished.returncode, finished.stdout + finished.stderr, ["broken.jsonl", "line"])
 
 
 CLUSTER_CASES = {
@@ -210,7 +210,7 @@ def test_driver_ends_with_the_reason(case: str, mistakes: Path, cluster: dict[st
     sections, words = CLUSTER_CASES[case]
     with Attempt.in_cluster(cluster, run_config(mistakes, case, sections)) as attempt:
         code = attempt.wait(DEADLINE_S)
-    assert_one_clear_error(subprocess.CompletedProcess([], code, attempt.text, ""), words)
+    assert_one_clear_error(code, attempt.text, words)
     assert "starting another" not in attempt.text
 
 
@@ -218,4 +218,5 @@ def test_driver_ends_with_the_reason(case: str, mistakes: Path, cluster: dict[st
 def test_run_ends_with_the_reason_where_a_reward_loops_forever(mistakes: Path) -> None:
     config = run_config(mistakes, "loops", {"rewards": "loops"})
     finished = command(["hpc_grpo.cli", "train", str(config)], mistakes)
-    assert_one_clear_error(finished, ["loops", "grading.max_failed_fraction"])
+    said = finished.stdout + finished.stderr
+    assert_one_clear_error(finished.returncode, said, ["loops", "grading.max_failed_fraction"])

@@ -52,10 +52,10 @@ def test_completions_depend_on_prompt_and_seed_alone(crowded: dict[str, Any], ot
 
 
 def test_vllm_that_schedules_ahead_samples_the_same_and_every_token_is_of_the_version_it_counts_as(
-    config: Path, crowded: dict[str, Any]
+    crowded: dict[str, Any],
 ) -> None:
     """vLLM's own scheduler and queue of GPUs, on CPU; weights change three times under requests in flight."""
-    ahead = engine_report("crowded_engine", config, "ahead")
+    ahead = crowded["ahead"]
     assert ahead["crowd"] == crowded["crowd"]
     assert (ahead["most_in_flight"], ahead["versions"]) == (1, [0, 1, 2, 3])
     assert ahead["logprob_difference"] < TOLERANCE

@@ -16,7 +16,7 @@ from tests.integration.training_runs import LETTERS, RUN_DEADLINE_S, write_works
 from tests.unit.foreign.examples import AREAL, OPEN_INSTRUCT, TRL, VERL, Example
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 SMALL = {
     "run.root": "runs", "run.name": "translated", "model.path": "tied", "model.dtype": "float32", "engine.dtype": None,
@@ -36,9 +36,9 @@ SMALL = {
     ("option", "example"),
     [
         ("--from-trl", TRL["qwen-1.5b"]),
-        pytest.param("--from-areal", AREAL["boba-1.0.4"], marks=pytest.mark.long),
-        pytest.param("--from-verl", VERL["qwen2-7b"], marks=pytest.mark.long),
-        pytest.param("--from-open-instruct", OPEN_INSTRUCT["gsm8k"], marks=pytest.mark.long),
+        ("--from-areal", AREAL["boba-1.0.4"]),
+        ("--from-verl", VERL["qwen2-7b"]),
+        ("--from-open-instruct", OPEN_INSTRUCT["gsm8k"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -75,7 +75,6 @@ def words_of(option: str, example: Example, folder: Path) -> list[str]:
     return [word for key, own in values.items() for word in (f"--{key}", *map(str, own))]
 
 
-@pytest.mark.long
 def test_train_grpo_leaves_the_model_in_its_output_folder(tmp_path: Path) -> None:
     write_workspace(tmp_path)
     items = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]

@@ -76,28 +76,34 @@ def call(tmp_path: Path, hub: StandInHub) -> Call:
     return run
 
 
-def test_caches_of_the_job_are_filled_and_verified_offline(call: Call, hub: StandInHub, tmp_path: Path) -> None:
-    missing = call("--verify-only")
+def test_caches_of_the_job_are_filled_with_a_token_written_nowhere_and_verified_offline(
+    call: Call, hub: StandInHub, tmp_path: Path
+) -> None:
+    words = ["model.path=org/closed", "data.train.path=org/closed-sums"]
+    missing = call("--verify-only", *words)
     assert (missing.returncode, missing.stdout) == (78, "")
-    assert "error: model.path = org/tiny cannot be loaded with the network off" in missing.stderr
+    assert "error: model.path = org/closed cannot be loaded with the network off" in missing.stderr
     assert hub.requests == []
 
-    done = call()
+    done = call(*words, HF_TOKEN="open-sesame")
     assert done.returncode == 0, done.stderr
     model, data = done.stdout.splitlines()
-    assert model.startswith("model.path = org/tiny ")
-    assert data.startswith("data.train.path = org/sums ")
+    assert model.startswith("model.path = org/closed ")
+    assert data.startswith("data.train.path = org/closed-sums ")
     assert all("  verified  " in line for line in (model, data))
     snapshot = Path(model.split()[-1])
     assert snapshot.is_relative_to(tmp_path / "cache" / "hf" / "hub")
     assert Path(data.split()[-1]).is_relative_to(tmp_path / "cache" / "hf" / "datasets")
     assert not {"README.md", "pytorch_model.bin", "onnx"} & {path.name for path in snapshot.iterdir()}
     assert (snapshot / "model.safetensors").stat().st_size > 1000
+    everything = done.stdout.encode() + done.stderr.encode()
+    everything += b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"open-sesame" not in everything
 
     asked = len(hub.requests)
     weights = (snapshot / "model.safetensors").resolve()
     weights.write_bytes(weights.read_bytes()[:-1])
-    damaged = call("--verify-only")
+    damaged = call("--verify-only", *words)
     assert damaged.returncode == 78
     assert "is cut short or damaged" in damaged.stderr
     assert damaged.stdout.strip() == data
@@ -120,18 +126,11 @@ def test_what_is_gated_or_unknown_is_one_line_with_the_fix(call: Call) -> None:
 
 
 def test_what_the_run_would_refuse_is_found_here(call: Call) -> None:
-    model, data = errors(call("data.train.prompt_field=prompt", "data.max_prompt_tokens=41"))
-    assert "there is no field 'prompt' (prompt_field). Fields: question, answer." in model + data
-    assert "41 + 24 = 65 exceeds the context of model.path = 'org/tiny': 64 tokens" in model + data
-
-
-def test_a_token_opens_what_is_gated_and_is_written_nowhere(call: Call, tmp_path: Path) -> None:
-    words = ["model.path=org/closed", "data.train.path=org/closed-sums"]
-    done = call(*words, HF_TOKEN="open-sesame")
-    assert done.returncode == 0, done.stderr
-    everything = done.stdout.encode() + done.stderr.encode()
-    everything += b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert b"open-sesame" not in everything
+    words = ["data.train.prompt_field=prompt", "data.max_prompt_tokens=41", "data.eval.path=held_out.jsonl"]
+    text = "\n".join(errors(call(*words)))
+    assert "there is no field 'prompt' (prompt_field). Fields: question, answer." in text
+    assert "41 + 24 = 65 exceeds the context of model.path = 'org/tiny': 64 tokens" in text
+    assert "held_out.jsonl cannot be read" in text
 
 
 def test_without_a_network_it_says_where_to_run(call: Call) -> None:
@@ -152,9 +151,6 @@ def test_paths_on_disk_are_verified_and_nothing_is_fetched(call: Call, hub: Stan
     assert done.returncode == 0, done.stderr
     assert [line.split()[-1] for line in done.stdout.splitlines()] == ["local", "sums.jsonl"]
     assert hub.requests == []
-    missing = call(*words, "data.eval.path=held_out.jsonl")
-    assert "held_out.jsonl cannot be read" in missing.stderr
-    assert missing.returncode == 78
 
 
 def test_a_cache_that_only_the_job_can_name_is_refused(call: Call, hub: StandInHub) -> None:

@@ -16,7 +16,7 @@ from hpc_grpo.run.files import read_jsonl
 from tests.integration.telling_reward import KERNEL
 from tests.integration.training_runs import HERE, run_to_end, small_environment, tiny_config
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 def test_a_run_trains_from_copies_and_keeps_what_it_compiles(workspace: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.run.checkpoint import valid_checkpoints
+from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from tests.integration.mismatch import TOLERANCE
 from tests.integration.training_runs import complete_in_cluster, metrics_of, tiny_config
@@ -18,10 +20,10 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "sections", "metric", "least", "most"),
     [
-        ("ppo", {"task": {"name": "ppo", "critic_lr": 1e-2}, "engine": {"engines_per_node": 3}}, "reward/mean", 1.4, 9),
-        ("distill", {"task": "distill", "engine": {"tensor_parallel": 2}}, "kl/learner_teacher", 0, 0.8),
+        ("ppo", {"placement": {"learners_per_node": 2}, "engine": {"engines_per_node": 2}}, "reward/mean", 1.4, 9),
+        ("distill", {"rollout": {"stop": ["e", "qq"]}, "engine": {"tensor_parallel": 2}}, "kl/learner_teacher", 0, 0.8),
     ],
-    ids=["PPO with three engines", "distillation with an engine of two processes"],
+    ids=["PPO with two learners and two engines", "distillation with an engine of two processes"],
 )
 def test_a_run_trains_and_its_engines_follow(
     workspace: Path,
@@ -32,12 +34,20 @@ def test_a_run_trains_and_its_engines_follow(
     least: float,
     most: float,
 ) -> None:
-    """`metric` of the last step, as a multiple of the first step's, lies between `least` and `most`."""
-    if name == "distill":
-        sections = {**sections, "task": {"name": "distill", "teacher": str(workspace / "untied")}}
-    run = complete_in_cluster(cluster, tiny_config(workspace, name, **sections, train={"total_steps": 6}))
+    """`metric` of the last step, as a multiple of the first step's, lies between `least` and `most`.
+
+    A text of rollout.stop ends a completion, whose last tokens engine and learner score alike.
+    """
+    task = {"name": name, **({"critic_lr": 1e-2} if name == "ppo" else {"teacher": str(workspace / "untied")})}
+    train = {"total_steps": 6, "zero_stage": 3}
+    run = complete_in_cluster(cluster, tiny_config(workspace, name, **sections, task=task, train=train))
     metrics = metrics_of(run)
     assert list(metrics) == list(range(1, 7))
     assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics.values()) < TOLERANCE
     assert least < metrics[6][metric] / metrics[1][metric] < most
     assert check_ledger(run).is_sound
+    assert next(valid_checkpoints(run)).manifest.world_size == sections.get("placement", {}).get("learners_per_node", 1)
+    if stop := sections.get("rollout"):
+        texts = [line["completion"] for path in run.path.glob("rollouts/step_*.jsonl") for line in read_jsonl(path)]
+        assert {text.find(stop["stop"][0]) for text in texts} > {-1}
+        assert all(text.find("e") in (-1, len(text) - 1) for text in texts)

@@ -53,6 +53,10 @@ LIGHT_ROOMS = (
 """Rooms that a login node enters: no module of theirs imports a heavy package when it is imported."""
 
 HEAVY = {"torch", "vllm", "deepspeed", "transformers", "ray", "datasets"}
+CORE = {"filelock", "psutil", "pydantic", "submitit", "yaml", "rich", "numpy"}
+CONTROLLER = {"sqlalchemy", "asyncssh", "nats"}
+ON_DISKS = {"errors", "system", "config", "section", "run"}
+"""What `fleet` and `launch` use of other rooms: nothing of training."""
 PROBES = {"preflight/torch_probe.py", "launch/agent/ray_program.py"}
 """Programs of their own on a compute node, which nothing imports."""
 
@@ -147,24 +151,18 @@ def with_packages(name: str) -> set[str]:
     return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_no_module_imports_from_a_floor_above(path: Path) -> None:
-    own_floor = floor_of(room_of(name_of(path)))
-    above = {name for name in own_imports(path) if floor_of(room_of(name)) > own_floor}
-    assert above == set()
-
-
-@pytest.mark.parametrize("path", [path for path in modules() if name_of(path).startswith("fleet")], ids=name_of)
-def test_the_fleet_uses_what_lies_on_disks_and_nothing_of_launching_or_training(path: Path) -> None:
-    used = {room_of(name) for name in own_imports(path)}
-    assert used <= {"errors", "system", "config", "section", "run", "fleet"}
-
-
-@pytest.mark.parametrize("path", [path for path in modules() if name_of(path).startswith("launch")], ids=name_of)
-def test_launching_uses_nothing_of_training(path: Path) -> None:
-    allowed = {"errors", "system", "config", "section", "run"}
-    used = {room_of(name) for name in own_imports(path)}
-    assert {room for room in used if not room.startswith("launch")} <= allowed
+def test_no_module_imports_from_a_room_that_it_may_not_use() -> None:
+    wrong = {}
+    for path in modules():
+        own = room_of(name_of(path))
+        top = own.partition(".")[0]
+        used = {name: room_of(name) for name in own_imports(path)}
+        above = {name for name, room in used.items() if floor_of(room) > floor_of(own)}
+        if top in ("fleet", "launch"):
+            above |= {name for name, room in used.items() if room.partition(".")[0] not in {top, *ON_DISKS}}
+        if above:
+            wrong[name_of(path)] = above
+    assert wrong == {}
 
 
 def test_only_those_with_a_reason_use_slurms_room() -> None:
@@ -183,12 +181,11 @@ def test_at_most_six_modules_at_the_root_of_the_package() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 6
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in modules() if path.relative_to(PACKAGE).parts[0] in LIGHT_ROOMS], ids=name_of
-)
-def test_a_room_of_the_login_node_imports_nothing_heavy(path: Path) -> None:
-    if str(path.relative_to(PACKAGE)) not in PROBES:
-        assert {name.partition(".")[0] for name in imported_on_import(path)}.isdisjoint(HEAVY)
+def test_no_room_of_the_login_node_imports_anything_heavy() -> None:
+    light = [path for path in modules() if path.relative_to(PACKAGE).parts[0] in LIGHT_ROOMS]
+    imported = {str(path.relative_to(PACKAGE)): imported_on_import(path) for path in light}
+    roots = {name: {module.partition(".")[0] for module in modules} for name, modules in imported.items()}
+    assert {name: found & HEAVY for name, found in roots.items() if found & HEAVY and name not in PROBES} == {}
 
 
 def test_no_import_runs_in_a_circle() -> None:
@@ -207,40 +204,18 @@ def test_no_import_runs_in_a_circle() -> None:
     TopologicalSorter(needs).prepare()
 
 
-def test_importing_the_command_loads_nothing_heavy() -> None:
-    light = HEAVY | {
-        "filelock",
-        "psutil",
-        "pydantic",
-        "submitit",
-        "yaml",
-        "rich",
-        "numpy",
-        "sqlalchemy",
-        "asyncssh",
-        "nats",
-    }
-    program = f"import sys, hpc_grpo.cli; print(sorted(set(sys.modules) & {light!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    program = (
-        "import sys, hpc_grpo.launch.supervisor.attempt, hpc_grpo.launch.agent.agent\n"
-        "import hpc_grpo.launch.place.slurm.sbatch\n"
-        "import hpc_grpo.preflight.diagnosis, hpc_grpo.preflight.node_program\n"
-        f"print(sorted(set(sys.modules) & {HEAVY!r}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_a_simulation_runs_the_drivers_loop_and_imports_nothing_heavy() -> None:
-    program = f"import sys, hpc_grpo.simulate.text\nprint(sorted(set(sys.modules) & {HEAVY | {'numpy'}!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_the_programs_of_a_visit_load_nothing_that_a_controller_needs() -> None:
-    theirs = HEAVY | {"pydantic", "sqlalchemy", "asyncssh", "nats", "rich", "click"}
-    program = f"import sys, hpc_grpo.fleet.visit, hpc_grpo.fleet.runner\nprint(sorted(set(sys.modules) & {theirs!r}))"
+@pytest.mark.parametrize(
+    ("names", "unwanted"),
+    [
+        ("cli", HEAVY | CORE | CONTROLLER),
+        ("launch.supervisor.attempt launch.agent.agent launch.place.slurm.sbatch", HEAVY),
+        ("preflight.diagnosis preflight.node_program", HEAVY),
+        ("simulate.text", HEAVY | {"numpy"}),
+        ("fleet.visit fleet.runner", HEAVY | CONTROLLER | {"pydantic", "rich", "click"}),
+    ],
+)
+def test_what_starts_on_a_login_node_or_a_visited_one_loads_nothing_heavy(names: str, unwanted: set[str]) -> None:
+    imports = ", ".join(f"hpc_grpo.{name}" for name in names.split())
+    program = f"import sys, {imports}; print(sorted(set(sys.modules) & {unwanted!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -169,6 +169,6 @@ def test_a_dry_run_needs_no_slurm_that_answers(
         (tmp_path / "bin" / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(partition, "_DEADLINE_S", 0.5)
-    _, below = dry_run(model, "launch.num_nodes=1000")
+    _, below = dry_run(model, "launch.num_nodes=9")
     assert "refuse" not in below
     assert "# Plan, assuming" in below

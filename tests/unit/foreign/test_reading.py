@@ -52,7 +52,7 @@ def script(folder: Path, text: str) -> Path:
 
 def test_a_script_runs_to_its_command_and_no_further(tmp_path: Path) -> None:
     text = (
-        "set -euxo pipefail\nN=8\nwho=$(account whoami | jq -r .name)\nIMAGE=${1:-none}\nshift\nulimit -n 99999999\n"
+        "set -euxo pipefail\nN=8\nwho=$(account whoami | nojq -r .name)\nIMAGE=${1:-none}\nshift\nulimit -n 99999999\n"
         "python prepare.py --for grpo\n"
         "python mason.py --num_nodes $N --gpus 8 -- source setup.sh \\&\\& uv run open_instruct/grpo_fast.py \\\n"
         f'    --seed 3 --exp_name $(basename /a/grpo_x) --image $IMAGE "$@" 2>&1 | tee log\n: > {tmp_path / "after"}\n'
@@ -61,7 +61,7 @@ def test_a_script_runs_to_its_command_and_no_further(tmp_path: Path) -> None:
     assert before is not None
     assert before[:4] == ["python", "mason.py", "--num_nodes", "8"]
     assert after == ["--seed", "3", "--exp_name", "grpo_x", "--image", "image", "--beta", "0.1"]
-    assert {"account", "jq", "python"} <= set(told[len(" (not run: ") : -1].split(", "))
+    assert {"account", "nojq", "python"} <= set(told[len(" (not run: ") : -1].split(", "))
     assert not (tmp_path / "after").exists()
 
 

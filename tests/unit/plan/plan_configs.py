@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.plan.fit import Plan, make_plan
 from hpc_grpo.plan.memory import GH200, MemoryBudget
 from hpc_grpo.plan.model import family_model
+from hpc_grpo.simulate.placement import Split, ranked_splits
 from tests.support.configs import minimal_config
 
 
@@ -33,6 +35,11 @@ def plan_shipped_7b(size: str, num_nodes: int, *overrides: str) -> Plan:
     two_and_two = ("placement.learners_per_node=2", "engine.engines_per_node=2")
     config = load_config("isambard/grpo_7b_rlzero_general", (*two_and_two, *overrides))
     return make_plan(family_model(size), config, num_nodes, GH200)
+
+
+@functools.cache
+def splits_of(size: str, num_nodes: int, *overrides: str) -> list[Split]:
+    return ranked_splits(plan_7b_config(size, num_nodes, *overrides))
 
 
 def parts(budget: MemoryBudget) -> dict[str, int]:

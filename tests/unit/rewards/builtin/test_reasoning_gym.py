@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import builtins
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ def score(item: dict[str, Any], *completions: str, **args: Any) -> list[float]:
     return rewards.score("reasoning_gym", completions, item, args=args)
 
 
-def first_item(task: str, **args: Any) -> dict[str, Any]:
-    return next(read_items(SourceConfig(path=f"reasoning_gym:{task}", args={"size": 1, **args})))
+@functools.cache  # a process for each
+def first_item(task: str) -> dict[str, Any]:
+    return next(read_items(SourceConfig(path=f"reasoning_gym:{task}", args={"size": 1})))
 
 
 def test_an_answer_scores_wherever_it_is_marked() -> None:
@@ -75,6 +78,18 @@ def test_other_data_are_refused() -> None:
         score({"answer": "1"}, "1")
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RewardPool]:
+    """The workers of training, which have a secret; a completion gets less time than by default."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("WANDB_API_KEY", "planted-8c1e")
+        pool = RewardPool([RewardConfig(name="reasoning_gym", timeout_s=60.0, args={"time_s": 0.5})], num_workers=1)
+        [note] = pool.check()
+    assert "isolated by" in note
+    yield pool
+    pool.close()
+
+
 @needs_isolation
 @pytest.mark.parametrize(
     "task",
@@ -83,39 +98,26 @@ def test_other_data_are_refused() -> None:
         *("simple_integration", "polynomial_multiplication", "puzzle24"),
     ],
 )
-def test_an_answer_that_is_code_is_not_run_outside_the_sandbox(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """These scorers evaluate the answer. Through the workers of training, with the defaults of a config."""
-    monkeypatch.setenv("WANDB_API_KEY", "planted-8c1e")
+def test_an_answer_that_is_code_is_not_run_outside_the_sandbox(task: str, pool: RewardPool, tmp_path: Path) -> None:
+    """These scorers evaluate the answer."""
     item = first_item(task)
     write = f"__import__('os').system('env > {tmp_path}/written; id >> {tmp_path}/written')"
     forge = "[f for f in (1).__class__.__base__.__subclasses__()]"
-    pool = RewardPool([RewardConfig(name="reasoning_gym", timeout_s=60.0)], num_workers=1)
-    try:
-        [note] = pool.check()
-        texts = [
-            item["answer"] or "0",
-            *(f"<answer>{text}</answer>" for text in (write, forge, f"[{write}]", "9**9**9**9")),
-        ]
-        outcome = pool.submit(item["question"], texts, item).result()
-    finally:
-        pool.close()
-    assert "isolated by" in note and outcome.errors == ()
+    texts = [
+        item["answer"] or "0",
+        *(f"<answer>{text}</answer>" for text in (write, forge, f"[{write}]", "9**9**9**9")),
+    ]
+    outcome = pool.submit(item["question"], texts, item).result()
+    assert outcome.errors == ()
     assert list(tmp_path.iterdir()) == []
     right, *attacks = outcome.rewards
     assert max(attacks) <= 0.05 and (right == 1.0 or not item["answer"])
 
 
 @needs_isolation
-def test_fifteen_power_towers_do_not_mask_their_group() -> None:
+def test_fifteen_power_towers_do_not_mask_their_group(pool: RewardPool) -> None:
     item = first_item("countdown")
-    pool = RewardPool([RewardConfig(name="reasoning_gym")], num_workers=1)
-    try:
-        pool.check()
-        outcome = pool.submit(item["question"], ["9**9**9**9"] * 15 + [item["answer"]], item).result()
-    finally:
-        pool.close()
+    outcome = pool.submit(item["question"], ["9**9**9**9"] * 15 + [item["answer"]], item).result()
     assert (outcome.errors, outcome.valid, outcome.rewards[:15]) == ((), (True,) * 16, (0.0,) * 15)
     assert outcome.rewards[15] == 1.0
 
