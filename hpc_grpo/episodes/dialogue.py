@@ -218,13 +218,15 @@ class Conversation:
     def _encode_after(self, sampled: Sequence[int], after: str) -> list[int] | None:
         """Encode what the template writes after an answer, less the end token that the model has sampled.
 
-        Return None where the template ends the answer with another token.
+        Return None where the template ends the answer with another special token.
         """
-        ids = self._dialogue.pieces.encode(after)
-        if self._dialogue.is_plain or len(self._without_end(sampled)) == len(sampled):
+        ids, pieces = self._dialogue.pieces.encode(after), self._dialogue.pieces
+        if len(self._without_end(sampled)) == len(sampled):
             return ids
-        at = ids.index(sampled[-1]) if sampled[-1] in ids else len(ids)
-        return ids[at + 1 :] if at < len(ids) and not self._dialogue.decode(ids[:at]).strip() else None
+        at = next((at for at, token in enumerate(ids) if pieces.ends(token)), len(ids))
+        if at == len(ids) or self._dialogue.decode(ids[:at]).strip():  # its answers end with text
+            return ids
+        return ids[at + 1 :] if ids[at] == sampled[-1] else None
 
 
 class Pieces:

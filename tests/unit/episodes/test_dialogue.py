@@ -305,6 +305,14 @@ def test_an_end_token_that_was_sampled_is_not_doubled_and_a_cut_answer_is_closed
     assert conversation.go_on([66, other], [user("No.")]).starts_anew
 
 
+def test_an_end_token_stays_where_the_template_ends_answers_with_text() -> None:
+    tokenizer = tokenizer_of(WITHOUT_END, "</s>")
+    conversation = Dialogue(tokenizer, PromptStyle(**CHAT)).begin([user("Guess.")])
+    context = conversation.go_on([65, tokenizer.eos_token_id], [user("No.")])
+    assert context == Context(ids_of(tokenizer, "\nuser: No.\nassistant: "), starts_anew=False)
+    assert tokenizer.eos_token_id in conversation.prompt
+
+
 def test_an_end_token_behind_white_space_of_the_template_is_not_doubled() -> None:
     tokenizer, _, dialogue = made("mistral", "sentencepiece")
     conversation = dialogue.begin([user("Guess.")])
