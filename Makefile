@@ -65,7 +65,7 @@ slurm-shell:     ## A shell on its login node
 slurm-test: setup slurm-install ## The tests on real Slurm (root)
 	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and not long' -rs --durations=12
 
-machines-install: ## Install the Debian packages of virtual machines: sshd, nats-server, PostgreSQL, podman (root)
+machines-install: ## Install the Debian packages of virtual machines: sshd, nats-server, PostgreSQL, podman, Apptainer (root)
 	@python3 -m tools.virtual_machines install
 
 machines-up:     ## Bring up machines on this machine: KIND=pods, hosts or vms, NODES=2 (root)

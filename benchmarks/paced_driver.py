@@ -38,7 +38,7 @@ class PacedEngine(Engine):
         step = sampler.step
 
         def paced() -> None:
-            begun, running = time.monotonic(), min(len(sampler._samples), self._slots)
+            begun, running = time.monotonic(), min(len(sampler._pending), self._slots)
             step()
             sleep_until(begun + PACE["decode_s"] + PACE["sequence_s"] * running)
 
@@ -49,7 +49,7 @@ class PacedLearner(LearnerActor):
     def train(self, minibatches: Sequence[RemoteMinibatch], record: Any) -> Any:
         begun = time.monotonic()
         groups = ray.get([item.samples for minibatch in minibatches for item in minibatch.items])
-        tokens = sum(len(completion.token_ids) for group in groups for completion in group.completions)
+        tokens = sum(episode.num_sampled_tokens for group in groups for episode in group.episodes)
         metrics = super().train(minibatches, record)
         sleep_until(begun + PACE["train_s"] + PACE["token_s"] * tokens)
         return metrics

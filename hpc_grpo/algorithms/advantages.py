@@ -248,7 +248,7 @@ class OwnAdvantage(AdvantageSettings):
     ) -> Sequence[types.Advantage]:
         """Ask the function. One with a parameter `turn_rewards` gets those of `rewards_by_turn`."""
         found = self._with_args(rewards_by_turn(rewards, turn_rewards))(rewards, valid)
-        return list(map(as_advantage, found))
+        return tuple(map(as_advantage, found))
 
     def _with_args(self, turn_rewards: Groups) -> Callable[..., Any]:
         takes_turns = "turn_rewards" in inspect.signature(ADVANTAGES.find(self.name)).parameters

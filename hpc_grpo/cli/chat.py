@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_grpo.cli.options import echo
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import Config
+from hpc_grpo.config import Config
+from hpc_grpo.data.templates import PromptTemplate, prompt_style
+from hpc_grpo.data.tokenizer import load_tokenizer, model_folder, stop_token_ids
+from hpc_grpo.run.evals import with_model
 
 NEW = "/new"
 _HELP = f"Each line is a prompt; {NEW} begins a new conversation, Ctrl+C stops an answer, Ctrl+D ends."
@@ -32,9 +33,6 @@ class Chat:
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
-
-        from hpc_grpo.data.templates import PromptTemplate, prompt_style
-        from hpc_grpo.data.tokenizer import load_tokenizer, model_folder, stop_token_ids
 
         logging.disable_progress_bar()
         self._config = config
@@ -111,8 +109,6 @@ class Chat:
 
 def converse(config: Config, models: Mapping[str, str], chat_of: Callable[[Config], Chat] = Chat) -> None:
     """Answer prompts by each of `models` (name -> path) until the input ends. Raises ConfigError as `Chat` does."""
-    from hpc_grpo.run.evals import with_model
-
     with redirect_stdout(sys.stderr):  # libraries report there when they are imported
         chats = {name: chat_of(with_model(config, path)) for name, path in models.items()}
     echo(_HELP, err=True)

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hpc_grpo.cli.foreign import foreign_options, translated
 from hpc_grpo.cli.options import CONFIG, OPTIONAL_CONFIG, OVERRIDES, SET, echo
+from hpc_grpo.cli.request import load_request
+from hpc_grpo.config import LaunchConfig, to_yaml
+from hpc_grpo.config.describe import describe
+from hpc_grpo.config.resources import expects_gpus
+from hpc_grpo.engine.vllm import ENVIRONMENT
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
-
-if TYPE_CHECKING:
-    from hpc_grpo.plan.fit import Plan
-    from hpc_grpo.preflight.findings import Context
+from hpc_grpo.launch.environment import environment_report
+from hpc_grpo.launch.environment import report_text as variables_text
+from hpc_grpo.launch.place import job_queue
+from hpc_grpo.plan.disk import read_disk
+from hpc_grpo.plan.fit import Plan, plan_of
+from hpc_grpo.plan.memory import GH200, HARDWARE, hardware_named
+from hpc_grpo.plan.model import FAMILY
+from hpc_grpo.plan.text import size_sections
+from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
+from hpc_grpo.preflight.findings import Context, has_failure, report_text, to_json
+from hpc_grpo.preflight.prefetch import prefetch as fill_caches
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.simulate.measured import newest_attempt
+from hpc_grpo.simulate.text import time_sections
+from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
+from hpc_grpo.system.readable import file_size
+from hpc_grpo.types import GIB
 
 _GIB = click.FloatRange(0, min_open=True)
-_SIZES = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
-_HARDWARE = ("gh200", "h100-sxm", "h100-pcie", "h200", "a100")
-"""Copies of plan.model.FAMILY and plan.memory.HARDWARE: every command would pay for their import. A test compares."""
-
 _NAME_COLUMNS = 48
 
 
@@ -35,10 +54,6 @@ def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **forei
     With --from-…, write the config of another system as one of ours: YAML on stdout, what became of each key on
     stderr. Words are that system's then, --set changes the result, and what cannot be honoured ends with 78.
     """
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.config import to_yaml
-    from hpc_grpo.config.describe import describe
-
     if translated(words, sets, foreign):
         return
     if unknown := [word for word in words if word.startswith("-")]:
@@ -56,10 +71,10 @@ def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **forei
 @OVERRIDES
 @SET
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Default: launch.num_nodes.")
-@click.option("--size", type=click.Choice(_SIZES), help="Plan with this shape of Qwen2.5, not with model.path.")
+@click.option("--size", type=click.Choice(list(FAMILY)), help="Plan with this shape of Qwen2.5, not with model.path.")
 @click.option(
     "--hardware",
-    type=click.Choice(_HARDWARE),
+    type=click.Choice(list(HARDWARE)),
     help="h100-* and a100: of 80 GB. Default: this machine's GPUs, else gh200.",
 )
 @click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
@@ -78,15 +93,6 @@ def plan(
 
     Ends with 78 when the run does not fit its nodes; room on disk is judged by submit. Loads no model.
     """
-    from dataclasses import replace
-
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.config.resources import expects_gpus
-    from hpc_grpo.plan.fit import plan_of
-    from hpc_grpo.plan.memory import GH200, HARDWARE, hardware_named
-    from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
-    from hpc_grpo.types import GIB
-
     request = load_request(config_name, [*sets, *overrides])
     node = HARDWARE[hardware] if hardware else GH200
     if hardware is None and (gpus := parse_gpus(ask_nvidia_smi().text)) and (found := hardware_named(gpus[0].name)):
@@ -103,12 +109,6 @@ def plan(
 
 
 def plan_text(plan: Plan) -> str:
-    from hpc_grpo.plan.disk import read_disk
-    from hpc_grpo.plan.text import size_sections
-    from hpc_grpo.run.paths import RunDir
-    from hpc_grpo.simulate.measured import newest_attempt
-    from hpc_grpo.simulate.text import time_sections
-
     measured = newest_attempt(RunDir(plan.config.run_path), plan.config)
     sections = [*size_sections(plan, read_disk(plan)), *time_sections(plan, measured)]
     return "\n\n".join(filter(None, sections)) + "\n"
@@ -122,22 +122,13 @@ def env(optional_config: str | None, as_json: bool) -> None:
 
     With CONFIG, its launch.env and launch.pass_env count too. Values of secrets are never shown.
     """
-    import json
-    import os
-    from dataclasses import asdict
-
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.engine.vllm import ENVIRONMENT
-    from hpc_grpo.launch.environment import environment_report, report_text
-
     request = load_request(optional_config, []) if optional_config else None
     launch = request.config.launch if request else LaunchConfig()
     variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
     if as_json:
         echo(json.dumps([asdict(variable) for variable in variables], indent=2))
     else:
-        echo(report_text(variables), nl=False)
+        echo(variables_text(variables), nl=False)
 
 
 @click.command()
@@ -169,12 +160,6 @@ def doctor(
     On a login node it checks what can be seen from there, with --nodes N also N compute nodes, in a job of at most
     5 minutes. In an allocation it examines its nodes. Ends with 78 where a check failed.
     """
-    import time
-
-    from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
-    from hpc_grpo.preflight.findings import has_failure, report_text, to_json
-    from hpc_grpo.run.files import write_atomic
-
     if sets and optional_config is None:
         raise ConfigError("--set changes a key of CONFIG: name one, such as local/tiny_grpo.")
     begun = time.monotonic()
@@ -201,10 +186,6 @@ def prefetch(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]
     Fills the caches that the job will use (HF_HOME of launch.env counts). Paths on disk are only verified.
     Ends with 78 when the job would miss something.
     """
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.preflight.prefetch.command import prefetch as fill_caches
-    from hpc_grpo.system.readable import file_size
-
     request = load_request(config_name, [*sets, *overrides])
     is_complete = True
     for outcome in fill_caches(request.config, request.environ, verify_only=verify_only):
@@ -220,13 +201,6 @@ def prefetch(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]
 
 def _context(optional_config: str | None, overrides: list[str]) -> Context:
     """Resolve what doctor looks at; a config that does not load is a finding, not an error."""
-    import os
-
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.launch.place import job_queue
-    from hpc_grpo.preflight.findings import Context
-
     queue = job_queue()
     if optional_config is None:
         return Context(None, queue.with_own_settings(LaunchConfig(), os.environ), os.environ)
@@ -235,6 +209,3 @@ def _context(optional_config: str | None, overrides: list[str]) -> Context:
     except ConfigError as error:
         return Context(None, LaunchConfig(), os.environ, str(error))
     return Context(request.config, request.config.launch, request.environ)
-
-
-COMMANDS = (config, plan, env, doctor, prefetch)

@@ -28,6 +28,3 @@ def demo(is_long: bool, is_tiny: bool, folder: Path, seed: int, overrides: tuple
         run_tiny(folder, seed, overrides)
     else:
         run_smollm2(folder, "demo_long" if is_long else "demo", seed, overrides)
-
-
-COMMANDS = (demo,)

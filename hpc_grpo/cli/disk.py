@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from hpc_grpo.cli.options import RUNS_ROOT_VARIABLE, echo, find_run, open_run, runs_below, runs_root
-
-if TYPE_CHECKING:
-    from hpc_grpo.run.paths import RunDir
-    from hpc_grpo.run.retention import Removable
+from hpc_grpo.run.lock import refuse_if_held
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.retention import Removable, refuse_unless_newest_is_whole, removable, remove, usage
+from hpc_grpo.system.disk import room_in
+from hpc_grpo.system.readable import file_size, table
 
 _ROOT = click.option(
     "--root",
@@ -27,13 +29,6 @@ _ROOT = click.option(
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list; sizes in bytes.")
 def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
     """Say what runs take on disk in bytes and files, what `clean` would free, and what room is left."""
-    import json
-    from dataclasses import asdict
-
-    from hpc_grpo.run.retention import removable, usage
-    from hpc_grpo.system.disk import room_in
-    from hpc_grpo.system.readable import file_size, table
-
     folder = root or runs_root()
     runs = [find_run(name, root) for name in run_names] if run_names else runs_below(folder)
     found = [(run, usage(run), removable(run)) for run in runs]
@@ -73,10 +68,6 @@ def clean(run_names: tuple[str, ...], yes: bool) -> None:
     Lists it first and asks; without a terminal it removes only with --yes. The newest whole checkpoint, the newest
     export, rollouts, ledger and all records stay.
     """
-    from hpc_grpo.run.lock import refuse_if_held
-    from hpc_grpo.run.retention import removable
-    from hpc_grpo.system.readable import file_size
-
     runs = [open_run(name) for name in run_names]
     for run in runs:
         refuse_if_held(run)
@@ -97,21 +88,13 @@ def clean(run_names: tuple[str, ...], yes: bool) -> None:
 
 
 def _total(items: list[Removable]) -> str:
-    from hpc_grpo.system.readable import file_size
-
     num_files = sum(item.taken.num_files for item in items)
     return f"{file_size(sum(item.taken.num_bytes for item in items))} in {num_files:,} files"
 
 
 def _remove(run: RunDir, items: list[Removable]) -> None:
     """Remove items of one run, once its newest checkpoint proved whole; an attempt that starts meanwhile ends this."""
-    from hpc_grpo.run.lock import refuse_if_held
-    from hpc_grpo.run.retention import refuse_unless_newest_is_whole, remove
-
     refuse_unless_newest_is_whole(run, items)
     for item in items:
         refuse_if_held(run)
         remove(item)
-
-
-COMMANDS = (du, clean)

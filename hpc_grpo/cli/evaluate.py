@@ -11,17 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from hpc_grpo.cli.chat import converse
 from hpc_grpo.cli.options import SET, echo, find_run, runs_root
+from hpc_grpo.cli.request import load_request
+from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.freeze import freeze, working_dir
+from hpc_grpo.launch.supervisor.attempt import run_attempt
+from hpc_grpo.preflight.prefetch import DATA_FILES, is_generated
 from hpc_grpo.run.contract import EVAL_DRIVER
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import Config
-    from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, config_of_model, eval_config, new_eval_dir, sample_config
+from hpc_grpo.run.frozen_config import read_config
+from hpc_grpo.run.paths import RunDir, step_dirs
+from hpc_grpo.system.hugging_face import find_model
 
 _SAID_OTHERWISE = {"run.name": "--folder", "run.root": "--folder", "model.path": "RUN|MODEL"}
 
@@ -71,8 +77,6 @@ def evaluate(
     data.eval.prompt_field=problem. Further RUN|MODEL are evaluated by the same config, a run's newest export; then, and
     with --base or several --step, each one's difference from the first on the same prompts is given too.
     """
-    from hpc_grpo.run.evals import RESULT, eval_config
-
     output = output and output.absolute()
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"--output = {output}: there is no folder {output.parent}. Make it, or name another one.")
@@ -116,10 +120,6 @@ def sample(
 
     A prompt gets the template and the system prompt of training. With --base and --step N: before and after.
     """
-    from hpc_grpo.config import with_overrides
-    from hpc_grpo.run.evals import sample_config
-    from hpc_grpo.run.paths import RunDir
-
     if interactive == bool(prompts):
         raise ConfigError("Give prompts to answer, or --interactive for a conversation: one of the two.")
     subject = find_subject(target, options, data=("-",))
@@ -131,8 +131,6 @@ def sample(
         return sample_config(subject.config, place, subject.first_model, str(file), source)
 
     if interactive:
-        from hpc_grpo.cli.chat import converse
-
         if options["num_samples"] is not None:
             raise ConfigError("--num is about prompts on the command line: a conversation goes on from one answer.")
         os.chdir(subject.working_dir)
@@ -183,12 +181,8 @@ def find_subject(target: str, options: dict[str, Any], data: Sequence[str]) -> S
     if steps or base:
         raise ConfigError(f"--step and --base go with a RUN, and {target} is a model. Leave them out.")
     if settings_of is not None:
-        from hpc_grpo.cli.request import load_request
-
         config = load_request(settings_of, []).config
     elif data:
-        from hpc_grpo.run.evals import config_of_model
-
         config = config_of_model(target, data[0])
     else:
         raise ConfigError(
@@ -198,10 +192,6 @@ def find_subject(target: str, options: dict[str, Any], data: Sequence[str]) -> S
 
 
 def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Subject:
-    from hpc_grpo.launch.freeze import working_dir
-    from hpc_grpo.run.frozen_config import read_config
-    from hpc_grpo.run.paths import step_dirs
-
     config, exports, started_in = read_config(run), step_dirs(run.exports), working_dir(run)
     if missing := [step for step in steps if step not in exports]:
         there = ", ".join(map(str, sorted(exports))) or "none"
@@ -223,8 +213,6 @@ def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Su
 
 def _run_unless_model(target: str) -> RunDir | None:
     """Return the run that RUN|MODEL names, None for a model. Raises ConfigError where it is neither."""
-    from hpc_grpo.system.hugging_face import find_model
-
     is_model = (Path(target) / "config.json").is_file()
     with suppress(ConfigError):
         is_model = is_model or (target.count("/") == 1 and find_model(target, os.environ).is_dir())
@@ -238,8 +226,6 @@ def _run_unless_model(target: str) -> RunDir | None:
 
 def _named_data(path: str) -> str:
     """Return the value of --data for the config. Raises ConfigError for a file or a folder that is not there."""
-    from hpc_grpo.preflight.prefetch.items import DATA_FILES, is_generated
-
     if not is_generated(path) and (path.endswith(DATA_FILES) or path.startswith(("/", ".", "~"))):
         place = Path(path).expanduser()
         if not place.exists():
@@ -268,11 +254,6 @@ def _evaluate(
     Stdout gets the answer alone, so that it can be piped; what the attempt has to say goes to stderr. An eval that was
     refused before anything began leaves no folder.
     """
-    from hpc_grpo.config import with_overrides
-    from hpc_grpo.launch.freeze import freeze
-    from hpc_grpo.launch.supervisor.attempt import run_attempt
-    from hpc_grpo.run.evals import ANSWER, EvalRequest, new_eval_dir
-
     folder = new_eval_dir(parent or subject.folder)
     os.chdir(subject.working_dir)
     try:
@@ -311,6 +292,3 @@ def _as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:
         if "pass_k" in own and options.get("num_samples") and not options.get("pass_k"):
             values[f"data.eval_sets.{name}.pass_k"] = [k for k in of_set.pass_k or () if k <= num_samples]
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
-
-
-COMMANDS = (evaluate, sample)

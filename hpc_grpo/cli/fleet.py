@@ -1,21 +1,46 @@
-"""The command `hpc-grpo fleet`: make one, run its loops, watch it; `fleet vm` adds VMs and takes them out."""
+"""The command `hpc-grpo fleet`: make one, run its loops and watch it; submit jobs; add VMs with `fleet vm`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hpc_grpo.cli import fleet_jobs
-from hpc_grpo.cli.options import echo
+from hpc_grpo.cli.options import OVERRIDES, echo
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.report.logs import tail_and_end
+
+try:
+    from rich.console import Console
+
+    from hpc_grpo.fleet.claims import cancel as cancel_job
+    from hpc_grpo.fleet.claims import queue_again
+    from hpc_grpo.fleet.controller import Controller
+    from hpc_grpo.fleet.db import open_folder
+    from hpc_grpo.fleet.dispatch import Dispatcher
+    from hpc_grpo.fleet.doorbell import announce
+    from hpc_grpo.fleet.jobs import NewJob, count_jobs, find_job, job_attempts, list_jobs, submit_job
+    from hpc_grpo.fleet.logs import JobLogs, read_from
+    from hpc_grpo.fleet.poll import Poller, Requeuer
+    from hpc_grpo.fleet.settings import SETTINGS, fleet_folder, open_fleet, template
+    from hpc_grpo.fleet.spec import config_text
+    from hpc_grpo.fleet.ssh import fetch_host_key, pinned
+    from hpc_grpo.fleet.states import JobState
+    from hpc_grpo.fleet.tables import attempt_table, counts_line, job_table, vm_table
+    from hpc_grpo.fleet.tables import watch as draw
+    from hpc_grpo.fleet.vms import add_vm, drain_vm, list_vms, remove_vm
+except ModuleNotFoundError as error:
+    raise ConfigError("hpc-grpo fleet needs further packages: pip install -e '.[fleet]' where it lies.") from error
 
 _ONCE = click.option("--once", is_flag=True, help="One round, and end.")
-_LOOPS = ("poll", "dispatch", "requeue")
+_LOOPS: dict[str, type[Poller | Dispatcher | Requeuer]] = {"poll": Poller, "dispatch": Dispatcher, "requeue": Requeuer}
 _VM = click.argument("name", metavar="VM")
+_JOB = click.argument("job_id", metavar="JOB")
 
 
 @click.group()
@@ -28,10 +53,6 @@ def fleet(ctx: click.Context, folder: Path | None) -> None:
 
     `fleet init`, `fleet vm add`, `fleet submit`, and `fleet up`, which runs the loops where the VMs are reached.
     """
-    try:
-        import sqlalchemy  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError("hpc-grpo fleet needs further packages: pip install -e '.[fleet]' where it lies.") from error
     ctx.obj = folder
 
 
@@ -39,9 +60,6 @@ def fleet(ctx: click.Context, folder: Path | None) -> None:
 @click.pass_obj
 def init(folder: Path | None) -> None:
     """Make the fleet's folder with its fleet.yaml, and the tables that are missing."""
-    from hpc_grpo.fleet.db import open_folder
-    from hpc_grpo.fleet.settings import SETTINGS, fleet_folder, template
-
     path = fleet_folder(folder)
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings = path / SETTINGS
@@ -77,9 +95,6 @@ def requeue(folder: Path | None, job_ids: tuple[str, ...], once: bool) -> None:
     if not job_ids:
         _run(folder, ["requeue"], once)
         return
-    from hpc_grpo.fleet.claims import queue_again
-    from hpc_grpo.fleet.db import open_folder
-    from hpc_grpo.fleet.jobs import find_job
 
     _, database = open_folder(folder)
     for job_id in job_ids:
@@ -92,19 +107,13 @@ def requeue(folder: Path | None, job_ids: tuple[str, ...], once: bool) -> None:
 @click.pass_obj
 def up(folder: Path | None) -> None:
     """Run all loops in one process, until Ctrl+C; jobs that run go on without it for `lease_s`."""
-    _run(folder, _LOOPS, once=False)
+    _run(folder, tuple(_LOOPS), once=False)
 
 
 @fleet.command()
 @click.pass_obj
 def watch(folder: Path | None) -> None:
     """Show VMs and jobs in a table that updates itself, until Ctrl+C."""
-    import contextlib
-
-    from rich.console import Console
-
-    from hpc_grpo.fleet.db import open_folder
-    from hpc_grpo.fleet.tables import watch as draw
 
     with contextlib.suppress(KeyboardInterrupt):
         draw(open_folder(folder)[1], Console())
@@ -112,18 +121,11 @@ def watch(folder: Path | None) -> None:
 
 def _run(folder: Path | None, names: Sequence[str], once: bool) -> None:
     """Run loops until a signal, or a round of each."""
-    from hpc_grpo.fleet.controller import Controller
-    from hpc_grpo.fleet.dispatch import Dispatcher
-    from hpc_grpo.fleet.poll import Poller, Requeuer
-    from hpc_grpo.fleet.settings import open_fleet
-
     opened = open_fleet(folder)
 
     async def run() -> None:
         controller = Controller(opened)
-        kinds: dict[str, type[Poller | Dispatcher | Requeuer]]
-        kinds = {"poll": Poller, "dispatch": Dispatcher, "requeue": Requeuer}
-        loops = [kinds[name](controller) for name in names]
+        loops = [_LOOPS[name](controller) for name in names]
         if once:
             for loop in loops:
                 await loop.round()
@@ -155,9 +157,6 @@ def vm() -> None:
 @click.pass_obj
 def add(folder: Path | None, /, address: str, host_key: str, fingerprint: str, is_local: bool, **values: Any) -> None:
     """Add a VM. Its host key is shown, and pinned once you agree: no other machine can stand in for it."""
-    from hpc_grpo.fleet.db import open_folder
-    from hpc_grpo.fleet.vms import add_vm
-
     _, database = open_folder(folder)
     if not is_local:
         host_key = _trusted_key(address, values["port"], host_key, fingerprint)
@@ -168,8 +167,6 @@ def add(folder: Path | None, /, address: str, host_key: str, fingerprint: str, i
 
 def _trusted_key(address: str, port: int, host_key: str, fingerprint: str) -> str:
     """Return the host key to pin: that of the command line, or the VM's, if the user accepts it."""
-    from hpc_grpo.fleet.ssh import fetch_host_key, pinned
-
     if host_key:
         pinned([host_key], port)
         return host_key
@@ -185,10 +182,6 @@ def _trusted_key(address: str, port: int, host_key: str, fingerprint: str) -> st
 @click.pass_obj
 def list_command(folder: Path | None) -> None:
     """List the VMs: free GPUs, those that jobs have, those that somebody else uses."""
-    from hpc_grpo.fleet.db import open_folder
-    from hpc_grpo.fleet.tables import vm_table
-    from hpc_grpo.fleet.vms import list_vms
-
     rows = list_vms(open_folder(folder)[1])
     echo(vm_table(rows) if rows else "No VMs: hpc-grpo fleet vm add")
 
@@ -199,9 +192,6 @@ def list_command(folder: Path | None) -> None:
 @click.pass_obj
 def drain(folder: Path | None, name: str, undo: bool) -> None:
     """Keep new jobs off a VM; those that run there go on."""
-    from hpc_grpo.fleet.db import open_folder
-    from hpc_grpo.fleet.vms import drain_vm
-
     drain_vm(open_folder(folder)[1], name, is_drained=not undo)
 
 
@@ -210,13 +200,110 @@ def drain(folder: Path | None, name: str, undo: bool) -> None:
 @click.pass_obj
 def remove(folder: Path | None, name: str) -> None:
     """Take out a VM that has no jobs."""
-    from hpc_grpo.fleet.db import open_folder
-    from hpc_grpo.fleet.vms import remove_vm
-
     remove_vm(open_folder(folder)[1], name)
 
 
-for _command in fleet_jobs.COMMANDS:
-    fleet.add_command(_command)
+@fleet.command()
+@click.argument("config_name", metavar="[CONFIG]", required=False, default="")
+@OVERRIDES
+@click.option("--id", "job_id", default="", help="Default: one that is made up.")
+@click.option("--gpus", "num_gpus", default=1, show_default=True, type=click.IntRange(1), help="Of one VM.")
+@click.option("--gpu-memory-mib", default=0, type=click.IntRange(0), help="Share each GPU, of which it takes so much.")
+@click.option("--priority", default=0, show_default=True, help="Higher ones first.")
+@click.option("--retries", "max_retries", type=click.IntRange(0), help="Default: max_retries of fleet.yaml.")
+@click.option("--model", default="", help="Instead of CONFIG, with the options below: a job of train_grpo.py.")
+@click.option("--dataset", default="")
+@click.option("--reward_function", "--reward-function", default="")
+@click.option("--max_steps", "--max-steps", default=0, type=click.IntRange(0))
+@click.option("--output_dir", "--output-dir", default="")
+@click.option("--preprocessing", default="")
+@click.option("--use_unsloth", "--use-unsloth", is_flag=True)
+@click.pass_obj
+def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...], **values: Any) -> None:
+    """Submit a job and print its id: a CONFIG of hpc-grpo train, whose text goes along, or a model with --model.
 
-COMMANDS = (fleet,)
+    Paths in it are the VMs'. Its run lies below the VM's work directory unless run.root says where.
+    """
+    opened, database = open_folder(folder)
+    if "=" in config_name and values["model"]:
+        config_name, overrides = "", (config_name, *overrides)
+    if bool(config_name) == bool(values["model"]):
+        raise click.UsageError("Give a CONFIG, or --model with --dataset and --reward_function: one of the two.")
+    path = Path(config_name).expanduser()
+    config = config_text(path) if config_name and path.is_file() else ""
+    if (path.suffix in (".yaml", ".yml")) != bool(config):
+        raise ConfigError(
+            f"CONFIG = {config_name!r} must be a .yaml file that is there, or the name of a shipped config."
+        )
+    job = NewJob(config_name=config_name, config=config, overrides=overrides, **values)
+    job_id = submit_job(database, job, opened.settings)
+    if opened.nats_url and not asyncio.run(announce(opened.nats_url, [job_id])):
+        echo(f"NATS does not answer: the job is found within {opened.settings.sweep_s:.0f} s.", err=True)
+    echo(job_id)
+
+
+@fleet.command()
+@click.option("--state", "states", multiple=True, help="Those in this state alone; may be repeated.")
+@click.pass_obj
+def jobs(folder: Path | None, states: tuple[str, ...]) -> None:
+    """List the jobs, the newest first."""
+    if wrong := [state for state in states if state not in set(JobState)]:
+        raise ConfigError(f"--state = {wrong[0]!r} must be one of {', '.join(JobState)}.")
+    _, database = open_folder(folder)
+    rows = list_jobs(database, states)
+    echo(job_table(rows, time.time()) if rows else "No jobs: hpc-grpo fleet submit")
+    if rows:
+        echo(counts_line(count_jobs(database)))
+
+
+@fleet.command()
+@_JOB
+@click.pass_obj
+def job(folder: Path | None, job_id: str) -> None:
+    """Say where a job stands, and what became of each attempt at it."""
+    _, database = open_folder(folder)
+    row = find_job(database, job_id)
+    echo(job_table([row], time.time()))
+    if row["failure_reason"]:
+        echo(f"\n{row['failure_reason']}")
+    if found := job_attempts(database, job_id):
+        echo(f"\n{attempt_table(found)}")
+
+
+@fleet.command()
+@_JOB
+@click.option("-f", "--follow", "follows", is_flag=True, help="Go on as it grows, until the job is over.")
+@click.option("--attempt", type=click.IntRange(1), help="Default: the newest.")
+@click.option("--lines", type=click.IntRange(0), default=50, show_default=True)
+@click.pass_obj
+def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, lines: int) -> None:
+    """Print the end of a job's log, as it was fetched from its VM: logs/JOB.log in the fleet's folder."""
+    opened, database = open_folder(folder)
+    row = find_job(database, job_id)
+    path = JobLogs(opened.logs).path(job_id, attempt)
+    if not path.exists() and not follows:
+        echo(f"There is no log of it here (yet); it is {row['status']}.", err=True)
+        return
+    text, offset = tail_and_end(path, lines)
+    shown = path.resolve()
+    echo(text, nl=False)
+    while follows and (row["status"] in ("queued", "running") or row["retry_at"] is not None):
+        time.sleep(1.0)
+        row = find_job(database, job_id)
+        if path.resolve() != shown:  # a newer attempt's, from its beginning
+            shown, offset = path.resolve(), 0
+        more = read_from(shown, offset)
+        offset += len(more)
+        echo(more.decode(errors="replace"), nl=False)
+
+
+@fleet.command()
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@click.pass_obj
+def cancel(folder: Path | None, job_ids: tuple[str, ...]) -> None:
+    """Cancel jobs; one that runs ends with a checkpoint, at its VM's next visit."""
+    _, database = open_folder(folder)
+    for job_id in job_ids:
+        find_job(database, job_id)
+        state = cancel_job(database, job_id)
+        echo(f"{job_id}: {'its VM ends it at the next visit' if state == 'running' else state}")

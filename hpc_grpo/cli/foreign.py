@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hpc_grpo.cli.options import echo
+from hpc_grpo.config import to_yaml
+from hpc_grpo.config.load import load_values
 from hpc_grpo.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpc_grpo.foreign.table import Outcome, Translation
+from hpc_grpo.foreign.systems import SYSTEMS
+from hpc_grpo.foreign.table import Kind, Outcome, Translation
+from hpc_grpo.system.readable import table
 
 _FILE = click.Path(path_type=Path)
 _VALUE_COLUMNS = 40
@@ -53,7 +55,6 @@ def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str
         if options["lenient"] or options["out"] is not None:
             raise click.UsageError("--lenient and --out go with a --from-… option.")
         return False
-    from hpc_grpo.foreign.systems import SYSTEMS
 
     file = options[f"from_{asked[0]}"]
     origin, translation = SYSTEMS[asked[0]].translate(words if file is True else [str(file), *words])
@@ -62,10 +63,6 @@ def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str
 
 
 def _write(origin: str, translation: Translation, overrides: Sequence[str], options: dict[str, Any]) -> None:
-    from hpc_grpo.config import to_yaml
-    from hpc_grpo.config.load import load_values
-    from hpc_grpo.foreign.table import Kind
-
     echo(table_text(translation), err=True)
     if not options["lenient"]:
         refuse(origin, translation.of(Kind.REFUSED), "Change it there, or let --lenient leave it out.")
@@ -90,9 +87,6 @@ def notes(outcomes: Iterable[Outcome]) -> str:
 
 def table_text(translation: Translation) -> str:
     """Return a line for each of their keys and defaults, by what became of it."""
-    from hpc_grpo.foreign.table import Kind
-    from hpc_grpo.system.readable import table
-
     parts = []
     for kind in Kind:
         found = translation.of(kind)

@@ -19,7 +19,14 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.options import OVERRIDES, echo
+from hpc_grpo.cli.request import load_request
+from hpc_grpo.config import to_yaml
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, ConfigError
+from hpc_grpo.launch.place.local import LocalPlace
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.processes import die_with_parent
+from hpc_grpo.system.signals import END_SIGNALS, Signals
 
 _CONFIG_FILE = "train_grpo.yaml"
 _RUN_NAME = "run"
@@ -81,12 +88,6 @@ def grpo(overrides: tuple[str, ...], **options: Any) -> None:
     Reads the columns `prompt` and `answer`. Writes OUTPUT_DIR/train_grpo.yaml and trains by it as `hpc-grpo train`
     does, in OUTPUT_DIR/run; the same command resumes a run that was interrupted. KEY=VALUE changes any other key.
     """
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.config import to_yaml
-    from hpc_grpo.launch.place.local import LocalPlace
-    from hpc_grpo.run.files import write_atomic
-    from hpc_grpo.run.paths import RunDir
-
     given = GrpoOptions(**options)
     if given.use_unsloth:
         echo(_NO_UNSLOTH, err=True)
@@ -160,9 +161,6 @@ def hand_over(run: Any, output: Path) -> None:
 
 def _run_until_over(command: Sequence[str]) -> int:
     """Run `command`, pass signals on to it, and return its exit code. It ends with this process, however that ends."""
-    from hpc_grpo.system.processes import die_with_parent
-    from hpc_grpo.system.signals import END_SIGNALS, Signals
-
     sys.stdout.flush()
     # A session of its own: Ctrl+C then reaches it once, through here.
     with Signals() as signals:
@@ -173,6 +171,3 @@ def _run_until_over(command: Sequence[str]) -> int:
                 child.send_signal(signal.SIGTERM if number in END_SIGNALS else number)
             time.sleep(_LOOK_S)
     return code if code >= 0 else EXIT_CRASH
-
-
-COMMANDS = (grpo,)

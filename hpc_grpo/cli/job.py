@@ -8,6 +8,12 @@ from pathlib import Path
 import click
 
 from hpc_grpo.cli.options import CONFIG, DRIVER, SET, echo
+from hpc_grpo.cli.request import load_request
+from hpc_grpo.launch.chain.link import LinkJob
+from hpc_grpo.launch.place.job_queue import setup_lines
+from hpc_grpo.launch.supervisor.attempt import run_attempt
+from hpc_grpo.run.evals import ANSWER
+from hpc_grpo.run.paths import RunDir
 
 
 @click.command(hidden=True)
@@ -18,11 +24,6 @@ from hpc_grpo.cli.options import CONFIG, DRIVER, SET, echo
 @DRIVER
 def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver: str) -> None:
     """Run one attempt of a frozen run: what a submitted job executes."""
-    from hpc_grpo.launch.chain.link import LinkJob
-    from hpc_grpo.launch.supervisor.attempt import run_attempt
-    from hpc_grpo.run.evals import ANSWER
-    from hpc_grpo.run.paths import RunDir
-
     origin, run = LinkJob(successor_of, by_hand) if link else None, RunDir(run_dir.absolute())
     code = run_attempt(run, driver, origin)
     if code == 0 and (run.path / ANSWER).is_file():  # of an eval that was begun on another node
@@ -37,11 +38,5 @@ def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver:
 @DRIVER
 def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], driver: str) -> None:
     """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.launch.place.job_queue import setup_lines
-
     for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
         echo(line)
-
-
-COMMANDS = (attempt, job_setup)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, echo
+from hpc_grpo.cli.request import Request, load_request
+from hpc_grpo.cli.train import start_training
 from hpc_grpo.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpc_grpo.cli.request import Request
-    from hpc_grpo.launch.place.joined.roles import Role
+from hpc_grpo.launch.freeze import is_over
+from hpc_grpo.launch.place.base import refuse_hosts
+from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, stop_here
+from hpc_grpo.launch.place.joined.roles import Role, find_role
+from hpc_grpo.launch.place.joined.worker import Worker
+from hpc_grpo.run.paths import RunDir
 
 
 @click.command()
@@ -32,8 +35,6 @@ def pod(
     EXPECTED_WORKERS, or the variables of SkyPilot, dstack and RunPod's Instant Clusters. Workers stay until the run
     is over, and join again whenever the head or they themselves restart.
     """
-    from hpc_grpo.launch.place.joined.roles import find_role
-
     role = find_role(os.environ)
     request = _request(config_name, [*sets, *overrides], role)
     if role.is_head:
@@ -80,9 +81,6 @@ def stop(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]) ->
 
     On a worker its node leaves the run, which goes on where launch.min_nodes allows.
     """
-    from hpc_grpo.launch.place.joined.place import stop_here
-    from hpc_grpo.run.paths import RunDir
-
     request = _request(config_name, [*sets, *overrides], _role_by_hand())
     for line in stop_here(RunDir(request.config.run_path)):
         echo(line)
@@ -90,8 +88,6 @@ def stop(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]) ->
 
 def _role_by_hand() -> Role:
     """Return the role by the variables for hosts by hand alone; their defaults, where none is set."""
-    from hpc_grpo.launch.place.joined.roles import Role, find_role
-
     names = ("RAY_HEAD_IP", "RAY_HEAD_PORT", "EXPECTED_WORKERS")
     given = {name: value for name, value in os.environ.items() if name in names}
     role = find_role({"RAY_HEAD_PORT": "10001", **given})
@@ -100,9 +96,6 @@ def _role_by_hand() -> Role:
 
 def _request(config_name: str, overrides: list[str], role: Role) -> Request:
     """Resolve the config; what the environment says of nodes and port yields to the command line."""
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.launch.place.base import refuse_hosts
-
     told = {"launch.num_nodes": role.num_nodes, "launch.port": role.port}
     from_role = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
     request = load_request(config_name, [*from_role, *overrides])
@@ -115,22 +108,12 @@ def _request(config_name: str, overrides: list[str], role: Role) -> Request:
 
 def _lead(request: Request, accepts_changes: bool, driver: str) -> None:
     """Freeze the run and become its attempt, as `train` does."""
-    from hpc_grpo.cli.train import start_training
-    from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE
-
     os.environ[HEAD_VARIABLE] = "1"
     start_training(request, accepts_changes=accepts_changes, driver=driver, is_restart=True)
 
 
 def _work(request: Request, role: Role) -> None:
-    from hpc_grpo.launch.freeze import is_over
-    from hpc_grpo.launch.place.joined.worker import Worker
-    from hpc_grpo.run.paths import RunDir
-
     os.environ.update(request.exported)
     config = request.config
     run = RunDir(config.run_path)
     sys.exit(Worker(run, role.head, config.launch.port, lambda: is_over(run, config)).serve())
-
-
-COMMANDS = (pod, host)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from hpc_grpo.cli.options import RUN, echo, open_run
 from hpc_grpo.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpc_grpo.run.attempt import AttemptRecord
-    from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.attempt import AttemptRecord, read_attempts
+from hpc_grpo.run.lock import read_lock_owner
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import own_command
 
 _OF_THE_RUN = {
     "start": "the run brings its Ray up itself: hpc-grpo train, submit, pod or host",
@@ -33,9 +32,6 @@ def ray(run_name: str, words: tuple[str, ...]) -> None:
 
     `dashboard` tells where Ray's dashboard is.
     """
-    from hpc_grpo.run.attempt import read_attempts
-    from hpc_grpo.run.source import own_command
-
     if words[0] in _OF_THE_RUN:
         raise ConfigError(f"ray {words[0]} is not for the Ray of a run: {_OF_THE_RUN[words[0]]}.")
     run = open_run(run_name)
@@ -67,8 +63,6 @@ def _where_dashboard_is(run: RunDir, attempt: AttemptRecord) -> str:
 
 def _dashboard_here(run: RunDir, attempt: AttemptRecord, word: str) -> str:
     """Return the dashboard's URL. Raises ConfigError elsewhere than on the head: who listens there is not known."""
-    from hpc_grpo.run.lock import read_lock_owner
-
     address, owner = _dashboard_of(run, attempt, word), read_lock_owner(run)
     if owner is None or not owner.is_on_this_host:
         raise ConfigError(f"`ray {word}` asks Ray's dashboard, which is on the loopback of {attempt.nodes[0]}: there.")
@@ -82,6 +76,3 @@ def _dashboard_of(run: RunDir, attempt: AttemptRecord, word: str) -> str:
             f"launch.ray_dashboard=true."
         )
     return attempt.ray_dashboard
-
-
-COMMANDS = (ray,)

@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_grpo.cli.options import OVERRIDES, RUN, echo, find_run
+from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.freeze import working_dir
+from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.run.checkpoint import Checkpoint, valid_checkpoints
+from hpc_grpo.run.frozen_config import read_config
+from hpc_grpo.run.paths import RunDir, step_dirs
+from hpc_grpo.run.progress import read_metrics, read_state
+from hpc_grpo.system.readable import UNKNOWN, table
+from hpc_grpo.template.environment import learner_environment, uses_cuda
 
 if TYPE_CHECKING:
-    from hpc_grpo.config import Config
     from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.run.checkpoint import Checkpoint
-    from hpc_grpo.run.paths import RunDir
 
 _OF_THE_STEP = (
     "loss.", "task.critic", "task.discount", "task.gae_lambda", "task.value_clip", "task.normalize_advantages",
@@ -72,11 +78,6 @@ def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, 
     Numbers depend on a learner's variables. Relative paths of the config are relative to the folder that the run was
     started in, while that is there. Raises ConfigError for keys whose change the replay of a step would not show.
     """
-    from hpc_grpo.config import with_overrides
-    from hpc_grpo.launch.freeze import working_dir
-    from hpc_grpo.run.frozen_config import read_config
-    from hpc_grpo.template.environment import learner_environment, uses_cuda
-
     run = find_run(run_name)
     config = read_config(run)
     for key, _, _ in (override.partition("=") for override in overrides):
@@ -128,10 +129,6 @@ def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Repl
     """
     from hpc_grpo.learner.learner import Learner
     from hpc_grpo.learner.record import read_batches
-    from hpc_grpo.metrics.reductions import merge
-    from hpc_grpo.run.checkpoint import valid_checkpoints
-    from hpc_grpo.run.paths import step_dirs
-    from hpc_grpo.run.progress import read_metrics, read_state
 
     start = next((each for each in valid_checkpoints(run, check_hashes=False) if each.step < step), None)
     first_step = start.step if start else 0
@@ -164,7 +161,6 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
     """Write the export of a checkpoint, by default of the newest. Raises ConfigError where there is none of `step`."""
     from hpc_grpo.learner.checkpoint import export_model
     from hpc_grpo.learner.learner import Learner
-    from hpc_grpo.run.checkpoint import valid_checkpoints
 
     found = {each.step: each for each in valid_checkpoints(run, check_hashes=False)}
     if not found or (step is not None and step not in found):
@@ -192,8 +188,6 @@ def load_here(learner: Learner, checkpoint: Checkpoint) -> None:
 
 def shown(result: Replay, step: int) -> str:
     """Return a table of the metrics, and a sentence on how far they are apart."""
-    from hpc_grpo.system.readable import UNKNOWN, table
-
     rows = [
         (name, f"{result.recorded[name]:.9g}", f"{value:.9g}", f"{value - result.recorded[name]:.3g}")
         if name in result.recorded
@@ -206,6 +200,3 @@ def shown(result: Replay, step: int) -> str:
     elif result.num_learners > 1:
         lines.append(f"The run shared the step among {result.num_learners} learners, which add up in another order.")
     return "\n".join(lines)
-
-
-COMMANDS = (replay, export)

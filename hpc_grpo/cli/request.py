@@ -13,12 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hpc_grpo.cli.foreign import notes, refuse
 from hpc_grpo.cli.options import echo
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.checked import InvalidConfigError
-from hpc_grpo.config.load import find_config
+from hpc_grpo.config.load import find_config, load_values, overridden, read_layers
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.foreign.open_instruct import of_training_args
+from hpc_grpo.foreign.reading import read_options
+from hpc_grpo.foreign.systems import SYSTEMS, counterparts
+from hpc_grpo.foreign.table import Kind
 from hpc_grpo.launch.environment import is_allowed, is_denied
+from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.system.commands import run_command
 
@@ -110,8 +116,6 @@ def _loaded(name: str, overrides: Sequence[str], environ: Mapping[str, str] = os
     try:
         return load_config(name, overrides, environ)
     except InvalidConfigError as error:
-        from hpc_grpo.foreign.systems import counterparts
-
         raise ConfigError("\n".join([str(error), *counterparts(error.unknown)])) from None
 
 
@@ -123,14 +127,6 @@ def _translated(
     A job knows its GPUs; elsewhere BASE and the overrides may say them. Raises ConfigError for what cannot be honoured,
     or is to be set by hand.
     """
-    from hpc_grpo.cli.foreign import notes, refuse
-    from hpc_grpo.config.load import load_values, overridden, read_layers
-    from hpc_grpo.foreign.open_instruct import of_training_args
-    from hpc_grpo.foreign.reading import read_options
-    from hpc_grpo.foreign.systems import SYSTEMS
-    from hpc_grpo.foreign.table import Kind
-    from hpc_grpo.launch.place import find_place
-
     base = read_layers(find_config(shell.config_name)) if shell.config_name else {}
     launch, place = overridden(base, overrides).get("launch", {}), find_place(environ)
     of_job = place.node_resources().num_gpus if place.queue is not None else 0

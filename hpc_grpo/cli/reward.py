@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import yaml
 
 from hpc_grpo.cli.options import echo
+from hpc_grpo.cli.request import load_request
+from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError, RewardError
+from hpc_grpo.registry import REWARDS
+from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH
+from hpc_grpo.system.readable import table
 
 if TYPE_CHECKING:
-    from hpc_grpo.config import RewardConfig
     from hpc_grpo.grading.pool import RewardOutcome, RewardPool
 
 _ARGS = click.option(
@@ -135,11 +142,7 @@ def reward_server(
 
     It serves those who know the token in the environment variable VARIABLE; they name it as `token_env`.
     """
-    import signal
-    import threading
-
     from hpc_grpo.grading.server import RewardServer
-    from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH
 
     if len(token := os.environ.get(token_env, "")) < LEAST_TOKEN_LENGTH:
         raise ConfigError(
@@ -162,8 +165,6 @@ def reward_server(
 
 def _show_summary(scored: Sequence[RewardOutcome]) -> None:
     """Print the mean of each reward over what could be scored, and why the rest could not."""
-    from hpc_grpo.system.readable import table
-
     good = [outcome for outcome in scored if not outcome.errors]
     labels = list(scored[0].parts) if scored else []
     rows = [(label, *_statistics([value for outcome in good for value in outcome.parts[label]])) for label in labels]
@@ -203,22 +204,16 @@ def _rewards(
         raise click.UsageError("Give --reward NAME, with --arg KEY=VALUE, or --config CONFIG.")
     if name is not None:
         return [_reward_config(name, args, pass_env, timeout_s)]
-    from hpc_grpo.cli.request import load_request
 
     return load_request(str(rewards_of), []).config.rewards
 
 
 def _reward_config(name: str, args: Sequence[str], pass_env: Sequence[str], timeout_s: float) -> RewardConfig:
-    from hpc_grpo.config import RewardConfig
-    from hpc_grpo.registry import REWARDS
-
     REWARDS.check(name)
     return RewardConfig(name=name, timeout_s=timeout_s, pass_env=list(pass_env), args=_pairs("--arg", args))
 
 
 def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:
-    import yaml
-
     found = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -249,6 +244,3 @@ def _rows(file: Path) -> Iterator[tuple[str, tuple[str, ...], Mapping[str, Any]]
                 f"({type(error).__name__}: {error})."
             ) from error
         yield prompt, tuple(completions), row
-
-
-COMMANDS = (reward, reward_server)

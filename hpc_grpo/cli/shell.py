@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import time
+from typing import Any
 
 import click
 
 from hpc_grpo.cli.options import open_run, slurm_overrides, slurm_time
+from hpc_grpo.cli.request import load_request
+from hpc_grpo.config import LaunchConfig, load_launch
+from hpc_grpo.config.yaml_text import read_yaml
 from hpc_grpo.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.run.attempt import AttemptRecord
-    from hpc_grpo.run.paths import RunDir
-
+from hpc_grpo.launch.place import queue_of
+from hpc_grpo.launch.place.slurm.place import allocation_command, attach_command, become
+from hpc_grpo.report.status import read_records
+from hpc_grpo.run.attempt import AttemptRecord
+from hpc_grpo.run.paths import RunDir
 
 _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
 """These win over the config, which asks for what training needs."""
@@ -39,9 +42,6 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     Without RUN: allocates nodes for interactive use, with modules and set-up lines of --config. There,
     `hpc-grpo train CONFIG` uses all of them; leaving the shell gives them back.
     """
-    from hpc_grpo.config.yaml_text import read_yaml
-    from hpc_grpo.launch.place.slurm.place import allocation_command, attach_command, become
-
     overrides = slurm_overrides(options)
     if run_name is None:
         if node is not None:
@@ -58,9 +58,6 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
 
 def _launch(optional_config: str | None, overrides: list[str]) -> LaunchConfig:
     """Return the launch section of a config, which may hold nothing else, or the defaults without one."""
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.config import load_launch
-
     if optional_config is None or not optional_config.endswith(".sh"):
         return load_launch(optional_config, overrides)
     request = load_request(optional_config, overrides)
@@ -70,11 +67,6 @@ def _launch(optional_config: str | None, overrides: list[str]) -> LaunchConfig:
 
 def _running_attempt(run: RunDir) -> AttemptRecord:
     """Return the attempt that runs now. Raises ConfigError where there is no job to attach to."""
-    import time
-
-    from hpc_grpo.launch.place import queue_of
-    from hpc_grpo.report.status import read_records
-
     records = read_records(run)
     newest = records.newest
     if newest is None or not records.is_running(newest, time.time()):
@@ -94,6 +86,3 @@ def _node_of(attempt: AttemptRecord, node: str | None) -> str:
     if node not in attempt.nodes:
         raise ConfigError(f"--node = {node!r} must be a node of job {attempt.job_id}: {', '.join(attempt.nodes)}.")
     return node
-
-
-COMMANDS = (shell,)

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import click
 
 from hpc_grpo.cli.options import RUN, echo, find_run
+from hpc_grpo.run.frozen_config import read_config
+from hpc_grpo.simulate.measured import read_measurements
+from hpc_grpo.simulate.text import settings_of, simulation_text
 
 
 def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
@@ -36,14 +39,7 @@ def simulate(
     The driver's own loop and scheduler run on simulated clocks, fed with the lengths and times that the run has
     measured. Options left out are as the run has them. Needs the installation that trains, and no nodes.
     """
-    from hpc_grpo.run.frozen_config import read_config
-    from hpc_grpo.simulate.measured import read_measurements
-    from hpc_grpo.simulate.text import settings_of, simulation_text
-
     run = find_run(run_name)
     config = read_config(run)
     settings = settings_of(config, nodes, learners, lags)
     echo(simulation_text(config, read_measurements(run, config), settings), nl=False)
-
-
-COMMANDS = (simulate,)

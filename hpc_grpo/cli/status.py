@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,13 +12,24 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_grpo.cli.options import RUN, RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
+from hpc_grpo.errors import LaunchError
+from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
+from hpc_grpo.report.status import (
+    RunRecords,
+    RunSummary,
+    list_table,
+    read_records,
+    status_json,
+    status_table,
+    summarize,
+)
+from hpc_grpo.report.watch import watch_live, watch_plainly
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import printable
 from hpc_grpo.system.say import undrawn
 
 if TYPE_CHECKING:
     from hpc_grpo.report.queue import QueueReport
-    from hpc_grpo.report.status import RunRecords, RunSummary
-    from hpc_grpo.run.paths import RunDir
 
 _ROOT = click.option(
     "--root",
@@ -33,11 +46,6 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON list,
 @click.option("--slurm", "asks_slurm", is_flag=True, help="Ask the scheduler too: once, and at most once a minute.")
 def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_slurm: bool) -> None:
     """Say where runs stand: all of them, or those named. Asks the scheduler only with --slurm."""
-    import shutil
-    import time
-
-    from hpc_grpo.report.status import status_json, status_table
-
     runs = [find_run(name, root) for name in run_names] if run_names else runs_below(root or runs_root())
     records = _records(runs)
     summaries = _summaries(records)
@@ -60,8 +68,6 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_sl
 @_JSON
 def list_runs(root: Path | None, as_json: bool) -> None:
     """List the runs: name, when they were created, state."""
-    from hpc_grpo.report.status import list_table, status_json
-
     summaries = _summaries(_records(runs_below(root or runs_root())))
     if as_json:
         echo(status_json(summaries))
@@ -75,8 +81,6 @@ def list_runs(root: Path | None, as_json: bool) -> None:
 @RUN
 def watch(run_name: str) -> None:
     """Show a run's progress, alerts, last steps and rollouts, anew every 2 seconds, until it is over or Ctrl+C."""
-    from hpc_grpo.report.watch import watch_live, watch_plainly
-
     run = find_run(run_name)
     try:
         if not sys.stdout.isatty():
@@ -98,9 +102,6 @@ def watch(run_name: str) -> None:
 @click.option("--lines", type=click.IntRange(0), default=50, show_default=True, metavar="N", help="So many at the end.")
 def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, lines: int) -> None:
     """Print the end of the driver's log, or of a node's."""
-    from hpc_grpo.report.logs import attempt_dir, follow, why_no_attempt
-    from hpc_grpo.report.status import read_records
-
     run = find_run(run_name)
     folder = attempt_dir(run, attempt)
     if folder is None:
@@ -120,10 +121,7 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, li
 @RUN
 def explain(run_name: str) -> None:
     """Say what became of every attempt of a run, and what to do about it."""
-    import time
-
     from hpc_grpo.report.explain import explain_attempts, unrecorded_attempts
-    from hpc_grpo.report.logs import why_no_attempt
 
     run = find_run(run_name)
     (records,) = _records([run])
@@ -156,22 +154,15 @@ def report(run_names: tuple[str, ...], out: Path | None) -> None:
 
 
 def _records(runs: Sequence[RunDir]) -> list[RunRecords]:
-    from hpc_grpo.report.status import read_records
-
     return [read_records(run) for run in runs]
 
 
 def _summaries(records: Sequence[RunRecords]) -> list[RunSummary]:
-    import time
-
-    from hpc_grpo.report.status import summarize
-
     return [summarize(one, time.time()) for one in records]
 
 
 def _queue(records: Sequence[RunRecords]) -> QueueReport | None:
     """Ask the scheduler; where it does not answer say so, and go on without."""
-    from hpc_grpo.errors import LaunchError
     from hpc_grpo.report.queue import ask_about
 
     try:
@@ -187,8 +178,6 @@ def _say_no_runs(root: Path | None) -> None:
 
 
 def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
-    from hpc_grpo.report.logs import is_of_an_actor, log_files, ray_logs, tail
-
     kept = ray_logs(folder, node) if node is not None else []
     for path in [*log_files(folder, node), *filter(is_of_an_actor, kept)]:
         if node is not None:
@@ -201,6 +190,3 @@ def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
         echo("All of Ray's logs of the node:")
         for path in kept:
             echo(f"{path.stat().st_size:>12,} bytes  {path}")
-
-
-COMMANDS = (status, list_runs, watch, logs, explain, report)

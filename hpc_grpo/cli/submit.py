@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from hpc_grpo.cli.check import plan_text
 from hpc_grpo.cli.options import (
     ACCEPT_CHANGES,
     CONFIG,
@@ -21,11 +22,18 @@ from hpc_grpo.cli.options import (
     slurm_overrides,
     slurm_time,
 )
-
-if TYPE_CHECKING:
-    from hpc_grpo.cli.request import Request
-    from hpc_grpo.errors import ConfigError
-    from hpc_grpo.run.paths import RunDir
+from hpc_grpo.cli.request import Request, load_request
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.chain.submit import attempt_command, cancel_run, complete_until_queued, next_launch, submit_run
+from hpc_grpo.launch.freeze import freeze, reconfigured
+from hpc_grpo.launch.place import job_queue
+from hpc_grpo.launch.place.job_queue import JobRequest
+from hpc_grpo.plan.fit import plan_of
+from hpc_grpo.plan.memory import GH200
+from hpc_grpo.preflight.inputs import refusals, refuse_what_fails
+from hpc_grpo.run.lock import read_lock_owner, refuse_if_held
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.types import GIB
 
 
 @click.command()
@@ -70,15 +78,6 @@ def submit(
 
     With --chain or --until-complete two jobs wait behind every job and carry on. A complete run cancels them.
     """
-    from hpc_grpo.cli.request import load_request
-    from hpc_grpo.launch.chain.submit import attempt_command, complete_until_queued, submit_run
-    from hpc_grpo.launch.freeze import freeze
-    from hpc_grpo.launch.place import job_queue
-    from hpc_grpo.launch.place.job_queue import JobRequest
-    from hpc_grpo.preflight.inputs import refusals, refuse_what_fails
-    from hpc_grpo.run.lock import refuse_if_held
-    from hpc_grpo.run.paths import RunDir
-
     queue = job_queue()
     request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)]).for_queue(queue)
     request.tell()
@@ -110,8 +109,6 @@ def submit(
 @RUN
 def stop(run_name: str) -> None:
     """End a run after the step in progress and a checkpoint; its follow-on job is cancelled then."""
-    from hpc_grpo.run.lock import read_lock_owner
-
     run = open_run(run_name)
     if _is_complete(run):
         return
@@ -127,9 +124,6 @@ def stop(run_name: str) -> None:
 @RUN
 def cancel(run_name: str) -> None:
     """End a run and all its jobs now; steps after the last checkpoint are lost. A second time does no harm."""
-    from hpc_grpo.launch.chain.submit import cancel_run
-    from hpc_grpo.launch.place import job_queue
-
     run = open_run(run_name)
     if not _is_complete(run):
         for line in cancel_run(run, job_queue()):
@@ -146,13 +140,6 @@ def resume(run_name: str, overrides: tuple[str, ...], accepts_changes: bool, dri
 
     KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
     """
-    from hpc_grpo.launch.chain.submit import attempt_command, complete_until_queued, next_launch, submit_run
-    from hpc_grpo.launch.freeze import freeze, reconfigured
-    from hpc_grpo.launch.place import job_queue
-    from hpc_grpo.launch.place.job_queue import JobRequest
-    from hpc_grpo.preflight.inputs import refuse_what_fails
-    from hpc_grpo.run.lock import refuse_if_held
-
     run = open_run(run_name)
     if not overrides and _is_complete(run):
         return
@@ -187,12 +174,6 @@ def _how_to_follow(run: RunDir, job_id: str) -> str:
 
 def _comments(request: Request, refused: Sequence[ConfigError]) -> str:
     """Return what goes below a job script, as comments of the shell: the script stays what sbatch takes."""
-    from hpc_grpo.cli.check import plan_text
-    from hpc_grpo.errors import ConfigError
-    from hpc_grpo.plan.fit import plan_of
-    from hpc_grpo.plan.memory import GH200
-    from hpc_grpo.types import GIB
-
     try:
         plan = plan_text(plan_of(request.config, request.environ, GH200))
         assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
@@ -201,6 +182,3 @@ def _comments(request: Request, refused: Sequence[ConfigError]) -> str:
         plan = f"No plan: {' '.join(str(error).split())}\n"
     text = "".join([*(f"submit would refuse this. {error}\n\n" for error in refused), plan])
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
-
-
-COMMANDS = (submit, stop, cancel, resume)

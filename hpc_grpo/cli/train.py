@@ -6,14 +6,19 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
 
 from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, echo
-
-if TYPE_CHECKING:
-    from hpc_grpo.cli.request import Request
+from hpc_grpo.cli.request import Request, load_request
+from hpc_grpo.launch.chain.link import LinkJob
+from hpc_grpo.launch.chain.submit import remove_stop
+from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.launch.supervisor.attempt import run_attempt
+from hpc_grpo.run.lock import refuse_if_held
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.source import become_copy
 
 
 @click.command()
@@ -36,8 +41,6 @@ def train(
     CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
     command resumes a run that was interrupted.
     """
-    from hpc_grpo.cli.request import load_request
-
     start_training(load_request(config_name, [*sets, *overrides]), accepts_changes, driver, is_link=link)
 
 
@@ -48,14 +51,6 @@ def start_training(
 
     `is_restart`: what led the run may have been killed a moment ago, and its last sign of life is no reason to refuse.
     """
-    from hpc_grpo.launch.chain.link import LinkJob
-    from hpc_grpo.launch.chain.submit import remove_stop
-    from hpc_grpo.launch.freeze import freeze
-    from hpc_grpo.launch.supervisor.attempt import run_attempt
-    from hpc_grpo.run.lock import refuse_if_held
-    from hpc_grpo.run.paths import RunDir
-    from hpc_grpo.run.source import become_copy
-
     request.tell()
     os.environ.update(request.exported)
     if not is_link:  # a link may wait for the one before it
@@ -79,6 +74,3 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
             f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
             err=True,
         )
-
-
-COMMANDS = (train,)

@@ -224,7 +224,7 @@ def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterat
             "ordinal": group.prompt.ordinal,
             "source": group.prompt.source,
             "sample": index,
-            "prompt": group.prompt.text,
+            "prompt": grades.shown_prompt or group.prompt.text,
             "answer": group.prompt.fields.get("answer"),
             "completion": text,
             "reward": grades.rewards[index],

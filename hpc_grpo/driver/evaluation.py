@@ -88,7 +88,7 @@ class EvalSets:
         check_failures([group.grades for group in graded], self._config.grading.max_failed_fraction)
         return [
             EvalGroup(
-                group.prompt.text,
+                group.grades.shown_prompt or group.prompt.text,
                 group.prompt.source,
                 group.prompt.fields,
                 group.grades.texts,

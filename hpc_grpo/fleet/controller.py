@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.doorbell import Bell
 from hpc_grpo.fleet.logs import JobLogs
-from hpc_grpo.fleet.machine import LocalMachine, Machine, Vm
+from hpc_grpo.fleet.machine import Decide, LocalMachine, Machine, VisitError, Vm
+from hpc_grpo.fleet.messages import Outcome, Request
+from hpc_grpo.fleet.observe import missed
 from hpc_grpo.fleet.settings import Fleet
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import end_signals
@@ -36,11 +38,19 @@ class Controller:
             known = self._machines[vm.vm_id] = (vm, self._make_machine(vm))
         return known[1]
 
-    async def drop(self, vm: Vm) -> None:
-        """Close a machine whose visit failed."""
-        _, machine = self._machines.pop(vm.vm_id, (vm, None))
-        if machine is not None:
-            await machine.close()
+    async def visit(self, vm: Vm, request: Request, decide: Decide) -> Outcome:
+        """Visit a VM in at most `visit_s`. Raises VisitError, after closing the machine and noting why in its row."""
+        try:
+            async with asyncio.timeout(self.settings.visit_s):
+                return await self.machine(vm).visit(request, decide)
+        except (VisitError, TimeoutError) as error:
+            is_before_orders = isinstance(error, VisitError) and error.is_before_orders
+            why = str(error) or f"no answer within {self.settings.visit_s:.0f} s"
+            _, machine = self._machines.pop(vm.vm_id, (vm, None))
+            if machine is not None:
+                await machine.close()
+            await asyncio.to_thread(missed, self.db, vm.vm_id, why)
+            raise VisitError(why, is_before_orders) from error
 
     async def run(self, loops: Sequence[Callable[[], Awaitable[None]]], *, listens: bool) -> None:
         """Run the loops until a signal. Jobs go on without a controller, for the length of their lease.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +15,6 @@ from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.machine import VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders, Outcome, Request
-from hpc_grpo.fleet.observe import missed
 from hpc_grpo.fleet.schema import HAS_ROOM, gpus, jobs, vms
 from hpc_grpo.fleet.spec import make_spec
 from hpc_grpo.fleet.states import Ending, JobState
@@ -42,11 +40,11 @@ class Dispatcher:
     async def sweep(self) -> None:
         """Claim GPUs for whatever fits, and begin to start it; the first are started while others are claimed."""
         db = self._controller.db
-        plan = await asyncio.to_thread(place_jobs, db)
-        for first in range(0, len(plan.placements), _CLAIMED_AT_ONCE):
-            claimed = await asyncio.to_thread(claim_each, db, plan.placements[first : first + _CLAIMED_AT_ONCE])
+        placements, machines = await asyncio.to_thread(place_jobs, db)
+        for first in range(0, len(placements), _CLAIMED_AT_ONCE):
+            claimed = await asyncio.to_thread(claim_each, db, placements[first : first + _CLAIMED_AT_ONCE])
             for vm_id, keys in claimed.items():
-                task = asyncio.create_task(self.start(plan.machines[vm_id], keys))
+                task = asyncio.create_task(self.start(machines[vm_id], keys))
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
 
@@ -67,16 +65,11 @@ class Dispatcher:
 
         try:
             try:
-                async with asyncio.timeout(settings.visit_s):
-                    request = Request(vm.work_dir, vm.nvidia_smi, with_logs=False)
-                    outcome = await controller.machine(vm).visit(request, decide)
+                outcome = await controller.visit(vm, Request(vm.work_dir, vm.nvidia_smi, with_logs=False), decide)
                 await asyncio.to_thread(self._note, outcome)
-            except (VisitError, TimeoutError) as error:
-                why = str(error) or f"no answer within {settings.visit_s:.0f} s"
-                await controller.drop(vm)
-                await asyncio.to_thread(missed, controller.db, vm.vm_id, why)
-                if isinstance(error, VisitError) and error.is_before_orders:
-                    reason = f"{vm.name} was not reached: {why}"
+            except VisitError as error:
+                if error.is_before_orders:
+                    reason = f"{vm.name} was not reached: {error}"
                     await asyncio.to_thread(give_back, controller.db, keys, reason, settings)
         except DatabaseAwayError:
             return  # the claims stay, their start is overdue some time, and the poller revokes them
@@ -158,16 +151,8 @@ class FreeGpus:
         return vm_id, tuple(sorted(index for _, index in found[vm_id]))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Where queued jobs would go, and the machines of these places."""
-
-    placements: list[Placement]
-    machines: dict[int, Vm]
-
-
-def place_jobs(db: Database) -> Plan:
-    """Find free GPUs for every queued job that fits, by priority and age; changes nothing.
+def place_jobs(db: Database) -> tuple[list[Placement], dict[int, Vm]]:
+    """Find free GPUs for every queued job that fits, by priority and age; changes nothing. Return the VMs by id too.
 
     A job goes back to the VM where its newest attempt was, if that has room: its checkpoints may be there.
     """
@@ -184,7 +169,7 @@ def place_jobs(db: Database) -> Plan:
         for job in waiting
         if (taken := free.take(max(1, job.num_gpus), job.vm_id, max(0, job.gpu_memory_mib))) is not None
     ]
-    return Plan(placements, machines)
+    return placements, machines
 
 
 def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[AttemptKey]]:

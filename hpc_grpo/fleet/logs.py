@@ -43,14 +43,6 @@ class JobLogs:
         return self.size(seen.key) >= seen.log_size
 
 
-def tail(path: Path, num_lines: int, num_bytes: int = 1 << 20) -> tuple[int, str]:
-    """Return the size of a log and its last lines, of the last `num_bytes`; (0, "") without a log."""
-    begin = max(0, path.stat().st_size - num_bytes) if path.exists() else 0
-    data = read_from(path, begin)
-    lines = data.decode(errors="replace").splitlines(keepends=True)
-    return begin + len(data), "".join(lines[-num_lines:] if num_lines else [])
-
-
 def read_from(path: Path, offset: int) -> bytes:
     """Return the bytes of a log from `offset` on; none without a log."""
     try:

@@ -12,7 +12,7 @@ from hpc_grpo.fleet.controller import Controller
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.machine import VisitError, Vm
 from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen, Observation, Orders, Request
-from hpc_grpo.fleet.observe import attempts_of, end_revoked, lose, missed, record, take_due
+from hpc_grpo.fleet.observe import attempts_of, end_revoked, lose, record, take_due
 from hpc_grpo.fleet.schema import jobs
 from hpc_grpo.fleet.states import JobState
 from hpc_grpo.system.say import say
@@ -83,12 +83,8 @@ class Poller:
             return recorded.orders
 
         try:
-            async with asyncio.timeout(settings.visit_s):
-                outcome = await controller.machine(vm).visit(Request(vm.work_dir, vm.nvidia_smi, offsets), decide)
-        except (VisitError, TimeoutError) as error:
-            why = str(error) or f"no answer within {settings.visit_s:.0f} s"
-            await controller.drop(vm)
-            await asyncio.to_thread(missed, controller.db, vm.vm_id, why)
+            outcome = await controller.visit(vm, Request(vm.work_dir, vm.nvidia_smi, offsets), decide)
+        except VisitError:
             return False
         if outcome.revoked:
             await asyncio.to_thread(end_revoked, controller.db, outcome.revoked, settings)

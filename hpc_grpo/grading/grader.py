@@ -90,6 +90,10 @@ class Grader:
             bool(failure) or (cut and self._mask_truncated) for failure, cut in zip(failures, truncated, strict=True)
         )
         versions = [_policy_versions(episode) for episode in episodes]
+        prompt_ids: list[int] = next(
+            (episode.turns[0].context_ids.tolist() for episode in episodes if episode.turns), []
+        )
+        is_shown = with_texts and prompt.environment is not None
         return GroupGrades(
             ordinal=samples.ordinal,
             rewards=tuple(0.0 if failure else own for failure, own in zip(failures, totals, strict=True)),
@@ -105,9 +109,8 @@ class Grader:
             timed_out=outcome.timed_out,
             over_budget=outcome.over_budget,
             turn_rewards=turn_rewards,
-            num_prompt_tokens=max(
-                (len(episode.turns[0].context_ids) for episode in episodes if episode.turns), default=0
-            ),
+            shown_prompt=self._decode(prompt_ids, hides=False) if is_shown else "",
+            num_prompt_tokens=len(prompt_ids),
             num_observed_tokens=tuple(sum(len(turn.context_ids) for turn in episode.turns[1:]) for episode in episodes),
             num_sequences=tuple(episode.num_sequences for episode in episodes),
             failures=failures,
@@ -116,9 +119,10 @@ class Grader:
     def _text(self, turns: Sequence[Turn]) -> str:
         """Return what the model wrote; of several turns all that came after the first prompt, control tokens too."""
         ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.completion.token_ids.tolist())]
-        own = ids[len(turns[0].context_ids) :] if turns else []
-        hides = len(turns) == 1
-        return str(self._tokenizer.decode(own, skip_special_tokens=hides, clean_up_tokenization_spaces=False))
+        return self._decode(ids[len(turns[0].context_ids) :] if turns else [], hides=len(turns) == 1)
+
+    def _decode(self, ids: Sequence[int], *, hides: bool) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=hides, clean_up_tokenization_spaces=False))
 
 
 def _policy_versions(episode: Episode) -> Int32Array:

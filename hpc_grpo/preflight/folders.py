@@ -25,9 +25,7 @@ def file_system(path: Path, mounts: str | None = None) -> str:
     >>> file_system(Path("/x/y"), "a / ext4 rw 0 0\\nb /x lustre rw 0 0\\n")
     'lustre'
     """
-    if mounts is None:
-        return mount_of(path.resolve(), read_mounts()).kind
-    return mount_of(path, mounts).kind
+    return mount_of(path.resolve(), read_mounts() if mounts is None else mounts).kind
 
 
 def free_gib(path: Path) -> float:

@@ -32,7 +32,7 @@ from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
-from hpc_grpo.preflight.prefetch.items import Item, is_generated, is_there, items_of, source_of
+from hpc_grpo.preflight.prefetch import Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.registry import names_function
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir

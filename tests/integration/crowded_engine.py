@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -21,13 +21,18 @@ from hpc_grpo.config import Config, load_config
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import engine_options
-from hpc_grpo.types import GroupRequest, GroupSamples, SamplingSpec
+from hpc_grpo.types import Completion, CompletionRequest, GroupRequest, SamplingSpec
 
 NUM_PROMPTS, END = 16, 1
 _STEPS_BETWEEN_INTERRUPTIONS = 16
 
 Tokens = list[list[list[int]]]
 """Of each completion of each prompt."""
+
+
+class Answered(NamedTuple):
+    prompt_token_ids: tuple[int, ...]
+    completions: list[Completion]
 
 
 def group_requests(config: Config, vocabulary: int) -> list[GroupRequest]:
@@ -55,27 +60,33 @@ def start_engine(config: Config, **more: Any) -> Any:
     return LLMEngine.from_engine_args(EngineArgs(**options), enable_multiprocessing=False)
 
 
-def sample(sampler: Sampler, requests: list[GroupRequest], between_steps: Callable[[int], None]) -> list[GroupSamples]:
-    futures = sampler.add_groups(requests)
+def asked(request: GroupRequest) -> list[CompletionRequest]:
+    return [
+        CompletionRequest(request.ordinal, request.prompt_token_ids, seed, request.sampling) for seed in request.seeds
+    ]
+
+
+def sample(sampler: Sampler, requests: list[GroupRequest], between_steps: Callable[[int], None]) -> list[Answered]:
+    futures = sampler.add([one for request in requests for one in asked(request)])
     num_steps = 0
     while sampler.has_work():
         sampler.step()
         num_steps += 1
         between_steps(num_steps)
-    return [future.result() for future in futures]
+    answers = iter(futures)
+    return [Answered(request.prompt_token_ids, [next(answers).result() for _ in request.seeds]) for request in requests]
 
 
 def refusal(sampler: Sampler, request: GroupRequest) -> BaseException | None:
-    (future,) = sampler.add_groups([request])
-    return future.exception(timeout=0)
+    return sampler.add(asked(request))[0].exception(timeout=0)
 
 
-def tokens_of(groups: list[GroupSamples]) -> Tokens:
+def tokens_of(groups: list[Answered]) -> Tokens:
     return [[completion.token_ids.tolist() for completion in group.completions] for group in groups]
 
 
 def largest_logprob_difference(
-    model_path: str, groups: list[GroupSamples], forbidden: Sequence[int] = (), factor: float = 1.0
+    model_path: str, groups: list[Answered], forbidden: Sequence[int] = (), factor: float = 1.0
 ) -> float:
     """Between the engine and transformers, which is not to sample the `forbidden` tokens, in nats.
 

@@ -17,8 +17,8 @@ import numpy as np
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.engine.sampler import Sampler
-from hpc_grpo.types import GroupRequest, GroupSamples, SamplingSpec
-from tests.integration.crowded_engine import sample, start_engine, tokens_of
+from hpc_grpo.types import GroupRequest, SamplingSpec
+from tests.integration.crowded_engine import Answered, sample, start_engine, tokens_of
 
 NUM_DRAWS, DRAWN_TOKENS = 2048, 6
 
@@ -65,7 +65,7 @@ class Scorer:
             logits = self._model(self._torch.tensor(np.asarray(tokens)).long()[None]).logits[0]
         return (logits / temperature).log_softmax(-1).numpy()
 
-    def largest_difference(self, groups: list[GroupSamples], temperature: float) -> float:
+    def largest_difference(self, groups: list[Answered], temperature: float) -> float:
         largest = 0.0
         for group in groups:
             for completion in group.completions:

@@ -28,8 +28,8 @@ DRIVER = Path(__file__).resolve().parents[1] / "stand_ins" / "driver.py"
 _DEADLINE_S = 180.0
 
 
-def command(root: Path) -> list[str]:
-    words = ["train", "local/debug", f"run.root={root}", "--driver", str(DRIVER)]
+def command(root: Path, *starts: str) -> list[str]:
+    words = [*(starts or ["train"]), "local/debug", f"run.root={root}", "--driver", str(DRIVER)]
     return [sys.executable, "-m", "hpc_grpo.cli", *words]
 
 
@@ -96,10 +96,12 @@ def test_ctrl_c_on_a_terminal_reaches_the_driver_once_and_everything_ends(tmp_pa
     assert left_behind(tmp_path) == []
 
 
-def test_a_terminal_that_is_gone_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts", ["train", "pod", "host head"])
+def test_a_terminal_that_is_gone_ends_the_run_with_a_checkpoint(tmp_path: Path, starts: str) -> None:
     terminal, slave = pty.openpty()
-    env = environment(HPC_GRPO_STAND_IN_SLEEP_S="100")
-    run = subprocess.Popen(command(tmp_path), stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
+    env = environment(HPC_GRPO_STAND_IN_SLEEP_S="100", EXPECTED_WORKERS="0")
+    words = command(tmp_path, *starts.split())
+    run = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
     os.close(slave)
     wait_until((tmp_path / "debug" / "stand_in.json").exists, "the driver runs")
     os.close(terminal)

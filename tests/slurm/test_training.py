@@ -132,19 +132,21 @@ def test_sbatch_of_open_instructs_options(slurm_cluster: SlurmCluster, workspace
         'TRAINING_ARGS="--exp_name ${EXP_NAME} --model_name_or_path tied --chat_template_name qwen '
         "--dataset_mixer_list train.jsonl 1.0 --num_unique_prompts_rollout 4 --num_samples_per_prompt_rollout 2 "
         "--max_prompt_token_length 16 --response_length 16 --pack_length 512 --beta 0.0 --total_episodes 16 "
-        '--num_learners_per_node 2 --vllm_num_engines 2 --vllm_sync_backend gloo --output_dir runs"\n'
+        '--num_learners_per_node 1 --vllm_num_engines 2 --vllm_sync_backend gloo --output_dir runs"\n'
     )
     kept = {"run.root", "run.name", "model.path", "placement.learners_per_node", "engine.engines_per_node",
             "train.total_steps", "train.total_episodes", "launch.slurm.gpus_per_node"}  # fmt: skip
     words = [f"{key}={'null' if own is None else own}" for key, own in SMALL.items() if key not in kept]
-    argv: list[str] = ["sbatch", "--parsable", "--time=10", SBATCH, str(config), *words]
+    given = ["--parsable", "--time=10", "--nodes=2", "--gpus-per-node=2"]
+    argv: list[str] = ["sbatch", *given, SBATCH, str(config), *words]
     done = slurm_cluster.run(argv, environment=ENVIRONMENT, cwd=workspace)
     assert done.returncode == 0, done.stderr
     end = slurm_cluster.wait_for_job(int(done.stdout), DEADLINE_S)
     log = output_of(workspace, f"*-{int(done.stdout)}.out")
     assert (end.state, end.exit_code) == ("COMPLETED", "0:0"), log
     assert "has options of open-instruct. What is different here:" in log
+    assert "Ray ready on 2 nodes, 4 GPUs" in log
     run = RunDir(workspace / "runs" / "oi")
     assert run.is_complete()
     config_of_run = load_resolved(run.config)
-    assert (config_of_run.placement.learners_per_node, config_of_run.engine.engines_per_node) == (2, 2)
+    assert (config_of_run.placement.learners_per_node, config_of_run.engine.engines_per_node) == (1, 1)

@@ -17,12 +17,12 @@ import pytest
 
 from hpc_grpo import errors
 from hpc_grpo.algorithms.terms import LossInputs
-from hpc_grpo.cli import main
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import Group
 from hpc_grpo.run.paths import RunDir
+from tests.support.command import command_of
 from tests.support.configs import loss_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def test_commands_parse_and_their_configs_load(examples: Path) -> None:
     found = commands("hpc-grpo")
     assert {words[1] for words in found} >= {"train", "submit", "config", "report"}
     for _, name, *arguments in found:
-        command = main.commands[name]
+        command = command_of(name)
         params: dict[str, Any] = command.make_context(name, arguments).params
         if "config_name" in params:
             load_request(params["config_name"], [*params["sets"], *params["overrides"]])

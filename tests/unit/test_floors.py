@@ -68,7 +68,6 @@ USES_SLURM = {
     "preflight.diagnosis": "whether this is a login node of a Slurm site",
     "preflight.inputs": "refuses what its partition would never start",
     "preflight.login": "partition, account and walltime are Slurm's",
-    "preflight.scheduler": "partition, account and walltime are Slurm's",
     "report.explain": "some kills leave their only trace in Slurm's own lines",
     "report.queue": "status --slurm",
 }

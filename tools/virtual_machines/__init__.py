@@ -21,6 +21,7 @@ Above these, the kinds:
     gpus.py        what a VM's nvidia-smi (nvidia_smi.py) shows
     controller.py  nats-server and PostgreSQL on the VMs' controller
     containers.py  podman, without a registry
+    apptainer.py   Apptainer, from Debian's unstable
     packages.py    what of Debian's must be installed
 
 `tools/virtual_slurm` is a Slurm cluster of such machines.

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import containers, controller, host, lifecycle, machine, packages
+from . import apptainer, containers, controller, host, lifecycle, machine, packages
 from .bed_layout import KINDS, MAX_NODES, BedLayout, Shape
 from .beds import Bed
 from .errors import MachineError, exit_code_of
@@ -21,7 +21,7 @@ _USAGE = """\
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="virtual_machines", description="Pods, hosts or VMs inside one machine.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("install", help="install sshd, nats-server, PostgreSQL and podman, starting nothing")
+    commands.add_parser("install", help="install sshd, nats-server, PostgreSQL, podman and Apptainer, starting nothing")
 
     up = commands.add_parser("up", help="bring machines up")
     defaults = Shape("pods", nodes=3)
@@ -62,6 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
     match arguments.command:
         case "install":
             print(host.install(packages.PACKAGES, packages.COMMANDS, packages.folders))
+            print(apptainer.install())
         case "up":
             _up(layout, arguments)
         case "down":

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-PACKAGES = ("iproute2", "openssh-server", "nats-server", "postgresql", "podman", "crun")
-COMMANDS = ("sshd", "ssh", "ssh-keygen", "nats-server", "postgres", "initdb", "podman", "crun", "setpriv")
+PACKAGES = ("iproute2", "openssh-server", "nats-server", "postgresql", "podman", "crun", "patchelf")
+COMMANDS = ("sshd", "ssh", "ssh-keygen", "nats-server", "postgres", "initdb", "podman", "crun", "setpriv", "patchelf")
 
 
 def folders() -> list[str]:

@@ -169,7 +169,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     name = getattr(function, "__name__", "")
     text = inspect.getdoc(function) or ""
     try:
-        parameters = TypeAdapter(function).json_schema()
+        parameters = TypeAdapter[Any](function).json_schema()  # type: ignore[arg-type]
     except (PydanticUserError, NameError) as error:
         raise ConfigError(f"environment.tools: the parameters of {name} have no JSON schema: {error}") from None
     if not text or parameters["type"] != "object":

@@ -122,15 +122,16 @@ class ChainLink:
     def have_two_wait(self, queue: JobQueue | None = None) -> None:
         """Have two jobs wait behind this one, unless nothing is left to do; failures are reported and tried again.
 
-        This comes first in a link's life: nothing that ends the link after that ends the chain.
+        This comes first in a link's life: nothing that ends the link after that ends the chain. Only what this job was
+        given is asked before, with ten seconds for an answer.
         """
         self._again_at = math.inf
         try:
             if self._run.is_complete() or self._run.stop_marker.exists() or self._is_left_behind():
                 return
-            queue = queue or self._queue
-            self._ask_what_was_given(queue)
-            self._successors.have_two_wait(queue)
+            # Before queueing: sbatch by hand may have been given another account, or more nodes, than the config has.
+            self._ask_what_was_given(queue or self._queue.in_a_hurry())
+            self._successors.have_two_wait(queue or self._queue)
         except ConfigError as error:
             say(f"No successor waits while this job runs: {error}")
         except (LaunchError, OSError) as error:

@@ -112,7 +112,7 @@ def test_an_algorithm_and_an_advantage_may_be_the_users_own(tmp_path: Path) -> N
     config = minimal_config(task=f"{tmp_path}/own.py:WithCritic", loss={"advantage": f"{tmp_path}/best.py:best"})
     assert config.needs == Needs(rollouts=True, critic=True)
     grades = GroupGrades(0, (1.0, 0.0), {}, (True, True), (1, 1), (False, False), (0, 0), (0.0, 0.0))
-    assert algorithm_of(config).advantages(grades) == [0.0, -1.0]
+    assert algorithm_of(config).advantages(grades) == (0.0, -1.0)
 
 
 def test_an_advantage_of_the_users_may_see_the_rewards_of_turns_and_give_one_number_for_each(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_an_advantage_of_the_users_may_see_the_rewards_of_turns_and_give_one_num
     )
     algorithm = algorithm_of(minimal_config(loss={"advantage": {"name": f"{tmp_path}/own.py:last", "args": {"by": 2}}}))
     grades = GroupGrades(0, (1.0, 0.0), {}, (True, True), (1, 1), (False, False), (0, 0), (0.0, 0.0))
-    assert algorithm.advantages(grades) == [(2.0,), (0.0,)]
-    assert algorithm.advantages(replace(grades, turn_rewards=((0.0, 0.5), (0.0,)))) == [(0.0, 2.0), (0.0,)]
+    assert algorithm.advantages(grades) == ((2.0,), (0.0,))
+    assert algorithm.advantages(replace(grades, turn_rewards=((0.0, 0.5), (0.0,)))) == ((0.0, 2.0), (0.0,))
     assert not algorithm.teaches(replace(grades, rewards=(0.0, 0.0), turn_rewards=((0.0, 0.0), (0.0,))))
 
 

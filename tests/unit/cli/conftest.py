@@ -18,7 +18,7 @@ from tests.support.slurm_programs import SlurmPrograms
 
 @pytest.fixture(autouse=True)
 def _stays_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_grpo.run.source.become_copy", lambda _run, _words: None)
+    monkeypatch.setattr("hpc_grpo.cli.train.become_copy", lambda _run, _words: None)
 
 
 @pytest.fixture
@@ -45,6 +45,6 @@ class RenderingQueue(FakeQueue):
 def queue(programs: SlurmPrograms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeQueue:
     """Return the queue that commands submit to, called in an empty working directory."""
     queue = RenderingQueue()
-    monkeypatch.setattr("hpc_grpo.launch.place.job_queue", lambda: queue)
+    monkeypatch.setattr("hpc_grpo.cli.submit.job_queue", lambda: queue)
     monkeypatch.chdir(tmp_path)
     return queue

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.cli import check
 from hpc_grpo.config import load_config, to_yaml
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.plan import disk
@@ -32,11 +31,6 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "room_in", lambda _: Room(4096 * GIB, "free"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-
-
-def test_the_choices_of_plan_are_its_tables() -> None:
-    options = {param.name: param.type for param in check.plan.params}
-    assert [list(options[name].choices) for name in ("size", "hardware")] == [list(FAMILY), list(HARDWARE)]
 
 
 def test_a_node_is_what_hardware_names_but_for_the_memory_that_is_given() -> None:

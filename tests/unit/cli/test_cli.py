@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from hpc_grpo import __version__
+from hpc_grpo.cli import COMMANDS
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import EXIT_CONFIG
-from tests.support.command import call
+from tests.support.command import call, command_of
 
 
 def test_help_lists_the_commands_of_a_user() -> None:
@@ -19,6 +20,12 @@ def test_help_lists_the_commands_of_a_user() -> None:
     assert all(command in printed for command in ("train", "submit", "config"))
     assert not [line for line in printed.splitlines() if line.startswith(("  attempt", "  job-setup"))]
     assert call("--version").output == f"hpc-grpo, version {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_is_there_and_hidden_where_it_has_no_summary(name: str) -> None:
+    command = command_of(name)
+    assert (command.name, command.hidden) == (name, not COMMANDS[name][1])
 
 
 def test_help_answers_at_once() -> None:

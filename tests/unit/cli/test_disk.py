@@ -9,6 +9,7 @@ import pytest
 
 from hpc_grpo.errors import EXIT_CONFIG, EXIT_HELD
 from hpc_grpo.run.checkpoint import newest_step
+from hpc_grpo.system.disk import Room
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
 from tests.unit.run.test_retention import export, save
@@ -41,6 +42,23 @@ def test_du_says_what_takes_how_much_and_what_clean_would_free(trained: RunBuild
     assert run["removable"] > 0
     assert sum(part["num_files"] for part in run["parts"]) == 1 + len(list(trained.run.path.rglob("*")))
     assert {part["name"] for part in run["parts"]} == {"checkpoints", "exports", "logs of attempts", "records"}
+
+
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [
+        (
+            Room(3 * 2**30, "free", 1234, "left of the user quota"),
+            "3.0 GiB free, 1,234 files left of the user quota in",
+        ),
+        (Room(3 * 2**30, "free"), "3.0 GiB free in"),
+    ],
+)
+def test_du_ends_with_the_room_that_is_left_in_bytes_and_files(
+    trained: RunBuilder, monkeypatch: pytest.MonkeyPatch, room: Room, said: str
+) -> None:
+    monkeypatch.setattr("hpc_grpo.system.disk.room_in", lambda _folder: room)
+    assert call("du", "adder").output.splitlines()[-1] == f"{said} {trained.run.path.parent}"
 
 
 def test_du_without_runs_says_where_it_looked(root: Path) -> None:

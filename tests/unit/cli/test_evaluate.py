@@ -41,7 +41,7 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
     started = Started()
-    monkeypatch.setattr("hpc_grpo.launch.supervisor.attempt.run_attempt", started.run_attempt)
+    monkeypatch.setattr("hpc_grpo.cli.evaluate.run_attempt", started.run_attempt)
     monkeypatch.chdir(tmp_path)
     return started
 

@@ -33,7 +33,7 @@ def trained_by(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         return SAME
 
     monkeypatch.setattr("hpc_grpo.cli.replay.train_again", replay)
-    monkeypatch.setattr("hpc_grpo.template.environment.learner_environment", lambda *_, **__: {})
+    monkeypatch.setattr("hpc_grpo.cli.replay.learner_environment", lambda *_, **__: {})
     monkeypatch.chdir(Path.cwd())
     return asked
 
@@ -85,7 +85,7 @@ def test_relative_paths_of_the_config_are_those_of_the_folder_that_the_run_was_s
         return run.export(3)
 
     monkeypatch.setattr("hpc_grpo.cli.replay.export_checkpoint", export_checkpoint)
-    monkeypatch.setattr("hpc_grpo.template.environment.learner_environment", lambda *_, **__: {})
+    monkeypatch.setattr("hpc_grpo.cli.replay.learner_environment", lambda *_, **__: {})
     monkeypatch.chdir(tmp_path)
     done = call("export", str(run.path))
     assert (asked, done.stdout) == ([started_in], f"{run.export(3)}\n")

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.cli.request import load_request, read_shell_config
+from hpc_grpo.config import load_resolved
 from hpc_grpo.errors import ConfigError
+from tests.support.command import call
+from tests.support.places import FakeQueue
 
 
 def script(folder: Path, text: str) -> Path:
@@ -134,6 +137,19 @@ def test_options_of_open_instruct_are_translated_and_what_is_different_is_told(t
     assert request.exported["NCCL_DEBUG"] == "INFO"
     assert "has options of open-instruct. What is different here:" in request.told
     assert "a verifier for each item's `dataset` there" in request.told
+
+
+def test_options_of_open_instruct_are_submitted_for_the_nodes_that_are_asked_for(
+    tmp_path: Path, queue: FakeQueue
+) -> None:
+    path = script(tmp_path, OPEN_INSTRUCT % ("", "qwen"))
+    result = call("submit", str(path), "--nodes", "2", "run.root=runs", "launch.slurm.gpus_per_node=4")
+    assert result.exit_code == 0, result.stderr
+    assert "has options of open-instruct. What is different here:" in result.stderr
+    request, config = queue.requests[0], load_resolved(queue.requests[0].run.config)
+    assert (request.launch.num_nodes, request.launch.slurm.gpus_per_node, len(queue.requests)) == (2, 4, 3)
+    assert (config.placement.learners_per_node, config.engine.engines_per_node) == (1, 3)
+    assert (config.run.name, config.train.total_episodes) == ("debug", 100)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_variables_of_sbatch_count_where_neither_config_nor_options_say_anything
 
 
 def test_modules_that_a_shell_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_grpo.launch.supervisor.attempt.run_attempt", lambda *_args, **_kwargs: 0)
+    monkeypatch.setattr("hpc_grpo.cli.train.run_attempt", lambda *_args, **_kwargs: 0)
     monkeypatch.setenv("LOADEDMODULES", "brics/userenv:brics/nccl/2.21")
     words = ["local/debug", f"run.root={tmp_path}", "launch.modules=[brics/nccl, cudatoolkit]"]
     result = call("train", *words)

@@ -79,6 +79,14 @@ def test_isambard_jobs_begin_with_what_engines_have_compiled_before() -> None:
     assert launch.env.keys().isdisjoint(CACHES)
 
 
+def test_isambard_jobs_load_a_compiler_and_leave_the_networks_settings_to_the_module_of_nccl() -> None:
+    """The site's page: brics/nccl brings aws-ofi-nccl and the other NCCL_* and FI_* variables."""
+    launch = load_request("isambard/grpo_debug_single_node", []).config.launch
+    assert launch.modules == ["brics/nccl", "cudatoolkit", "gcc-native"]
+    own = {name: value for name, value in launch.env.items() if name.startswith(("NCCL_", "FI_"))}
+    assert own == {"NCCL_NET": "AWS Libfabric", "NCCL_SOCKET_IFNAME": "hsn", "FI_CXI_RX_MATCH_MODE": "software"}
+
+
 def test_isambard_runs_are_on_scratch_where_checkpoints_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCHDIR", "/scratch/me")
     for name in ("grpo_debug_single_node", "grpo_7b_rlzero_general"):

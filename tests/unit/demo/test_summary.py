@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.cli import main
 from hpc_grpo.demo.summary import gains, largest_mismatch, next_commands, phases
+from tests.support.command import command_of
 
 METRICS = {
     0: {"eval/pass@1": 0.25, "eval/pass@1/gcd": 0.5, "eval/pass@1_low": 0.1, "time/start_s": 4.0, "time/eval_s": 2.0},
@@ -45,5 +45,5 @@ def test_what_to_type_next_are_commands_that_parse(tmp_path: Path) -> None:
     for text, what in next_commands(tmp_path, last_step=12):
         program, name, *arguments = shlex.split(text)
         assert program == "hpc-grpo"
-        main.commands[name].make_context(name, arguments)
+        command_of(name).make_context(name, arguments)
         assert what

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.config.resources import budget_of
 from hpc_grpo.data.curriculum import Curriculum
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches, TrainItem
 from hpc_grpo.driver.rollouts import GradedGroup, StepGroups
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.split import cost
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import Demonstration, GroupGrades, Prompt, TrainSequence
 from tests.support.configs import minimal_config
@@ -77,6 +79,7 @@ def played(ordinal: int, **changes: Any) -> GradedGroup:
     """A group of episodes of two turns and of one."""
     values: dict[str, Any] = {
         "turn_rewards": ((0.0, 1.0), (0.5,)),
+        "num_prompt_tokens": 5,
         "num_observed_tokens": (3, 0),
         "num_sequences": (2, 1),
         "failures": ("", ""),
@@ -92,8 +95,8 @@ def test_an_episode_counts_its_sequences_and_all_its_tokens_and_tells_the_reward
     assert data_of([episodes])[0].advantages == ((0.5, 0.0), (-0.5,))
     assert data_of([answers])[0].advantages == (0.5, -0.5)
     assert [(item.num_trained_tokens, item.num_sequences) for item in (episodes, answers)] == [(12, 3), (12, 2)]
-    assert episodes.cost == pytest.approx(answers.cost + 3, abs=0.01)
-    assert batch.metrics["tokens/sequence_mean"] == 2 + (4 + 3 + 8 + 4 + 8) / 4
+    assert episodes.cost == cost(5, [4 + 3, 8], is_shared=budget_of(config).shares_prompts)
+    assert batch.metrics["tokens/sequence_mean"] == (5 + 4 + 3 + 5 + 8 + 2 + 4 + 2 + 8) / 4
     assert [(line["advantage"], line["turns"]) for line in batch.lines] == [((0.5, 0.0), (0.0, 1.0)), ((-0.5,), (0.5,))]
 
 

@@ -75,7 +75,9 @@ def only(samples: Sequence[GroupSamples]) -> Episode:
 
 @pytest.fixture
 def tokenizer(make_tokenizer: Callable[..., Any], chat_template: str) -> Any:
-    return make_tokenizer(chat_template)
+    """Its template closes an answer as the model does, with the end token."""
+    closing = "{{ m['content'] + ('<eos>' if m['role'] == 'assistant' else '') }}"
+    return make_tokenizer(chat_template.replace("{{ m['content'] }}", closing))
 
 
 def test_an_answer_without_an_environment_is_an_episode_of_one_turn(tokenizer: Any) -> None:

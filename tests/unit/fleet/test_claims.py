@@ -48,8 +48,8 @@ def end(db: Database, key: AttemptKey, ending: Ending, fleet: FleetSettings = SE
 
 
 def dispatch(db: Database) -> list[AttemptKey]:
-    plan = place_jobs(db)
-    claimed = claim_each(db, plan.placements)
+    placements, _ = place_jobs(db)
+    claimed = claim_each(db, placements)
     return [key for keys in claimed.values() for key in keys]
 
 

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from rich.console import Console
 
-from hpc_grpo.cli import fleet_jobs
 from hpc_grpo.cli.fleet import fleet
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.logs import JobLogs
@@ -53,7 +52,7 @@ def test_a_followed_log_goes_on_with_the_next_attempts_from_its_beginning(
         set_row(db, "job-1", status="completed", retry_at=None)
 
     keep(1, b"the first one was longer\n")
-    monkeypatch.setattr(fleet_jobs.time, "sleep", a_second_later)
+    monkeypatch.setattr("hpc_grpo.cli.fleet.time.sleep", a_second_later)
     done = CliRunner().invoke(fleet, ["--fleet", str(folder), "logs", "job-1", "--follow"])
     assert done.output == "the first one was longer\nsecond\n"
     db.close()

@@ -173,6 +173,14 @@ def test_an_attempt_of_a_machine_that_was_renamed_is_over_after_its_lease(
     assert obey(scene.work_dir, Orders(revoke=(KEY,)), 0.0).revoked == (KEY,)
 
 
+def test_a_job_that_has_more_than_a_minute_to_end_keeps_half_a_minute_for_what_follows_its_checkpoint(
+    scene: Scene,
+) -> None:
+    scene.visit(Orders(start=(scene.spec(0.0, end_s=120.0),)))
+    assert scene.ending() == Ending("exit", 0, "")
+    assert json.loads(scene.seen.read_text())["told"]["HPC_GRPO_STOP_GRACE_S"] == "90.0"
+
+
 def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: Scene) -> None:
     seen, outcome = scene.visit(Orders(start=(scene.spec(0.0, code=3),)))
     assert [(gpu.uuid, gpu.used_mib, gpu.num_processes) for gpu in seen.gpus] == [("GPU-a", 0, 0), ("GPU-b", 700, 1)]

@@ -23,20 +23,20 @@ from tests.support.places import FakePlace, allocation
 
 TWO = ("n1", "n2")
 PLACE = FakePlace(allocation(*TWO), queue=None)
-SPEC = NodeSpec("n1", "t", "", "", "", "", None, True, None, 1.0)
+SPECS = [NodeSpec(node, "t", "", "", "", "", None, True, None, 1.0) for node in TWO]
 
 
 @pytest.fixture
 def nodes() -> Iterator[NodeLinks]:
-    asked = NodeLinks(PLACE, TWO)
+    asked = NodeLinks(PLACE, SPECS)
     yield asked
     asked.close(5.0)
 
 
 def test_facts_come_over_the_wire_as_they_were_gathered(nodes: NodeLinks) -> None:
-    reply = nodes.ask({"n1": {"ask": "facts", "spec": asdict(SPEC)}}, 60.0)["n1"]
+    reply = nodes.ask({"n1": {"ask": "facts"}}, 60.0)["n1"]
     assert reply.error == ""
-    facts, here = facts_from(reply.value), gather(SPEC)
+    facts, here = facts_from(reply.value), gather(SPECS[0])
     assert (facts.interface, facts.address) == ("lo", "127.0.0.2")
     assert facts.versions == here.versions
     assert facts.limits == here.limits
@@ -65,7 +65,7 @@ def test_a_node_that_does_not_answer_is_not_waited_for_twice(nodes: NodeLinks) -
 
 def test_a_process_that_dies_gives_its_last_words_as_error() -> None:
     command = ["bash", "-c", "echo 'srun: error: no such node' >&2; exit 3"]
-    asked = NodeLinks(replace(PLACE, wrap=lambda *_: command), TWO)
+    asked = NodeLinks(replace(PLACE, wrap=lambda *_: command), SPECS)
     replies = asked.ask({node: {"ask": "clock"} for node in TWO}, 60.0)
     asked.close(5.0)
     assert {reply.error for reply in replies.values()} == {"it ended with 3: srun: error: no such node"}
@@ -87,10 +87,7 @@ def test_gloo_is_measured_between_two_processes(nodes: NodeLinks) -> None:
         node: {
             "ask": "measure",
             "probe": asdict(ProbeSpec(rank, 2, "127.0.0.1", port, 2**20, timeout_s=60.0)),
-            "interface": "lo",
             "deadline_s": 80.0,
-            "env": {},
-            "pass_env": [],
         }
         for rank, node in enumerate(TWO)
     }
@@ -102,7 +99,7 @@ def test_gloo_is_measured_between_two_processes(nodes: NodeLinks) -> None:
 
 def test_a_probe_that_dies_gives_its_last_words_as_error(nodes: NodeLinks) -> None:
     probe = asdict(ProbeSpec(0, 2, "192.0.2.1", 1, 4, timeout_s=5.0))  # no address of this machine
-    request = {"ask": "measure", "probe": probe, "interface": "lo", "deadline_s": 60.0, "env": {}, "pass_env": []}
+    request = {"ask": "measure", "probe": probe, "deadline_s": 60.0}
     found = Measured(**nodes.ask({"n1": request}, 70.0)["n1"].value)
     assert found.gloo_gb_per_s is None
     assert "annot assign requested address" in found.error

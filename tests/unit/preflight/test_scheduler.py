@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import LaunchConfig, SlurmConfig
-from hpc_grpo.preflight import scheduler
+from hpc_grpo.preflight import login
 from hpc_grpo.system.commands import Answer
 
 _REST = "DefaultTime=NONE Hidden=NO MaxNodes=UNLIMITED OverTimeLimit=NONE SelectTypeParameters=NONE JobDefaults=(null)"
@@ -41,7 +41,7 @@ def launch(**slurm: Any) -> LaunchConfig:
 def test_a_partition_that_cannot_take_the_job_is_a_failure_that_names_the_others(
     slurm: dict[str, Any], num_nodes: int, status: str, says: str
 ) -> None:
-    found = scheduler.partition_finding(launch(**slurm), PARTITIONS, num_nodes)
+    found = login.partition_finding(launch(**slurm), PARTITIONS, num_nodes)
     assert found.status == status
     assert says in found.says
     assert bool(found.fix) == (status != "ok")
@@ -59,7 +59,7 @@ def test_a_partition_that_cannot_take_the_job_is_a_failure_that_names_the_others
     ],
 )
 def test_a_slurm_older_than_the_oldest_that_is_tested_is_a_warning(printed: str, status: str, says: str) -> None:
-    found = scheduler.version_finding(Answer(printed))
+    found = login.version_finding(Answer(printed))
     assert (found.status, says in found.says) == (status, True)
 
 
@@ -76,15 +76,15 @@ def test_a_slurm_older_than_the_oldest_that_is_tested_is_a_warning(printed: str,
 def test_an_account_must_be_the_users_and_one_that_the_partition_takes(
     slurm: dict[str, Any], status: str, says: str
 ) -> None:
-    found = scheduler.account_finding(launch(**slurm), ASSOCIATIONS, PARTITIONS)
+    found = login.account_finding(launch(**slurm), ASSOCIATIONS, PARTITIONS)
     assert found.status == status
     assert says in found.says
     assert bool(found.fix) == (status != "ok")
 
 
 def test_a_wrong_account_is_told_those_that_are_valid() -> None:
-    assert "proj.a, proj.b" in scheduler.account_finding(launch(account="x"), ASSOCIATIONS, PARTITIONS).fix
-    assert scheduler.account_finding(launch(), Answer(""), PARTITIONS).status == "warning"
+    assert "proj.a, proj.b" in login.account_finding(launch(account="x"), ASSOCIATIONS, PARTITIONS).fix
+    assert login.account_finding(launch(), Answer(""), PARTITIONS).status == "warning"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_wrong_account_is_told_those_that_are_valid() -> None:
     ],
 )
 def test_the_walltime_is_within_what_partition_and_account_allow(slurm: dict[str, Any], limit: str | None) -> None:
-    found = scheduler.walltime_finding(launch(**slurm), PARTITIONS, ASSOCIATIONS)
+    found = login.walltime_finding(launch(**slurm), PARTITIONS, ASSOCIATIONS)
     assert found.status == ("ok" if limit is None else "failure")
     assert limit is None or limit in found.says
     assert bool(found.fix) == (limit is not None)
@@ -106,9 +106,9 @@ def test_the_walltime_is_within_what_partition_and_account_allow(slurm: dict[str
 
 def test_commands_that_are_absent_are_skipped_and_those_that_fail_are_not() -> None:
     absent, broken = Answer(error="no scontrol on PATH", is_absent=True), Answer(error="scontrol ended with 1: down")
-    assert scheduler.partition_finding(launch(), absent, 1).status == "skipped"
-    found = scheduler.partition_finding(launch(), broken, 1)
+    assert login.partition_finding(launch(), absent, 1).status == "skipped"
+    found = login.partition_finding(launch(), broken, 1)
     assert (found.status, found.says) == ("failure", "scontrol ended with 1: down")
     assert found.fix
     # A site may do without accounting.
-    assert scheduler.account_finding(launch(), Answer(error="sacctmgr ended with 1"), PARTITIONS).status == "skipped"
+    assert login.account_finding(launch(), Answer(error="sacctmgr ended with 1"), PARTITIONS).status == "skipped"

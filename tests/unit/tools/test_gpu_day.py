@@ -12,7 +12,7 @@ import pytest
 from hpc_grpo.config import load_config
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu_day.sh"
-PYTHON = '[[ $1 != *weight_publish.py ]] || { echo "no room"; exit 3; }'
+PYTHON = 'case $1 in *weight_publish.py) echo "no room"; exit 3 ;; *gpu_learner.py) exit 124 ;; esac'
 
 
 @pytest.mark.parametrize(("num_gpus", "left_out", "num_runs"), [(0, 7, 0), (2, 2, 4), (4, 0, 6)])
@@ -23,7 +23,9 @@ def test_a_part_that_fails_is_named_and_tried_again_and_one_that_needs_more_gpus
 
     def day(python: str) -> tuple[int, list[str], str]:
         train = f'[ $1 != train ] || printf "%s\\n" "$@" "" >> {runs}'
-        for name, body in {"python": python, "hpc-grpo": train, "nvidia-smi": f"seq {num_gpus}"}.items():
+        limit = f'echo "$1 $2" >> {tmp_path}/limits; exec /usr/bin/timeout "$@"'
+        programs = {"python": python, "hpc-grpo": train, "nvidia-smi": f"seq {num_gpus}", "timeout": limit}
+        for name, body in programs.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
             (tmp_path / name).chmod(0o755)
         environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -33,6 +35,8 @@ def test_a_part_that_fails_is_named_and_tried_again_and_one_that_needs_more_gpus
     code, lines, _ = day(PYTHON)
     assert code == 1
     assert "publish: failed with 3: no room" in lines
+    assert (f"learner: stopped after 480 s, see {tmp_path}/out/learner.log" in lines) == (num_gpus > 0)
+    assert set((tmp_path / "limits").read_text().splitlines()) == {"--kill-after=20 480"}
     assert sum("left out: it needs" in line for line in lines) == left_out
     code, lines, said = day("")
     assert code == 0, said

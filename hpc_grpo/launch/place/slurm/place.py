@@ -6,6 +6,7 @@ The only module that reads `SLURM_*` variables for what they say.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -77,7 +78,9 @@ class SlurmPlace(Place):
         cpus = int(self._environ.get("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)))
         gpus = self._environ.get("SLURM_GPUS_ON_NODE")
         if gpus is not None:
-            return NodeResources(cpus, int(gpus))
+            # With --exclusive a job has all GPUs of its nodes, and its steps the ones that it asked for.
+            asked = sum(map(int, re.findall(r"(\d+)(?=,|$)", self._environ.get("SLURM_GPUS_PER_NODE", ""))))
+            return NodeResources(cpus, min(int(gpus), asked or int(gpus)))
         if (visible := visible_gpus(self._environ)) is not None:
             return NodeResources(cpus, visible)
         # A site without GRES for GPUs gives whole nodes. On a part of a node the other GPUs are another job's.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.chain import link as link_module
 from hpc_grpo.launch.chain.decide import News
 from hpc_grpo.launch.chain.link import ChainLink, LinkJob, notify
@@ -337,7 +338,7 @@ def test_a_refused_successor_is_queued_some_minutes_later(run: RunDir, queue: Fa
     clock.now += 300.0
     own.try_again()
     own.try_again()
-    assert (len(queue.requests), queue.hurried) == (2, 1)
+    assert (len(queue.requests), queue.hurried) == (2, 2)
     assert read_chain(run).successor == "100"
 
 
@@ -352,6 +353,36 @@ def test_what_was_given_by_hand_is_asked_again_some_minutes_later(run: RunDir, q
     own.try_again()
     assert asked(queue) == [(2, "workq")] * 2
     assert read_chain(run).launch(launch()).num_nodes == 2
+
+
+def test_a_job_by_hand_waits_no_minute_for_what_it_was_given(run: RunDir) -> None:
+    class Busy(FakeQueue):
+        def show(self, job_id: str) -> FakeJob | None:
+            assert self.hurried
+            raise LaunchError("scontrol gave no answer within 10 s")
+
+    queue = Busy({"7": FakeJob("7")})
+    link(run, queue, by_hand=True).have_two_wait()
+    assert queue.asked == ["submit 100 after 7", "submit 101 after 7 100"]
+
+
+def test_a_request_that_failed_is_looked_for_by_its_name_in_the_next_try(run: RunDir) -> None:
+    tried: list[JobRequest] = []
+
+    class Doubtful(FakeQueue):
+        def submit(self, request: JobRequest) -> str:
+            tried.append(request)
+            if len(tried) == 1:
+                raise LaunchError("sbatch: Socket timed out")
+            return super().submit(request)
+
+    own = link(run, Doubtful({"7": FakeJob("7")}))
+    own.have_two_wait()
+    own.have_two_wait()
+    first, again, second = tried
+    assert (again.name, again.may_be_queued) == (first.name, True)
+    assert second.name != first.name
+    assert [first.may_be_queued, second.may_be_queued] == [False, False]
 
 
 def test_where_jobs_cannot_submit_each_link_takes_the_one_queued_behind_it(run: RunDir, queue: FakeQueue) -> None:

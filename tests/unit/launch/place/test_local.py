@@ -26,14 +26,21 @@ def test_outside_of_any_job_the_place_is_this_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "grace_s"),
-    [({}, math.inf), ({"HPC_GRPO_STOP_GRACE_S": "90.0"}, 90.0), ({"SLURM_JOB_ID": "7"}, math.inf)],
-    ids=["nobody waits", "a fleet", "Slurm kills by itself"],
+    ("environ", "hosts", "name", "grace_s"),
+    [
+        ({}, [], "local", math.inf),
+        ({"HPC_GRPO_STOP_GRACE_S": "90.0"}, [], "local", 90.0),
+        ({"SLURM_JOB_ID": "7"}, [], "slurm", math.inf),  # which kills by itself
+        ({HEAD_VARIABLE: "1"}, [], "joined", math.inf),
+        ({}, ["here", "there"], "ssh", math.inf),
+        ({"HPC_GRPO_STOP_GRACE_S": "90.0"}, ["here", "there"], "ssh", 90.0),
+    ],
 )
 def test_a_checkpoint_after_sigterm_takes_as_long_as_it_takes_unless_somebody_waits_for_it(
-    environ: dict[str, str], grace_s: float
+    tmp_path: Path, environ: dict[str, str], hosts: list[str], name: str, grace_s: float
 ) -> None:
-    assert find_place(environ).stop_grace_s == grace_s
+    place = find_place(environ).for_run(RunDir(tmp_path), LaunchConfig(hosts=hosts))
+    assert (place.name, place.stop_grace_s) == (name, grace_s)
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("2,3", 2), ("", 0), ("-1", 0)])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -145,14 +147,15 @@ def test_a_worker_that_has_left_since_it_joined_is_an_agent_that_has_ended(place
     assert process.wait(timeout=60.0) == LOST_CODE
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize(("step", "code"), [(0, EXIT_CRASH), (7, EXIT_RESUMABLE)])
-def test_ctrl_c_while_workers_are_awaited_ends_with_75_where_a_checkpoint_is(
-    place: JoinedPlace, monkeypatch: pytest.MonkeyPatch, step: int, code: int
+def test_a_signal_while_workers_are_awaited_ends_with_75_where_a_checkpoint_is(
+    place: JoinedPlace, monkeypatch: pytest.MonkeyPatch, step: int, code: int, number: int
 ) -> None:
     assert place._launch is not None
     place._launch = place._launch.model_copy(update={"rejoin_s": 4.0})
     monkeypatch.setattr(module, "newest_step", lambda _run: step)
-    monkeypatch.setattr(module, "say", lambda _text: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(module, "say", lambda _text: os.kill(os.getpid(), number))
     with pytest.raises(EndAskedError, match="1 of 3 nodes are here") as raised:
         place.allocation()
     assert raised.value.exit_code == code
@@ -220,6 +223,22 @@ def test_a_signal_ends_a_worker_that_waits_for_its_head(tmp_path: Path, number: 
         return False
 
     assert Worker(RunDir(tmp_path), "127.0.0.1", 1, is_over).serve() == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_has_a_worker_end_its_agent_and_tell_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    head, connection = socket.socketpair()
+    agent = tmp_path / "agent"
+    agent.write_text(f"#!/bin/sh\nkill -{number} $PPID\ncat\ntouch {tmp_path}/ended\n")
+    agent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(agent))
+    monkeypatch.setattr(Worker, "_dial", lambda _worker: connection)
+    head.sendall(json.dumps({"run": ["-m", "hpc_grpo.launch.agent.program"]}).encode() + b"\n")
+    assert Worker(RunDir(tmp_path), "127.0.0.1", 1, lambda: False).serve() == EXIT_RESUMABLE
+    assert (tmp_path / "ended").exists()
+    assert json.loads(head.makefile().readline())["why"] == f"{signal.Signals(number).name} {LEFT}"
 
 
 def test_a_head_that_hangs_up_is_dialed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

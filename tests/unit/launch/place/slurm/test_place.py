@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from hpc_grpo.cli import main
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, NodeResources
 from hpc_grpo.launch.place.slurm import place
@@ -23,6 +24,7 @@ from hpc_grpo.launch.place.slurm.place import (
     step_environment,
 )
 from hpc_grpo.launch.place.slurm.text import fields
+from hpc_grpo.preflight.node_facts import gather
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.files import write_atomic, write_json_atomic
 from hpc_grpo.run.lock import LockOwner
@@ -130,6 +132,8 @@ def test_a_job_without_gpus_asks_for_none() -> None:
 def test_resources_are_those_of_the_allocation() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "72", "SLURM_GPUS_ON_NODE": "4"}
     assert SlurmPlace(environ).node_resources() == NodeResources(72, 4)
+    for asked, gpus in {"2": 2, "gh200:1,a100:1": 2, "4": 4}.items():
+        assert SlurmPlace({**environ, "SLURM_GPUS_PER_NODE": asked}).node_resources().num_gpus == gpus
     assert SlurmPlace({"SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "2,3"}).node_resources().num_gpus == 2
     assert SlurmPlace({"SLURM_JOB_ID": "1"}).node_resources().num_gpus == 0
 
@@ -152,8 +156,10 @@ def test_on_a_whole_node_of_a_site_without_gres_all_gpus_count(
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{printed}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    environ = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": cpus}
-    assert SlurmPlace(environ).node_resources().num_gpus == gpus
+    for variable, value in {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": cpus}.items():
+        monkeypatch.setenv(variable, value)
+    assert SlurmPlace().node_resources().num_gpus == gpus
+    assert gather(NodeSpec("x", "t", "", "", "", "", None, True, None, 1.0)).num_gpus == gpus, "the doctor's"
 
 
 def test_an_answer_of_slurm_is_kept_and_a_failure_is_not(scontrol: Path) -> None:

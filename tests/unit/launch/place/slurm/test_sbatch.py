@@ -214,12 +214,13 @@ def test_a_job_that_was_queued_although_sbatch_failed_is_not_queued_twice(
 
 
 @pytest.mark.parametrize("ask", [lambda queue, run: queue.submit(JobRequest(run, launch(), "true")),
-                                 lambda queue, run: queue.show("7")])  # fmt: skip
+                                 lambda queue, run: queue.show("7"),
+                                 lambda queue, run: queue.show("8").asked(launch(), by_hand=True)])  # fmt: skip
 def test_a_caller_in_a_hurry_waits_no_minute_for_slurm(
     ask: Callable[[SlurmQueue, RunDir], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "_IN_A_HURRY_S", 0.5)
-    run = fake_sbatch(tmp_path, monkeypatch, "exec sleep 50")
+    run = fake_sbatch(tmp_path, monkeypatch, '[ "$*" = "show job 8" ] && echo JobId=8 || exec sleep 50')
     for name in ("squeue", "scontrol"):
         shutil.copy(tmp_path / "sbatch", tmp_path / name)
     begun = time.monotonic()

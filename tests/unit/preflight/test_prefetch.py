@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.preflight.prefetch.items import items_of
+from hpc_grpo.preflight.prefetch import items_of
 from tests.support.configs import minimal_config
 
 

@@ -1,6 +1,8 @@
-"""`hpc-grpo prefetch`: fetch, then verify, each in a worker process with the job's caches in its environment.
+"""`hpc-grpo prefetch`: fill the caches that a job will read, and prove that the job then needs no network.
 
-Consumes the resolved config and the environment of the shell; yields one outcome per item as its worker is done.
+`items_of` lists what a config names: the model and the data sets, from the Hugging Face hub or from disk. `prefetch`
+has one process fetch, and another one verify with the network off. Both are prefetch_worker.py, with the job's caches
+in its environment.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config import Config, LaunchConfig, to_yaml
+from hpc_grpo.config import Config, LaunchConfig, SourceConfig, to_yaml
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.environment import expand
-from hpc_grpo.preflight.prefetch.items import Item, items_of
+from hpc_grpo.registry import names_function
 from hpc_grpo.system import hugging_face
 
+DATA_FILES = (".jsonl", ".json", ".parquet", ".arrow")
+_MADE_HERE = "reasoning_gym:"
 _PACKAGES = ("huggingface_hub", "transformers", "datasets")
 _OFFLINE = dict.fromkeys(hugging_face.OFFLINE_VARIABLES, "1")
 _CACHE_VARIABLES = (
@@ -31,6 +35,63 @@ _CACHE_VARIABLES = (
     "XDG_CACHE_HOME",
     "HOME",
 )
+
+
+@dataclass(frozen=True)
+class Item:
+    """A model or data set. `key` is where the config names it, such as data.train.path or data.train.mix.0.path; one
+    that `is_local` is only verified.
+    """
+
+    key: str
+    name: str
+    is_local: bool
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.name}"
+
+
+def items_of(config: Config, working_dir: Path) -> list[Item]:
+    """Return the items of a run, the model first: data are tokenized with it.
+
+    `working_dir` is the folder that the run would read from: one named like ORGANISATION/NAME wins over the hub.
+    """
+    items = [Item(key, name, _is_local_model(name, working_dir)) for key, name in config.models.items()]
+    for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
+        items.append(Item(f"{key}.path", source.path, _is_local_dataset(source.path, working_dir)))
+    return items
+
+
+def is_there(place: Path) -> bool:
+    """Tell whether `place` exists, as far as this user may look."""
+    try:
+        return place.exists()
+    except OSError:  # below a folder this user may not enter, nor may the job
+        return False
+
+
+def source_of(config: Config, item: Item) -> SourceConfig:
+    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
+    return next(source for key, source in sources if f"{key}.path" == item.key)
+
+
+def is_generated(path: str) -> bool:
+    """Tell whether a data set is made by a function or a package, and is nowhere until then."""
+    return path.startswith(_MADE_HERE) or names_function(path)
+
+
+def _is_local_model(path: str, working_dir: Path) -> bool:
+    place = working_dir / path
+    return hugging_face.is_no_hub_name(path) or (is_there(place) and place.is_dir())
+
+
+def _is_local_dataset(path: str, working_dir: Path) -> bool:
+    return (
+        is_generated(path)
+        or hugging_face.is_no_hub_name(path)
+        or path.endswith(DATA_FILES)
+        or is_there(working_dir / path)
+    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +146,7 @@ def _work(action: str, config: Config, keys: Sequence[str], environ: Mapping[str
     """Yield the worker's result for each of `keys`. Raises LaunchError when it dies before the last one."""
     if not keys:
         return
-    command = [sys.executable, "-m", "hpc_grpo.preflight.prefetch.worker", action, *keys]
+    command = [sys.executable, "-m", "hpc_grpo.preflight.prefetch_worker", action, *keys]
     num_results = 0
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environ)

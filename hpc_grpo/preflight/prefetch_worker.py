@@ -1,4 +1,4 @@
-"""The worker of prefetch: `python -m hpc_grpo.preflight.prefetch.worker fetch|verify KEY...`.
+"""The worker of prefetch: `python -m hpc_grpo.preflight.prefetch_worker fetch|verify KEY...`.
 
 A process of its own, since the Hugging Face libraries find their caches in the environment it was started with.
 Consumes the resolved config (YAML) on stdin. Prints one JSON object per item as soon as it is done: `key`, and `error`
@@ -11,7 +11,9 @@ import errno
 import fnmatch
 import glob
 import json
+import os
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,19 @@ from typing import Any
 import yaml
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.fingerprint import tokenizer_identity
+from hpc_grpo.data.loading import load_rows
+from hpc_grpo.data.sources import open_source
+from hpc_grpo.data.tokenizer import (
+    check_context_length,
+    load_tokenizer,
+    model_folder,
+    refuse_other_vocabularies,
+    stop_token_ids,
+)
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch.items import Item, items_of, source_of
-from hpc_grpo.system.hugging_face import WEIGHT_FORMS
+from hpc_grpo.preflight.prefetch import Item, items_of, source_of
+from hpc_grpo.system.hugging_face import WEIGHT_FORMS, read_header, weight_files
 
 _WEIGHTS = tuple(
     patterns
@@ -39,29 +51,17 @@ _TOKEN = (
     "export HF_TOKEN (its value reaches the job by name and is written nowhere; launch.env refuses it), or log in with "
     "`hf auth login`"
 )
+_NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 
 
 def main(action: str, keys: list[str]) -> None:
     config = Config.model_validate(yaml.safe_load(sys.stdin))
-    work = _fetched
     if action == "verify":
-        from hpc_grpo.preflight.prefetch.verify import shut_off_network
-
         shut_off_network()
-        work = _verified
+    work = _verified if action == "verify" else _fetched
     for item in items_of(config, Path.cwd()):
         if item.key in keys:
             print(json.dumps({"key": item.key, "error": None, **work(config, item)}), flush=True)
-
-
-def _verified(config: Config, item: Item) -> dict[str, Any]:
-    from hpc_grpo.preflight.prefetch.verify import verify
-
-    try:
-        return verify(config, item)
-    except (ConfigError, OSError) as error:
-        failed = "cannot be used" if item.is_local else "cannot be loaded with the network off"
-        return {"error": f"{item} {failed}: {' '.join(str(error).split())}"}
 
 
 def _fetched(config: Config, item: Item) -> dict[str, Any]:
@@ -75,8 +75,6 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
             files = needed_files(item.name, [file.rfilename for file in siblings])
             snapshot_download(item.name, allow_patterns=[glob.escape(file) for file in files])
         else:
-            from hpc_grpo.data.sources import open_source
-
             HfApi().dataset_info(item.name)
             open_source(source_of(config, item)).identity()
     except Exception as error:  # noqa: BLE001 - the libraries raise whatever their HTTP clients do
@@ -172,6 +170,71 @@ def _network_error(chain: list[BaseException]) -> BaseException | None:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
+
+
+def shut_off_network() -> None:
+    """Fail every connection of this process from now on, as if there were no network. Cannot be undone."""
+
+    def refuse(event: str, _arguments: tuple[object, ...]) -> None:
+        if event in _NETWORK_EVENTS:
+            raise ConnectionError(f"The network is off while caches are verified ({event}).")
+
+    sys.addaudithook(refuse)
+
+
+def _verified(config: Config, item: Item) -> dict[str, Any]:
+    """Load the item with the run's own code, from the caches alone; return its `folder` and `num_bytes`."""
+    try:
+        folder, files = _verify_model(config, item) if item.key in config.models else _verify_dataset(config, item)
+        return {"folder": str(folder), "num_bytes": sum(file.stat().st_size for file in files)}
+    except (ConfigError, OSError) as error:
+        failed = "cannot be used" if item.is_local else "cannot be loaded with the network off"
+        return {"error": f"{item} {failed}: {' '.join(str(error).split())}"}
+
+
+def _verify_model(config: Config, item: Item) -> tuple[Path, list[Path]]:
+    folder = model_folder(item.name)
+    if item.key == "model.path":
+        tokenizer = load_tokenizer(config)
+        check_context_length(config)
+        stop_token_ids(config, tokenizer)
+    if item.key in config.scoring_models:
+        refuse_other_vocabularies(config)
+    check_weights(folder)
+    return folder, [file for file in folder.rglob("*") if file.is_file()]
+
+
+def _verify_dataset(config: Config, item: Item) -> tuple[Path, list[Path]]:
+    """Check and tokenize every row, which leaves it in the cache of tokenized data: the run finds it there."""
+    source = source_of(config, item)
+    rows = load_rows(config, source, load_tokenizer(config), tokenizer_identity(config, os.environ))
+    files = open_source(source).files() or list(rows.folder.iterdir())
+    return files[0] if len(files) == 1 and item.is_local else files[0].parent, files
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ConfigError that names the first file of the weights that is missing or cut short, without loading any."""
+    files = weight_files(folder)
+    if not files:
+        forms = " nor ".join(WEIGHT_FORMS)
+        raise ConfigError(f"{folder} has no weights: neither {forms}, whole or in parts. Fetch them too.")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing: the index beside it names it. Run prefetch again.")
+        if not _is_whole(file):
+            raise ConfigError(
+                f"{file} ({file.stat().st_size:,} bytes) is cut short or damaged. Delete {file.resolve()} and run "
+                f"prefetch again."
+            )
+
+
+def _is_whole(file: Path) -> bool:
+    if file.suffix != ".safetensors":
+        return zipfile.is_zipfile(file)
+    try:
+        return read_header(file).file_bytes == file.stat().st_size
+    except ConfigError:
+        return False
 
 
 if __name__ == "__main__":

@@ -1,0 +1,30 @@
+"""An environment in which a model with random weights earns something in each turn."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from hpc_grpo import Turn
+
+
+class Letters:
+    """Rewards each message by its share of letters, and answers with how many letters it had.
+
+    `delay_s` makes each turn take so long. Its process leaves a file with its number in the folder `pids`.
+    """
+
+    def __init__(self, delay_s: float = 0.0, pids: str | None = None) -> None:
+        self._delay_s = delay_s
+        if pids is not None:
+            Path(pids).mkdir(exist_ok=True)
+            (Path(pids) / str(os.getpid())).touch()
+
+    def reset(self, row, seed):
+        return None  # the prompt of the data set
+
+    def step(self, message):
+        time.sleep(self._delay_s)
+        letters = sum(char.isalpha() for char in message)
+        return Turn(f"\n{letters % 10}\n", reward=letters / max(len(message), 1), metrics={"letters": letters})
