@@ -131,13 +131,15 @@ def check_template(style: PromptStyle, tokenizer: Tokenizer) -> None:
         )
 
 
-def formatted(style: PromptStyle, prompt: str) -> str:
-    # Not str.format: prompts and formats are full of LaTeX braces.
-    return style.prompt_format.replace(_PLACEHOLDER, prompt)
+def opening(style: PromptStyle, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put `prompt_format` around a lone message of the user, and the configured system message before all.
 
-
-def with_system_prompt(style: PromptStyle, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Put the configured system message first. One that the messages begin with wins."""
+    A system message that the messages begin with wins.
+    """
+    if len(messages) == 1 and messages[0]["role"] == "user" and style.prompt_format != _PLACEHOLDER:
+        # Not str.format: prompts and formats are full of LaTeX braces.
+        content = style.prompt_format.replace(_PLACEHOLDER, messages[0]["content"])
+        messages = [{**messages[0], "content": content}]
     if style.system_prompt is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": style.system_prompt}, *messages]
@@ -185,11 +187,12 @@ class PromptTemplate:
 
     def render(self, item: Mapping[str, Any], number: int) -> str:
         """Render the text that the model is given for `item`, which is number `number` of its data set."""
+        messages = opening(self._style, self.messages(item, number))
         if self._style.template == "plain":
-            text = self._formatted(item, number)
+            text = str(messages[0]["content"])
         else:
             try:
-                text = render_chat(self._tokenizer, self._style, self.messages(item, number))
+                text = render_chat(self._tokenizer, self._style, messages)
             except ChatTemplateError as error:
                 raise ConfigError(f"Item {number} of {self._source.path}: {error}") from error
         check_characters(text, self._source.path, number)
@@ -198,7 +201,11 @@ class PromptTemplate:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return encode_prompts(self._tokenizer, self._style, texts)
 
-    def _formatted(self, item: Mapping[str, Any], number: int) -> str:
+    def messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
+        """Return the chat messages of an item, without what `opening` adds."""
+        field = self._source.messages_field
+        if field is not None:
+            return self._checked(item[field], f"Item {number} of {self._source.path}: {field!r}", number)
         prompt = source_text(self._source, item)
         if not isinstance(prompt, str):
             raise ConfigError(
@@ -206,16 +213,7 @@ class PromptTemplate:
                 f"not {type(prompt).__name__}. For a list of chat messages set messages_field."
             )
         check_not_empty(prompt, self._source.path, number)
-        return formatted(self._style, prompt)
-
-    def messages(self, item: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
-        """Return the chat messages of an item. Its own system message wins over the configured one."""
-        field = self._source.messages_field
-        if field is None:
-            messages: list[Mapping[str, Any]] = [{"role": "user", "content": self._formatted(item, number)}]
-        else:
-            messages = self._checked(item[field], f"Item {number} of {self._source.path}: {field!r}", number)
-        return with_system_prompt(self._style, messages)
+        return [{"role": "user", "content": prompt}]
 
     def _checked(self, value: Any, where: str, number: int) -> list[Mapping[str, Any]]:
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:

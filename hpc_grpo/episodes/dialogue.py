@@ -29,9 +29,8 @@ from hpc_grpo.data.templates import (
     Tokenizer,
     check_template,
     encode_prompts,
-    formatted,
+    opening,
     render_chat,
-    with_system_prompt,
 )
 from hpc_grpo.episodes import Message
 from hpc_grpo.errors import ConfigError
@@ -73,13 +72,13 @@ class Dialogue:
         template = "" if self.is_plain else style.chat_template or tokenizer.chat_template
         self.pieces = Pieces(tokenizer, "".join(template.values()) if isinstance(template, Mapping) else str(template))
         self._start: list[int] = []
-        self._roles: set[str] = set()
+        self._complaints: dict[str, str] = {}
         if self.is_plain:
             with_start, bare = encode_prompts(tokenizer, style, ["x"])[0], tokenizer(["x"], add_special_tokens=False)
             self._start = with_start[: len(with_start) - len(bare["input_ids"][0])]
             self._check_joins("Is it 5?", "No.")
-        else:
-            self.check_role("user")
+        elif complaint := self.complaint("user"):
+            raise ConfigError(complaint)
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation:
         """Begin an episode. Raises ValueError for messages that the template or the tokenizer refuses.
@@ -96,13 +95,16 @@ class Dialogue:
                     "An environment with tools needs data.template = chat. With plain, describe the tools in its first "
                     "message, and leave its `tools` empty."
                 )
-        if len(asked) == 1 and asked[0]["role"] == "user":
-            asked = [{**asked[0], "content": formatted(self.style, asked[0]["content"])}]
-        asked = with_system_prompt(self.style, asked)
+        asked = opening(self.style, asked)
+        if tools and (complaint := self.complaint("tool")):
+            raise ConfigError(
+                f"{complaint} Or describe the tools in the environment's first message, leave its `tools` empty, and "
+                f"answer with the role user."
+            )
         shown = [self.pieces.hide_in(tool) for tool in tools]
         if shown and self.render(asked, shown) == self.render(asked, []):
             asked, shown = _with_tools(asked, shown), []
-            self._try("system", asked)
+            self._render_as("system", asked)
         return Conversation(self, asked, shown)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -120,36 +122,38 @@ class Dialogue:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def check_role(self, role: str) -> None:
-        """Raise ConfigError unless a message of `role` can follow an answer of the model."""
-        if self.is_plain or role in self._roles:
-            return
+    def complaint(self, role: str) -> str:
+        """Say why no message of `role` can follow an answer of the model; "" where one can."""
+        if role not in self._complaints:
+            try:
+                self._complaints[role] = "" if self.is_plain else self._try(role)
+            except ConfigError as error:
+                self._complaints[role] = str(error)
+        return self._complaints[role]
+
+    def _try(self, role: str) -> str:
         asked: list[Message] = [{"role": "user", "content": "Guess."}]
-        self._try("user", asked)
-        asked = with_system_prompt(self.style, asked)
-        self._try("system", asked)
+        self._render_as("user", asked)
+        asked = opening(self.style, asked)
+        self._render_as("system", asked)
         told = f"{self.pieces.nonce}b"
         turn = [{"role": "assistant", "content": f"Is it 5?{self.pieces.end}"}, {"role": role, "content": told}]
-        before, end, after = self._try(role, [*asked, *turn]).rpartition(self.pieces.end)
+        before, end, after = self._render_as(role, [*asked, *turn]).rpartition(self.pieces.end)
         if not end or told not in after:
             missing = f"what an environment tells with the role {role}" if end else "what the model answers"
-            raise ConfigError(f"The chat template leaves out {missing}. {self._fix(role)}")
+            return f"The chat template leaves out {missing}. Give another template (data.chat_template)."
         self._check_joins(before, after.replace(told, "No."))
-        self._roles.add(role)
+        return ""
 
-    def _try(self, role: str, messages: Sequence[Message]) -> str:
+    def _render_as(self, role: str, messages: Sequence[Message]) -> str:
         try:
             return self.render(messages)
         except ChatTemplateError as error:
+            unset = "Unset data.system_prompt, or give" if role == "system" and self.style.system_prompt else "Give"
             raise ConfigError(
-                f"An environment needs messages of the role {role}, and {error}. {self._fix(role)}"
+                f"An environment needs messages of the role {role}, and {error}. {unset} another template "
+                f"(data.chat_template)."
             ) from error
-
-    def _fix(self, role: str) -> str:
-        if role == "tool":
-            return "Let the environment answer with the role user, or give another template (data.chat_template)."
-        unset = "Unset data.system_prompt, or give" if role == "system" and self.style.system_prompt else "Give"
-        return f"{unset} another template (data.chat_template)."
 
     def _check_joins(self, before: str, after: str) -> None:
         """Raise ConfigError if text in two pieces is another text: some tokenizers put a space before each piece."""
@@ -182,14 +186,13 @@ class Conversation:
     def go_on(self, sampled: Sequence[int], messages: Sequence[Message]) -> Context:
         """Append what the model wrote, and what it is told then; update `prompt` and `context`, which it returns.
 
-        Raises ValueError for messages that the template or the tokenizer refuses, and ConfigError for a role that the
-        template does not show. Nothing is changed then.
+        Raises ValueError, and changes nothing, for messages that the template or the tokenizer refuses or leaves out.
         """
         sampled, pieces = [int(token) for token in sampled], self._dialogue.pieces
         answer = pieces.hide_written(self.text_of(sampled), self._without_end(sampled))
         told = pieces.hide(messages)
-        for message in messages:
-            self._dialogue.check_role(message["role"])
+        for complaint in filter(None, (self._dialogue.complaint(message["role"]) for message in messages)):
+            raise ChatTemplateError(complaint)
         # Behind the mark stands what the template adds to an answer that ends there.
         before, end, after = self._render(answer + pieces.end, told).rpartition(pieces.end)
         tail = self._encode_after(sampled, after) if end and _same(before, self._text + answer) else None
@@ -215,13 +218,15 @@ class Conversation:
     def _encode_after(self, sampled: Sequence[int], after: str) -> list[int] | None:
         """Encode what the template writes after an answer, less the end token that the model has sampled.
 
-        Return None where the template ends the answer with another token.
+        Return None where the template ends the answer with another special token.
         """
-        ids = self._dialogue.pieces.encode(after)
-        if self._dialogue.is_plain or len(self._without_end(sampled)) == len(sampled):
+        ids, pieces = self._dialogue.pieces.encode(after), self._dialogue.pieces
+        if len(self._without_end(sampled)) == len(sampled):
             return ids
-        at = ids.index(sampled[-1]) if sampled[-1] in ids else len(ids)
-        return ids[at + 1 :] if at < len(ids) and not self._dialogue.decode(ids[:at]).strip() else None
+        at = next((at for at, token in enumerate(ids) if pieces.ends(token)), len(ids))
+        if at == len(ids) or self._dialogue.decode(ids[:at]).strip():  # its answers end with text
+            return ids
+        return ids[at + 1 :] if ids[at] == sampled[-1] else None
 
 
 class Pieces:

@@ -305,6 +305,14 @@ def test_an_end_token_that_was_sampled_is_not_doubled_and_a_cut_answer_is_closed
     assert conversation.go_on([66, other], [user("No.")]).starts_anew
 
 
+def test_an_end_token_stays_where_the_template_ends_answers_with_text() -> None:
+    tokenizer = tokenizer_of(WITHOUT_END, "</s>")
+    conversation = Dialogue(tokenizer, PromptStyle(**CHAT)).begin([user("Guess.")])
+    context = conversation.go_on([65, tokenizer.eos_token_id], [user("No.")])
+    assert context == Context(ids_of(tokenizer, "\nuser: No.\nassistant: "), starts_anew=False)
+    assert tokenizer.eos_token_id in conversation.prompt
+
+
 def test_an_end_token_behind_white_space_of_the_template_is_not_doubled() -> None:
     tokenizer, _, dialogue = made("mistral", "sentencepiece")
     conversation = dialogue.begin([user("Guess.")])
@@ -368,9 +376,10 @@ def test_a_first_prompt_has_the_ids_of_a_prompt_of_the_data_set(keys: dict[str, 
     prompts, dialogue = PromptTemplate(config, source, tokenizer), Dialogue(tokenizer, prompt_style(config, source))
     for text in TEXTS[:2] + TEXTS[4:]:
         wanted = prompts.encode([prompts.render({"q": text}, 0)])[0]
-        conversation = dialogue.begin([user(text)])
-        assert conversation.prompt == wanted
-        assert conversation.context == Context(wanted, starts_anew=True)
+        for messages in ([user(text)], prompts.messages({"q": text}, 0)):
+            conversation = dialogue.begin(messages)
+            assert conversation.prompt == wanted
+            assert conversation.context == Context(wanted, starts_anew=True)
 
 
 def test_contexts_of_base_models_are_the_text_of_messages_without_control_tokens() -> None:
@@ -405,6 +414,14 @@ def test_several_messages_of_an_observation_follow_each_other() -> None:
     assert text_of(tokenizer, context.token_ids) == f"<|im_end|>\n{text}<|im_start|>assistant\n"
     assert context.token_ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == len(names) + 1
     assert conversation.go_on([65], []).token_ids == ids_of(tokenizer, "<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_examples_of_the_assistant_hold_the_tokens_of_calls_and_no_special_ones() -> None:
+    tokenizer, _, dialogue = made("qwen3")
+    call, start = tokenizer.convert_tokens_to_ids("<tool_call>"), tokenizer.convert_tokens_to_ids("<|im_start|>")
+    text = "<tool_call><|im_start|>"
+    prompt = list(dialogue.begin([user(text), user(text, "assistant"), user(text)]).prompt)
+    assert (prompt.count(call), prompt.count(start)) == (1, 4)
 
 
 @pytest.mark.parametrize("half", ["\ud83d", "x\udc00y"])
@@ -487,15 +504,19 @@ def test_a_template_that_cannot_be_played_with_is_refused_at_the_start(
 def test_a_role_that_the_template_does_not_show_is_refused(name: str) -> None:
     conversation = made(name)[2].begin([user("1+1?")])
     before = conversation.prompt
-    with pytest.raises(ConfigError, match=r"role tool.* Let the environment answer with the role user"):
+    with pytest.raises(ValueError, match="role tool"):
         conversation.go_on([65], [user("2", "tool")])
     assert conversation.prompt == before
     conversation.go_on([65], [user("2")])
+    with pytest.raises(ConfigError, match=r"role tool.* Or describe the tools in the environment's first message"):
+        made(name)[2].begin([user("1+1?")], [TOOL])
 
 
 def test_tools_that_cannot_be_shown_are_refused() -> None:
+    shows_tools_alone = "{{ raise_exception('no') if messages[0].role == 'system' }}" + CHATML
+    tokenizer = tokenizer_of(shows_tools_alone, "<|im_end|>")
     with pytest.raises(ConfigError, match="role system"):
-        made("mistral")[2].begin([user("1+1?")], [TOOL])
+        Dialogue(tokenizer, PromptStyle(**CHAT)).begin([user("1+1?")], [TOOL])
     with pytest.raises(ConfigError, match=r"tools needs data.template = chat"):
         made("chatml", template="plain")[2].begin([user("1+1?")], [TOOL])
 
