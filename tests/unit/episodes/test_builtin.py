@@ -178,3 +178,13 @@ def test_a_run_knows_the_files_of_its_environments_and_tools():
 def test_a_login_node_refuses_a_built_in_that_cannot_be_made(environment, told):
     config = minimal_config(environment=environment, rewards=[])
     assert any(told in str(error) for error in refusals(config, only="inputs"))
+
+
+@needs_isolation
+def test_tools_work_in_an_environments_process_with_its_limits():
+    call = '<tool_call>{"name": "python", "arguments": {"code": "x = 6 * 7\\nx"}}</tool_call>'
+    [[first, answer, last]] = play("tools", ({}, 0, [call, "It is 42."]), tools=["python", "calculator"])
+    assert first.messages == []
+    assert [tool["function"]["name"] for tool in first.tools] == ["python", "calculator"]
+    assert answer.messages == [{"role": "tool", "name": "python", "content": "42\n"}]
+    assert (last.done, last.reward) == (True, 0.0)
