@@ -19,7 +19,7 @@ from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, R
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.train import DistillKeys, GrpoTask, PpoKeys, SftKeys, Task, TrainConfig
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import ALGORITHMS
+from hpc_grpo.registry import ALGORITHMS, ENVIRONMENTS
 from hpc_grpo.section import Section, as_section
 from hpc_grpo.types import Needs
 
@@ -173,6 +173,17 @@ class Config(Section):
         sources = [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)] if self.needs.rollouts else []
         chosen = {key: (source, source.environment or self.environment) for key, source in sources}
         return {key: (source, own) for key, (source, own) in chosen.items() if own is not None}
+
+    @property
+    def environment_functions(self) -> dict[str, str]:
+        """Map keys to the classes and tools of the user's that environments name."""
+        named: dict[str, str] = {}
+        for key, (_, own) in self.environments.items():
+            if own.name.partition(":")[0] not in ENVIRONMENTS.names():
+                named[f"{key}.environment.name"] = own.name
+            tools = {f"{key}.environment.tools.{number}": tool for number, tool in enumerate(own.tools)}
+            named |= {place: tool for place, tool in tools.items() if ":" in tool}
+        return named
 
     @property
     def reward_sets(self) -> list[list[RewardConfig]]:

@@ -103,7 +103,8 @@ def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[
 
 def refuse_shown_files(config: Config) -> None:
     """Raise ConfigError where a model's programs could read the run or the expected answers."""
-    if not any(reward.name in _SANDBOXED or ":" in reward.name for reward in config.all_rewards):
+    sandboxed = any(reward.name in _SANDBOXED or ":" in reward.name for reward in config.all_rewards)
+    if not sandboxed and not config.environments:
         return
     sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
     refuse_shown([config.run_path, *(path for _, source in sources if (path := Path(source.path)).exists())])

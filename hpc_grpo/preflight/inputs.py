@@ -24,6 +24,7 @@ from hpc_grpo.data.encoder import check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
+from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment import filtered, job_environ
 from hpc_grpo.launch.freeze import refuse_secrets, working_dir
@@ -72,6 +73,7 @@ def refusals(
         (INPUTS, partial(refuse_missing_notify, config.launch, start)),
         ("paths", partial(refuse_missing_inputs, config, start)),
         (MODEL, partial(refuse_unsupported_model, config, start, environ)),
+        (INPUTS, partial(refuse_wrong_environments, config)),
         (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
         (INPUTS, partial(refuse_unreadable_data, config, start)),
         (INPUTS, partial(refuse_changed_inputs, run, config, start, accepts_changes)),
@@ -192,6 +194,14 @@ def refuse_missing_python(launch: LaunchConfig) -> None:
             f"launch.python = {launch.python}: must be a file that can be executed, and here it is none. "
             f"Give the Python of an installation on a file system that this machine and the nodes see."
         )
+
+
+def refuse_wrong_environments(config: Config) -> None:
+    """Raise ConfigError for a built-in environment that this Python cannot make, where the job has the same Python."""
+    launch = config.launch
+    if launch.python is None and launch.container is None and launch.stage.environment is None:
+        for _, environment in config.environments.values():
+            check_built_in(environment)
 
 
 def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
@@ -377,11 +387,11 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
 
 
 def _functions(config: Config) -> dict[str, str]:
-    """Map the keys that may name a function of the user's to their values: rewards, parts of the loss, eval metrics."""
+    """Map the keys that may name a function of the user's to their values."""
     if not config.needs.rollouts:
         return {}
     rewards = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
-    return rewards | config.loss.functions | config.eval.functions
+    return rewards | config.loss.functions | config.eval.functions | config.environment_functions
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:

@@ -13,7 +13,7 @@ from hpc_grpo.algorithms.advantages import Advantage
 from hpc_grpo.algorithms.corrections import Correction
 from hpc_grpo.algorithms.losses import Loss
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.registry import ALGORITHMS, LOSSES, REWARDS, SOURCES, Registry
+from hpc_grpo.registry import ALGORITHMS, ENVIRONMENTS, LOSSES, REWARDS, SOURCES, Registry
 from hpc_grpo.section import OWN, variants
 
 
@@ -23,7 +23,7 @@ def message_of(name: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("registry", [ALGORITHMS, REWARDS, SOURCES])
+@pytest.mark.parametrize("registry", [ALGORITHMS, ENVIRONMENTS, REWARDS, SOURCES])
 def test_the_built_ins_of_the_modules_are_those_that_are_listed(registry: Registry) -> None:
     names = registry.names()
     assert names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from typing import Literal
@@ -36,6 +37,8 @@ def misbehave(how: str):
     """Do what a tool should not."""
     if how == "hang":
         time.sleep(3600)
+    if how == "exit":
+        os._exit(3)
     if how == "quit":
         sys.exit(3)
     if how == "break":

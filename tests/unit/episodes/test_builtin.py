@@ -14,6 +14,9 @@ from hpc_grpo.data.reasoning_gym import ReasoningGym
 from hpc_grpo.episodes.builtin import environment_of
 from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentWorkers
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.preflight.inputs import refusals
+from hpc_grpo.run.source import functions_of
+from tests.support.configs import minimal_config
 from tests.support.isolation import needs_isolation
 
 GAMES = {  # and a move that each of them takes
@@ -151,3 +154,37 @@ def test_rows_of_another_task_are_refused(sum_row):
         play("reasoning_gym:leg_counting", (sum_row, 0, ["1"]))
     with pytest.raises(EnvironmentFailedError, match=r"this row has the task None"):
         play("reasoning_gym:leg_counting", ({"question": "6*7?"}, 0, ["1"]))
+
+
+def test_a_run_knows_the_files_of_its_environments_and_tools():
+    mine = {"name": "tools", "tools": ["python", "my_tools.py:lookup"]}
+    config = minimal_config(environment=mine, rewards=[])
+    assert functions_of(config) == {
+        key: "my_tools.py:lookup" for key in functions_of(config) if key.endswith("environment.tools.1")
+    }
+    assert "data.train.environment.tools.1" in functions_of(config)
+    own = minimal_config(environment={"name": "guess.py:Game"}, rewards=[])
+    assert functions_of(own)["data.train.environment.name"] == "guess.py:Game"
+    assert functions_of(minimal_config(environment={"name": "textarena:Sokoban-v0"}, rewards=[])) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"name": "textarena:Soko-v0"}, "textarena has no game 'Soko-v0'"),
+        ({"name": "tools", "tools": ["python"], "timeout_s": 5}, "a step of tools may take 20 s"),
+    ],
+)
+def test_a_login_node_refuses_a_built_in_that_cannot_be_made(environment, told):
+    config = minimal_config(environment=environment, rewards=[])
+    assert any(told in str(error) for error in refusals(config, only="inputs"))
+
+
+@needs_isolation
+def test_tools_work_in_an_environments_process_with_its_limits():
+    call = '<tool_call>{"name": "python", "arguments": {"code": "x = 6 * 7\\nx"}}</tool_call>'
+    [[first, answer, last]] = play("tools", ({}, 0, [call, "It is 42."]), tools=["python", "calculator"])
+    assert first.messages == []
+    assert [tool["function"]["name"] for tool in first.tools] == ["python", "calculator"]
+    assert answer.messages == [{"role": "tool", "name": "python", "content": "42\n"}]
+    assert (last.done, last.reward) == (True, 0.0)

@@ -18,6 +18,7 @@ from hpc_grpo.config.environment import EnvironmentConfig
 from hpc_grpo.episodes.builtin import check_built_in, environment_of
 from hpc_grpo.episodes.builtin.tools import calculator, calls_of, schema_of
 from hpc_grpo.episodes.host import checked
+from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers
 from hpc_grpo.errors import ConfigError
 from tests.support.isolation import needs_isolation
 from tests.unit.episodes import my_tools
@@ -355,3 +356,21 @@ def test_a_process_of_tools_imports_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("how", ["exit", "break"])
+def test_a_tool_that_kills_its_process_or_raises_costs_its_episode_alone(how):
+    async def played():
+        environment = EnvironmentConfig(name="tools", tools=[f"{FILE}:misbehave"], num_workers=1)
+        workers = EnvironmentWorkers(environment)
+        try:
+            session, _ = await workers.reset({}, 0)
+            with pytest.raises(EnvironmentLostError if how == "exit" else EnvironmentFailedError):
+                await session.step(call("misbehave", how=how))
+            session.end()
+            session, _ = await workers.reset({}, 0)
+            return await session.step(call("misbehave", how="none"))
+        finally:
+            workers.close()
+
+    assert asyncio.run(played()).messages[0]["content"] == "None"
