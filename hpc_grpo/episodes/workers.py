@@ -117,9 +117,9 @@ class _Process:
         self._numbers = itertools.count()
         self._clock = asyncio.get_running_loop().time
         self._last_sign = self._clock()
-        self._process, self._socket = start_program(
-            "hpc_grpo.episodes.host", environ_for(environment.pass_env), subprocess.PIPE
-        )
+        # Sets of texts have one order in all processes: the same seed begins the same episode.
+        environ = environ_for(environment.pass_env) | {"PYTHONHASHSEED": "0"}
+        self._process, self._socket = start_program("hpc_grpo.episodes.host", environ, subprocess.PIPE)
         threading.Thread(target=self._show_output, name="environment-output", daemon=True).start()
         self.ready = asyncio.create_task(self._start())
 

@@ -338,7 +338,7 @@ def test_programs_of_a_session_find_what_the_earlier_ones_left():
     ],
 )
 def test_a_program_that_passes_a_limit_or_breaks_out_is_forgotten_or_told_and_the_session_goes_on(code, told):
-    environment = tools_of("python", python_s=1.0)
+    environment = tools_of("python", python_s=1.0 if told in ("it took more than 1 s", "forgotten") else 5.0)
     kept, answer, after = answers(
         environment, call("python", code="kept = 5"), call("python", code=code), call("python", code="kept")
     )
