@@ -235,5 +235,5 @@ def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterat
             "tokens": grades.num_completion_tokens[index],
             "truncated": grades.truncated[index],
             "policy_version": grades.min_policy_versions[index],
-            **({"turns": grades.turn_rewards[index]} if grades.turn_rewards else {}),
+            **({"turn_rewards": grades.turn_rewards[index]} if grades.turn_rewards else {}),
         }

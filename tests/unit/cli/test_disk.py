@@ -57,7 +57,7 @@ def test_du_says_what_takes_how_much_and_what_clean_would_free(trained: RunBuild
 def test_du_ends_with_the_room_that_is_left_in_bytes_and_files(
     trained: RunBuilder, monkeypatch: pytest.MonkeyPatch, room: Room, said: str
 ) -> None:
-    monkeypatch.setattr("hpc_grpo.system.disk.room_in", lambda _folder: room)
+    monkeypatch.setattr("hpc_grpo.cli.disk.room_in", lambda _folder: room)
     assert call("du", "adder").output.splitlines()[-1] == f"{said} {trained.run.path.parent}"
 
 
