@@ -129,7 +129,7 @@ _OF_OTHER_KEYS = {
     "model|model_weights|hf_config_path|config_format|tokenizer(_.*)?|(code_)?revision": "model.path",
     "dtype|quantization(_config)?|allow_deprecated_quantization": "engine.dtype",
     "seed": "run.seed",
-    "max_model_len": "data.max_prompt_tokens and rollout.max_new_tokens",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_new_tokens, or environment.max_tokens",
     "(override_)?generation_config|logits_processors|watermark_config|diffusion_config": "rollout",
     "max_num_seqs|max_num_queued_.*": "engine.max_num_seqs",
     "tensor_parallel_size": "engine.tensor_parallel",

@@ -247,7 +247,7 @@ def _sequence_lengths(config: Config) -> None:
     if config.needs.rollouts and config.train.max_tokens_per_microbatch < config.max_model_len:
         raise ConfigError(
             f"train.max_tokens_per_microbatch = {config.train.max_tokens_per_microbatch} must hold the longest "
-            f"sequence: data.max_prompt_tokens + rollout.max_new_tokens = {config.max_model_len}. "
+            f"sequence: {config.longest_sequence} = {config.max_model_len}. "
             f"Raise it, or lower one of those two."
         )
     if config.train.share_prompts and config.train.attention == "flash_attention_2":

@@ -234,10 +234,30 @@ class Config(Section):
     @property
     def longest_rollout(self) -> int:
         """Return the most tokens that come after a prompt: a completion's, or an episode's."""
-        own = self.environments
-        lengths = [environment.max_tokens for _, environment in own.values()]
-        is_all = own and len(own) == len([*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)])
-        return max(lengths if is_all else [self.rollout.max_new_tokens, *lengths])
+        return max(self._rollout_lengths.values())
+
+    @property
+    def longest_sequence(self) -> str:
+        """Name the keys that decide `max_model_len`, for an error."""
+        lengths = self._rollout_lengths
+        return f"data.max_prompt_tokens + {max(lengths, key=lengths.__getitem__)}"
+
+    @property
+    def most_sampled(self) -> int:
+        """Return the most tokens that the model writes after a prompt: a completion's, or those of all turns."""
+        turns = [environment.max_turns for _, environment in self.environments.values()]
+        return min(self.longest_rollout, self.rollout.max_new_tokens * max(turns, default=1))
+
+    @property
+    def _rollout_lengths(self) -> dict[str, int]:
+        """Map the keys that limit what comes after a prompt to their values."""
+        played = self.environments
+        lengths = {
+            f"{'environment' if source.environment is None else f'{key}.environment'}.max_tokens": own.max_tokens
+            for key, (source, own) in played.items()
+        }
+        is_all = played and len(played) == len([*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)])
+        return lengths if is_all else {"rollout.max_new_tokens": self.rollout.max_new_tokens, **lengths}
 
 
 def _take_out(values: dict[str, Any], key: str) -> Any:

@@ -58,8 +58,8 @@ def check_context_length(config: Config) -> None:
     limit = context_length(config)
     if config.needs.rollouts and limit is not None and config.max_model_len > limit:
         raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_new_tokens = {config.data.max_prompt_tokens} + "
-            f"{config.rollout.max_new_tokens} = {config.max_model_len} exceeds the context of model.path = "
+            f"{config.longest_sequence} = {config.data.max_prompt_tokens} + "
+            f"{config.longest_rollout} = {config.max_model_len} exceeds the context of model.path = "
             f"{config.model.path!r}: {limit} tokens. Lower one of the two."
         )
 

@@ -281,8 +281,8 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
     context = getattr(settings, "max_position_embeddings", None)
     if config.needs.rollouts and context is not None and context < config.max_model_len:
         raise ConfigError(
-            f"{source} has a context of {context} tokens, less than data.max_prompt_tokens + "
-            f"rollout.max_new_tokens = {config.max_model_len}. Lower one of the two or take another model."
+            f"{source} has a context of {context} tokens, less than {config.longest_sequence} = "
+            f"{config.max_model_len}. Lower one of the two or take another model."
         )
     for name, neutral in _NEUTRAL.items():
         if getattr(settings, name, neutral) not in (neutral, None):

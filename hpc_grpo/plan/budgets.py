@@ -53,7 +53,7 @@ ENGINE_CONTEXT_BYTES, CUDA_GRAPH_BYTES = 1 * GIB, 1 * GIB
 _RUNTIME = ("CUDA context", "CUDA context and graphs")
 
 GPU_PROCESS_GIB, CPU_PROCESS_GIB, GRADING_PROCESS_GIB, SYSTEM_GIB = 5.0, 1.5, 0.25, 4.0
-"""Assumed: libraries and staging buffers of a learner or engine; a reward process; driver, Ray, operating system."""
+"""Assumed: libraries and staging buffers of a learner or engine; a process of rewards or environments; the system."""
 SHARED_MEMORY_SHARE = 0.5
 """A share of a node's memory: the kernel's default size of /dev/shm (tmpfs(5), option `size`)."""
 
@@ -276,7 +276,8 @@ def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, 
         parts.append(Part("engines: KV cache", engines * parallel * kv_bytes, "engine.kv_cache_gib"))
         each = CPU_PROCESS_GIB
     workers = learners + engines * parallel
-    grading = GRADING_PROCESS_GIB * config.grading.num_workers if engines else 0.0
+    hosts = engines * sum(environment.num_workers for _, environment in config.environments.values())
+    grading = GRADING_PROCESS_GIB * (config.grading.num_workers + hosts) if engines else 0.0
     formula = f"{workers} x {each:g} + {grading:g} + {SYSTEM_GIB:g} GiB, assumed"
     parts.append(Part("processes", int((workers * each + grading + SYSTEM_GIB) * GIB), formula))
     return MemoryBudget(HOST_MEMORY, nonzero(*parts), hardware.host_bytes)

@@ -45,10 +45,10 @@ def workload(plan: Plan) -> Workload | None:
     return Workload(
         num_sequences=sequences,
         max_tokens=sequences * config.max_model_len,
-        max_new_tokens=sequences * rollout.max_new_tokens,
+        max_new_tokens=sequences * config.most_sampled,
         sequences_per_engine=ceil(sequences / engines),
         num_microbatches=_num_microbatches(config, plan.num_learners),
-        learner_tokens=prompts * config.data.max_prompt_tokens + sequences * rollout.max_new_tokens,
+        learner_tokens=prompts * config.data.max_prompt_tokens + sequences * config.longest_rollout,
         cache=cache,
     )
 
@@ -60,11 +60,11 @@ def _num_microbatches(config: Config, num_learners: int) -> int:
         sequences = ceil(config.rollout.prompts_per_step * group / num_learners)
         return ceil(sequences / max(1, budget.max_tokens // longest))
     groups, prompt = ceil(config.rollout.prompts_per_step / num_learners), config.data.max_prompt_tokens
-    tokens = max(prompt + group * config.rollout.max_new_tokens, ceil(group * longest / KEYS_OF_A_TOKEN))
+    tokens = max(prompt + group * config.longest_rollout, ceil(group * longest / KEYS_OF_A_TOKEN))
     if tokens <= budget.max_tokens:
         return ceil(groups / (budget.max_tokens // tokens))
     fitting = min(
-        (budget.max_tokens - prompt) // config.rollout.max_new_tokens, KEYS_OF_A_TOKEN * budget.max_tokens // longest
+        (budget.max_tokens - prompt) // config.longest_rollout, KEYS_OF_A_TOKEN * budget.max_tokens // longest
     )
     return groups * ceil(group / max(1, fitting))
 

@@ -35,7 +35,8 @@ class Rollout:
     completion: str
     reward: float | None
     parts: dict[str, float | None]
-    advantage: float | None
+    advantages: tuple[float | None, ...]
+    """One for the whole rollout, or one for each of its turns."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def _rollout(step: int, line: dict[str, Any]) -> Rollout:
-    parts = line.get("rewards")
+    parts, advantage = line.get("rewards"), line.get("advantage")
     return Rollout(
         step=step,
         ordinal=line.get("ordinal", -1),
@@ -131,7 +132,7 @@ def _rollout(step: int, line: dict[str, Any]) -> Rollout:
         completion=_cut(str(line.get("completion", ""))),
         reward=number_or_none(line.get("reward")),
         parts={str(name): number_or_none(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
-        advantage=number_or_none(line.get("advantage")),
+        advantages=tuple(map(number_or_none, advantage if isinstance(advantage, list) else [advantage])),
     )
 
 

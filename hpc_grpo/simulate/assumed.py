@@ -1,6 +1,6 @@
 """Rates of a run before it starts: from the peaks of GPUs, links and memory, and assumed shares of them.
 
-Nothing here was measured. Not counted: prefill, publishing, grading, and microbatches that are not full.
+Nothing here was measured. Not counted: prefill, publishing, grading, environments, and microbatches that are not full.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CPU_DECODING = Rate(0.002, 12e-6)
 ALL_REDUCE_S = 10e-6
 """Latency of an all-reduce between the GPUs of one engine, assumed."""
 MEAN_SHARE = 0.25
-"""The mean of the lengths, a share of rollout.max_new_tokens. Lengths are lognormal, and cut there. Assumed."""
+"""The mean of the lengths, a share of `Config.most_sampled`. Lengths are lognormal, and cut there. Assumed."""
 MOST_ROLLOUTS = 2048
 """Of a step with more, some of the nodes are simulated, with their share of it."""
 _ROLLOUTS, _MOST_STEPS = 8192, 100
@@ -72,24 +72,25 @@ def longest_step(plan: Plan) -> tuple[float, float] | None:
 
     None on CPUs, without engines, and where an engine holds no full sequence: there no time is known.
     """
-    load, longest = workload(plan), plan.config.rollout.max_new_tokens
-    if not expects_gpus(plan.config) or load is None or not load.cache.num_sequences:
+    load, config = workload(plan), plan.config
+    if not expects_gpus(config) or load is None or not load.cache.num_sequences:
         return None
-    decoding, at_once = _decoding(plan, longest), plan.config.engine.max_num_seqs
+    decoding, at_once = _decoding(plan, config.longest_rollout), config.engine.max_num_seqs
     full, rest = divmod(load.sequences_per_engine, at_once)
     decode_s = full * decoding(at_once) + (decoding(rest) if rest else 0.0)
-    return longest * decode_s, training_rate(plan)(load.max_new_tokens / plan.num_learners)
+    return config.most_sampled * decode_s, training_rate(plan)(load.max_new_tokens / plan.num_learners)
 
 
 def simulated(plan: Plan, lag: int) -> Forecast | None:
     """Simulate the plan, with a tail of long completions; None where no time is known."""
-    config, longest, load = plan.config, plan.config.rollout.max_new_tokens, workload(plan)
+    config, longest, load = plan.config, plan.config.most_sampled, workload(plan)
     if load is None or longest_step(plan) is None:
         return None
     scale = scale_of(LOGNORMAL, mean_tokens(config), longest)
     lengths = cut_lengths(LOGNORMAL, scale, longest)
     # A token is likelier one of a long completion than of a short one.
-    decoding = _decoding(plan, sum(length**2 for length in lengths) / sum(lengths))
+    likely = sum(length**2 for length in lengths) / sum(lengths)
+    decoding = _decoding(plan, likely * (config.longest_rollout / longest))
     per_node = load.num_sequences / plan.num_nodes
     nodes = min(plan.num_nodes, max(1, int(MOST_ROLLOUTS / per_node)))
     # Steps that begin together end together: with a lag they come in bursts, of which whole ones are counted.
@@ -112,7 +113,7 @@ def simulated(plan: Plan, lag: int) -> Forecast | None:
 
 
 def mean_tokens(config: Config) -> int:
-    return max(1, round(MEAN_SHARE * config.rollout.max_new_tokens))
+    return max(1, round(MEAN_SHARE * config.most_sampled))
 
 
 def _decoding(plan: Plan, tokens: float) -> DecodeRate:

@@ -181,7 +181,7 @@ class SimulatedRun:
             SimulatedEngine(rates.decoding, config.engine.max_num_seqs) for _ in range(setting.nodes * setting.engines)
         ]
         self.timer = StepTimer(lambda: self.now)
-        self._drawing = random.Random(seed)
+        self._longest, self._drawing = config.most_sampled, random.Random(seed)
         self._draws: list[DrawnStep] = []
         self._num_calls = self._num_trained = self._version = 0
 
@@ -250,7 +250,7 @@ class SimulatedRun:
         return [GradedGroup(group.prompt, None, group.grades) for group in started]
 
     def _grades(self, ordinal: int, draw: DrawnStep) -> GroupGrades:
-        size, longest = self.config.rollout.group_size, self.config.rollout.max_new_tokens
+        size, longest = self.config.rollout.group_size, self._longest
         lengths = draw_lengths(self.rates.sequences.lengths, draw.scale, longest, size, self._drawing)
         is_alike = self._drawing.random() < draw.alike_share
         return GroupGrades(

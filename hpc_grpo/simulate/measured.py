@@ -222,7 +222,7 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
     """
     engines = measured.num_nodes * config.engine.engines_per_node
     learners = measured.num_nodes * config.placement.learners_per_node
-    steps, lengths, longest = measured.steps, measured.sequences.lengths, config.rollout.max_new_tokens
+    steps, lengths, longest = measured.steps, measured.sequences.lengths, config.most_sampled
     scales = [scale_of(lengths, step.num_tokens / step.num_rollouts, longest) for step in steps]
     counts = [_decode_steps(lengths, config, scale, engines) for scale in scales]
     sampled = [step.num_tokens / engines for step in steps]
@@ -275,14 +275,14 @@ def fit(
 
 def _decode_steps(shares: Sequence[float], config: Config, scale: float, engines: int) -> float:
     """Return the decode steps until the last engine has its share of a training step, the mean of some draws."""
-    groups, size = config.rollout.prompts_per_step, config.rollout.group_size
+    groups, size, longest = config.rollout.prompts_per_step, config.rollout.group_size, config.most_sampled
     ends = []
     for seed in range(max(5, _DRAWN_ROLLOUTS // (groups * size))):
         drawing, last = random.Random(seed), 0.0
         for index in range(min(engines, groups)):
             engine = SimulatedEngine(Rate(1.0, 0.0), config.engine.max_num_seqs)
             count = len(range(index, groups, engines)) * size
-            lengths = draw_lengths(shares, scale, config.rollout.max_new_tokens, count, drawing)
+            lengths = draw_lengths(shares, scale, longest, count, drawing)
             last = max(last, engine.end_of(engine.submit(lengths, 0.0)))
         ends.append(last)
     return statistics.fmean(ends)

@@ -182,11 +182,12 @@ def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
     ours = [found for each in lags if plan.fits and (found := simulated(plan, each))]
     if not splits and not ours:
         return
-    mean, longest = mean_tokens(config), config.rollout.max_new_tokens
+    mean, longest = mean_tokens(config), config.most_sampled
+    share = "what an episode may sample" if config.environments else "rollout.max_new_tokens"
     yield from wrapped(
         f"Placements of {counted(plan.num_nodes, 'node')}, each with the ZeRO stage and offload that suit it best, "
         f"simulated with the driver's own scheduler. Lengths are assumed: lognormal with sigma 1, {mean:,} tokens on "
-        f"average ({MEAN_SHARE:.0%} of rollout.max_new_tokens), cut at {longest:,}."
+        f"average ({MEAN_SHARE:.0%} of {share}), cut at {longest:,}."
     )
     rows = [(found, "", f"{_zero(plan)}, this config's") for found in ours]
     for split in splits:

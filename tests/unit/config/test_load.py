@@ -214,7 +214,10 @@ def test_a_task_of_the_users_own_file_is_found_from_any_folder(tmp_path: Path, m
         ("engine.vllm={max_num_batched_tokens: 0}", "engine.vllm.max_num_batched_tokens = 0"),
         ("metrics.wandb={id: a}", "id is set by hpc-grpo alone"),
         ("metrics.wandb.mode=off", "metrics.wandb.mode = False"),
-        ("engine.vllm={max_model_len: 9}", "max_model_len is set by data.max_prompt_tokens and rollout.max_new_tokens"),
+        (
+            "engine.vllm={max_model_len: 9}",
+            "max_model_len is set by data.max_prompt_tokens and rollout.max_new_tokens",
+        ),
         ("engine.vllm.spec_tokens=2", "spec_tokens is set by engine.vllm.speculative_config"),
         ("engine.vllm.data_parallel_size=2", "data_parallel_size is set by hpc-grpo alone"),
         ("engine.vllm.tokenizer_mode=slow", "tokenizer_mode is set by model.path"),

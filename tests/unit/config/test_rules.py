@@ -127,7 +127,19 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         (
             {"train": {"max_tokens_per_microbatch": 700}},
-            "train.max_tokens_per_microbatch = 700 must hold the longest sequence",
+            "train.max_tokens_per_microbatch = 700 must hold the longest sequence: data.max_prompt_tokens + "
+            "rollout.max_new_tokens = ",
+        ),
+        (
+            {"environment": {"name": "guess.py:G", "max_tokens": 9000}, "train": {"max_tokens_per_microbatch": 700}},
+            "must hold the longest sequence: data.max_prompt_tokens + environment.max_tokens = ",
+        ),
+        (
+            {
+                "data": {"train": {"path": "d", "environment": "guess.py:G"}, "eval": EVAL},
+                "train": {"max_tokens_per_microbatch": 700},
+            },
+            "data.max_prompt_tokens + data.train.environment.max_tokens = ",
         ),
         (
             {"train": {"share_prompts": True, "attention": "flash_attention_2"}},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.cli.check import plan_text
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.plan.model import family_model
@@ -38,6 +39,21 @@ def test_shared_prompts_are_computed_once_a_group() -> None:
     load = workload(make_plan(family_model("7B"), larger, 2, GH200))
     assert load is not None
     assert load.num_microbatches == 16  # two groups in each
+
+
+def test_an_episode_samples_its_turns_and_is_trained_on_whole() -> None:
+    played = {"name": "guess.py:G", "max_tokens": 3072, "max_turns": 4}
+    rollout = {"prompts_per_step": 64, "group_size": 16, "max_new_tokens": 512}
+    config = planned_config(train={"zero_stage": 3}, environment=played, rollout=rollout)
+    plan = make_plan(family_model("7B"), config, 2, GH200)
+    load = workload(plan)
+    assert load is not None
+    assert load.max_tokens == load.learner_tokens == 1024 * 4096
+    assert load.max_new_tokens == 1024 * 4 * 512
+    assert load.num_microbatches == 256
+    text = " ".join(plan_text(plan).split())
+    assert "Of an episode the model writes at most 2,048 tokens, in up to 4 turns. Assumed: " in text
+    assert "512 tokens on average (25% of what an episode may sample), cut at 2,048" in text
 
 
 def test_the_steps_of_a_run_of_unknown_length_are_not_counted() -> None:

@@ -94,15 +94,16 @@ def test_runs_are_drawn_over_each_other_with_what_ended_them_and_their_rollouts(
     built.attempt(2, "complete")
     built.chain("11", "12")
     write_steps(built.run, 5)
-    write_rollouts(built.run, 4, 3, completion="It is 2.")
+    write_rollouts(built.run, 4, 3, completion="It is 2.", advantage=[0.5, -0.25])
     other = RunBuilder(tmp_path / "other")
     write_steps(other.run, 3)
     page = page_of(write_page([built.run, other.run], tmp_path / "report.html"))
     assert all(f">{name}<" in svg_of(page, "reward/mean") for name in ("adder", "other"))
     for title in ("lag/mean", "adder: seconds of a step by phase", "Length of completions", "adder"):
         svg_of(page, title)
-    for text in ("crash: out of GPU memory", "Learner: lower", "math 1.000, format 0.250, advantage -", "It is 2."):
+    for text in ("crash: out of GPU memory", "Learner: lower", "math 1.000, format 0.250, advantage 0.500, -0.250"):
         assert text in page.text
+    assert "It is 2." in page.text
     links = {link["href"] for link in page.all("a")}
     assert all(link and (tmp_path / link).exists() for link in links), links
 
