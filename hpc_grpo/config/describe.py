@@ -75,8 +75,8 @@ def _line(key: str, value: Any, default: Any, meaning: str) -> str:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        value = list(value)
+    if isinstance(value, tuple | list):
+        value = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in value]
     if not isinstance(value, str | int | float | bool | list | dict | type(None)):
         value = str(value)
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()

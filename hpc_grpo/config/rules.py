@@ -95,6 +95,11 @@ def _names(config: Config) -> None:
                 ENVIRONMENTS.check(environment.name)
         for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
             if key in config.environments:
+                if config.environments[key][1].name == "tools" and not config.rewards_of(source):
+                    raise ConfigError(
+                        f"{key} is played in the environment tools, which gives no reward, and rewards is empty: "
+                        f"nothing would be learned. Name one, such as math or correctness."
+                    )
                 continue
             if config.needs.rewards and not config.rewards_of(source):
                 raise ConfigError("rewards is empty. Name at least one, such as correctness.")

@@ -159,10 +159,7 @@ class Config(Section):
         return Path(self.data.cache_dir) if self.data.cache_dir else self.run.root / ".data"
 
     def rewards_of(self, source: SourceConfig) -> list[RewardConfig]:
-        """Return the rewards of a source: its own; with an environment of its own no others."""
-        if source.rewards is None:
-            return [] if source.environment is not None else self.rewards
-        return source.rewards
+        return self.rewards if source.rewards is None else source.rewards
 
     @property
     def environments(self) -> dict[str, tuple[SourceConfig, EnvironmentConfig]]:

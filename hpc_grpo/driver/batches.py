@@ -236,4 +236,5 @@ def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterat
             "truncated": grades.truncated[index],
             "policy_version": grades.min_policy_versions[index],
             **({"turn_rewards": grades.turn_rewards[index]} if grades.turn_rewards else {}),
+            **({"failure": grades.failures[index]} if any(grades.failures) else {}),
         }

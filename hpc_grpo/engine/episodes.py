@@ -30,8 +30,10 @@ from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers
 from hpc_grpo.types import Completion, CompletionRequest, Episode, GroupRequest, GroupSamples, Turn
 
-_MAX_TRIES = 3
-"""Times that an episode is begun whose environment's process is lost: the third loss is probably its own doing."""
+_MAX_SUSPECTED = 3
+"""Times that the process of its environment may end over an episode's own call: the third is probably its doing."""
+_MAX_LOSSES = 30
+"""Times that an episode begins again at all: one bad episode takes its process with it, and the sessions beside it."""
 
 Ask = Callable[[CompletionRequest], Awaitable[Completion]]
 Sample = Callable[[Sequence[CompletionRequest]], Awaitable[Sequence[Future[Completion]]]]
@@ -76,13 +78,13 @@ class EpisodePlayer:
                 return Episode(
                     (_turn(request.prompt_token_ids, completion, starts_anew=True),), completion.finish_reason
                 )
-            failure = ""
-            for _ in range(_MAX_TRIES):
+            losses: list[EnvironmentLostError] = []
+            while len(losses) < _MAX_LOSSES and sum(loss.is_suspect for loss in losses) < _MAX_SUSPECTED:
                 try:
                     return await self._stages[request.scene.environment].play(request, index, ask)
                 except EnvironmentLostError as error:
-                    failure = str(error)
-            return Episode((), "stop", f"{failure}, {_MAX_TRIES} times")
+                    losses.append(error)
+            return Episode((), "stop", f"{losses[-1]}; its process was lost {len(losses)} times")
         finally:
             if seat is not None:
                 seat.leave()
@@ -134,8 +136,11 @@ class _Stage:
                 turns.append(_turn(context.token_ids, completion, answer.reward, starts_anew=context.starts_anew))
                 metrics |= {name: metrics.get(name, 0.0) + value for name, value in answer.metrics.items()}
                 if answer.done or len(turns) == self._environment.max_turns:
-                    return Episode(tuple(turns), "stop" if answer.done else "length", metrics=metrics)
+                    is_whole = answer.done and completion.finish_reason == "stop"
+                    return Episode(tuple(turns), "stop" if is_whole else "length", metrics=metrics)
                 context = conversation.go_on(sampled, answer.messages)
+                if not len(context.token_ids):
+                    raise EnvironmentFailedError("step gave an observation without a token")
         except (EnvironmentFailedError, ValueError) as error:  # ValueError: messages that the template refuses
             return Episode(tuple(turns), "stop", failure=str(error), metrics=metrics)
         finally:
@@ -168,6 +173,7 @@ class _Wave:
         self._queue_if_all_asked()
 
     def _queue_if_all_asked(self) -> None:
+        self._asked = {place: own for place, own in self._asked.items() if not own[1].cancelled()}
         if self._asked and len(self._asked) == self._num_seats:
             asked, self._asked = [self._asked[place] for place in sorted(self._asked)], {}
             self._queueing = asyncio.create_task(self._queue(asked))
@@ -177,10 +183,12 @@ class _Wave:
             sampling = await self._sample([request for request, _ in asked])
         except Exception as error:  # noqa: BLE001 - raised by each episode that waits
             for _, queued in asked:
-                queued.set_exception(error)
+                if not queued.cancelled():
+                    queued.set_exception(error)
         else:
             for (_, queued), own in zip(asked, sampling, strict=True):
-                queued.set_result(own)
+                if not queued.cancelled():
+                    queued.set_result(own)
 
 
 class _Seat:
@@ -197,7 +205,13 @@ class _Seat:
 
 
 async def _group(request: GroupRequest, episodes: Sequence[Awaitable[Episode]]) -> GroupSamples:
-    return GroupSamples(request.ordinal, tuple(await asyncio.gather(*episodes)))
+    """Play the episodes of a group; where one raises, end the others."""
+    playing = [asyncio.ensure_future(episode) for episode in episodes]
+    try:
+        return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)))
+    finally:
+        for episode in playing:
+            episode.cancel()
 
 
 def _completion_request(

@@ -206,6 +206,7 @@ class Sampler:
         from vllm.exceptions import VLLMClientError
 
         pending, token_ids = _PendingCompletion(), list(request.prompt_token_ids)
+        pending.future.set_running_or_notify_cancel()  # whoever gives up waiting does not cancel it
         request_id, vocabulary_size = str(next(self._request_ids)), self._engine.model_config.get_vocab_size()
         # In place of the time: requests of one moment would be ordered by the text of their numbers.
         arrival, priority = float(request_id), -1 if request.is_urgent else 0

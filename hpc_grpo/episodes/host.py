@@ -18,13 +18,14 @@ import resource
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpc_grpo.episodes import Turn, as_messages
 from hpc_grpo.episodes.builtin import environment_of
-from hpc_grpo.errors import HpcGrpoError
+from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.system.processes import tie_to_parent
 
 MAX_LINE_BYTES = 16 << 20
@@ -39,16 +40,14 @@ class Host:
         self._sessions: dict[int, _Session] = {}
         self._idle: list[Any] = []
 
-    def answer(self, **values: Any) -> None:
-        self._write(json.dumps(values).encode() + b"\n")
-
     async def serve(self, call: int, session: int, method: str, args: list[Any]) -> None:
         """Answer one call: `reset` opens a session, `step` goes on with it, `end` closes it and has no answer."""
         if method == "end":
             if (own := self._sessions.pop(session, None)) is not None:
                 self._idle.append(own.environment)
             return
-        self.answer(call=call, started=True)
+        self._write(_line(call=call, started=True))
+        begun = time.monotonic()
         try:
             if method == "reset":
                 self._sessions[session] = _Session(self._idle.pop() if self._idle else self._make(), args[1])
@@ -56,11 +55,18 @@ class Host:
             value = own.call(method, *args)
             if inspect.isawaitable(value):
                 value = await asyncio.wait_for(value, self._timeout_s)
+            if time.monotonic() - begun > self._timeout_s:
+                raise TimeoutError
             answer = checked(value) if method == "step" else {"messages": checked_messages(value), "tools": own.tools()}
+            line = _line(call=call, **answer)
         except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes a line
             self._sessions.pop(session, None)
-            answer = {"failure": _described(error, f"did not end within {self._timeout_s:g} s")}
-        self.answer(call=call, **answer)
+            line = _line(call=call, failure=_described(error, f"did not end within {self._timeout_s:g} s"))
+        self._write(line)
+
+
+def _line(**values: Any) -> bytes:
+    return json.dumps(values).encode() + b"\n"
 
 
 class _Session:
@@ -132,13 +138,16 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
 
     host = Host(make, settings["timeout_s"], writer.write)
     try:
-        host._idle.append(make())
+        host._idle.append(environment := make())
+        for method in ("reset", "step"):
+            if not callable(getattr(environment, method, None)):
+                raise ConfigError(f"it has no method {method} (docs/environments.md)")
     except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
         text = str(error) if isinstance(error, HpcGrpoError) else _described(error, "")
-        host.answer(refused=text)
+        writer.write(_line(refused=text))
         await writer.drain()
         return
-    host.answer(ready=True)
+    writer.write(_line(ready=True))
     tasks: set[asyncio.Task[None]] = set()
     while line := await reader.readline():
         tasks.add(task := asyncio.create_task(host.serve(*json.loads(line))))

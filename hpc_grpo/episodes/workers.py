@@ -38,7 +38,11 @@ class EnvironmentFailedError(HpcGrpoError):
 
 
 class EnvironmentLostError(HpcGrpoError):
-    """The process of a session ended, perhaps for no fault of the session: its episode begins again."""
+    """The process of a session ended: its episode begins again. `is_suspect` where it worked on this session's call."""
+
+    def __init__(self, message: str, *, is_suspect: bool = False) -> None:
+        super().__init__(message)
+        self.is_suspect = is_suspect
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,13 @@ class EnvironmentWorkers:
         process = self._processes[place]
         if process is None or process.end is not None:
             process = self._processes[place] = _Process(self._environment)
-        await asyncio.shield(process.ready)
         session = Session(process, next(self._numbers))
-        return session, await session.call("reset", row, seed)
+        try:
+            await asyncio.shield(process.ready)
+            return session, await session.call("reset", row, seed)
+        except BaseException:  # raised again
+            session.end()
+            raise
 
     def close(self) -> None:
         for process in filter(None, self._processes):
@@ -115,6 +123,7 @@ class _Process:
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._started: list[int] = []
         self._numbers = itertools.count()
+        self._writer: asyncio.StreamWriter | None = None
         self._clock = asyncio.get_running_loop().time
         self._last_sign = self._clock()
         # Sets of texts have one order in all processes: the same seed begins the same episode.
@@ -142,7 +151,7 @@ class _Process:
         return await future
 
     def tell(self, session: int, method: str) -> None:
-        if self.end is None:
+        if self.end is None and self._writer is not None:
             self._write([next(self._numbers), session, method, []])
 
     def kill(self, how: str, guilty: int | None = None) -> None:
@@ -155,9 +164,12 @@ class _Process:
             if number == guilty:
                 call.set_result({"failure": how})
             else:
-                call.set_exception(EnvironmentLostError(f"its process {how}"))
+                call.set_exception(EnvironmentLostError(f"its process {how}", is_suspect=number in self._started))
         self._calls.clear()
-        self._socket.close()
+        if self._writer is None:
+            self._socket.close()
+        else:
+            self._writer.transport.abort()  # the socket alone would stay with the loop, which has its number
 
     def _end_late(self) -> None:
         was_stopped = hold_on(self._process.pid) == "stopped"
@@ -205,7 +217,9 @@ class _Process:
             self.kill(f"ended (exit code {code})" if code >= 0 else f"ended (killed by {signal_name(-code)})")
 
     def _write(self, message: Any) -> None:
-        self._writer.write(json.dumps(message).encode() + b"\n")
+        assert self._writer is not None, "`ready` is awaited first"
+        with contextlib.suppress(RuntimeError):  # the other side has closed it: `_read` is about to see that
+            self._writer.write(json.dumps(message).encode() + b"\n")
 
     def _show_output(self) -> None:
         """Pass on what the process prints, up to a limit: no flood fills a disk, or makes the process wait."""

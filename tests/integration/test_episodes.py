@@ -55,7 +55,9 @@ def test_a_killed_run_of_episodes_ends_with_the_same_bits(workspace: Path, clust
     assert {values["episode/turns"] for values in metrics.values()} == {3.0}
     assert metrics[STEPS]["reward/mean"] > metrics[1]["reward/mean"]
     lines = read_jsonl(whole.rollouts(1))
-    assert all(len(line["turn_rewards"]) == 3 and line["reward"] == pytest.approx(sum(line["turn_rewards"])) for line in lines)
+    assert all(
+        len(line["turn_rewards"]) == 3 and line["reward"] == pytest.approx(sum(line["turn_rewards"])) for line in lines
+    )
     config = config_of(workspace, "episodes-killed")
     with Attempt.in_cluster(cluster, config, PAUSING) as killed:
         killed.wait_for_step(STEPS // 2 + 1)

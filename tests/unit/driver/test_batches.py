@@ -97,7 +97,10 @@ def test_an_episode_counts_its_sequences_and_all_its_tokens_and_tells_the_reward
     assert [(item.num_trained_tokens, item.num_sequences) for item in (episodes, answers)] == [(12, 3), (12, 2)]
     assert episodes.cost == cost(5, [4 + 3, 8], is_shared=budget_of(config).shares_prompts)
     assert batch.metrics["tokens/sequence_mean"] == (5 + 4 + 3 + 5 + 8 + 2 + 4 + 2 + 8) / 4
-    assert [(line["advantage"], line["turn_rewards"]) for line in batch.lines] == [((0.5, 0.0), (0.0, 1.0)), ((-0.5,), (0.5,))]
+    assert [(line["advantage"], line["turn_rewards"]) for line in batch.lines] == [
+        ((0.5, 0.0), (0.0, 1.0)),
+        ((-0.5,), (0.5,)),
+    ]
 
 
 @pytest.mark.parametrize("given", ["(1.0,)", "(1.0, float('nan'))", "(1.0, (1.0, 2.0))", "((float('inf'),), 1.0)"])

@@ -172,6 +172,21 @@ def test_an_episode_whose_process_is_lost_begins_again_and_fails_the_third_time(
     assert "3 times" in episode.failure
 
 
+def test_an_episode_that_ends_its_process_each_time_masks_itself_alone(tokenizer: Any) -> None:
+    engine = WrittenEngine(tokenizer, lambda request: "exit" if request.ordinal == 1 else "on")
+    groups = [GroupRequest(ordinal, (), (1, 2), SAMPLING, scene=scene()) for ordinal in range(4)]
+    played = play(make_config(max_turns=2), engine, *groups)
+    failed = [[bool(episode.failure) for episode in group.episodes] for group in played]
+    assert failed == [[False, False], [True, True], [False, False], [False, False]]
+
+
+def test_an_episode_that_is_cut_in_its_last_answer_counts_as_truncated(tokenizer: Any) -> None:
+    engine = WrittenEngine(tokenizer, lambda request: "1")
+    request = GroupRequest(0, (), (7,), SamplingSpec(max_new_tokens=1), scene=scene(what="a number"))
+    episode = only(play(make_config("Guess", args={"highest": 1}), engine, request))
+    assert (episode.turns[0].reward, episode.finish_reason) == (1.0, "length")
+
+
 @pytest.mark.parametrize(
     ("row", "told"),
     [
@@ -210,15 +225,21 @@ def test_episodes_of_a_driver_that_is_gone_end_with_their_processes(tokenizer: A
     async def played() -> Any:
         asked = asyncio.Event()
 
+        num_calls = 0
+
         async def never(requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+            nonlocal num_calls
+            num_calls += 1
             asked.set()
             return [Future() for _ in requests]
 
         player = EpisodePlayer(make_config(), tokenizer, never)
-        [task] = player.start([GroupRequest(0, (), (7,), SAMPLING, scene=scene())])
+        tasks = player.start([GroupRequest(number, (), (7, 8), SAMPLING, scene=scene()) for number in range(2)])
         await asked.wait()
         player.end_all()
-        [outcome] = await asyncio.gather(task, return_exceptions=True)
+        outcome, *_ = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        assert num_calls == 1, "nothing is asked for a driver that is gone"
         processes = [process.end for stage in player._stages for process in stage._workers._processes]
         return outcome, processes
 

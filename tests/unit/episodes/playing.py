@@ -63,6 +63,10 @@ class Bad:
             return Turn("\ud83d")
         if message == "long":
             return Turn("x" * 2_000_000)
+        if message == "late":
+            time.sleep(1.2)
+        if message == "set":
+            return Turn([{"role": "user", "content": "x", "more": {1, 2}}])
         if message == "hang":
             time.sleep(600)
         if message == "exit":
@@ -82,6 +86,11 @@ class Bad:
         if message == "quit":
             sys.exit(4)
         return Turn(f"did {message}", reward=0.5)
+
+
+class Halfway:
+    def reset(self, row, seed):
+        return "go"
 
 
 class Broken:

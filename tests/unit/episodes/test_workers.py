@@ -75,13 +75,15 @@ def test_async_environments_answer_beside_each_other():
         ("half", "surrogates not allowed"),
         ("long", "2,000,000 characters is longer"),
         ("hang", "did not end within 0.5 s"),
+        ("late", "did not end within 0.5 s"),
+        ("set", "not JSON serializable"),
         ("eat", "MemoryError"),
         ("quit", "SystemExit: 4"),
     ],
 )
 def test_what_an_environment_does_wrong_fails_its_own_session(message, told):
     with pytest.raises(EnvironmentFailedError, match=told):
-        play("Bad", message, timeout_s=0.5 if message == "hang" else 30.0)
+        play("Bad", message, timeout_s=0.5 if message in ("hang", "late") else 30.0)
 
 
 def test_a_reset_that_raises_is_a_failure_of_the_episode():
@@ -151,10 +153,23 @@ def test_a_flood_of_output_is_cut_and_holds_nobody_up(capfd):
     assert len(capfd.readouterr().err) < 2 << 20
 
 
-@pytest.mark.parametrize(("name", "told"), [("Broken", "no licence"), ("Missing", "has no 'Missing'")])
+@pytest.mark.parametrize(
+    ("name", "told"), [("Broken", "no licence"), ("Missing", "has no 'Missing'"), ("Halfway", "has no method step")]
+)
 def test_an_environment_that_cannot_be_made_is_refused(name, told):
     with pytest.raises(ConfigError, match=told):
         play(name)
+
+
+def test_sessions_that_begin_together_are_spread_over_the_processes():
+    async def spread():
+        with workers_of("Bad", num_workers=4) as workers:
+            await asyncio.gather(*(workers.reset({}, seed) for seed in range(8)))
+            with pytest.raises(EnvironmentFailedError):
+                await workers.reset({"raises": True}, 1)
+            return [process.num_sessions for process in workers._processes]
+
+    assert asyncio.run(spread()) == [2, 2, 2, 2]
 
 
 def test_no_secret_reaches_an_environment_but_those_that_it_names(monkeypatch):
