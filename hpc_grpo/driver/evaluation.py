@@ -96,7 +96,7 @@ class EvalSets:
                 solved(group.grades, self._config.eval),
                 group.grades.num_completion_tokens,
                 # Not by `valid`: a completion that rollout.mask_truncated masks was graded all the same.
-                is_graded=not group.grades.errors,
+                is_graded=all(group.grades.is_scored),
             )
             for group in graded
         ]
