@@ -268,10 +268,10 @@ ROWS = (
         also={"verification_reward": 10.0, "apply_r1_style_format_reward": False, "r1_style_format_reward": 1.0,
               "additive_format_reward": False}),
     Row("apply_evolving_rubric_reward", convert=only(False, why="rewards do not change during the run")),
-    Row("reward_aggregator", note="of several turns; episodes have one here"),
+    Row("reward_aggregator", note="of several turns; here the rewards of turns are summed"),
     Row("llm_judge_model llm_judge_* code_api_url code_* max_length_verifier_max_length remap_verifier",
         note="of verifiers; here a reward of its own: rewards.N.name = llm_judge, or code"),
-    Row("tools", convert=only([], why="episodes have one turn and no tools here")),
+    Row("tools", convert=only([], why="tools are an environment here: write environment.name = tools yourself")),
     Row("tool_* env_* max_steps per_turn_max_tokens only_reward_good_outputs pass_tools_to_chat_template pool_size "
         "mask_tool_use", note="of tools"),
     Row("vllm_num_engines", convert=_nodes, default=1,

@@ -316,7 +316,7 @@ ROWS = (
     Row("repetition_penalty",
         convert=only(1, 1.0, why="sampling has no repetition penalty; the reward repetition is one")),
     Row("vllm_structured_outputs_regex", convert=only(why="completions are not bound to a pattern here")),
-    Row("max_tool_calling_iterations", convert=only(why="episodes have one turn and no tools here")),
+    Row("max_tool_calling_iterations", convert=only(why="tools are an environment here: write environment.max_turns yourself")),
     Row("mask_truncated_completions", "rollout.mask_truncated", default=False),
     Row("max_steps", convert=_length, default=-1, also={"num_train_epochs": 3.0}),
     Row("learning_rate", "train.lr", default=1e-6),

@@ -13,6 +13,7 @@ from hpc_grpo.foreign import table
 from hpc_grpo.foreign.table import Differs, RefusedError, Row, Theirs, as_list, below, by_hand, choice, only, positive
 
 _ACTOR = "actor_rollout_ref.actor"
+_TURNS = "turns are an environment here: write the section environment yourself"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _OPTIM = f"{_ACTOR}.optim"
 _POLICY = f"{_ACTOR}.policy_loss"
@@ -351,8 +352,8 @@ ROWS = (
     Row(f"{_ROLLOUT}.ignore_eos", convert=only(False, why="completions end with the end token")),
     Row(f"{_ROLLOUT}.over_sample_rate", convert=only(0, why="every group that is sampled is trained on")),
     Row(f"{_ROLLOUT}.quantization", convert=only(why="quantised weights are not here")),
-    Row(f"{_ROLLOUT}.multi_turn.enable", convert=only(False, why="episodes have one turn here")),
-    Row(f"{_ROLLOUT}.agent.default_agent_loop", convert=only("single_turn_agent", why="episodes have one turn here")),
+    Row(f"{_ROLLOUT}.multi_turn.enable", convert=only(False, why=_TURNS)),
+    Row(f"{_ROLLOUT}.agent.default_agent_loop", convert=only("single_turn_agent", why=_TURNS)),
     Row(f"{_ROLLOUT}.gpu_memory_utilization", "engine.gpu_memory_utilization", table.shared_memory, default=0.5),
     Row(f"{_ROLLOUT}.max_num_seqs", "engine.max_num_seqs", default=256),
     Row(f"{_ROLLOUT}.max_num_batched_tokens", "engine.vllm.max_num_batched_tokens", default=8192),

@@ -81,7 +81,7 @@ class Grader:
         turn_rewards: tuple[tuple[float, ...], ...] = ()
         if prompt.environment is not None:
             turn_rewards = tuple(tuple(turn.reward for turn in episode.turns) for episode in episodes)
-            parts = {ENVIRONMENT_PART: tuple(map(sum, turn_rewards)), **parts}
+            parts = {**parts, ENVIRONMENT_PART: tuple(map(sum, turn_rewards))}
             if not outcome.errors:
                 totals = tuple(map(sum, zip(parts[ENVIRONMENT_PART], totals, strict=True)))
         failures = tuple(episode.failure for episode in episodes)
