@@ -31,6 +31,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "letter_counting": {},
     "spell_backward": {"min_word_len": 3, "max_word_len": 4},
 }
+HEADER = ("task", "pass@1 before", "pass@1 after", "tokens before", "tokens after", "minutes", "a step", "its CPU time")
 _TRAIN_ITEMS, _EVAL_ITEMS = 1000, 200
 _OF_THE_MACHINE: dict[str, Any] = {
     "rollout": {"prompts_per_step": 8, "max_new_tokens": 32},
@@ -50,25 +51,14 @@ def main(folder: Path, steps: int, lr: float, only: tuple[str, ...]) -> None:
     model = folder.resolve() / "smollm2"
     if not model.is_dir():
         write_smollm2(model)
-    rows = [_row(task, _train(model, task, steps, lr)) for task in only or TASKS]
-    header = (
-        "task",
-        "pass@1 before",
-        "pass@1 after",
-        "tokens before",
-        "tokens after",
-        "minutes",
-        "a step",
-        "its CPU time",
-    )
-    print_table(f"{steps} steps of 8 x 8 completions, lr {lr:g}", header, rows)
+    rows = [row(task, completed(_config(model, task, steps, lr))) for task in only or TASKS]
+    print_table(f"{steps} steps of 8 x 8 completions, lr {lr:g}", HEADER, rows)
 
 
-def _train(model: Path, task: str, steps: int, lr: float) -> RunDir:
-    run = RunDir(model.parent / f"{task}-{lr:g}-{steps}")
+def _config(model: Path, task: str, steps: int, lr: float) -> dict[str, Any]:
     source = {"path": f"reasoning_gym:{task}"}
-    config = {
-        "run": {"name": run.path.name, "root": str(model.parent)},
+    return {
+        "run": {"name": f"{task}-{lr:g}-{steps}", "root": str(model.parent)},
         "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
         "data": {
             "train": source | {"args": TASKS[task] | {"size": _TRAIN_ITEMS}},
@@ -80,16 +70,21 @@ def _train(model: Path, task: str, steps: int, lr: float) -> RunDir:
         "eval": {"every": steps, "reward": "reasoning_gym"},
         **_OF_THE_MACHINE,
     }
+
+
+def completed(config: Mapping[str, Any]) -> RunDir:
+    """Train until the run is complete, if it is not; return it."""
+    run = RunDir(Path(config["run"]["root"]) / config["run"]["name"])
     if not run.is_complete():
-        file = model.parent / f"{run.path.name}.yaml"
-        file.write_text(yaml.safe_dump(config))
+        file = run.path.with_suffix(".yaml")
+        file.write_text(yaml.safe_dump(dict(config)))
         command = [sys.executable, "-m", "hpc_grpo.cli", "train", str(file)]
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             raise click.ClickException(f"it did not end well: {shlex.join(command)}")
     return run
 
 
-def _row(task: str, run: RunDir) -> tuple[str, ...]:
+def row(task: str, run: RunDir) -> tuple[str, ...]:
     metrics = read_metrics(run.metrics)
     before, after = metrics[0], metrics[max(metrics)]
     seconds = sum((attempt.ended_at or 0.0) - attempt.started_at for attempt in read_attempts(run))
