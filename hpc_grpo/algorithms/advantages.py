@@ -274,7 +274,7 @@ Advantage = Annotated[
 def rewards_by_turn(rewards: Sequence[float], turn_rewards: Groups) -> list[tuple[float, ...]]:
     """Return the reward of each turn of each rollout; their sum is the rollout's reward.
 
-    What is not the environment's counts for the last turn.
+    All rewards but the environment's count for the last turn.
 
     >>> rewards_by_turn((1.5, 0.0), ((0.25, 0.5), (0.0,))), rewards_by_turn((1.5, 0.0), ())
     ([(0.25, 1.25), (0.0,)], [(1.5,), (0.0,)])

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from hpc_grpo.config.environment import Environment
-from hpc_grpo.config.rollout import RewardConfig
+from hpc_grpo.config.rollout import Environment, RewardConfig
 from hpc_grpo.section import PathText, Section, TopP
 
 TemplateKind = Literal["chat", "plain"]

@@ -1,16 +1,16 @@
-"""Sections `rollout`, `rewards`, `grading`, `engine` and `weights`: sampling, its grades, and the engines behind it."""
+"""Sections `rollout`, `environment`, `rewards`, `grading`, `engine`, `weights`: sampling, its grades, the engines."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from typing_extensions import TypedDict  # pydantic reads none of typing's before Python 3.12
 
 from hpc_grpo.config.checked import checked
 from hpc_grpo.registry import REWARDS
-from hpc_grpo.section import Fraction, PathText, Section, TopP
+from hpc_grpo.section import Fraction, PathText, Section, TopP, as_section
 from hpc_grpo.types import SamplingSpec
 
 REWARD_LOAD_S = 120.0
@@ -48,6 +48,28 @@ class RolloutConfig(Section):
 
     def sampling(self, temperature: float, top_p: float) -> SamplingSpec:
         return SamplingSpec(self.max_new_tokens, self.min_new_tokens, temperature, top_p, tuple(self.stop))
+
+
+class EnvironmentConfig(Section):
+    name: PathText = Field(description="An environment of episodes/builtin, or a class of yours: module:Class.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
+    tools: list[PathText] = Field(
+        default_factory=list,
+        description="Tools of the environment tools: python, calculator, or a function of yours, module:function.",
+    )
+    max_turns: PositiveInt = Field(8, description="Completions of an episode, at most.")
+    max_tokens: PositiveInt = Field(
+        2048, description="Tokens of an episode after its first prompt, those of the environment among them."
+    )
+    timeout_s: PositiveFloat = Field(30.0, description="Deadline of each call of the environment.")
+    num_workers: PositiveInt = Field(2, description="Processes of each engine that hold environments.")
+    memory_gib: PositiveFloat = Field(4.0, description="Memory that such a process may allocate.")
+    pass_env: list[str] = Field(
+        default_factory=list, description="Environment variables with secrets that the environment reads."
+    )
+
+
+Environment = Annotated[EnvironmentConfig, BeforeValidator(as_section)]
 
 
 class RewardConfig(Section):

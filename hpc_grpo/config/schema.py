@@ -13,9 +13,16 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from hpc_grpo.algorithms.losses import GrpoLoss, Loss
 from hpc_grpo.config.data import DataConfig, ModelConfig, SourceConfig
-from hpc_grpo.config.environment import Environment, EnvironmentConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
-from hpc_grpo.config.rollout import EngineConfig, GradingConfig, RewardConfig, RolloutConfig, WeightsConfig
+from hpc_grpo.config.rollout import (
+    EngineConfig,
+    Environment,
+    EnvironmentConfig,
+    GradingConfig,
+    RewardConfig,
+    RolloutConfig,
+    WeightsConfig,
+)
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.train import DistillKeys, GrpoTask, PpoKeys, SftKeys, Task, TrainConfig
 from hpc_grpo.errors import ConfigError

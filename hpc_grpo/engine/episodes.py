@@ -20,15 +20,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.environment import EnvironmentConfig
+from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
 from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers
 from hpc_grpo.types import Completion, CompletionRequest, Episode, GroupRequest, GroupSamples, Turn
+
+if TYPE_CHECKING:
+    from hpc_grpo.types import Int32Array
 
 _MAX_SUSPECTED = 3
 """Times that the process of its environment may end over an episode's own call: the third is probably its doing."""
@@ -50,10 +53,15 @@ class EpisodePlayer:
 
     def start(self, requests: Sequence[GroupRequest]) -> list[asyncio.Task[GroupSamples]]:
         """Play all groups. Outside waves, episodes with an environment ask each for itself."""
+        import numpy as np
+
         wave, tasks = _Wave(self._sample), []
         for request in requests:
+            prompt_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all: it is stored once
             episodes = [
-                self._episode(request, index, wave.seat() if self._in_waves or request.scene is None else None)
+                self._episode(
+                    request, prompt_ids, index, wave.seat() if self._in_waves or request.scene is None else None
+                )
                 for index in range(len(request.seeds))
             ]
             tasks.append(asyncio.create_task(_group(request, episodes)))
@@ -69,15 +77,13 @@ class EpisodePlayer:
         for stage in self._stages:
             stage.close()
 
-    async def _episode(self, request: GroupRequest, index: int, seat: _Seat | None) -> Episode:
+    async def _episode(self, request: GroupRequest, prompt_ids: Int32Array, index: int, seat: _Seat | None) -> Episode:
         """Play one episode, again from its beginning where the process of its environment is lost."""
         try:
             ask = self._ask_alone if seat is None else seat.ask
             if request.scene is None:
                 completion = await ask(_completion_request(request, index, request.prompt_token_ids))
-                return Episode(
-                    (_turn(request.prompt_token_ids, completion, starts_anew=True),), completion.finish_reason
-                )
+                return Episode((_turn(prompt_ids, completion, starts_anew=True),), completion.finish_reason)
             losses: list[EnvironmentLostError] = []
             while len(losses) < _MAX_LOSSES and sum(loss.is_suspect for loss in losses) < _MAX_SUSPECTED:
                 try:
@@ -226,7 +232,9 @@ def _completion_request(
     return CompletionRequest(request.ordinal, prompt, seed, sampling, request.is_urgent)
 
 
-def _turn(context_ids: Sequence[int], completion: Completion, reward: float = 0.0, *, starts_anew: bool) -> Turn:
+def _turn(
+    context_ids: Sequence[int] | Int32Array, completion: Completion, reward: float = 0.0, *, starts_anew: bool
+) -> Turn:
     import numpy as np
 
     return Turn(np.asarray(context_ids, dtype=np.int32), completion, starts_anew, reward)

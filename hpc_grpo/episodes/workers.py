@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_grpo.config.environment import EnvironmentConfig
+from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes import Message
 from hpc_grpo.episodes.host import MAX_LINE_BYTES
 from hpc_grpo.errors import ConfigError, HpcGrpoError

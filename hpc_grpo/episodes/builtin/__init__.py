@@ -14,7 +14,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS
 
 if TYPE_CHECKING:
-    from hpc_grpo.config.environment import EnvironmentConfig
+    from hpc_grpo.config.rollout import EnvironmentConfig
 
 
 def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()) -> Environment:

@@ -86,6 +86,8 @@ def test_an_answer_without_an_environment_is_an_episode_of_one_turn(tokenizer: A
     [samples] = play(minimal_config(), engine, group)
     assert [request.seed for request in engine.calls[0]] == [7, 8]
     assert samples.ordinal == 3
+    first, second = samples.episodes
+    assert first.turns[0].context_ids is second.turns[0].context_ids, "the prompt is stored once"
     for episode in samples.episodes:
         [turn] = episode.turns
         assert (turn.context_ids.tolist(), turn.starts_anew, episode.finish_reason) == ([5, 6], True, "stop")

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from hpc_grpo.config import SourceConfig
-from hpc_grpo.config.environment import EnvironmentConfig
+from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.reasoning_gym import ReasoningGym
 from hpc_grpo.episodes.builtin import environment_of
 from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentWorkers

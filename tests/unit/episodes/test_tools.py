@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_grpo.config.environment import EnvironmentConfig
+from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes.builtin import check_built_in, environment_of
 from hpc_grpo.episodes.builtin.tools import calculator, calls_of, schema_of
 from hpc_grpo.episodes.host import checked

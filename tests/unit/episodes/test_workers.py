@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.config.environment import EnvironmentConfig
+from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers
 from hpc_grpo.errors import ConfigError
 
