@@ -59,7 +59,7 @@ class SlurmConfig(Section):
 
     @property
     def has_other_gpus(self) -> bool:
-        """Tell whether GPUs may come with `extra` or with whole nodes: how many is the site's to know."""
+        """Return whether GPUs may come with `extra` or with whole nodes: how many is the site's to know."""
         of_extra = any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in self.extra)
         return of_extra or (self.exclusive and not self.gpus_per_node)
 

@@ -104,7 +104,7 @@ class RewardConfig(Section):
 
     @property
     def has_budget(self) -> bool:
-        """Tell whether `completion_s` bounds a completion."""
+        """Return whether `completion_s` bounds a completion."""
         if ":" in self.name:
             return False
         built_in = REWARDS.find(self.name)

@@ -217,7 +217,7 @@ class Config(Section):
 
     @property
     def reads_eval_data(self) -> bool:
-        """Tell whether the eval sets are read: to evaluate, or to keep their prompts out of training."""
+        """Return whether the eval sets are read: to evaluate, or to keep their prompts out of training."""
         return bool(self.data.eval_data) and (self.eval.every is not None or self.data.deduplicate)
 
     def eval_settings(self, eval_set: str) -> EvalConfig:
@@ -285,5 +285,5 @@ def _first_key(key: str, value: Any) -> str:
 
 
 def _is_null(value: Any) -> bool:
-    """Tell whether a key says nothing: null, or a section of nothing but nulls."""
+    """Return whether a key says nothing: null, or a section of nothing but nulls."""
     return value is None or (isinstance(value, Mapping) and bool(value) and all(map(_is_null, value.values())))

@@ -61,7 +61,7 @@ class Curriculum:
         return ordinal
 
     def _rests(self, stream: PromptStream, ordinal: int) -> bool:
-        """Tell whether the prompt rests, or is too hard: its rank is not below the competence of now.
+        """Return whether the prompt rests, or is too hard: its rank is not below the competence of now.
 
         c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), t and T in ordinals
         """

@@ -125,7 +125,7 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
 
 
 def is_over(run: RunDir, config: Config) -> bool:
-    """Tell whether a run is complete, and stays so when it is taken up with `config`: that does not extend it."""
+    """Return whether a run is complete, and stays so when it is taken up with `config`: that does not extend it."""
     return run.is_complete() and not _extends(differences(read_config(run), config))
 
 

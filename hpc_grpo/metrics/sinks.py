@@ -153,7 +153,7 @@ def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) 
 
 
 def _is_logged_in(environ: Mapping[str, str]) -> bool:
-    """Tell whether `wandb login` has left a key for W&B's server, or for WANDB_BASE_URL, in ~/.netrc."""
+    """Return whether `wandb login` has left a key for W&B's server, or for WANDB_BASE_URL, in ~/.netrc."""
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc  # with its port, as W&B writes it
     path = environ.get("NETRC") or f"{environ.get('HOME', '')}/.netrc"
     try:

@@ -252,7 +252,7 @@ def bare(text: str) -> str:
 
 
 def is_same_text(given: str, reference: str) -> bool:
-    """Tell whether two texts are the same but for the marks around them. An empty text is no other's.
+    """Return whether two texts are the same but for the marks around them. An empty text is no other's.
 
     >>> is_same_text("**Yes**.", "Yes"), is_same_text("yes", "Yes"), is_same_text("", "...")
     (True, False, False)
@@ -298,7 +298,7 @@ def _last_number(text: str) -> str:
 
 
 def plain_verdict(given: str, answer: str) -> bool | None:
-    r"""Tell whether two answers are equal, where that takes no algebra; None where it does.
+    r"""Return whether two answers are equal, where that takes no algebra; None where it does.
 
     >>> plain_verdict("3.0", "3"), plain_verdict("Paris.", "London"), plain_verdict(r"\sqrt{8}", r"2\sqrt2")
     (True, False, None)

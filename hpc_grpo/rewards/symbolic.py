@@ -25,7 +25,7 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 
 def are_equal(given: str, answer: str) -> bool:
-    """Tell whether `given` equals `answer`; False where either is no mathematics."""
+    """Return whether `given` equals `answer`; False where either is no mathematics."""
     if max(len(given), len(answer)) > _MAX_CHARACTERS:
         return False
     # Both are told to be notation, also where a text has no dollars; a box has been taken off already.

@@ -56,7 +56,7 @@ class AttemptRecord:
 
     @property
     def was_killed_in_teardown(self) -> bool:
-        """Tell whether an attempt that no longer runs was cancelled, and SIGKILL came before its teardown was over.
+        """Return whether an attempt that no longer runs was cancelled, and SIGKILL came before its teardown was over.
 
         One that lost a node was not: of such a job the queue ends the rest.
         """

@@ -88,7 +88,7 @@ def from_known(record: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
 
 
 def is_damaged(path: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> bool:
-    """Tell whether there is a file at `path`, and it is no whole record."""
+    """Return whether there is a file at `path`, and it is no whole record."""
     return path.exists() and _parsed(path, parse) is None
 
 

@@ -92,7 +92,7 @@ def _write(run: RunDir, values: dict[str, Any]) -> None:
 
 
 def _is_new(key: str, config: Config, written: Any) -> bool:
-    """Tell whether a dotted key names a field that the package that has `written` a config did not know."""
+    """Return whether a dotted key names a field that the package that has `written` a config did not know."""
     value: Any = config
     for part in key.split("."):
         if isinstance(value, BaseModel) and isinstance(written, dict):

@@ -88,7 +88,7 @@ class RunDir:
         return max(numbers, default=0) + 1
 
     def has_config(self) -> bool:
-        """Tell whether the folder is a run's, by its config or the copy of it."""
+        """Return whether the folder is a run's, by its config or the copy of it."""
         return self.config.is_file() or copy_path(self.config).is_file()
 
     def is_complete(self) -> bool:

@@ -53,7 +53,7 @@ def command_anywhere(*words: str) -> list[str]:
 
 
 def runs_from_copy() -> bool:
-    """Tell whether this process runs from the copy of a run."""
+    """Return whether this process runs from the copy of a run."""
     return (PACKAGE.parent / SUMS).is_file()
 
 

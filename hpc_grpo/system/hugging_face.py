@@ -30,7 +30,7 @@ class WeightsHeader:
 
 
 def is_offline(environ: Mapping[str, str]) -> bool:
-    """Tell whether a variable of `environ` keeps the libraries off the network."""
+    """Return whether a variable of `environ` keeps the libraries off the network."""
     return any(environ.get(name, "").lower() in _TRUE for name in OFFLINE_VARIABLES)
 
 

@@ -144,23 +144,23 @@ class ProcessIdentity:
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Tell whether it is a process of this machine, of this boot or of an earlier one."""
+        """Return whether it is a process of this machine, of this boot or of an earlier one."""
         return (self.host, self.machine_id) == (socket.gethostname(), machine_id())
 
     @property
     def is_on_this_host(self) -> bool:
-        """Tell whether the process can be looked at from here: one in another container cannot."""
+        """Return whether the process can be looked at from here: one in another container cannot."""
         seen_alike = not self.boot_id or (self.boot_id, self.pid_namespace) == (boot_id(), pid_namespace())
         return self.host == socket.gethostname() and seen_alike
 
     @property
     def has_process(self) -> bool:
-        """Tell whether the process lives. Only to be asked on its own host."""
+        """Return whether the process lives. Only to be asked on its own host."""
         return start_time(self.pid) == self.pid_started
 
 
 def catches(pid: int, sig: int) -> bool:
-    """Tell whether the process has a handler for `sig`; without one the signal would kill it."""
+    """Return whether the process has a handler for `sig`; without one the signal would kill it."""
     masks = [line.split()[1] for line in _read(Path(f"/proc/{pid}/status")).splitlines() if line.startswith(b"SigCgt:")]
     return any(int(mask, 16) >> (sig - 1) & 1 for mask in masks)
 

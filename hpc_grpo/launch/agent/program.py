@@ -110,7 +110,7 @@ class Program:
         self.process.wait()
 
     def _lives(self) -> bool:
-        """Tell whether its id is still its own. Its session may outlive it only where the client's is that."""
+        """Return whether its id is still its own. Its session may outlive it only where the client's is that."""
         return self._found is None or start_time(self._found[0]) == self._found[1]
 
 

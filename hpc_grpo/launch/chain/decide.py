@@ -67,7 +67,7 @@ class PreviousLink:
 
     @property
     def forbids_more(self) -> bool:
-        """Tell whether no job is to come after it: the user cancelled it, or has to change something."""
+        """Return whether no job is to come after it: the user cancelled it, or has to change something."""
         return self.was_cancelled or self.exit_kind == "config"
 
     @property
@@ -79,7 +79,7 @@ class PreviousLink:
 
     @property
     def could_not_tell(self) -> bool:
-        """Tell whether it ended unable to notify the user; reaching the time limit does not count."""
+        """Return whether it ended unable to notify the user; reaching the time limit does not count."""
         if self.exit_kind == "resumable" or self.end.at_time_limit:
             return False
         return self.was_killed or self.exit_kind in ("running", "cancelled")

@@ -140,7 +140,7 @@ class ChainLink:
             self._again_at = self._clock() + pause_s
 
     def _is_left_behind(self) -> bool:
-        """Tell whether this is the link of an earlier chain, or another job carries on in its place."""
+        """Return whether this is the link of an earlier chain, or another job carries on in its place."""
         own, record = self._job, read_chain(self._run)
         current = [link.job_id for link in record.since_the_user()]
         is_old = own.successor_of != "" and bool(current) and not {own.job_id, own.successor_of} & set(current)

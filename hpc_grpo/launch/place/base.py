@@ -153,7 +153,7 @@ class Place(Protocol):
         return before.only(answering)
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Tell whether a run's owner on another host lives; None where only its signs of life can tell."""
+        """Return whether a run's owner on another host lives; None where only its signs of life can tell."""
         return None
 
     def close(self, end: End) -> None:

@@ -59,7 +59,7 @@ class Job(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Tell whether it neither waits nor runs."""
+        """Return whether it neither waits nor runs."""
 
     @property
     def output(self) -> str:

@@ -70,7 +70,7 @@ def count_nvidia_gpus() -> int:
 
 
 def is_own_address(host: str) -> bool:
-    """Tell whether a name or address is one of this machine's."""
+    """Return whether a name or address is one of this machine's."""
     try:
         named = {found[4][0] for found in socket.getaddrinfo(host, None)} if host else set()
     except OSError:

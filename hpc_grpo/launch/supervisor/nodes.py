@@ -122,7 +122,7 @@ class Nodes:
         return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
 
     def lost_may_come_back(self) -> bool:
-        """Tell whether nodes are gone, not only what ran on them, and the place waits for such."""
+        """Return whether nodes are gone, not only what ran on them, and the place waits for such."""
         return self._setup.place.awaits_lost_nodes and any(loss.is_machine for loss in self.lost().values())
 
     def take_late(self) -> list[str]:

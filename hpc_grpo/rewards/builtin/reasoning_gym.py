@@ -157,7 +157,7 @@ def evaluate(source: str, names: Any = None, local: Any = None) -> Any:
 
 
 def _is_mathematics(value: Any) -> bool:
-    """Tell whether a value is a constant, variable or function of sympy's. `Integral` is none: it solves nothing."""
+    """Return whether a value is a constant, variable or function of sympy's. `Integral` is none: it solves nothing."""
     import sympy
 
     if isinstance(value, type):

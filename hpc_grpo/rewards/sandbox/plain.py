@@ -153,7 +153,7 @@ def unpack(data: Any, resolve: Resolve, originals: Sequence[Any] = ()) -> tuple[
 
 
 def are_inline(values: Sequence[Any]) -> bool:
-    """Tell whether values cross as they are: numbers, texts and None, but no integers of more than 64 bits."""
+    """Return whether values cross as they are: numbers, texts and None, but no integers of more than 64 bits."""
     kinds = set(map(type, values))
     if not kinds <= _INLINE:
         return False
@@ -180,7 +180,7 @@ def _out_of_one(kind: str, data: str) -> list[Any]:
 
 
 def is_as_sent(node: Sequence[Any], value: Any) -> bool:
-    """Tell whether a list without containers still holds the very parts of its node."""
+    """Return whether a list without containers still holds the very parts of its node."""
     return type(value) is list and len(value) == len(node) - 1 and all(map(operator.is_, value, node[1:]))
 
 

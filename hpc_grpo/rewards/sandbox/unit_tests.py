@@ -197,7 +197,7 @@ class Peer:
                 self._answer(self._channel.receive())
 
     def has(self, value: Any) -> bool:
-        """Tell whether the other process got a number for this object."""
+        """Return whether the other process got a number for this object."""
         return id(value) in self._numbers
 
     def _answer(self, message: Any) -> None:
@@ -372,7 +372,7 @@ def _watch_unittest() -> list[Any]:
 
 
 def _acts(node: ast.AST) -> bool:
-    """Tell whether a module asserts or calls anything, beside in what it defines."""
+    """Return whether a module asserts or calls anything, beside in what it defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
     if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):  # it is another name here
