@@ -100,7 +100,7 @@ def find_config(name: str) -> Path:
         return found
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
     raise ConfigError(
-        f"No config {name}: there is no such file and no such shipped config{nearest(name, shipped)} Shipped "
+        f"No config {name!r}: there is no such file and no such shipped config{nearest(name, shipped)} Shipped "
         f"configs: {', '.join(shipped)}."
     )
 
@@ -157,7 +157,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 def _extended(items: Any, further: Any, override: str) -> list[Any]:
     if not isinstance(items, list) or not isinstance(further, list):
         raise ConfigError(
-            f"Override {override}: += appends a list to a list. Example: launch.setup_lines+=[ulimit -l]."
+            f"Override {override!r}: += appends a list to a list. Example: launch.setup_lines+=[ulimit -l]."
         )
     return [*items, *further]
 

@@ -137,7 +137,7 @@ def _eval(config: Config) -> None:
         raise ConfigError("eval.every is set, but rewards is empty. Name the reward that decides, such as correctness.")
     if config.eval.reward not in (None, *names):
         raise ConfigError(
-            f"eval.reward = {config.eval.reward} must be one of rewards: {', '.join(names)}. Set it to one of "
+            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names)}. Set it to one of "
             "them, or to null for the default: correctness, or the first reward."
         )
 
@@ -163,13 +163,13 @@ def _eval_data(config: Config) -> None:
     for name in config.data.eval_sets:
         if not _EVAL_SET.fullmatch(name):
             raise ConfigError(
-                f"data.eval_sets has {name}: the name of a set must be letters, digits, '_' and '-', and must "
+                f"data.eval_sets has {name!r}: the name of a set must be letters, digits, '_' and '-', and must "
                 "begin with a letter. It becomes part of metrics and paths. Choose another name."
             )
     for function in config.eval.metrics:
         if ":" not in function:
             raise ConfigError(
-                f"eval.metrics has {function}: there are no built-in eval metrics. Name your function: "
+                f"eval.metrics has {function!r}: there are no built-in eval metrics. Name your function: "
                 "module:function or path/to/file.py:function."
             )
     if config.data.eval is not None and config.data.held_out is not None:

@@ -19,6 +19,7 @@ from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
 from hpc_grpo.data.tokenizer import (
     check_context_length,
     context_length,
+    import_without_torch,
     load_tokenizer,
     model_folder,
     refuse_other_vocabularies,
@@ -56,6 +57,7 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
 
     At a resume, what a reward asks is waited for, and RewardAwayError raised if it does not answer.
     """
+    import_without_torch(config)
     tokenizer = load_tokenizer(config)
     check_context_length(config)
     if config.needs.rollouts:
