@@ -18,7 +18,7 @@ def _importance_weights(config: Config) -> None:
     ):
         if value != off and correction != "none" and config.needs.rollouts:
             raise ConfigError(
-                f"rollout.{key} = {value}: engines renormalise over {over} and the learner does not. The "
+                f"rollout.{key} = {value:g}: engines renormalise over {over} and the learner does not. The "
                 f"importance weights of loss.correction = {correction} would be wrong. Set rollout.{key}={off}, "
                 "or loss.correction=none."
             )

@@ -53,8 +53,8 @@ def _colocation(config: Config) -> None:
     if expects_gpus(config) and engine.kv_cache_gib is None and share > MOST_BESIDE_A_LEARNER:
         raise ConfigError(
             "placement.colocate = true keeps the learner's weights and optimizer on the GPU. "
-            f"engine.gpu_memory_utilization = {share} leaves too little memory for them. Set it to "
-            f"{MOST_BESIDE_A_LEARNER} or less, or set engine.kv_cache_gib. `hpc-grpo plan` shows what fits."
+            f"engine.gpu_memory_utilization = {share:g} leaves too little memory for them. Set it to "
+            f"{MOST_BESIDE_A_LEARNER:g} or less, or set engine.kv_cache_gib. `hpc-grpo plan` shows what fits."
         )
 
 

@@ -132,10 +132,10 @@ def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: floa
         if needed > available:
             raise ConfigError(
                 (
-                    f"{place} has {available} {kind}s, but placement.learners_per_node = "
+                    f"{place} has {available:g} {kind}s, but placement.learners_per_node = "
                     f"{config.placement.learners_per_node} and engine.engines_per_node = "
                     f"{config.engine.engines_per_node} (engine.tensor_parallel = {config.engine.tensor_parallel}) "
-                    f"need {needed}. Use fewer engines, or larger nodes"
+                    f"need {needed:g}. Use fewer engines, or larger nodes"
                 )
                 + ("." if kind == "CPU" else _one_gpu_for_both(config))
             )

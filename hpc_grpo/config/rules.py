@@ -86,7 +86,7 @@ def _names(config: Config) -> None:
             reward.settings(key)
             if reward.completion_s != 1.0 and not reward.has_budget:
                 raise ConfigError(
-                    f"{key}.completion_s = {reward.completion_s} has no effect: {reward.name} is no built-in that "
+                    f"{key}.completion_s = {reward.completion_s:g} has no effect: {reward.name} is no built-in that "
                     f"scores completions in its worker. Set {key}.timeout_s, or remove {key}.completion_s."
                 )
         for _, environment in config.environments.values():
@@ -192,13 +192,13 @@ def _curriculum(config: Config) -> None:
             )
     if curriculum.difficulty_field is None and curriculum.difficulty_epochs != 1.0:
         raise ConfigError(
-            f"data.curriculum.difficulty_epochs = {curriculum.difficulty_epochs} has no effect without "
+            f"data.curriculum.difficulty_epochs = {curriculum.difficulty_epochs:g} has no effect without "
             "data.curriculum.difficulty_field. Set difficulty_field to a column, or remove difficulty_epochs."
         )
     if curriculum.hard_to is not None and curriculum.hard_to >= curriculum.easy_from:
         raise ConfigError(
-            f"data.curriculum.hard_to = {curriculum.hard_to} must be less than data.curriculum.easy_from = "
-            f"{curriculum.easy_from}: a prompt cannot be both easy and hard. Lower it, or set it to null."
+            f"data.curriculum.hard_to = {curriculum.hard_to:g} must be less than data.curriculum.easy_from = "
+            f"{curriculum.easy_from:g}: a prompt cannot be both easy and hard. Lower it, or set it to null."
         )
 
 
