@@ -1,4 +1,4 @@
-"""The local place: this one machine, where node agents are child processes and nobody but the user ends the run."""
+"""The local place: this machine. Node agents are child processes, and only the user ends the run."""
 
 from __future__ import annotations
 
