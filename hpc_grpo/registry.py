@@ -150,7 +150,7 @@ SOURCES = Registry(
 
 
 def names_function(path: str) -> bool:
-    """Tell whether the path of a data set is a function of the user's: module:function, path/to/file.py:function.
+    """Return whether the path of a data set is a function of the user's: module:function, path/to/file.py:function.
 
     >>> [names_function(path) for path in ("my_data:rows", "a/b.py:rows", "reasoning_gym:gcd", "s3://b/c", "d:e.jsonl")]
     [True, True, False, False, False]

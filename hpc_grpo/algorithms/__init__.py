@@ -1,1 +1,1 @@
-"""Algorithms: what a task needs, and the losses, corrections and advantages that it is made of."""
+"""Algorithms: what each task needs, and its losses, corrections and advantages."""

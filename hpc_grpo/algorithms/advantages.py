@@ -1,9 +1,9 @@
-"""The advantages that `loss.advantage` chooses from: a settings class each, with its paper's defaults.
+"""The choices of `loss.advantage`: a settings class each, with the defaults of its paper.
 
-Pure functions of floats; the driver calls them on whole groups, before any filter. `rewards` and `valid` are `[G]`,
-the rollouts of one prompt. `valid` is False where the reward could not be computed: such a rollout is not trained on,
-counts in no mean, and gets the advantage 0.0. So does a group whose rewards are all equal. An advantage is one number
-for all turns of a rollout, or a tuple with one number for each turn.
+They are pure functions of floats. The driver calls them on whole groups, before any filter. `rewards` and `valid` are
+`[G]`, the rollouts of one prompt. `valid` is False if the reward could not be computed. An invalid rollout gets the
+advantage 0.0, counts in no mean and is not trained on. If all rewards of a group are equal, all advantages are 0.0.
+An advantage is one number for all turns of a rollout, or a tuple with one number for each turn.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NormalizeStd = Annotated[bool, Field(description="Divide by the standard deviati
 class AdvantageSettings(Section):
     name: str
     compares_groups: ClassVar[bool] = False
-    """Whether the groups of a step are compared with each other: `of_step` is then not one `of_group` after another."""
+    """Whether `of_step` compares the groups of a step with each other. If not, it calls `of_group` for each group."""
 
     def check(self) -> None:
-        """Raise ConfigError where a function of the user's is not there, or does not take its args."""
+        """Raise ConfigError if the user's function does not exist or does not take its args."""
 
     def of_step(self, rewards: Groups, valid: Flags) -> Groups:
         """Compute the advantages of all groups of a step, each `[G]`."""
@@ -45,13 +45,13 @@ class AdvantageSettings(Section):
     ) -> Sequence[types.Advantage]:
         """Compute the advantages `[G]` of the rollouts of one prompt.
 
-        `turn_rewards` are the environment's, for each turn of each rollout; () where there is no environment. Raises
+        `turn_rewards` holds the environment's reward of each turn of each rollout; () without an environment. Raises
         ValueError if the lengths differ or a valid reward is not finite.
         """
         return self.of_rewards(rewards, valid)
 
     def of_rewards(self, rewards: Sequence[float], valid: Sequence[bool]) -> Sequence[float]:
-        """Compute the advantages `[G]` of rollouts that are compared by one number each."""
+        """Compute the advantages `[G]` from one reward for each rollout."""
         counted = over_valid(rewards, valid)
         # Compared, not subtracted: the rounding error of the mean must not become a gradient.
         if not counted or max(counted) == min(counted):
@@ -60,7 +60,9 @@ class AdvantageSettings(Section):
         return tuple(own(reward) if ok else 0.0 for reward, ok in zip(rewards, valid, strict=True))
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
-        """Return the advantage as a function of the reward, for the valid rewards of a group, not all equal."""
+        """Return a function from reward to advantage. `counted` are a group's valid rewards, which are not all
+        equal.
+        """
         raise NotImplementedError
 
 
@@ -95,7 +97,7 @@ class GroupAdvantage(_Centred):
 
 class TurnsAdvantage(_Centred):
     name: Literal["turns"] = "turns"
-    discount: Fraction = Field(1.0, description="Discount of a reward for each turn that it comes later.")
+    discount: Fraction = Field(1.0, description="Discount of a later turn's reward, for each turn between.")
 
     def of_group(
         self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
@@ -168,8 +170,8 @@ class MaxRlAdvantage(AdvantageSettings):
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
         """Compute A_i = (r_i - mean(r)) / mean(r)        (Maximum Likelihood Reinforcement Learning, arXiv:2602.02710)
 
-        For rewards of 0 and 1: the gradient of the log of the pass rate, as far as G samples tell it. Where the mean is
-        not positive nothing was solved, and the advantages are 0.0.
+        For rewards of 0 and 1, this estimates the gradient of the log pass rate from G samples. If the mean is not
+        positive, no rollout solved the prompt: all advantages are 0.0.
 
         >>> MaxRlAdvantage().of_group((9.0, 3.0, 99.0), (True, True, False))
         (0.5, -0.5, 0.0)
@@ -183,15 +185,15 @@ class PassKAdvantage(AdvantageSettings):
     k: PositiveInt = Field(4, description="Rollouts of a subset, at most rollout.group_size.")
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
-        """Compute the advantages of N valid rollouts, F of which failed, from what any k of them are worth.
+        """Compute the advantages of N valid rollouts, of which F failed, for the reward of k rollouts together.
 
         R = 1 - C(F, k) / C(N, k),   s = sqrt(R * (1 - R))
         A of one that passed = (1 - R) / s
         A of one that failed = (1 - R - C(F - 1, k - 1) / C(N - 1, k - 1)) / s
 
-        The mean advantage over all k-subsets that a rollout is in, of GRPO on subsets (Pass@k Training,
-        arXiv:2508.10751, section 2.4). A reward above 0 has passed. Where all subsets are worth the same, and where
-        N < k, all get 0.0.
+        A subset of k rollouts passes if one of its rollouts passes; a rollout passes if its reward is above 0. A
+        rollout's advantage is its mean GRPO advantage over all subsets that contain it (Pass@k Training,
+        arXiv:2508.10751, section 2.4). If all subsets pass, or all fail, or N < k, all advantages are 0.0.
 
         >>> [round(a, 4) for a in PassKAdvantage(k=2).of_group((1.0, 0.0, 0.0), (True,) * 3)]
         [0.7071, -0.3536, -0.3536]
@@ -213,7 +215,7 @@ class ReinforcePpAdvantage(AdvantageSettings):
     def of_step(self, rewards: Groups, valid: Flags) -> Groups:
         """Compute A_i = (r_i - mean(r)) / (std(r) + 1e-8)        (REINFORCE++, arXiv:2501.03262, eq. 6), std over N
 
-        Mean and deviation are those of all valid rollouts of the step, not of tokens.
+        Mean and deviation are over the step's valid rollouts, not over tokens.
 
         >>> flags = [(True, True), (True, True)]
         >>> ReinforcePpAdvantage(normalize_std=False).of_step([(1.0, 0.0), (1.0, 2.0)], flags)
@@ -230,14 +232,15 @@ class ReinforcePpBaselineAdvantage(AdvantageSettings):
     def of_step(self, rewards: Groups, valid: Flags) -> Groups:
         """Compute A_i = (b_i - mean(b)) / (std(b) + 1e-8), b_i = r_i - mean over its group    (the same paper, eq. 7)
 
-        std over N, of rollouts, not of tokens. mean(b) is 0: a group whose rewards are all equal gets exactly 0.0.
+        The standard deviation divides by N and is over rollouts, not over tokens. mean(b) is 0. If all rewards of a
+        group are equal, the group's advantages are exactly 0.0.
         """
         centred = GroupAdvantage(normalize_std=False).of_step(rewards, valid)
         return _whitened(centred, valid, self.normalize_std, mean=0.0)
 
 
 class OwnAdvantage(AdvantageSettings):
-    name: PathText = Field(description="A function of yours: advantage(rewards, valid, **args) gives [G] numbers.")
+    name: PathText = Field(description="Your function: advantage(rewards, valid, **args) returns [G] numbers.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
 
     def check(self) -> None:
@@ -246,7 +249,7 @@ class OwnAdvantage(AdvantageSettings):
     def of_group(
         self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
     ) -> Sequence[types.Advantage]:
-        """Ask the function. One with a parameter `turn_rewards` gets those of `rewards_by_turn`."""
+        """Call the user's function. If it has a parameter `turn_rewards`, pass the result of `rewards_by_turn`."""
         found = self._with_args(rewards_by_turn(rewards, turn_rewards))(rewards, valid)
         return tuple(map(as_advantage, found))
 
@@ -272,9 +275,9 @@ Advantage = Annotated[
 
 
 def rewards_by_turn(rewards: Sequence[float], turn_rewards: Groups) -> list[tuple[float, ...]]:
-    """Return the reward of each turn of each rollout; their sum is the rollout's reward.
+    """Return the reward of each turn of each rollout. A rollout's turns add up to its reward.
 
-    All rewards but the environment's count for the last turn.
+    The last turn gets all rewards that are not the environment's.
 
     >>> rewards_by_turn((1.5, 0.0), ((0.25, 0.5), (0.0,))), rewards_by_turn((1.5, 0.0), ())
     ([(0.25, 1.25), (0.0,)], [(1.5,), (0.0,)])
@@ -287,7 +290,7 @@ def rewards_by_turn(rewards: Sequence[float], turn_rewards: Groups) -> list[tupl
 
 
 def as_advantage(given: Any) -> types.Advantage:
-    """Return a number, or one number for each turn, as floats."""
+    """Convert a number, or one number for each turn, to floats."""
     try:
         return float(given)
     except TypeError:
@@ -295,7 +298,7 @@ def as_advantage(given: Any) -> types.Advantage:
 
 
 def has_signal(advantages: Sequence[types.Advantage]) -> bool:
-    """Tell whether one of the advantages is not 0."""
+    """Return whether one of the advantages is not 0."""
     return any(any(own) if isinstance(own, tuple) else own for own in advantages)
 
 
@@ -304,12 +307,12 @@ def of_each_turn(advantage: types.Advantage, num_turns: int) -> tuple[float, ...
 
 
 def _discounted(rewards: Sequence[float], discount: float) -> tuple[float, ...]:
-    """Return for each turn the sum of its reward and of the later ones, discounted by turn."""
+    """Return the discounted return of each turn: its reward plus the discounted rewards of later turns."""
     return tuple(accumulate(reversed(rewards), lambda later, own: own + discount * later))[::-1]
 
 
 def over_valid(rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
-    """Return the rewards that are valid. Raises ValueError if the lengths differ or one of them is not finite."""
+    """Return the valid rewards. Raises ValueError if the lengths differ or a valid reward is not finite."""
     if len(rewards) != len(valid):
         raise ValueError(f"{len(rewards)} rewards but {len(valid)} validity flags")
     counted = [float(reward) for reward, ok in zip(rewards, valid, strict=True) if ok]
@@ -319,9 +322,11 @@ def over_valid(rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
 
 
 def _whitened(values: Groups, valid: Flags, normalize_std: bool, mean: float | None = None) -> Groups:
-    """Give the valid values of all groups together mean 0 and, with `normalize_std`, deviation 1; others become 0.0.
+    """Give the valid values of all groups together mean 0 and, with `normalize_std`, deviation 1.
 
-    `mean` is theirs where it is known exactly: values that equal it then become exactly 0.0.
+    Invalid values get 0.0.
+
+    Pass `mean` if it is known exactly: a value equal to `mean` then becomes exactly 0.0.
     """
     counted = [value for group, flags in zip(values, valid, strict=True) for value in over_valid(group, flags)]
     if not counted or max(counted) == min(counted):
@@ -337,7 +342,7 @@ def _whitened(values: Groups, valid: Flags, normalize_std: bool, mean: float | N
 
 
 def overlong_penalty(num_tokens: int, longest: int, buffer: int) -> float:
-    """Return what a completion of so many tokens adds to its reward: 0.0 down to -1.0 at `longest`.
+    """Return the penalty that a completion of `num_tokens` tokens adds to its reward: 0.0 down to -1.0 at `longest`.
 
     0                                              n <= longest - buffer
     ((longest - buffer) - n) / buffer              else                    (DAPO, arXiv:2503.14476, eq. 13)

@@ -1,7 +1,7 @@
-"""Corrections of the mismatch between engine and learner that `loss.correction` chooses from: a settings class each.
+"""The choices of `loss.correction`, which correct the mismatch between engine and learner: a settings class each.
 
-The policy term of every loss is multiplied by their weights. KL and entropy terms are not: they are penalties on the
-learner, whoever sampled the token. A masked token still counts in `loss.denominator`.
+A correction's weights multiply the policy term of every loss. They do not multiply KL and entropy terms: these are
+penalties on the learner, whichever policy sampled the token. A masked token still counts in `loss.denominator`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weights:
-    """`weights` `[C]` multiply the policy term, 0.0 where a token is masked; `bounded` `[C]` tells where a bound acted.
+    """Weights `[C]` of the policy term, 0.0 for a masked token.
 
-    Neither carries a gradient.
+    `bounded` `[C]` is 1.0 where a bound changed the weight.
+
+    Both are without gradient.
     """
 
     weights: Tensor
@@ -32,12 +34,12 @@ class Weights:
 
 
 def mismatch(inputs: LossInputs) -> Tensor:
-    """Return log(proximal / engine) of each token `[C]`: how much likelier the learner has it than its engine had."""
+    """Return log(proximal / engine) of each token `[C]`, the log ratio of the learner's probability to the engine's."""
     return (inputs.proximal_logprobs - inputs.engine_logprobs).detach()
 
 
 def _capped(log_weights: Tensor, cap: float) -> Weights:
-    # The cap is applied to the exponent, so that a huge difference cannot overflow before it is cut.
+    # Cap the exponent, not the result: a huge difference would overflow first.
     log_cap = math.log(cap)
     return Weights(log_weights.clamp(max=log_cap).exp(), log_weights > log_cap)
 
@@ -51,10 +53,10 @@ def _masked(log_weights: Tensor, is_kept: Tensor) -> Weights:
 class CorrectionSettings(Section):
     name: str
     compares_minibatch: ClassVar[bool] = False
-    """Whether `weigh` needs what `prepare` makes of all tokens of an optimizer step."""
+    """Whether `weigh` reads the result of `prepare`, which sees all tokens of an optimizer step."""
 
     def check(self) -> None:
-        """Raise ConfigError where a function of the user's is not there, or does not take its args."""
+        """Raise ConfigError if the user's function does not exist or does not take its args."""
 
     def weigh(self, inputs: LossInputs) -> Weights:
         raise NotImplementedError
@@ -80,10 +82,10 @@ class Truncated(CorrectionSettings):
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = min(proximal / engine, cap) of each token.
 
-        Truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly brings
-        you off-policy RL training"), from the behaviour policy (the engine) to the proximal policy, as in decoupled PPO
-        (Hilton et al., arXiv:2110.00641; AReaL, arXiv:2505.24298). The clipped ratio then measures the distance from
-        the proximal policy alone.
+        This is truncated importance sampling (Ionides 2008; Yao et al. 2025, "Your efficient RL framework secretly
+        brings you off-policy RL training") from the engine's policy to the proximal policy, as in decoupled PPO (Hilton
+        et al., arXiv:2110.00641; AReaL, arXiv:2505.24298). The clipped ratio of the loss then compares with the
+        proximal policy.
         """
         return _capped(mismatch(inputs), self.cap)
 
@@ -95,8 +97,9 @@ class SequenceCorrection(CorrectionSettings):
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = min(product over the sequence's tokens of proximal / engine, cap) for each of its tokens.
 
-        The unbiased weight of a sequence, truncated (Liu et al. 2025, "When Speed Kills Stability"). It is exponential
-        in the length: long sequences of a small mismatch have a small weight, or the cap.
+        This is the truncated importance weight of a sequence (Liu et al. 2025, "When Speed Kills Stability"). A product
+        grows or shrinks exponentially with length: even a small mismatch gives a long sequence a tiny weight, or the
+        cap.
         """
         return _capped(sequence_sum(mismatch(inputs), inputs.sequence_ids), self.cap)
 
@@ -140,8 +143,8 @@ class IcePop(_Bounded):
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = proximal / engine of each token if low <= w <= cap, else 0.
 
-        Ring-Team 2025, "Small leak can sink a great ship", and Ling Team, arXiv:2510.18855. With low = 0 it is the cap
-        on behaviour weights of AReaL (arXiv:2505.24298), which masks too.
+        Ring-Team 2025, "Small leak can sink a great ship", and Ling Team, arXiv:2510.18855. With low = 0 this is
+        AReaL's cap on behaviour weights (arXiv:2505.24298), which masks too.
         """
         log_weights = mismatch(inputs)
         return self._within(log_weights, log_weights)
@@ -155,8 +158,9 @@ class SequenceMask(_Bounded):
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = product over the sequence's tokens of proximal / engine for each token if low <= w <= cap, else 0.
 
-        TRL's default with vLLM (`sequence_mask`, trl/trainer/grpo_trainer.py, with its cap), and verl's IcePop by
-        sequence (verl/trainer/ppo/rollout_corr_helper.py). Masked where `sequence` is truncated.
+        This is TRL's default with vLLM (`sequence_mask`, trl/trainer/grpo_trainer.py, with its cap), and verl's IcePop
+        by sequence (verl/trainer/ppo/rollout_corr_helper.py). It masks a sequence where `sequence` truncates the
+        weight.
         """
         log_weights = sequence_sum(mismatch(inputs), inputs.sequence_ids)
         return self._within(log_weights, log_weights)
@@ -168,7 +172,7 @@ class M2po(CorrectionSettings):
     compares_minibatch: ClassVar[bool] = True
 
     def prepare(self, minibatch: LossInputs) -> Tensor:
-        """Return the largest (log r)^2 that is kept of all tokens of an optimizer step; -1.0 where none is."""
+        """Return the largest (log r)^2 to keep among all tokens of an optimizer step; -1.0 if every token is masked."""
         squares = mismatch(minibatch).square().sort().values
         means = squares.cumsum(0) / squares.new_ones(len(squares)).cumsum(0)
         # Means of ever larger squares grow, so those within the bound come first.
@@ -176,18 +180,18 @@ class M2po(CorrectionSettings):
         return squares.gather(0, (num_kept - 1).clamp(min=0).unsqueeze(0)).squeeze(0).where(num_kept > 0, -1.0)
 
     def weigh(self, inputs: LossInputs) -> Weights:
-        """Return w = r = proximal / engine of each token that is kept, and 0 of the others.
+        """Return w = r = proximal / engine of each kept token, and 0 of each masked token.
 
-        Masked are the tokens of the largest (log r)^2, as few as leave the others a mean of at most `cap` (M2PO,
-        arXiv:2510.01161, algorithm 1): over all tokens of the optimizer step, however it is cut. The paper's surrogate
-        has no clip besides; ours has that of the loss, around the proximal policy.
+        Masks the tokens with the largest (log r)^2: as few as needed for the others' mean to be at most `cap` (M2PO,
+        arXiv:2510.01161, algorithm 1). The mean is over all tokens of the optimizer step, on all ranks. The paper's
+        loss has no clip; here the clip of `loss` around the proximal policy stays.
         """
         log_weights = mismatch(inputs)
         return _masked(log_weights.clamp(max=MAX_LOG_RATIO), log_weights.square() <= inputs.of_minibatch[self.name])
 
 
 class OwnCorrection(CorrectionSettings):
-    name: PathText = Field(description="A function of yours: correction(inputs, **args) gives Weights.")
+    name: PathText = Field(description="Your function: correction(inputs, **args) returns Weights.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
 
     def check(self) -> None:

@@ -1,7 +1,6 @@
-"""Section `loss`: the policy losses that `loss.name` chooses from, a settings class each, and what all of them have.
+"""Section `loss`: a settings class for each choice of `loss.name`, and the keys that all losses share.
 
-A class holds its paper's defaults; `term` is its formula. Corrections, KL and entropy are added around the term
-(`objective.py`).
+A class holds the defaults of its paper; `term` is its formula. `objective.py` adds corrections, KL and entropy.
 """
 
 from __future__ import annotations
@@ -33,9 +32,11 @@ Denominator = Annotated[
     Literal["tokens", "sequences", "constant"] | int,
     BeforeValidator(_denominator),
     Field(
-        description="What divides the sum over a step's tokens. tokens: their number; sequences: each sequence's own "
-        "number of them, then the number of sequences; constant: rollout.max_new_tokens for each sequence; a number: "
-        "so many tokens for each sequence.",
+        description=(
+            "What divides the sum over a step's tokens. tokens: the number of tokens. sequences: each "
+            "sequence's token count, then the number of sequences. constant: rollout.max_new_tokens for "
+            "each sequence. A number: that many tokens for each sequence."
+        ),
     ),
 ]
 Proximal = Literal["recomputed", "interpolated", "engine"]
@@ -47,8 +48,10 @@ class KlSettings(Section):
     coef: NonNegativeFloat = Field(0.0, description="Weight of the KL to the reference; 0: no reference.")
     estimator: Literal["k1", "k2", "k3", "unbiased"] = Field(
         "k3",
-        description="Estimate of the KL. In the loss k1 has no gradient on average, k2 that of the KL on-policy, "
-        "unbiased (k3 times the ratio to the engine) also off-policy.",
+        description=(
+            "Estimator of the KL. As a loss term, k1 has zero gradient on average. k2 has the KL's "
+            "gradient on-policy. unbiased (k3 times the ratio to the engine) has it off-policy too."
+        ),
     )
     where: Literal["loss", "reward"] = Field(
         "loss", description="reward: each token's advantage loses coef times the KL of the rest of its sequence."
@@ -63,42 +66,45 @@ class KlSettings(Section):
         1.0,
         gt=0.0,
         le=1.0,
-        description="Share of the policy in a refreshed reference: 1 is a copy, less an exponential average, in "
-        "float32.",
+        description=(
+            "Weight of the policy when the reference is refreshed. 1 copies the policy; less keeps an "
+            "exponential average in float32."
+        ),
     )
 
     @property
     def averages(self) -> bool:
-        """Tell whether the reference is an exponential average of the policy."""
+        """Return whether the reference is an exponential average of the policy."""
         return self.refresh_steps is not None and self.mixup < 1.0
 
 
 class LossSettings(Section):
-    """What every policy loss has."""
+    """Keys that every policy loss has."""
 
     name: str
     denominator: Denominator = "tokens"
     proximal: Proximal = Field(
         "recomputed",
-        description="Source of the proximal logprobs, to which the ratio is taken. recomputed: the learner at the "
-        "start "
-        "of the step; interpolated: between engine and learner by versions (AReaL), after the first of "
-        "train.num_minibatches; engine: the engine's own, which leaves the correction nothing to correct.",
+        description=(
+            "Source of the proximal logprobs, the ratio's denominator. recomputed: the learner computes "
+            "them at the step's start. interpolated: between engine and learner by version (AReaL), from "
+            "the second of train.num_minibatches on. engine: the engine's own, so the correction is 1."
+        ),
     )
     entropy_coef: NonNegativeFloat = Field(
-        0.0, description="Weight of the entropy bonus, whose gradient takes memory as logits do; 0: none."
+        0.0, description="Weight of the entropy bonus. 0: no bonus. Its gradient needs as much memory as the logits."
     )
     correction: Correction = Truncated()
     advantage: Advantage = GroupAdvantage()
     kl: KlSettings = Field(KlSettings(), description="The KL to a reference model.")
 
     scales_advantage: ClassVar[bool] = True
-    """Whether a token of advantage 0 has no gradient, and changes that of no other."""
+    """Whether a token of advantage 0 has no gradient and does not change other tokens' gradients."""
     compares_minibatch: ClassVar[bool] = False
-    """Whether `term` needs what `prepare` makes of all tokens of an optimizer step, their advantages included."""
+    """Whether `term` reads the result of `prepare`, which sees all tokens of an optimizer step, advantages included."""
 
     def check(self) -> None:
-        """Raise ConfigError where a function of the user's is not there, or does not take its args."""
+        """Raise ConfigError if the user's function does not exist or does not take its args."""
 
     def term(self, inputs: LossInputs) -> LossOutput:
         """Return the policy's own term of the loss per token `[C]`."""
@@ -110,10 +116,11 @@ class LossSettings(Section):
 
     @property
     def is_still_without_advantage(self) -> bool:
-        """Tell whether a token of advantage 0 has no gradient, and changes that of no other, in the whole objective.
+        """Return whether, in the objective, a token of advantage 0 has no gradient and changes no other token's
+        gradient.
 
-        A correction of the user's may pull towards something else. A term that compares all tokens of an optimizer
-        step needs those of advantage 0 too.
+        Returns False for a user's correction, which may have a gradient at advantage 0. Also returns False for a term
+        that compares all tokens of an optimizer step.
         """
         compares = self.compares_minibatch or self.correction.compares_minibatch
         is_built_in = ":" not in self.correction.name
@@ -121,14 +128,14 @@ class LossSettings(Section):
 
     @property
     def functions(self) -> dict[str, str]:
-        """Return the keys that name a function, and its name: a built-in's, or the user's `module:function`."""
+        """Return each key that names a function, with that name: a built-in's, or the user's `module:function`."""
         chosen = {"loss": self.name, "loss.advantage": self.advantage.name, "loss.correction": self.correction.name}
         return {f"{key}.name": name for key, name in chosen.items()}
 
     @model_validator(mode="before")
     @classmethod
     def _with_defaults_of_loss(cls, values: Any) -> Any:
-        """Give the loss's own correction and advantage, named or not, the defaults that this loss has for them."""
+        """Fill in this loss's defaults for its correction and its advantage, whether the user named them or not."""
         if not isinstance(values, Mapping):
             return values
         completed = dict(values)
@@ -149,7 +156,7 @@ class _Clipped(LossSettings):
     clip_low: ClipLow = 0.2
     clip_high: ClipHigh = 0.2
     dual_clip: PositiveFloat | None = Field(
-        None, gt=1.0, description="Largest ratio that counts where the advantage is negative, such as 3. Default: any."
+        None, gt=1.0, description="Largest ratio that counts for a negative advantage, such as 3. Default: no limit."
     )
 
     def ratio(self, inputs: LossInputs) -> Tensor:
@@ -171,8 +178,8 @@ class _Clipped(LossSettings):
 class GrpoLoss(_Clipped):
     """GRPO (DeepSeekMath, arXiv:2402.03300).
 
-    Two deviations from the paper, both of DAPO (arXiv:2503.14476). clip_high may differ from clip_low. The sum over
-    tokens is divided by the valid tokens of the optimizer step, not first by each completion's length.
+    Differs from the paper in two points, both from DAPO (arXiv:2503.14476). clip_high may differ from clip_low. The sum
+    over tokens is divided by the optimizer step's valid tokens, not first by each completion's length.
     `loss.denominator: sequences` is the paper's.
     """
 
@@ -180,18 +187,18 @@ class GrpoLoss(_Clipped):
 
 
 class BnpoLoss(_Clipped):
-    """`grpo` with its default denominator, under the name that TRL and Liger have for it.
+    """`grpo` with its default denominator, under the name that TRL and Liger use.
 
-    Their batch is one microbatch of one process; here it is the optimizer step, however it is cut.
+    They normalize over one microbatch of one process. Here the denominator counts the whole optimizer step.
     """
 
     name: Literal["bnpo"] = "bnpo"
 
 
 class DapoLoss(_Clipped):
-    """DAPO (arXiv:2503.14476, eq. 8): token-level, with more room above than below.
+    """DAPO (arXiv:2503.14476, eq. 8): a token-level mean, with a larger clip range above 1 than below.
 
-    Its other parts are keys of their own: `rollout.overlong_tokens`, `rollout.drop_zero_variance`, `loss.kl.coef: 0`.
+    DAPO's other parts have their own keys: `rollout.overlong_tokens`, `rollout.drop_zero_variance`, `loss.kl.coef: 0`.
     """
 
     name: Literal["dapo"] = "dapo"
@@ -199,10 +206,10 @@ class DapoLoss(_Clipped):
 
 
 class DrGrpoLoss(_Clipped):
-    """Dr. GRPO (arXiv:2503.20783): GRPO without its two biases, towards long wrong answers and easy and hard prompts.
+    """Dr. GRPO (arXiv:2503.20783): GRPO without its two biases, for long wrong answers and for easy or hard prompts.
 
-    A = r_i - mean(r), without the standard deviation. The sum of every sequence is divided by one constant, the longest
-    completion, as in TRL and in the authors' code.
+    A = r_i - mean(r), without the standard deviation. The sum over each sequence is divided by one constant, the
+    largest completion length, as in TRL and in the authors' code.
     """
 
     name: Literal["dr_grpo"] = "dr_grpo"
@@ -211,12 +218,12 @@ class DrGrpoLoss(_Clipped):
 
 
 class DecoupledPpoLoss(_Clipped):
-    """Decoupled PPO (arXiv:2110.00641; AReaL, arXiv:2505.24298, eq. 5): the clip around a proximal policy.
+    """Decoupled PPO (arXiv:2110.00641; AReaL, arXiv:2505.24298, eq. 5): clips around a proximal policy.
 
     L = -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
     w = exp(proximal_logprobs - engine_logprobs) where that is at most the correction's cap, else 0
 
-    w is the correction, `icepop` without its lower bound. `loss.proximal` says where the proximal logprobs come from.
+    w is the correction: `icepop` without its lower bound. `loss.proximal` chooses the source of the proximal logprobs.
     """
 
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
@@ -228,7 +235,7 @@ class GspoLoss(_Clipped):
 
     s = exp(mean over the sequence's tokens of learner_logprobs - proximal_logprobs)
 
-    All tokens of a sequence have the same s, so with `denominator: sequences` the mean over them is the paper's term.
+    All tokens of a sequence share one s. With `denominator: sequences` the mean over the tokens is the paper's term.
     """
 
     name: Literal["gspo"] = "gspo"
@@ -241,11 +248,11 @@ class GspoLoss(_Clipped):
 
 
 class GspoTokenLoss(_Clipped):
-    """GSPO-token (arXiv:2507.18071, eq. 13 and 14): the sequence's ratio, with a gradient of each token's own.
+    """GSPO-token (arXiv:2507.18071, eq. 13 and 14): the sequence's ratio, with a separate gradient for each token.
 
     s_t = sg(s) * exp(learner_logprobs - sg(learner_logprobs)),   s as in gspo, sg: without gradient
 
-    Equal to gspo in value, and in gradient where the advantage is the same all over the sequence.
+    Equals gspo in value. Its gradient equals gspo's if all tokens of the sequence have the same advantage.
     """
 
     name: Literal["gspo_token"] = "gspo_token"
@@ -259,12 +266,12 @@ class GspoTokenLoss(_Clipped):
 
 
 class CispoLoss(LossSettings):
-    """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5): clips the weight of a token, and keeps the gradient of all.
+    """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5): clips a token's weight, and keeps every token's gradient.
 
     L = -sg(clip(r, 1 - clip_low, 1 + clip_high)) * A * learner_logprobs
     r = exp(learner_logprobs - proximal_logprobs)
 
-    The paper has no lower bound, as clip_low = 1 has none, and gives no number for the upper one: 5 is TRL's.
+    The paper has no lower bound (clip_low = 1), and gives no number for the upper bound. TRL uses 5.
     """
 
     name: Literal["cispo"] = "cispo"
@@ -279,17 +286,17 @@ class CispoLoss(LossSettings):
 
 
 class SapoLoss(LossSettings):
-    """SAPO (arXiv:2511.20347, eq. 5 and 6): a soft gate in the place of the clip.
+    """SAPO (arXiv:2511.20347, eq. 5 and 6): a soft gate instead of the clip.
 
     L = -f(r) * A,   f(r) = 4 / tau * sigmoid(tau * (r - 1)),   r = exp(learner_logprobs - proximal_logprobs)
     tau = temperature_positive where A > 0, else temperature_negative
 
-    At r = 1 its gradient is that of r * A, and falls off on both sides: no token is clipped.
+    At r = 1 the gradient equals that of r * A. It decreases on both sides of 1; no token is clipped.
     """
 
     name: Literal["sapo"] = "sapo"
-    temperature_positive: PositiveFloat = Field(1.0, description="Of the gate where the advantage is positive.")
-    temperature_negative: PositiveFloat = Field(1.05, description="Of the gate where the advantage is negative.")
+    temperature_positive: PositiveFloat = Field(1.0, description="Temperature of the gate for a positive advantage.")
+    temperature_negative: PositiveFloat = Field(1.05, description="Temperature of the gate for a negative advantage.")
     denominator: Denominator = "sequences"
 
     def term(self, inputs: LossInputs) -> LossOutput:
@@ -305,19 +312,19 @@ def _means(minibatch: LossInputs) -> tuple[Tensor, Tensor]:
 
 
 def _covariances(inputs: LossInputs, mean_logprob: Tensor, mean_advantage: Tensor) -> Tensor:
-    """Return (log p - mean log p) * (A - mean A) of each token `[C]`, p the proximal policy's."""
+    """Return (log p - mean log p) * (A - mean A) of each token `[C]`; p is the proximal policy's probability."""
     return (inputs.proximal_logprobs - mean_logprob) * (inputs.advantages - mean_advantage)
 
 
 class KlCovLoss(LossSettings):
-    """KL-Cov (arXiv:2505.22617, eq. 14): holds the tokens near the old policy whose learning costs the most entropy.
+    """KL-Cov (arXiv:2505.22617, eq. 14): adds a KL penalty to the tokens that lower the entropy most.
 
     L = -r * A                                                            r = exp(learner_logprobs - proximal_logprobs)
-    L = -r * A + kl_coef * KL(proximal || learner)                        of the tokens that are held
+    L = -r * A + kl_coef * KL(proximal || learner)                        for the penalised tokens
 
-    Held is the share `fraction` of the optimizer step's tokens with the largest covariance of logprob and advantage.
-    The KL is estimated by k3, unbiased at tokens that the proximal policy sampled; the authors' code has |log r|. There
-    is no clip: `policy/clip_fraction` counts what is held.
+    Penalises the share `fraction` of the optimizer step's tokens with the largest covariance of logprob and advantage.
+    k3 estimates the KL, unbiased at tokens that the proximal policy sampled; the authors' code uses |log r|. There is
+    no clip: `policy/clip_fraction` counts the penalised tokens.
     """
 
     name: Literal["kl_cov"] = "kl_cov"
@@ -339,16 +346,16 @@ class KlCovLoss(LossSettings):
 
 
 class ClipCovLoss(_Clipped):
-    """Clip-Cov (arXiv:2505.22617, eq. 11 and 12): leaves out a few tokens, drawn from those that cost entropy.
+    """Clip-Cov (arXiv:2505.22617, eq. 11 and 12): drops a few random tokens of those that lower the entropy.
 
     L = -min(r * A, clip(r) * A)        r = exp(learner_logprobs - proximal_logprobs)
-    L = 0                               of the tokens that are left out
+    L = 0                               for the dropped tokens
 
-    Left out are as many tokens as the share `fraction` of the optimizer step's, at least one. They are drawn at random
-    from those with a covariance of logprob and advantage between `low` and `high`; all of these where there are fewer.
-    Who is drawn depends on the token alone (`LossInputs.draws`), the number and the means on the optimizer step: not on
-    ranks, packing or microbatches. The authors' code takes the learner's logprobs, equal to the proximal ones in a
-    step's first minibatch, and does not draw tokens that the clip has taken already.
+    Drops the share `fraction` of the optimizer step's tokens, at least one. Draws them at random among the candidates:
+    tokens whose covariance of logprob and advantage is between `low` and `high`. Drops all candidates if there are
+    fewer. The draw depends on the token alone (`LossInputs.draws`). The number and the means depend on the optimizer
+    step. Ranks, packing and microbatches change nothing. The authors' code uses the learner's logprobs, which equal the
+    proximal ones in a step's first minibatch. Their code does not draw tokens that the clip already dropped.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -389,13 +396,13 @@ class ClipCovLoss(_Clipped):
 
 
 _NEVER = 1.0
-"""Stands for the draw of a token that is no candidate: above all draws."""
+"""Draw of a token that is no candidate: larger than every real draw."""
 
 
 class OwnLoss(LossSettings):
     """A function of the user's; whether it scales the advantage is not known."""
 
-    name: PathText = Field(description="A function of yours: loss(inputs, **args) gives a LossOutput.")
+    name: PathText = Field(description="Your function: loss(inputs, **args) returns a LossOutput.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
     scales_advantage: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""The objective of a run: a policy loss, with the correction, the KL and their metrics around it, each once."""
+"""The objective of a run: a policy loss with its correction, its KL and their metrics."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 Term = Callable[[LossInputs], LossOutput]
 Preparation = Callable[[LossInputs], Any]
-"""Makes of all tokens of an optimizer step, over all microbatches and ranks, what a variant wants to know of them."""
+"""A variant's `prepare`: it sees all tokens of an optimizer step, over all microbatches and ranks."""
 
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """`of_tokens` `[C]` weigh the tokens of a microbatch in the loss; `units` is what it adds to the divisor."""
+    """Loss weights `of_tokens` `[C]` of a microbatch's tokens. `units` is the microbatch's part of the divisor."""
 
     of_tokens: Tensor
     units: Tensor
@@ -33,8 +33,8 @@ class TokenWeights:
 class Objective:
     """What an optimizer step minimises: `loss` per token `[C]`, weighed, summed and divided as `denominator` says.
 
-    `LossInputs.of_minibatch` is to hold the results of `preparations`, by name. `proximal` is `loss.proximal`.
-    `is_still_without_advantage`: a sequence whose advantages are all 0 has no gradient, and changes that of no other.
+    `LossInputs.of_minibatch` must hold the results of `preparations`, by name. `proximal` is `loss.proximal`.
+    If `is_still_without_advantage`, a sequence with all advantages 0 has no gradient and changes no other sequence's.
     """
 
     loss: Term
@@ -44,13 +44,13 @@ class Objective:
     is_still_without_advantage: bool = False
 
     def token_weights(self, longest: int, sequence_ids: Tensor, mask: Tensor) -> TokenWeights:
-        """Weigh the tokens of a microbatch as `loss.denominator` says; each weight, and what is counted:
+        """Weigh the tokens of a microbatch as `loss.denominator` says. Each choice's weight and units:
 
         tokens:     1, and the number of tokens
         sequences:  1 / tokens of the token's sequence, and the number of sequences
-        constant:   1 / `longest`, and the number of sequences; a number stands for `longest`
+        constant:   1 / `longest`, and the number of sequences; a configured number replaces `longest`
 
-        A sequence is never cut, so its weights depend on nothing else. A token of `mask` 0.0 has no weight and does not
+        A sequence is never cut, so its weights depend on nothing else. A token of `mask` 0.0 gets weight 0 and does not
         count.
         """
         if self.denominator == "tokens":
@@ -62,14 +62,14 @@ class Objective:
         return TokenWeights(mask / float(constant), share.sum())
 
     def divisor(self, minibatch: Minibatch) -> int:
-        """Return what divides the loss: what `token_weights` adds up to over all microbatches of all ranks."""
+        """Return the loss's divisor: the sum of `token_weights(...).units` over all microbatches of all ranks."""
         return minibatch.num_valid_tokens if self.denominator == "tokens" else minibatch.num_sequences
 
 
 def policy_objective(settings: LossSettings, term: Term | None = None) -> Objective:
-    """Return the objective of section `loss`, with `term` in place of the loss's own.
+    """Return the objective of section `loss`. `term` replaces the loss's own term.
 
-    Raises ConfigError where a function of the user's is not there, or does not take its args.
+    Raises ConfigError if the user's function does not exist or does not take its args.
     """
     parts = (settings, settings.correction)
     for part in parts:
@@ -114,9 +114,9 @@ def _policy_loss(settings: LossSettings, term: Term, inputs: LossInputs) -> Loss
 def loss_kl(inputs: LossInputs, ref_logprobs: Tensor, weights: Tensor, settings: KlSettings) -> Tensor:
     """Estimate the KL to the reference per token `[C]`, with gradient.
 
-    unbiased = w * r * k3, r the ratio to the proximal policy with its gradient, w the correction from there to the
-    engine: value and gradient are then those of the learner's own KL, whoever sampled (DeepSeek-V3.2,
-    arXiv:2512.02556, eq. 7). On-policy its gradient is k2's.
+    unbiased = w * r * k3. r is the ratio to the proximal policy, with gradient. w corrects from the engine to the
+    proximal policy. Value and gradient are those of the learner's KL, whichever policy sampled (DeepSeek-V3.2,
+    arXiv:2512.02556, eq. 7). On-policy the gradient is k2's.
     """
     if settings.estimator != "unbiased":
         return kl_estimate(settings.estimator, inputs.learner_logprobs, ref_logprobs)
@@ -124,15 +124,15 @@ def loss_kl(inputs: LossInputs, ref_logprobs: Tensor, weights: Tensor, settings:
 
 
 def reward_penalty(inputs: LossInputs, ref_logprobs: Tensor, settings: KlSettings) -> Tensor:
-    """Return kl.coef times the KL of this token and all later ones of its sequence `[C]`, without gradient.
+    """Return kl.coef times the KL of this token and all later tokens of its sequence `[C]`, without gradient.
 
     A_t = A - kl.coef * sum over s >= t of KL_s, KL_s = the estimate of KL(proximal || reference) at token s
 
-    The KL is part of each token's reward, after the normalisation of the group. A token has the credit for what comes
+    The KL counts as part of each token's reward, after the group's normalisation. A token gets the credit of the tokens
     after it (InstructGPT, arXiv:2203.02155; REINFORCE++, arXiv:2501.03262, eq. 5).
     """
     kl = kl_estimate(settings.estimator, inputs.proximal_logprobs, ref_logprobs).detach()
-    # Sequences are whole and in order: those before this one, and this one's earlier tokens, are taken off.
+    # Sequences are uncut and in order. Subtract the earlier sequences and this sequence's earlier tokens.
     running = kl.double().cumsum(0)
     is_last = inputs.sequence_ids != inputs.sequence_ids.roll(-1)
     is_last[-1] = True

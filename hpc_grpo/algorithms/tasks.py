@@ -1,7 +1,7 @@
-"""The algorithms that `task` chooses from: what each needs, its advantages, its training sequences and its loss.
+"""The choices of `task`: what each algorithm needs, its advantages, its training sequences and its loss.
 
-Whoever has to know what a run consists of asks `config.needs`, never for the name of the task. Importing this module
-loads neither numpy nor torch: a login node asks for needs too.
+Code that must know which parts a run has reads `config.needs`, never the task's name. Importing this module loads
+neither numpy nor torch, because a login node reads `needs` too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Algorithm(ABC):
         """Return what the learner's optimizer steps minimise."""
 
     def advantages(self, grades: GroupGrades) -> Sequence[Advantage]:
-        """Compute the advantages `[G]` of a group, in the driver: a number for a rollout, or one for each turn."""
+        """Compute the advantages `[G]` of a group, in the driver: one number for each rollout, or one for each turn."""
         raise NotImplementedError(f"{type(self).__name__} trains on no groups")
 
     def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
@@ -50,7 +50,7 @@ class Algorithm(ABC):
         return [self.advantages(grades) for grades in step]
 
     def teaches(self, grades: GroupGrades) -> bool:
-        """Tell whether a group has an advantage that is not 0, before the other groups of its step are known."""
+        """Return whether a group has an advantage that is not 0, before the other groups of its step are known."""
         return has_signal(self.advantages(grades))
 
     def num_trained_tokens(self, grades: GroupGrades) -> int:
@@ -58,7 +58,7 @@ class Algorithm(ABC):
         return sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)
 
     def num_sequences(self, grades: GroupGrades) -> int:
-        """Count, in the driver, the sequences that `sequences` will make."""
+        """Count, in the driver, the sequences that `sequences` will return."""
         return sum(n for n, valid in zip(grades.num_sequences or grades.valid, grades.valid, strict=True) if valid)
 
     def sequences(
@@ -66,8 +66,8 @@ class Algorithm(ABC):
     ) -> list[TrainSequence]:
         """Make the training sequences of a group's valid rollouts, in the learner: token arrays never pass the driver.
 
-        Consecutive turns are one sequence; a turn that starts anew begins another one. Each sampled token has the
-        advantage of its turn. A rollout's sequences follow each other by G in `sample_index`.
+        Consecutive turns form one sequence. A turn that starts a new context begins a new sequence. Each sampled token
+        has the advantage of its turn. The sequences of one rollout have `sample_index` i, i + G, i + 2G and so on.
         """
         made = []
         for index, (episode, advantage) in enumerate(zip(samples.episodes, advantages, strict=True)):
@@ -86,7 +86,7 @@ class Algorithm(ABC):
 
 
 def _sequence(ordinal: int, sample_index: int, turns: Sequence[tuple[Turn, float]]) -> TrainSequence:
-    """Lay consecutive turns end to end, each with its advantage: contexts are masked, completions trained."""
+    """Concatenate consecutive turns, each with its advantage. Contexts are masked, completions are trained."""
     import numpy as np
 
     token_ids = np.concatenate([ids for turn, _ in turns for ids in (turn.context_ids, turn.completion.token_ids)])
@@ -105,14 +105,14 @@ def _sequence(ordinal: int, sample_index: int, turns: Sequence[tuple[Turn, float
 
 
 def algorithm_of(config: Config) -> Algorithm:
-    """Make the algorithm that `task` names. Raises ConfigError where there is none."""
+    """Make the algorithm that `task` names. Raises ConfigError if it does not exist."""
     algorithm: Algorithm = ALGORITHMS.find(config.task.name)(config)
     return algorithm
 
 
 @ALGORITHMS.register("grpo")
 class Grpo(Algorithm):
-    """DeepSeekMath, arXiv:2402.03300; `loss.advantage` and `loss.name` choose its two parts."""
+    """GRPO (DeepSeekMath, arXiv:2402.03300). `loss.advantage` and `loss.name` choose its two parts."""
 
     @property
     def needs(self) -> Needs:
@@ -155,10 +155,10 @@ class Grpo(Algorithm):
 
 @ALGORITHMS.register("ppo")
 class Ppo(Grpo):
-    """arXiv:1707.06347, with generalised advantages (arXiv:1506.02438); `loss.name` is its policy loss.
+    """PPO (arXiv:1707.06347) with generalised advantages (arXiv:1506.02438). `loss.name` is its policy loss.
 
-    The driver gives each token the reward of its turn as its advantage. The critic, in the learner, takes that of a
-    turn's last token for the reward of the turn.
+    The driver writes each turn's reward into the advantages of the turn's tokens. The critic, in the learner, reads the
+    value at a turn's last token as the reward of the turn.
     """
 
     @property
@@ -174,10 +174,10 @@ class Ppo(Grpo):
     def sequences(
         self, samples: GroupSamples, advantages: Sequence[Advantage], valid: Sequence[bool]
     ) -> list[TrainSequence]:
-        """Make the sequences. The last token of a sequence that another one follows has all later rewards as well.
+        """Make the sequences. If another sequence of the rollout follows, the last token also gets all later rewards.
 
-        A critic sees one sequence at a time: what comes after its end is worth 0 to it. So later rewards are added up
-        there without a discount.
+        The critic sees one sequence at a time, so a sequence's end has the value 0. Later rewards are therefore added
+        to the last token, without a discount.
         """
         carried: list[Advantage] = []
         for episode, rewards in zip(samples.episodes, advantages, strict=True):
@@ -196,7 +196,7 @@ class Distill(Grpo):
     """On-policy distillation: reverse KL to a teacher on the student's own completions (GKD, arXiv:2306.13649; MiniLLM,
     arXiv:2306.08543; Thinking Machines Lab 2025, "On-Policy Distillation"), by the policy gradient of `loss.name`.
 
-    Rewards count only with `task.reward_coef`, by the advantages of `loss.advantage`.
+    Rewards count only if `task.reward_coef` is set, through the advantages of `loss.advantage`.
     """
 
     @property
@@ -218,12 +218,12 @@ class Distill(Grpo):
 
 
 def taught_loss(term: Term, coef: float, inputs: LossInputs) -> LossOutput:
-    """Return the policy loss `term` of A_t + coef * (log teacher - log proximal) per token `[C]`.
+    """Return the policy loss `term` with the advantage A_t + coef * (log teacher - log proximal), per token `[C]`.
 
-    This is the gradient of a token's reverse KL, as far as one sample tells it. A token answers for no later token: the
-    discount is 0, as Thinking Machines has it; MiniLLM adds up the rest of the sequence. The proximal logprobs stand
-    for the policy's, without gradient; the correction weighs from the engine's to them. `kl/learner_teacher` estimates
-    the KL by k1 at tokens that engines sampled. Raises ValueError without a teacher.
+    This is a one-sample estimate of the gradient of a token's reverse KL. The discount is 0, as at Thinking Machines: a
+    token gets no credit for later tokens. MiniLLM sums over the rest of the sequence. The proximal logprobs replace the
+    policy's, without gradient; the correction weighs from the engine to them. `kl/learner_teacher` estimates the KL by
+    k1 at tokens that engines sampled. Raises ValueError without a teacher.
     """
     if inputs.teacher_logprobs is None:
         raise ValueError("distillation needs LossInputs.teacher_logprobs")

@@ -1,6 +1,6 @@
-"""What losses and corrections take and give, and the terms that they share.
+"""Inputs and outputs of losses and corrections, and the terms that they share.
 
-All is written with methods of tensors: a login node reads the settings of losses, and has no torch.
+Uses only methods of tensors and imports no torch: a login node without torch reads the losses' settings.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""exp(20) = 5e8: far beyond any ratio that means something, far below where float32 overflows."""
+"""exp(20) = 5e8: far above any meaningful ratio, far below float32's overflow."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The trained tokens of a microbatch; every tensor has shape `[C]`, all but `sequence_ids` are float32.
+    """The trained tokens of a microbatch. Every tensor is `[C]` and float32, except `sequence_ids`, which is int64.
 
-    `learner_logprobs` alone carry a gradient, and `entropy` with `loss.entropy_coef`. `proximal_logprobs` are those of
-    the learner at the start of the step. `ref_logprobs` and `teacher_logprobs` are None without such a model.
-    `sequence_ids` (int64) number the sequences of the microbatch from 0, in order. A sequence is never cut, so a loss
-    may sum or average over it. `draws` are uniform in [0, 1), to choose tokens at random: a token's own, however a step
-    is cut. `of_minibatch` holds, by the name of the loss or correction, what `prepare` made of all tokens of the
-    optimizer step, over all microbatches and ranks.
+    Only `learner_logprobs` carries a gradient, and `entropy` if `loss.entropy_coef` is set. `proximal_logprobs` are
+    those of the learner at the start of the step. `ref_logprobs` and `teacher_logprobs` are None without such a model.
+    `sequence_ids` numbers the sequences of the microbatch from 0, in order. A sequence is never cut, so a loss may sum
+    or average over it. `draws` are uniform in [0, 1), to choose tokens at random. A token's draw does not depend on
+    packing or ranks. `of_minibatch` maps the name of a loss or correction to the result of its `prepare`, which saw all
+    tokens of the optimizer step, over all microbatches and ranks.
     """
 
     learner_logprobs: Tensor
@@ -42,10 +42,10 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """`per_token` `[C]` is what is summed and divided by `loss.denominator`, over all microbatches and learners.
+    """`per_token` `[C]` is summed over all microbatches and learners, and divided by `loss.denominator`.
 
     The others hold per-token `[C]` quantities without gradient, by metric name. `terms` are parts of the loss, reduced
-    as it is; `means` and `maxima` are reduced over valid tokens; `weights` to their effective sample size.
+    like the loss. `means` and `maxima` are reduced over valid tokens, `weights` to their effective sample size.
     """
 
     per_token: Tensor
@@ -66,13 +66,13 @@ def sequence_ratios(inputs: LossInputs) -> Tensor:
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """Return exp(log_ratio), finite in float32: clip ranges bind long before the clamp does."""
+    """Return exp(log_ratio), clamped to stay finite in float32. A clip range acts long before the clamp."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def sequence_sum(values: Tensor, sequence_ids: Tensor) -> Tensor:
     """Give each token `[C]` the sum over its sequence."""
-    # No sequence is empty, so C places are enough; asking for the largest id would stall a GPU.
+    # No sequence is empty, so C places are enough. Reading the largest id would stall a GPU.
     return values.new_zeros(len(values)).index_add(0, sequence_ids, values)[sequence_ids]
 
 
@@ -85,8 +85,8 @@ def interpolated_proximal(inputs: LossInputs, versions: Tensor, proximal_version
 
     log p = log e + a * (log l - log e),   a = (proximal_version - v) / (version - v) within [0, 1], or 0 without a step
 
-    Log-linear in the version v that sampled the token (AReaL's `loglinear`, areal/trainer/ppo/actor.py): it saves the
-    forward pass that computes them. `version` is the learner's now; `inputs.proximal_logprobs` is not read.
+    Interpolates in the version v that sampled the token (AReaL's `loglinear`, areal/trainer/ppo/actor.py). This saves a
+    forward pass. `version` is the learner's current version. `inputs.proximal_logprobs` is not read.
     """
     steps = version - versions
     share = ((proximal_version - versions) / steps.clamp(min=1.0)).clamp(0.0, 1.0) * (steps > 0.0)
@@ -94,7 +94,7 @@ def interpolated_proximal(inputs: LossInputs, versions: Tensor, proximal_version
 
 
 def ratio_metrics(ratio: Tensor, is_clipped: Tensor) -> dict[str, Tensor]:
-    """Name what every loss with a ratio reports per token `[C]`: the ratio, and where the clip takes the gradient."""
+    """Return the per-token metrics `[C]` of a loss with a ratio: the ratio, and where the clip stops the gradient."""
     return {"policy/ratio_mean": ratio.detach(), "policy/clip_fraction": is_clipped.to(ratio.dtype)}
 
 
@@ -103,7 +103,7 @@ def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
     k3 = exp(d) - d - 1 with d = log q - log p   (Schulman, "Approximating KL divergence", 2020)
 
-    It is never negative, unbiased in value, and has less variance than -d. `other_logprobs` are log q.
+    k3 is never negative, is unbiased in value, and has less variance than -d. `other_logprobs` are log q.
     """
     difference = (other_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return difference.expm1() - difference

@@ -1,6 +1,6 @@
-"""Configuration: its sections, loading with overrides, rules across sections, and what fits a node.
+"""Configuration: its sections, loading with overrides, rules across sections, and resources of a node.
 
-Sections are imported from here where other rooms name their type; most only read `config.section.key`.
+Other rooms import a section's class from here for type hints. Most code only reads `config.section.key`.
 """
 
 from hpc_grpo.config.data import CurriculumConfig, DataConfig, DatasetConfig, HeldOutConfig, SourceConfig

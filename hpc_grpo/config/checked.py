@@ -1,4 +1,4 @@
-"""Validates values against a section. Its errors are one `ConfigError` with each key, its value and the choices."""
+"""Validate values against a section. All errors become one `ConfigError` with each key, its value and the choices."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Checked = TypeVar("Checked", bound=Section)
 
 
 class InvalidConfigError(ConfigError):
-    """Values are not those of a section; `unknown` are the last parts of unknown keys, and their values.
+    """Values do not fit a section. `unknown` maps the last part of each unknown key to its value.
 
-    Not of those that a config had once.
+    `unknown` leaves out keys that older configs had.
     """
 
     def __init__(self, message: str, unknown: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ def checked(
 
 
 def _beside(values: Any, location: Sequence[int | str]) -> Mapping[str, Any]:
-    """Return the section that a location is in; an empty one below a list or a choice, whose locations are not keys."""
+    """Return the section that holds a location; {} inside a list or a variant, whose locations are no keys."""
     for part in location[:-1]:
         values = values.get(part) if isinstance(values, Mapping) else None
     return values if isinstance(values, Mapping) else {}
@@ -88,16 +88,16 @@ def _explained(place: _Place, detail: Any) -> str:
 
 
 def in_plain_words(detail: Any) -> str:
-    """Say what a value must be, from one of pydantic's errors."""
+    """Say what a value must be, from one error of pydantic."""
     message: str = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return _IN_PLAIN_WORDS.get(detail["type"], message)
 
 
 @dataclass
 class _Place:
-    """Where in a config an error is: its `keys`, and what the section that they lie in has.
+    """Where in a config an error is: its `keys`, and the section that holds them.
 
-    `chosen` is the variant that the section is, `variants` are those that the last key chooses from.
+    `chosen` is the variant of the section. `variants` are the choices of the last key.
     """
 
     keys: list[str]
@@ -111,7 +111,7 @@ class _Place:
 
     @property
     def valid_below(self) -> list[str]:
-        """List the valid keys, and those of the sections among them: a key may have moved there."""
+        """List the valid keys of the section and of the sections in it: the user may have misplaced the key."""
         pairs = ((name, kind) for name, info in self.section.model_fields.items() for kind in _sections(info))
         below = (f"{name}.{inner}" for name, kind in pairs for inner in kind.model_fields)
         return [*self.valid, *dict.fromkeys(below)]
@@ -128,7 +128,8 @@ def _place(section: type[Section], location: Sequence[int | str]) -> _Place:
         if below is not None:
             (place.section, place.chosen), below = below, None
         place.keys.append(part)
-        if part in place.section.model_fields:  # else a position in a list, a name in a mapping, or an unknown key
+        # Otherwise: a position in a list, a name in a mapping, or an unknown key.
+        if part in place.section.model_fields:
             info = place.section.model_fields[part]
             is_chosen = any(isinstance(each, ByName) for each in info.metadata)
             place.variants = variants(info.annotation) if is_chosen else {}
@@ -137,6 +138,6 @@ def _place(section: type[Section], location: Sequence[int | str]) -> _Place:
 
 
 def _sections(info: FieldInfo) -> list[type[BaseModel]]:
-    """List the classes of sections that a field may hold, in its type and inside of it."""
+    """List the section classes that a field may hold, anywhere in its type."""
     held = (info.annotation, *get_args(info.annotation))
     return [kind for kind in held if isinstance(kind, type) and issubclass(kind, BaseModel)]

@@ -1,4 +1,4 @@
-"""Sections `model` and `data`: what is trained, and the prompts, answers and text around them."""
+"""Sections `model` and `data`: the trained model, the prompts and answers, and the text around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_grpo.section import PathText, Section, TopP
 
 TemplateKind = Literal["chat", "plain"]
 Preprocessing = Literal["generic", "deepseek"]
-_OF_DATA = "; null: that of data."
+_OF_DATA = ". Default: the value of data."
 
 
 class ModelConfig(Section):
@@ -22,33 +22,42 @@ class ModelConfig(Section):
     )
     head_dtype: Literal["float32", "model"] = Field(
         "float32",
-        description="Precision of the output layer, in learners and engines alike; model: that of dtype, whose rounded "
-        "logits give the two different logprobs.",
+        description=(
+            "Precision of the output layer, in learners and engines. model: the precision of dtype; its "
+            "rounded logits make the logprobs of engines and learners differ."
+        ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees a GPU.")
 
 
 class _SourceKeys(Section):
-    """Holds the keys of a source that a data set of one source has too."""
+    """Keys of a source. A data set of one source has them too."""
 
-    name: str | None = Field(None, description="What metrics and rollouts call the source; null: made from its path.")
+    name: str | None = Field(
+        None, description=("Name of the source in metrics and rollouts. Default: made from the path.")
+    )
     args: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of a reasoning_gym task, or of your function."
     )
     split: str = Field("train", description="Split of a Hugging Face data set.")
     subset: str | None = Field(None, description="Configuration name of a Hugging Face data set (GSM8K: main).")
     prompt_field: str | None = Field(
-        "question", description="Column with the prompt text; null: none, an environment makes the prompt."
+        "question", description="Column with the prompt text. null: no column; the environment makes the prompt."
     )
     answer_field: str | None = Field(
-        "answer", description="Column with the reference answer, or with a dot a value inside a column; null: none."
+        "answer",
+        description=("Column with the reference answer. A dot selects a value inside a column. null: no answer."),
     )
     messages_field: str | None = Field(
         None, description="Column with chat messages; used instead of prompt_field when set."
     )
     max_items: PositiveInt | None = Field(None, description="Use only the first so many items.")
-    rewards: list[RewardConfig] | None = Field(None, description="Rewards of its prompts; null: those of the run.")
-    environment: Environment | None = Field(None, description="Environment of its prompts; null: that of the run.")
+    rewards: list[RewardConfig] | None = Field(
+        None, description=("Rewards of this source's prompts. Default: the rewards of the run.")
+    )
+    environment: Environment | None = Field(
+        None, description=("Environment of this source's prompts. Default: the environment of the run.")
+    )
     template: TemplateKind | None = Field(None, description=f"As data.template{_OF_DATA}")
     preprocessing: Preprocessing | None = Field(None, description=f"As data.preprocessing{_OF_DATA}")
     prompt_format: str | None = Field(None, description=f"As data.prompt_format{_OF_DATA}")
@@ -59,14 +68,17 @@ class _SourceKeys(Section):
 
 class SourceConfig(_SourceKeys):
     path: PathText = Field(
-        description="A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face name, "
-        "reasoning_gym:TASK, or a function of yours that yields items: module:function, path/to/file.py:function."
+        description=(
+            "A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face "
+            "name, reasoning_gym:TASK, or your function that yields items: module:function, "
+            "path/to/file.py:function."
+        )
     )
     weight: PositiveFloat | None = Field(
         None, description="Share of the prompts of an epoch, relative to the other sources of the mix."
     )
     count: PositiveInt | None = Field(
-        None, description="Prompts of an epoch; null, without weights: each item of the source once."
+        None, description="Prompts in an epoch. Default without weights: each item of the source once."
     )
 
 
@@ -75,8 +87,11 @@ class DatasetConfig(_SourceKeys):
 
     path: PathText | None = Field(
         None,
-        description="A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face name, "
-        "reasoning_gym:TASK, or a function of yours that yields items: module:function, path/to/file.py:function.",
+        description=(
+            "A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face "
+            "name, reasoning_gym:TASK, or your function that yields items: module:function, "
+            "path/to/file.py:function."
+        ),
     )
     mix: list[SourceConfig] = Field(
         default_factory=list, description="Several sources instead of path; each has these keys, weight and count."
@@ -84,19 +99,19 @@ class DatasetConfig(_SourceKeys):
 
     @model_validator(mode="after")
     def _one_or_several(self) -> DatasetConfig:
-        """Raise ValueError unless there is either a path, or a mix and no key that its sources have themselves."""
+        """Raise ValueError unless there is a path, or a mix without keys that belong to its sources."""
         if not self.mix and not self.path:
             raise ValueError("path must be set, or mix with several sources")
         unset = type(self).model_construct()
         beside = [key for key in _SourceKeys.model_fields if getattr(self, key) != getattr(unset, key)]
         if self.mix and beside:
-            raise ValueError(f"with mix, {', '.join(beside)} belongs to each of its sources: set it there")
+            raise ValueError(f"with mix, {', '.join(beside)} belongs to each source of the mix. Set it there")
         if self.mix and self.path:
-            raise ValueError("path and mix exclude each other: leave one out, or set path to null")
+            raise ValueError("path and mix exclude each other. Remove one of them, or set path to null")
         return self
 
     def sources(self, key: str) -> Iterator[tuple[str, SourceConfig]]:
-        """Yield each source behind its key in the config, such as data.train or data.train.mix.0."""
+        """Yield each source with its key in the config, such as data.train or data.train.mix.0."""
         for position, source in enumerate(self.mix):
             yield f"{key}.mix.{position}", source
         if self.path is not None:
@@ -105,39 +120,43 @@ class DatasetConfig(_SourceKeys):
 
 
 class EvalSetConfig(DatasetConfig):
-    """A further eval set; what it leaves out is as in `eval`."""
+    """A further eval set. Each unset key takes its value from `eval`."""
 
-    num_samples: PositiveInt | None = Field(None, description="As eval.num_samples; null: that.")
-    pass_k: list[PositiveInt] | None = Field(None, description="As eval.pass_k; null: that.")
-    temperature: NonNegativeFloat | None = Field(None, description="As eval.temperature; null: that.")
-    top_p: TopP | None = Field(None, description="As eval.top_p; null: that.")
+    num_samples: PositiveInt | None = Field(
+        None, description=("Like eval.num_samples, for this set. Default: eval.num_samples.")
+    )
+    pass_k: list[PositiveInt] | None = Field(None, description="Like eval.pass_k, for this set. Default: eval.pass_k.")
+    temperature: NonNegativeFloat | None = Field(
+        None, description=("Like eval.temperature, for this set. Default: eval.temperature.")
+    )
+    top_p: TopP | None = Field(None, description="Like eval.top_p, for this set. Default: eval.top_p.")
 
     @property
     def own_settings(self) -> dict[str, Any]:
-        """Return the keys of `eval` that this set has its own values of."""
+        """Return the keys of `eval` that this set overrides."""
         values = {key: getattr(self, key) for key in ("num_samples", "pass_k", "temperature", "top_p")}
         return {key: value for key, value in values.items() if value is not None}
 
 
 class HeldOutConfig(Section):
     fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        description="Share of the prompts of data.train that are kept for eval, by a hash of the prompt's own text."
+        description="Share of data.train's prompts held out for eval. A hash of the prompt's text decides."
     )
-    max_items: PositiveInt | None = Field(None, description="Of each source, at most so many are evaluated.")
+    max_items: PositiveInt | None = Field(None, description="Largest number of evaluated prompts of each source.")
 
 
 class CurriculumConfig(Section):
     easy_from: float = Field(1.0, description="A group of at least this mean reward was easy; its prompt too.")
-    easy_rest: NonNegativeInt | None = Field(
-        None, description="Turns that an easy prompt then sits out; null: it never comes back."
-    )
+    easy_rest: NonNegativeInt | None = Field(None, description="Turns that an easy prompt is skipped. null: forever.")
     hard_to: float | None = Field(None, description="A group of at most this mean reward was hard; null: none is.")
-    hard_rest: NonNegativeInt | None = Field(
-        1, description="Turns that a hard prompt then sits out; null: it never comes back."
-    )
+    hard_rest: NonNegativeInt | None = Field(1, description="Turns that a hard prompt is skipped. null: forever.")
     after: PositiveInt = Field(2, description="Groups in a row that make a prompt easy, or hard.")
     difficulty_field: str | None = Field(
-        None, description="Column with a number, larger for harder prompts, which come in later; null: all at once."
+        None,
+        description=(
+            "Column with the prompt's difficulty, a number. Harder prompts come in later. Default: "
+            "all prompts from the start."
+        ),
     )
     difficulty_epochs: PositiveFloat = Field(
         1.0, description="Passes over the data after which the hardest of difficulty_field have come in."
@@ -148,20 +167,24 @@ class DataConfig(Section):
     train: DatasetConfig
     eval: DatasetConfig | None = Field(None, description="Held-out data set for eval.")
     held_out: HeldOutConfig | None = Field(
-        None, description="Holds a share (fraction, max_items) of data.train out for eval, instead of data.eval."
+        None, description="Hold a share (fraction, max_items) of data.train out for eval, instead of data.eval."
     )
     eval_sets: dict[str, EvalSetConfig] = Field(
         default_factory=dict,
-        description="Further eval sets by name, each with the keys of data.eval, num_samples, pass_k, temperature and "
-        "top_p; metrics eval/NAME/pass@1.",
+        description=(
+            "Further eval sets by name. Each has the keys of data.eval, num_samples, pass_k, temperature "
+            "and top_p. Metrics: eval/NAME/pass@1."
+        ),
     )
     template: TemplateKind = Field(
-        "chat", description="chat: the tokenizer's chat template; plain: prompt_format alone."
+        "chat", description="chat: the tokenizer's chat template. plain: only prompt_format."
     )
     preprocessing: Preprocessing = Field(
         "generic",
-        description="generic: the text as it is; deepseek: DeepSeek-R1's prompt, which asks for <think> and <answer> "
-        "elements (plain: the base model's conversation; chat: its system prompt).",
+        description=(
+            "generic: the text unchanged. deepseek: DeepSeek-R1's prompt, which asks for <think> and "
+            "<answer> elements (plain: the base model's conversation; chat: its system prompt)."
+        ),
     )
     prompt_format: str = Field("{prompt}", description="Text around a plain prompt; {prompt} is replaced.")
     system_prompt: str | None = Field(None, description="System message put before a chat prompt.")
@@ -174,31 +197,37 @@ class DataConfig(Section):
     max_prompt_tokens: PositiveInt = Field(512, description="A longer prompt is an error, or is dropped.")
     drop_long_prompts: bool = Field(False, description="Drop (and count) prompts that are too long.")
     deduplicate: bool = Field(
-        False, description="Drop (and count) training prompts whose text came before, or is in an eval set."
+        False,
+        description=("Drop training prompts whose text is a duplicate or is in an eval set. A metric counts them."),
     )
     curriculum: CurriculumConfig | None = Field(
         None,
-        description="Lets prompts rest that were easy, or hard, in their last turns; {}: retires those solved twice in "
-        "a row; null: none rests.",
+        description=(
+            "Skip prompts that were easy, or hard, in their last turns. {}: retire a prompt solved twice "
+            "in a row. Default: skip none."
+        ),
     )
     shuffle: bool = Field(True, description="Shuffle every epoch, as a function of the seed and the epoch.")
     cache_dir: PathText | None = Field(
-        None, description="Folder of tokenized data, on a file system that nodes share; null: .data below run.root."
+        None,
+        description=(
+            "Folder of the tokenized data cache, on a file system that nodes share. Default: .data below run.root."
+        ),
     )
 
     def sources(self, *, for_eval: bool) -> list[tuple[str, SourceConfig]]:
-        """List the sources of data.train, or those of all eval sets, each behind its key in the config."""
+        """List the sources of data.train, or of all eval sets, each with its key in the config."""
         if not for_eval:
             return list(self.train.sources("data.train"))
         return [source for name in self.eval_data for source in self.eval_sources(name)]
 
     @property
     def eval_data(self) -> dict[str, DatasetConfig]:
-        """Map the names of the eval sets that have data of their own to those; "" is data.eval's."""
+        """Map the name of each eval set with its own data to that data. "" is data.eval."""
         return ({} if self.eval is None else {"": self.eval}) | dict(self.eval_sets)
 
     def eval_sources(self, eval_set: str) -> list[tuple[str, SourceConfig]]:
-        """List the sources of one of `eval_data`, each behind its key in the config."""
+        """List the sources of one of `eval_data`, each with its key in the config."""
         key = f"data.eval_sets.{eval_set}" if eval_set else "data.eval"
         return list(self.eval_data[eval_set].sources(key))
 

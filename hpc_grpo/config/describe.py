@@ -1,4 +1,4 @@
-"""Print the reference of a config: every key, its value, its default and what it means."""
+"""Print the reference of a config: each key, its value, its default and its meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMMENT_COLUMN = 44
 
 
 def describe(config: Config) -> str:
-    """Write one line for each key, in the order of the schema: `section.key = value  # meaning [default]`."""
+    """Return one line for each key, in the order of the schema: `section.key = value # meaning [default]`."""
     lines = _lines(config, "", frozenset(config.lacking))
     kept = [line for before, line in pairwise(["", *lines]) if line or before]
     return "".join(f"{line}\n" for line in kept)
@@ -30,9 +30,9 @@ def _lines(
     default_model: Any = None,
     kinds: Mapping[str, type[BaseModel]] | None = None,
 ) -> list[str]:
-    """Write the keys of a section but those `lacking`. Its defaults are those of `default_model`, if of its class.
+    """Return the lines of a section, without the `lacking` keys.
 
-    `kinds` are the variants that the section is one of.
+    Defaults come from `default_model` if both have the same class. `kinds` are the section's possible variants.
     """
     lines: list[str] = []
     fields = list(type(model).model_fields.items())

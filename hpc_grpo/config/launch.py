@@ -1,4 +1,4 @@
-"""Sections `placement` and `launch`: what runs on each node, what to ask Slurm for, how nodes find each other."""
+"""Sections `placement` and `launch`: processes on each node, resources from Slurm, how nodes find each other."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class PlacementConfig(Section):
     learners_per_node: PositiveInt = Field(1, description="DeepSpeed learners on each node.")
     colocate: bool = Field(
         False,
-        description="A learner and an engine share each GPU, in turn: engines give their memory back for the training.",
+        description="Let a learner and an engine share each GPU in turns. Engines free their memory during training.",
     )
     gpus: Literal["auto", "none"] = Field(
-        "auto", description="auto: reserve GPUs where the cluster has any; none: CPUs alone."
+        "auto", description="auto: reserve GPUs if the cluster has any. none: CPUs only."
     )
     bind_cores: bool = Field(
         True, description="Keep learners and engines on the cores near their GPUs, where a node is several NUMA nodes."
@@ -40,18 +40,24 @@ class SlurmConfig(Section):
     account: str | None = Field(None, description="Account to charge; null: your default.")
     time_min: PositiveInt = Field(60, description="Walltime in minutes.")
     gpus_per_node: NonNegativeInt = Field(0, description="GPUs to ask for on each node.")
-    cpus_per_node: PositiveInt | None = Field(None, description="CPUs to ask for on each node; null: the default.")
-    exclusive: bool = Field(False, description="Whole nodes, shared with no other job: all that they have.")
+    cpus_per_node: PositiveInt | None = Field(
+        None, description="CPUs to request on each node. Default: Slurm's default."
+    )
+    exclusive: bool = Field(
+        False, description=("Request whole nodes with all their resources, shared with no other job.")
+    )
     extra: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further sbatch options, KEY: VALUE, such as {network: job_vni} on Slingshot, where single-node "
-        "steps else may not talk.",
+        description=(
+            "Further sbatch options, KEY: VALUE. Example: {network: job_vni} on Slingshot, which "
+            "single-node steps may need to communicate."
+        ),
     )
     max_job_chains: NonNegativeInt | None = Field(
-        0, description="Follow-on jobs the run may use; null: until it is complete (MAX_JOB_CHAINS)."
+        0, description="Follow-on jobs that the run may use. null: until it is complete (MAX_JOB_CHAINS)."
     )
     max_node_hours: PositiveFloat | None = Field(
-        None, description="Node-hours that the run's jobs may take together; null: no ceiling."
+        None, description="Node-hours that the run's jobs may use together. Default: no limit."
     )
     jobs_can_submit: bool = Field(
         True, description="Compute nodes have sbatch. false: submit queues all max_job_chains follow-on jobs at once."
@@ -59,22 +65,27 @@ class SlurmConfig(Section):
 
     @property
     def has_other_gpus(self) -> bool:
-        """Tell whether GPUs may come with `extra` or with whole nodes: how many is the site's to know."""
+        """Return whether GPUs may come with `extra` or with whole nodes: how many is the site's to know."""
         of_extra = any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in self.extra)
         return of_extra or (self.exclusive and not self.gpus_per_node)
 
 
 class ContainerConfig(Section):
     image: PathText = Field(
-        description="Image that every node has; a path is Apptainer's or enroot's file, podman's root file system."
+        description=(
+            "Image that every node has. A path is a file for Apptainer or enroot, and a root file system for podman."
+        )
     )
     engine: Literal["docker", "podman", "podman-hpc", "apptainer", "enroot"] = Field(
-        "docker", description="Program that runs it, found on the PATH of every node."
+        "docker", description="Container program, found on the PATH of every node."
     )
     python: str = Field("python3", description="Python in the image, with what hpc-grpo needs.")
     mounts: list[str] = Field(
         default_factory=list,
-        description="Further folders, PATH or HOST:INSIDE[:ro]. Run, model, data, home and temp folders are there.",
+        description=(
+            "Further folders to mount, PATH or HOST:INSIDE[:ro]. Run, model, data, home and temp folders "
+            "are always mounted."
+        ),
     )
     args: list[str] = Field(default_factory=list, description="Further options of the engine's run (exec).")
 
@@ -82,23 +93,27 @@ class ContainerConfig(Section):
     def _has_folder_for_image(self) -> ContainerConfig:
         if self.image.startswith("/") and self.engine in ("docker", "podman-hpc"):
             raise ValueError(
-                f"launch.container.image = {self.image}: {self.engine} takes the name of an image, not a path. Give "
-                f"its name, or choose engine podman (a root file system) or apptainer (a file)"
+                f"launch.container.image = {self.image}: {self.engine} takes the name of an image, not a path. "
+                "Give a name, or set launch.container.engine to podman (a root file system) or apptainer (a file)"
             )
         if self.engine == "enroot" and not self.image.startswith("/"):
             raise ValueError(
-                f"launch.container.image = {self.image}: enroot takes a squashfs file by its absolute path. Make it "
-                f"once with `enroot import -o FILE docker://...`"
+                f"launch.container.image = {self.image}: enroot takes the absolute path of a squashfs file. Make "
+                "the file once with `enroot import -o FILE docker://...`"
             )
         return self
 
 
 class RewardServerConfig(Section):
     command: list[str] = Field(
-        min_length=1, description="Command and arguments of a server that rewards ask, started beside the head."
+        min_length=1, description="Command and arguments of a server that rewards call. Starts on the head node."
     )
-    health_url: str = Field(description="It is up once this address answers, such as http://127.0.0.1:8200/health.")
-    deadline_s: PositiveFloat = Field(600.0, description="It must answer by then; else the run ends with 69.")
+    health_url: str = Field(
+        description=("The server is up once this address answers, such as http://127.0.0.1:8200/health.")
+    )
+    deadline_s: PositiveFloat = Field(
+        600.0, description=("Seconds for the first answer. After that the run ends with exit code 69.")
+    )
 
     @field_validator("health_url")
     @classmethod
@@ -113,35 +128,50 @@ class StageConfig(Section):
 
     environment: PathText | None = Field(
         None,
-        description="Virtual environment, or a squashfs image of one, whose copy runs Ray and training; null: "
-        "launch.python, from where it is.",
+        description=(
+            "Virtual environment, or its squashfs image, whose copy runs Ray and training. Default: "
+            "launch.python, without a copy."
+        ),
     )
     model: bool = Field(False, description="Learners read the weights of model.path from a copy.")
 
 
 class LaunchConfig(Section):
-    num_nodes: PositiveInt = Field(1, description="Nodes of the run: those that submit asks for.")
+    num_nodes: PositiveInt = Field(1, description="Nodes of the run. submit requests this many.")
     slurm: SlurmConfig = SlurmConfig()
     container: ContainerConfig | None = Field(
-        None, description="Container around Ray and training on every node (image, engine, ...); null: none."
+        None,
+        description=("Container around Ray and training on every node (image, engine, ...). Default: no container."),
     )
     min_nodes: PositiveInt | None = Field(
-        None, description="Nodes to go on with when others are lost; null: all of them, on Slurm else a new job."
+        None,
+        description=(
+            "Smallest number of nodes to continue with after a loss. Default: all; on Slurm a new "
+            "job continues instead."
+        ),
     )
     hosts: list[str] = Field(
         default_factory=list,
-        description="Hosts of the run, reached by ssh, as [user@]host[:port]; this machine, the head, is one of them.",
+        description=(
+            "Hosts of the run, reached by ssh, as [user@]host[:port]. This machine is the head and must be one of them."
+        ),
     )
     port: int = Field(
         6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo pod` and `host` dial."
     )
     rejoin_s: NonNegativeFloat = Field(
         120.0,
-        description="`pod` and `host`: after a loss the head waits so long for workers to come back, but at least the "
-        "20 s in which those that are left dial again. At the start it waits 15 times this, at least 1800 s.",
+        description=(
+            "`pod` and `host`: seconds that the head waits after a loss for workers to return. The "
+            "smallest wait is 20 s, until the remaining workers reconnect. At the start the head waits "
+            "15 times this, at least 1800 s."
+        ),
     )
     reward_server: RewardServerConfig | None = Field(
-        None, description="A server that rewards ask (command, health_url, deadline_s), healthy before training."
+        None,
+        description=(
+            "A server that rewards call (command, health_url, deadline_s). Training waits until it is healthy."
+        ),
     )
     ray_dashboard: bool = Field(
         False,
@@ -149,15 +179,21 @@ class LaunchConfig(Section):
     )
     disks: Literal["shared", "private"] | None = Field(
         None,
-        description="shared: every node sees the run directory; private: only the head's disk holds it, and what other "
-        "nodes write of it goes there; null: as usual in the place, which for Slurm is shared.",
+        description=(
+            "shared: every node sees the run directory. private: only the head's disk holds it, and "
+            "other nodes send their files there. Default: the place's; for Slurm shared."
+        ),
     )
     interface: str | None = Field(
         None,
-        description="Network interface between nodes: Ray, Gloo, NCCL (Isambard: hsn0); null: the default route's.",
+        description=(
+            "Network interface between nodes for Ray, Gloo and NCCL (Isambard: hsn0). Default: the "
+            "default route's interface."
+        ),
     )
     python: PathText | None = Field(
-        None, description="Python of the jobs, with hpc-grpo and Ray: an absolute path; null: the one that submits."
+        None,
+        description=("Python of the jobs, with hpc-grpo and Ray: an absolute path. Default: the Python that submits."),
     )
     modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
     setup_lines: list[str] = Field(default_factory=list, description="Shell lines run before the supervisor.")
@@ -168,14 +204,18 @@ class LaunchConfig(Section):
     )
     templates: bool = Field(
         True,
-        description="Nodes import what engines and learners need while Ray comes up, once for all of them; false: each "
-        "imports for itself when it is started, also when a driver is started again.",
+        description=(
+            "Import the packages of engines and learners once on each node, while Ray starts. Processes "
+            "then fork from that import. false: each process imports for itself."
+        ),
     )
     stage: StageConfig = StageConfig()
     keep_compiled: bool = Field(
         True,
-        description="What engines compile is kept beside the runs, and later jobs begin with a copy on each node's own "
-        "disk; false: vLLM, Triton and torch have it where they like, often in the home folder.",
+        description=(
+            "Keep compiled kernels of engines beside the runs. Later jobs copy them to each node's disk. "
+            "false: vLLM, Triton and torch use their own folders, often in the home folder."
+        ),
     )
     object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
     max_stalled_attempts: PositiveInt = Field(
@@ -184,8 +224,11 @@ class LaunchConfig(Section):
     bringup_deadline_s: PositiveFloat = Field(300.0, description="All nodes and GPUs must have joined by then.")
     notify: list[str] = Field(
         default_factory=list,
-        description="Command and arguments, run by the job when the run is complete, its chain is over, or an attempt "
-        "failed: HPC_GRPO_EVENT (complete, ended, retrying), HPC_GRPO_RUN and HPC_GRPO_WHY say what happened.",
+        description=(
+            "Command and arguments that the job runs when the run is complete, its chain ends, or an "
+            "attempt failed. HPC_GRPO_EVENT (complete, ended, retrying), HPC_GRPO_RUN and HPC_GRPO_WHY "
+            "describe the event."
+        ),
     )
 
     @field_validator("hosts")
@@ -218,7 +261,7 @@ class LaunchConfig(Section):
     def _whole_path(cls, python: str | None) -> str | None:
         if python is not None and not Path(python).is_absolute():
             raise ValueError(
-                "must be an absolute path, as the job takes it literally. Give the whole path of a Python, such as "
-                "/projects/me/env/bin/python"
+                "must be an absolute path, because the job uses it unchanged. Give the full path of a Python, "
+                "such as /projects/me/env/bin/python"
             )
         return python

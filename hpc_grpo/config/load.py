@@ -1,6 +1,6 @@
-"""Load a config: a YAML file and those it builds on, dotted overrides, validation.
+"""Load a config: a YAML file, its base files, dotted overrides, validation.
 
-Ours and no library's for its errors: each is one `ConfigError` with the rule, the value, the choices and the fix.
+We use no config library, for the errors: each is one `ConfigError` with the rule, the value, the choices and the fix.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 
 _NAMED = ("task", "loss", "loss.correction", "loss.advantage")
-"""Sections that a bare name may stand for."""
+"""Sections that may be given as a name alone."""
 
 
 def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
     """Load a config by path or by name below `configs/`, apply `key.path=value` overrides and check it.
 
-    `key.path+=[value]` adds to the list that the files and the overrides before it give. `~` and variables of `environ`
-    are written out in paths (`section.LocalPath`). Raises ConfigError.
+    `key.path+=[value]` appends to the list from the files and from earlier overrides. Expands `~` and variables of
+    `environ` in paths (`section.LocalPath`). Raises ConfigError.
     """
     path = find_config(name)
     return _validated(overridden(read_layers(path), overrides), str(path), Loading(environ))
@@ -39,7 +39,9 @@ def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, 
 def load_launch(
     name: str | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ
 ) -> LaunchConfig:
-    """Load the `launch` section of a config that may lack all others, such as a site's; its defaults without a name."""
+    """Load the `launch` section of a config that may have no other section, such as a site's. Without a name:
+    defaults.
+    """
     values = overridden({} if name is None else read_layers(find_config(name)), overrides)
     return _validated_launch(values, name or "This", Loading(environ))
 
@@ -65,7 +67,7 @@ def load_values(
     base: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
-    """Apply `values`, which are in no file, to those of `base`, then `overrides`, and check the result.
+    """Merge `values`, which come from no file, over `base`, apply `overrides`, and check the result.
 
     Raises ConfigError, which names `origin`.
     """
@@ -73,7 +75,7 @@ def load_values(
 
 
 def to_yaml(config: Config | Mapping[str, Any]) -> str:
-    """Write the resolved config, or values of one, as YAML; loading it gives an equal config."""
+    """Write the resolved config, or part of one, as YAML. Loading the YAML gives an equal config."""
     values = config.model_dump(mode="json") if isinstance(config, Config) else config
     return write_yaml(values)
 
@@ -87,7 +89,7 @@ def overridden(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str,
 
 
 def shipped_config(name: str) -> Path | None:
-    """Return the file behind a name below `configs/`; None where there is none, or the name is a path elsewhere."""
+    """Return the file of a name below `configs/`; None if it does not exist or the name is a path elsewhere."""
     paths = [Path(os.path.normpath(CONFIGS_DIR / text)) for text in (name, f"{name}.yaml")]
     return next((path for path in paths if path.is_file() and path.is_relative_to(CONFIGS_DIR)), None)
 
@@ -98,13 +100,13 @@ def find_config(name: str) -> Path:
         return found
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
     raise ConfigError(
-        f"No config {name!r}: no such file, and none of the shipped names matches{nearest(name, shipped)} "
-        f"Shipped configs: {', '.join(shipped)}."
+        f"No config {name!r}: there is no such file and no such shipped config{nearest(name, shipped)} Shipped "
+        f"configs: {', '.join(shipped)}."
     )
 
 
 def read_layers(path: Path) -> dict[str, Any]:
-    """Read a config and merge it over those it builds on, `base: other.yaml` or a list."""
+    """Read a config and merge it over its base files: `base: other.yaml`, or a list."""
     values = read_yaml(path)
     if "loss" in values:
         values["loss"] = as_section(values["loss"])
@@ -154,7 +156,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 def _extended(items: Any, further: Any, override: str) -> list[Any]:
     if not isinstance(items, list) or not isinstance(further, list):
-        raise ConfigError(f"Override {override!r}: += adds a list to a list, such as launch.setup_lines+=[ulimit -l].")
+        raise ConfigError(
+            f"Override {override!r}: += appends a list to a list. Example: launch.setup_lines+=[ulimit -l]."
+        )
     return [*items, *further]
 
 

@@ -1,6 +1,6 @@
 """Check rules between section `loss` and others: sampling, the task, the teacher.
 
-Each raises ConfigError with the rule, the values and the fix; `rules.py` has the others, and calls all.
+Each raises ConfigError with the rule, the values and the fix. `rules.py` holds the other rules and calls all of them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def _importance_weights(config: Config) -> None:
     ):
         if value != off and correction != "none" and config.needs.rollouts:
             raise ConfigError(
-                f"rollout.{key} = {value:g}: engines renormalise over {over} and the learner does not, so the "
-                f"importance weights of loss.correction = {correction} would be wrong. Set rollout.{key}={off}, or "
-                f"loss.correction=none."
+                f"rollout.{key} = {value:g}: engines renormalise over {over} and the learner does not. The "
+                f"importance weights of loss.correction = {correction} would be wrong. Set rollout.{key}={off}, "
+                "or loss.correction=none."
             )
 
 
 def _rewards(config: Config) -> None:
-    """Refuse what makes advantages of rewards where none are made of them."""
+    """Raise ConfigError for keys of reward advantages if the task uses no rewards."""
     if not config.needs.teacher or config.needs.rewards:
         return
     for key, is_default, default in (
@@ -54,8 +54,8 @@ def _advantages(config: Config) -> None:
     is_played = [key in config.environments for key, _ in config.data.sources(for_eval=False)]
     if overlong is not None and all(is_played):
         raise ConfigError(
-            f"rollout.overlong_tokens = {overlong} would have no effect: it shortens single answers, and all prompts "
-            f"are played in an environment. Set it to null, or have the environment's rewards tell short episodes."
+            f"rollout.overlong_tokens = {overlong} would have no effect. It penalises long single answers, and "
+            "all prompts use an environment. Set it to null, or let the environment's rewards penalise length."
         )
     if isinstance(advantage, TurnsAdvantage) and not any(is_played):
         raise ConfigError(
@@ -68,15 +68,14 @@ def _proximal(config: Config) -> None:
     loss = config.loss
     if loss.proximal == "engine" and loss.correction.name != "none":
         raise ConfigError(
-            f"loss.correction = {loss.correction.name} would have no effect: with loss.proximal = engine the ratio is "
-            f"to the engine's logprobs, and nothing is left to correct. Set loss.correction=none, or "
-            f"loss.proximal=recomputed."
+            f"loss.correction = {loss.correction.name} would have no effect: with loss.proximal = engine the "
+            "ratio already uses the engine's logprobs. Set loss.correction=none, or loss.proximal=recomputed."
         )
     if loss.proximal == "interpolated" and (loss.compares_minibatch or loss.correction.compares_minibatch):
         raise ConfigError(
-            f"loss.proximal = interpolated, but loss.name = {loss.name} with loss.correction = {loss.correction.name} "
-            f"compares all tokens of an optimizer step by their proximal logprobs, before it. Set "
-            f"loss.proximal=recomputed."
+            "loss.proximal = interpolated has no proximal logprobs before the optimizer step. loss.name = "
+            f"{loss.name} with loss.correction = {loss.correction.name} needs them to compare tokens. Set "
+            "loss.proximal=recomputed."
         )
 
 
@@ -100,14 +99,14 @@ def _kl(config: Config) -> None:
         )
     if kl.where == "reward" and kl.estimator == "unbiased":
         raise ConfigError(
-            "loss.kl.estimator = unbiased has a meaning in the gradient alone, and loss.kl.where = reward has none. "
+            "loss.kl.estimator = unbiased changes only the gradient, and loss.kl.where = reward has no gradient. "
             "Set loss.kl.estimator to k1, k2 or k3, or loss.kl.where=loss."
         )
     if kl.where == "reward" and config.loss.compares_minibatch:
         raise ConfigError(
-            f"loss.name = {config.loss.name} compares the advantages of an optimizer step before it, and "
-            f"loss.kl.where = reward changes them in it: other tokens than loss.fraction would be chosen. Set "
-            f"loss.kl.where=loss."
+            f"loss.name = {config.loss.name} compares advantages before an optimizer step, and loss.kl.where = "
+            "reward changes them during the step. loss.fraction would select wrong tokens. Set "
+            "loss.kl.where=loss."
         )
 
 
@@ -117,8 +116,8 @@ def _distillation(config: Config) -> None:
     _ = config.distill.required_teacher
     if config.loss.compares_minibatch:
         raise ConfigError(
-            f"loss.name = {config.loss.name} compares the advantages of an optimizer step before it, and the teacher "
-            f"makes them in it. Choose another loss.name, such as grpo."
+            f"loss.name = {config.loss.name} compares advantages before an optimizer step, and the teacher makes "
+            "them during the step. Choose another loss.name, such as grpo."
         )
 
 

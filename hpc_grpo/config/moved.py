@@ -1,4 +1,4 @@
-"""Keys that a config had once: each is an error that names the key of today, or what decides instead."""
+"""Removed keys. Each is an error that names the new key, or what replaces it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVERY = {
     }.items()
     for unit in _UNITS
 }
-"""Key of before -> key of today, and what holds beside the units that are given."""
+"""Removed key -> its new key, and the default that applies beside the given units."""
 
 _MOVED = {
     **{f"ppo.{key}": (f"task.{key}", "{}") for key in PpoKeys.model_fields},
@@ -57,13 +57,13 @@ _REMOVED = {
     "weights.page_lock": "true wherever CUDA can",
     "weights.canary_bound": "0.05, and 1 in bfloat16",
 }
-"""Key of before -> what it is now."""
+"""Removed key -> its fixed value today."""
 
 
 def explain_moved(key: str, value: Any, beside: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what became of `key`, or of the keys of such a section as `ppo`; nothing for others.
+    """Yield what replaces `key`, or the keys of a removed section such as `ppo`. Yields nothing for other keys.
 
-    `beside` has the values of the section that `key` is in: three keys of before are one key of today.
+    `beside` holds the other values of the key's section: three removed keys became one key.
     """
     if key in _EVERY:
         yield _explain_every(*_EVERY[key], beside)
@@ -79,7 +79,7 @@ def explain_moved(key: str, value: Any, beside: Mapping[str, Any]) -> Iterator[s
 
 
 def _explain_every(new: str, default: Every | None, beside: Mapping[str, Any]) -> str:
-    """Say how to write the units that are given, with those that held beside them."""
+    """Say how to write the given units together with the defaults of the others."""
     section, _, name = new.rpartition(".")
     given = {unit: beside[f"{name}_{unit}"] for unit in _UNITS if f"{name}_{unit}" in beside}
     try:

@@ -1,4 +1,4 @@
-"""Rules of what runs where: an engine's batch, the kernel of attention, a GPU that learner and engine share."""
+"""Rules of placement: an engine's batch, the attention kernel, a GPU that learner and engine share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def _engine_batch(config: Config) -> None:
     given, num_seqs = config.engine.vllm.get("max_num_batched_tokens"), config.engine.max_num_seqs
     if config.needs.rollouts and given is not None and given < num_seqs:
         raise ConfigError(
-            f"engine.vllm.max_num_batched_tokens = {given} must be at least engine.max_num_seqs = {num_seqs}: each "
-            f"request that decodes takes one token of a step. Raise it, leave it out, or lower engine.max_num_seqs."
+            f"engine.vllm.max_num_batched_tokens = {given} must be at least engine.max_num_seqs = {num_seqs}: "
+            "each decoding request takes one token of a step. Raise it, remove it, or lower engine.max_num_seqs."
         )
 
 
@@ -39,21 +39,22 @@ def _colocation(config: Config) -> None:
         raise ConfigError(f"placement.colocate = true, but task {config.task.name} has no engines. Set it to false.")
     if lag := config.rollout.max_policy_lag:
         raise ConfigError(
-            f"placement.colocate = true has engines and learners take turns on a GPU, and rollout.max_policy_lag = "
-            f"{lag} has both work at once. Set rollout.max_policy_lag=0, or placement.colocate=false."
+            "placement.colocate = true runs engines and learners in turns on a GPU. rollout.max_policy_lag = "
+            f"{lag} runs both at the same time. Set rollout.max_policy_lag=0, or placement.colocate=false."
         )
     if engine.engines_per_node != learners or engine.tensor_parallel != 1:
         raise ConfigError(
-            f"placement.colocate = true puts one engine on the GPU of each learner: engine.engines_per_node = "
-            f"{engine.engines_per_node} must be placement.learners_per_node = {learners}, and engine.tensor_parallel = "
-            f"{engine.tensor_parallel} must be 1. Set engine.engines_per_node={learners} engine.tensor_parallel=1."
+            "placement.colocate = true puts one engine on each learner's GPU: engine.engines_per_node = "
+            f"{engine.engines_per_node} must equal placement.learners_per_node = {learners}, and "
+            f"engine.tensor_parallel = {engine.tensor_parallel} must be 1. Set engine.engines_per_node={learners} "
+            "engine.tensor_parallel=1."
         )
     share = engine.gpu_memory_utilization
     if expects_gpus(config) and engine.kv_cache_gib is None and share > MOST_BESIDE_A_LEARNER:
         raise ConfigError(
-            f"placement.colocate = true keeps the learner's weights and optimizer on the GPU, and "
-            f"engine.gpu_memory_utilization = {share:g} leaves them too little. Set it to {MOST_BESIDE_A_LEARNER:g} or "
-            f"less, or set engine.kv_cache_gib; `hpc-grpo plan` shows what fits."
+            "placement.colocate = true keeps the learner's weights and optimizer on the GPU. "
+            f"engine.gpu_memory_utilization = {share:g} leaves too little memory for them. Set it to "
+            f"{MOST_BESIDE_A_LEARNER:g} or less, or set engine.kv_cache_gib. `hpc-grpo plan` shows what fits."
         )
 
 

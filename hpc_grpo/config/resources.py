@@ -1,4 +1,4 @@
-"""Decide what a run takes of a node (GPUs, CPUs, shared memory, KV cache): one arithmetic for all that ask."""
+"""Compute the resources of a run on a node: GPUs, CPUs, shared memory, KV cache. All callers use this arithmetic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CPU_KV_CACHE_GIB = 0.25
 _GPU_BATCHED_TOKENS = 8192
 """Tokens of an engine's step on GPU without engine.vllm.max_num_batched_tokens.
 
-Some 2,000 tokens keep a GPU's arithmetic busy; more spares the requests that decode beside a long prefill from many
-slow steps. Activations of so many cost 1.1 GiB for 7B parameters, which the KV cache gives up.
+About 2,000 tokens keep a GPU busy. More tokens let a long prefill finish in fewer slow steps, so other requests
+decode sooner. 8,192 tokens need 1.1 GiB of activations for 7B parameters, taken from the KV cache.
 """
 _CPU_BATCHED_TOKENS = 2048
-"""The same on CPU: far more than its arithmetic needs, and few enough for its caches."""
+"""Tokens of an engine's step on CPU: more than enough to keep it busy, few enough for its caches."""
 
 _OBJECT_STORE_SHARE = 0.4
 """A share of the free shared memory: the weight store needs the rest."""
@@ -30,7 +30,7 @@ _CPUS = 0.5
 """CPUs that Ray counts for a learner or an engine; they may use more."""
 
 _SHARE = 0.5
-"""The share of a GPU that Ray counts for each of two actors on it; Ray does not see their memory."""
+"""Share of a GPU that Ray counts for each of two actors on it. Ray does not track their memory."""
 
 Bundle = dict[str, float]
 """One actor's reservation in Ray, such as {"CPU": 0.5, "GPU": 1}."""
@@ -38,9 +38,9 @@ Bundle = dict[str, float]
 
 @dataclass(frozen=True)
 class NodeDemand:
-    """The reservations of one node's learners and engines; SFT has no engines.
+    """The Ray reservations of one node's learners and engines. SFT has no engines.
 
-    With `shares`, each learner has its bundle together with an engine: the same GPU, in turn.
+    With `shares`, each learner's bundle includes an engine, which uses the same GPU in turns.
     """
 
     learners: tuple[Bundle, ...]
@@ -49,7 +49,7 @@ class NodeDemand:
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """Return what is reserved together: learners first, then engines that share with none of them."""
+        """Return the bundles to reserve: learners first, then the engines that share with no learner."""
         if not self.shares:
             return (*self.learners, *self.engines)
         pairs = zip_longest(self.learners, self.engines, fillvalue={"CPU": 0.0})
@@ -76,7 +76,7 @@ def node_demand(config: Config, *, with_gpus: bool) -> NodeDemand:
 
 
 def _whole_gpu(bundle: Bundle) -> Bundle:
-    """Return a bundle with its GPU whole: Ray would put the halves of two bundles on one."""
+    """Return a bundle with a whole GPU. Ray would put the halves of two bundles on one GPU."""
     return {**bundle, "GPU": 1} if "GPU" in bundle else bundle
 
 
@@ -86,7 +86,9 @@ def engines_per_node(config: Config) -> int:
 
 
 def expects_gpus(config: Config) -> bool:
-    """Say whether the run is meant for GPUs: unless the config says CPU, for the machine that asks may not train."""
+    """Return whether the run is meant for GPUs. False only if the config says CPU: the calling machine may not
+    train.
+    """
     return config.model.device != "cpu" and config.placement.gpus != "none"
 
 
@@ -94,26 +96,28 @@ LOGPROB_CHUNK_TOKENS = 1024
 """Learners compute logits for so many tokens at once."""
 
 KEYS_OF_A_TOKEN = 4
-"""Keys that attention may read for each token of a budget: those of a shared prompt are read by each completion."""
+"""Keys that attention may read for each token of the budget: each completion reads a shared prompt's keys."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The most tokens of a microbatch; `shares_prompts`: those of a prompt count once for all its completions."""
+    """The token budget of a microbatch. With `shares_prompts`, all completions of a prompt count its tokens once."""
 
     max_tokens: int
     shares_prompts: bool = False
 
 
 def budget_of(config: Config) -> Budget:
-    """Return the budget of `train`; null shares prompts where that was measured, with the kernel `sdpa` on CPU."""
+    """Return the budget of `train`. null shares prompts where we measured a gain: with the kernel `sdpa` on CPU."""
     train = config.train
     is_measured = train.attention == "sdpa" and not expects_gpus(config)
     return Budget(train.max_tokens_per_microbatch, is_measured if train.share_prompts is None else train.share_prompts)
 
 
 def schedules_ahead(config: Config, *, on_gpu: bool) -> bool:
-    """Say whether an engine schedules a step while the one before is computed; vLLM refuses that with ngram guesses."""
+    """Return whether an engine schedules a step while it computes the previous one. vLLM refuses this with ngram
+    guesses.
+    """
     asked = config.engine.vllm.get("async_scheduling")
     return on_gpu and config.engine.ngram_tokens is None if asked is None else asked
 
@@ -123,25 +127,27 @@ def gpus_per_node(config: Config) -> int:
 
 
 def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: float, num_cpus: float) -> None:
-    """Raise ConfigError with the sum when `demand` exceeds what `place`, a node, has."""
+    """Raise ConfigError with the sum if `demand` exceeds the resources of the node `place`."""
     for kind, needed, available in (("GPU", demand.num_gpus, num_gpus), ("CPU", demand.num_cpus, num_cpus)):
         if needed > available:
             raise ConfigError(
-                f"{place} has {available:g} {kind}s, but placement.learners_per_node = "
-                f"{config.placement.learners_per_node} and engine.engines_per_node = "
-                f"{config.engine.engines_per_node} (engine.tensor_parallel = {config.engine.tensor_parallel}) "
-                f"need {needed:g}. Ask for fewer engines, or for larger nodes"
+                (
+                    f"{place} has {available:g} {kind}s, but placement.learners_per_node = "
+                    f"{config.placement.learners_per_node} and engine.engines_per_node = "
+                    f"{config.engine.engines_per_node} (engine.tensor_parallel = {config.engine.tensor_parallel}) "
+                    f"need {needed:g}. Use fewer engines, or larger nodes"
+                )
                 + ("." if kind == "CPU" else _one_gpu_for_both(config))
             )
 
 
 def _one_gpu_for_both(config: Config) -> str:
-    fewer = ", or set placement.colocate=true and as many engines as learners, which then share GPUs."
+    fewer = ", or let learners and engines share GPUs: placement.colocate=true, with as many engines as learners."
     return "." if config.placement.colocate or config.rollout.max_policy_lag else fewer
 
 
 def trained_parameters(config: Config, num_parameters: int) -> int:
-    """Return the parameters that learners train: the model's, and as many again with a critic, which has its trunk."""
+    """Return the number of trained parameters: the model's, or twice as many with a critic."""
     return num_parameters * (2 if config.needs.critic else 1)
 
 
@@ -151,7 +157,7 @@ def weight_bytes(config: Config, num_parameters: int) -> int:
 
 
 def weight_store_bytes(config: Config, num_parameters: int) -> int:
-    """Return the size of a node's weight store in /dev/shm; 0 without engines, which alone read it."""
+    """Return the size of a node's weight store in /dev/shm; 0 without engines, its only readers."""
     if not engines_per_node(config):
         return 0
     return DTYPE_BYTES[config.engine_dtype] * num_parameters
@@ -163,20 +169,20 @@ def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:
 
 
 def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
-    """Return the KV cache of one engine; None: what engine.gpu_memory_utilization leaves."""
+    """Return the KV cache of one engine. None: engine.gpu_memory_utilization decides."""
     return config.engine.kv_cache_gib or (None if on_gpu else _CPU_KV_CACHE_GIB)
 
 
 def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
-    """Return the most tokens that one step of an engine takes.
+    """Return the token limit of one engine step.
 
-    vLLM wants one for each request that may decode, and one for each token that is guessed of it.
+    vLLM needs one token for each request that may decode, and one for each guessed token of a request.
     """
     engine, given = config.engine, config.engine.vllm.get("max_num_batched_tokens")
     decoded = engine.max_num_seqs * (1 + (engine.ngram_tokens or 0))
     if on_gpu:
         most = engine.max_num_seqs * config.max_model_len
         return given or min(max(_GPU_BATCHED_TOKENS, decoded), most)
-    # A prompt is never cut on CPU (engine/sampler.py), so the longest sequence must fit into one step.
+    # On CPU a prompt is never split (engine/sampler.py), so the longest sequence must fit into one step.
     wanted = given or _CPU_BATCHED_TOKENS
     return max(wanted, config.max_model_len, decoded)

@@ -1,4 +1,4 @@
-"""Sections `rollout`, `environment`, `rewards`, `grading`, `engine`, `weights`: sampling, its grades, the engines."""
+"""Sections `rollout`, `environment`, `rewards`, `grading`, `engine`, `weights`: sampling, grading, the engines."""
 
 from __future__ import annotations
 
@@ -14,36 +14,43 @@ from hpc_grpo.section import Fraction, PathText, Section, TopP, as_section
 from hpc_grpo.types import SamplingSpec
 
 REWARD_LOAD_S = 120.0
-"""Time for a reward worker to import the rewards: a shared file system with a cold cache takes its time."""
+"""Deadline for a reward worker to import the rewards. A shared file system with a cold cache is slow."""
 
 
 class RolloutConfig(Section):
     prompts_per_step: PositiveInt = Field(16, description="Groups trained on in one step.")
     group_size: Annotated[int, Field(ge=2)] = Field(8, description="Rollouts of one prompt.")
     max_new_tokens: PositiveInt = Field(256, description="Longest completion.")
-    min_new_tokens: NonNegativeInt = Field(0, description="No end token before so many tokens.")
+    min_new_tokens: NonNegativeInt = Field(
+        0, description=("Smallest number of new tokens before the end token is allowed.")
+    )
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
     top_p: TopP = Field(1.0, description="Nucleus sampling threshold.")
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=list, description="Texts that end a completion, which keeps them, such as ['</answer>']."
+        default_factory=list,
+        description=("Texts that end a completion. The completion keeps them. Example: ['</answer>']."),
     )
     max_policy_lag: NonNegativeInt = Field(
-        0, description="Optimizer steps by which rollouts may be older than the learner; 0: synchronous."
+        0, description="Optimizer steps that rollouts may be behind the learner. 0: synchronous."
     )
     logged_fraction: Fraction = Field(1.0, description="Share of groups written to rollouts/step_N.jsonl.")
     mask_truncated: bool = Field(False, description="Give completions cut by max_new_tokens no gradient.")
     overlong_tokens: PositiveInt | None = Field(
         None,
-        description="A completion that ends within so many tokens of max_new_tokens loses up to 1 of its reward, all "
-        "of it at max_new_tokens (DAPO); null: no such penalty.",
+        description=(
+            "Soft length penalty (DAPO): within this many tokens of max_new_tokens the reward falls, by "
+            "1 at max_new_tokens. Default: no penalty."
+        ),
     )
     drop_zero_variance: bool = Field(
         False, description="Do not train on groups whose advantages are all 0: their tokens count nowhere."
     )
     dynamic_sampling: Annotated[int, Field(ge=2)] | None = Field(
         None,
-        description="Replace groups whose advantages are all 0 by those of the next prompts, until so many times "
-        "prompts_per_step were sampled for a step (DAPO); null: no replacement.",
+        description=(
+            "Dynamic sampling (DAPO): replace groups whose advantages are all 0 by groups of the next "
+            "prompts. Limit: this many times prompts_per_step for a step. Default: no replacement."
+        ),
     )
 
     def sampling(self, temperature: float, top_p: float) -> SamplingSpec:
@@ -51,19 +58,19 @@ class RolloutConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    name: PathText = Field(description="An environment of episodes/builtin, or a class of yours: module:Class.")
+    name: PathText = Field(description="An environment of episodes/builtin, or your class: module:Class.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
     tools: list[PathText] = Field(
         default_factory=list,
-        description="Tools of the environment tools: python, calculator, or a function of yours, module:function.",
+        description="Tools of the environment tools: python, calculator, or your function, module:function.",
     )
     max_turns: PositiveInt = Field(8, description="Completions of an episode, at most.")
     max_tokens: PositiveInt = Field(
-        2048, description="Tokens of an episode after its first prompt, those of the environment among them."
+        2048, description="Token limit of an episode after its first prompt, the environment's tokens included."
     )
     timeout_s: PositiveFloat = Field(30.0, description="Deadline of each call of the environment.")
     num_workers: PositiveInt = Field(2, description="Processes of each engine that hold environments.")
-    memory_gib: PositiveFloat = Field(4.0, description="Memory that such a process may allocate.")
+    memory_gib: PositiveFloat = Field(4.0, description="Memory limit of each process.")
     pass_env: list[str] = Field(
         default_factory=list, description="Environment variables with secrets that the environment reads."
     )
@@ -76,17 +83,21 @@ class RewardConfig(Section):
     name: PathText = Field(description="A reward of rewards/builtin, or module:function.")
     weight: float = Field(1.0, description="Factor of this reward in the sum.")
     timeout_s: PositiveFloat = Field(
-        10.0, description="Deadline by the clock: of a group, for a built-in that asks no server of a completion."
+        10.0, description="Wall-clock deadline of a group. For a built-in that calls no server: of a completion."
     )
     completion_s: PositiveFloat = Field(
         1.0,
-        description="Processor time of one completion, for built-ins that score in their worker; one that takes more "
-        "has the worst score.",
+        description=(
+            "Processor time limit of one completion, for built-ins that score in their worker. A slower "
+            "completion gets the worst score."
+        ),
     )
     pass_env: list[str] = Field(
         default_factory=list,
-        description="Environment variables with secrets that the reward reads. Beside them it gets those that its "
-        "args.api_key_env and args.token_env name, and no others.",
+        description=(
+            "Secret environment variables that the reward reads. The reward also gets the variables "
+            "named by its args.api_key_env and args.token_env, and no other secrets."
+        ),
     )
     args: dict[str, Any] = Field(
         default_factory=dict, description="Settings of a built-in reward; keyword arguments of your own."
@@ -95,7 +106,7 @@ class RewardConfig(Section):
     def settings(self, key: str = "rewards.N") -> Section | None:
         """Return `args` as the settings of a built-in, None for a user's own function.
 
-        Raises ConfigError, which names the keys below `key`, for what the built-in does not take.
+        Raises ConfigError for args that the built-in does not take. The error names the keys below `key`.
         """
         if ":" in self.name:
             return None
@@ -104,7 +115,7 @@ class RewardConfig(Section):
 
     @property
     def has_budget(self) -> bool:
-        """Tell whether `completion_s` bounds a completion."""
+        """Return whether `completion_s` bounds a completion."""
         if ":" in self.name:
             return False
         built_in = REWARDS.find(self.name)
@@ -114,7 +125,7 @@ class RewardConfig(Section):
         """Return how long a group may take by the clock, at most."""
         if ":" in self.name or not REWARDS.find(self.name).is_one_by_one:
             return self.timeout_s
-        # `rewards.scoring` gives a group up once more than half of its completions have met the deadline.
+        # `rewards.scoring` stops a group once more than half of its completions missed the deadline.
         return self.timeout_s * (num_completions // 2 + 1) + self.completion_s * num_completions
 
 
@@ -122,12 +133,13 @@ class GradingConfig(Section):
     num_workers: PositiveInt = Field(2, description="Reward processes on each node.")
     max_failed_fraction: Fraction = Field(
         0.1,
-        description="A larger share of the last prompts, at least 20, whose reward failed stops the run; one may fail, "
-        "in training a missed deadline counts once every prompt failed. 0: none may fail.",
+        description=(
+            "Stop the run if the rewards of a larger share of the last prompts (20 or more) failed. One "
+            "failure is always allowed. In training, missed deadlines count only if every prompt failed. "
+            "0: none may fail."
+        ),
     )
-    max_restarts: NonNegativeInt = Field(
-        3, description="Times in a row that a grader which died is started anew before the driver ends."
-    )
+    max_restarts: NonNegativeInt = Field(3, description="Restarts of a dead grader in a row before the driver stops.")
 
 
 class _Ngram(TypedDict):
@@ -137,7 +149,7 @@ class _Ngram(TypedDict):
 
 
 class VllmArgs(TypedDict, total=False):
-    """Keyword arguments of vllm.EngineArgs. Those named here are read by the plan too; vLLM checks others."""
+    """Keyword arguments of vllm.EngineArgs. The plan also reads the arguments named here. vLLM checks the others."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     max_num_batched_tokens: PositiveInt | None
@@ -173,7 +185,7 @@ _OF_OTHER_KEYS = {
 
 
 def owner_of(name: str) -> str | None:
-    """Return what decides an argument of vLLM; None where `engine.vllm` may."""
+    """Return the config key that decides an argument of vLLM; None if `engine.vllm` may set it."""
     return next((owner for pattern, owner in _OF_OTHER_KEYS.items() if re.fullmatch(pattern, name)), None)
 
 
@@ -185,21 +197,21 @@ class EngineConfig(Section):
     tensor_parallel: PositiveInt = Field(1, description="GPUs (and processes) of one engine.")
     max_num_seqs: PositiveInt = Field(256, description="Requests an engine decodes at once.")
     kv_cache_gib: PositiveFloat | None = Field(
-        None, description="KV cache of one engine; null: 0.25 on CPU, gpu_memory_utilization on GPU."
+        None, description="KV cache of one engine. Default: 0.25 on CPU; gpu_memory_utilization decides on GPU."
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.9, description="Share of GPU memory an engine may use."
     )
     vllm: VllmArgs = Field(
         default_factory=VllmArgs,
-        description="Further arguments of vllm.EngineArgs, such as enforce_eager: true, enable_prefix_caching: false, "
-        "max_num_batched_tokens (default: 8192 on GPU, 2048 on CPU), async_scheduling: false, or speculative_config: "
-        "{method: ngram, num_speculative_tokens: 4}.",
+        description=(
+            "Further arguments of vllm.EngineArgs. Examples: enforce_eager: true, enable_prefix_caching: "
+            "false, max_num_batched_tokens (default: 8192 on GPU, 2048 on CPU), async_scheduling: false, "
+            "speculative_config: {method: ngram, num_speculative_tokens: 4}."
+        ),
     )
     num_threads: PositiveInt = Field(1, description="OpenMP threads of one engine on CPU.")
-    max_restarts: NonNegativeInt = Field(
-        3, description="Times that an engine which died or failed is started anew before the driver ends."
-    )
+    max_restarts: NonNegativeInt = Field(3, description="Restarts of a dead or failed engine before the driver stops.")
 
     @field_validator("vllm")
     @classmethod
@@ -211,7 +223,7 @@ class EngineConfig(Section):
 
     @property
     def ngram_tokens(self) -> int | None:
-        """Return the tokens that an engine guesses from what prompt and completion have said before."""
+        """Return the number of tokens that an engine guesses from earlier text of prompt and completion (ngram)."""
         guesses = self.vllm.get("speculative_config")
         return None if guesses is None else guesses["num_speculative_tokens"]
 
@@ -219,5 +231,5 @@ class EngineConfig(Section):
 class WeightsConfig(Section):
     deadline_s: PositiveFloat = Field(120.0, description="A publish that takes longer fails.")
     canary_every: PositiveInt | None = Field(
-        1, description="Steps between checks that engines sample from the weights just published; null: none."
+        1, description="Steps between checks that engines sample from the weights just published. null: no checks."
     )

@@ -1,6 +1,6 @@
-"""Check rules that span several fields; each raises ConfigError with the rule, the values and the fix.
+"""Check rules that span several fields. Each raises ConfigError with the rule, the values and the fix.
 
-Those of what is optimised are in `loss_rules.py`, those of what runs where in `placement_rules.py`.
+Rules of the objective are in `loss_rules.py`, rules of placement in `placement_rules.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _one_length(config: Config) -> None:
     given = [f"train.{name}" for name in lengths if getattr(config.train, name) is not None]
     if len(given) != 1:
         raise ConfigError(
-            f"Exactly one of train.total_steps, train.total_episodes and train.total_epochs must be set; "
-            f"set are: {', '.join(given) or 'none'}. Give one, and set the others to null."
+            "Exactly one of train.total_steps, train.total_episodes and train.total_epochs must be set. Set: "
+            f"{', '.join(given) or 'none'}. Keep one, and set the others to null."
         )
 
 
@@ -48,19 +48,18 @@ def _nodes(config: Config) -> None:
     slurm, num_nodes, least = config.launch.slurm, config.launch.num_nodes, config.launch.min_nodes
     if least is not None and least > num_nodes:
         raise ConfigError(
-            f"launch.min_nodes = {least} must be at most launch.num_nodes = {num_nodes}: "
-            f"it says how many must be left of them. Lower it, or set it to null."
+            f"launch.min_nodes = {least} must be at most launch.num_nodes = {num_nodes}: a run continues with "
+            "min_nodes or more after a loss. Lower it, or set it to null."
         )
     if config.needs.critic and least is not None and least < num_nodes:
         raise ConfigError(
-            f"launch.min_nodes = {least} would have a run with a critic go on with fewer nodes than "
-            f"launch.num_nodes = {num_nodes}, and a critic is resumed with as many learners as before. Set it to null: "
-            f"the job that follows goes on with all nodes."
+            f"launch.min_nodes = {least} is below launch.num_nodes = {num_nodes}. A run with a critic can only "
+            "resume with as many learners as before. Set it to null: the next job then continues with all nodes."
         )
     if slurm.max_job_chains is None and not slurm.jobs_can_submit:
         raise ConfigError(
-            "launch.slurm.jobs_can_submit = false, so all follow-on jobs are queued at the start, and "
-            "launch.slurm.max_job_chains = null does not say how many. Give a number (submit --chain N)."
+            "launch.slurm.max_job_chains = null needs jobs that can submit. With launch.slurm.jobs_can_submit = "
+            "false all follow-on jobs are queued at the start. Give their number (submit --chain N)."
         )
 
 
@@ -88,7 +87,7 @@ def _names(config: Config) -> None:
             if reward.completion_s != 1.0 and not reward.has_budget:
                 raise ConfigError(
                     f"{key}.completion_s = {reward.completion_s:g} has no effect: {reward.name} is no built-in that "
-                    f"scores completions in its worker. Set {key}.timeout_s, or leave it out."
+                    f"scores completions in its worker. Set {key}.timeout_s, or remove {key}.completion_s."
                 )
         for _, environment in config.environments.values():
             if environment.name.partition(":")[0] not in ENVIRONMENTS.names():  # textarena:Sokoban is built in, too
@@ -97,8 +96,8 @@ def _names(config: Config) -> None:
             if key in config.environments:
                 if config.environments[key][1].name == "tools" and not config.rewards_of(source):
                     raise ConfigError(
-                        f"{key} is played in the environment tools, which gives no reward, and rewards is empty: "
-                        f"nothing would be learned. Name one, such as math or correctness."
+                        f"{key} uses the environment tools, which gives no reward, and rewards is empty. The "
+                        "model would learn nothing. Add a reward, such as math or correctness."
                     )
                 continue
             if config.needs.rewards and not config.rewards_of(source):
@@ -118,7 +117,7 @@ def _eval(config: Config) -> None:
         raise ConfigError(f"{key} is set, but task {config.task.name} has no engines to sample with. Set it to null.")
     if not config.data.has_eval:
         raise ConfigError(
-            f"{key} is set, but data.eval is not. Give a held-out data set, hold a share of data.train out "
+            f"{key} is set, but data.eval is not. Set data.eval, hold out a share of data.train "
             f"(data.held_out={{fraction: 0.05}}), or set {key} to null."
         )
     for name in ("", *config.data.eval_sets):
@@ -138,8 +137,8 @@ def _eval(config: Config) -> None:
         raise ConfigError("eval.every is set, but rewards is empty. Name the reward that decides, such as correctness.")
     if config.eval.reward not in (None, *names):
         raise ConfigError(
-            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names)}. Name one of them, or "
-            f"set it to null: correctness decides, else the first."
+            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names)}. Set it to one of "
+            "them, or to null for the default: correctness, or the first reward."
         )
 
 
@@ -147,14 +146,14 @@ def _mixes(config: Config) -> None:
     for key, source in config.data.sources(for_eval=True):
         if source.weight is not None or source.count is not None:
             raise ConfigError(
-                f"{key}: weight and count are for training; an eval asks each prompt once. Set max_items instead."
+                f"{key}: weight and count are for training. An eval uses each prompt once. Set max_items instead."
             )
     sources = config.data.sources(for_eval=False)
     weighted = [key for key, source in sources if source.weight is not None]
     if weighted and len(weighted) < len(sources):
         without = ", ".join(key for key, source in sources if source.weight is None)
         raise ConfigError(
-            f"With a weight for {weighted[0]}, each source of the mix needs one: give {without} a weight."
+            f"{weighted[0]} has a weight, so each source of the mix needs a weight. Give {without} a weight."
         )
     if weighted and (counted := [key for key, source in sources if source.count is not None]):
         raise ConfigError(f"{counted[0]}: weight and count exclude each other. Mix by one of them.")
@@ -164,14 +163,14 @@ def _eval_data(config: Config) -> None:
     for name in config.data.eval_sets:
         if not _EVAL_SET.fullmatch(name):
             raise ConfigError(
-                f"data.eval_sets has {name!r}: the name of a set is part of metrics and of paths, and must be letters, "
-                f"digits, '_' and '-', with no digit or sign first. Choose another one."
+                f"data.eval_sets has {name!r}: the name of a set must be letters, digits, '_' and '-', and must "
+                "begin with a letter. It becomes part of metrics and paths. Choose another name."
             )
     for function in config.eval.metrics:
         if ":" not in function:
             raise ConfigError(
-                f"eval.metrics has {function!r}: there are no built-in ones. Name a function of yours: "
-                f"module:function or path/to/file.py:function."
+                f"eval.metrics has {function!r}: there are no built-in eval metrics. Name your function: "
+                "module:function or path/to/file.py:function."
             )
     if config.data.eval is not None and config.data.held_out is not None:
         raise ConfigError("data.eval and data.held_out exclude each other: set one of them to null.")
@@ -193,24 +192,23 @@ def _curriculum(config: Config) -> None:
             )
     if curriculum.difficulty_field is None and curriculum.difficulty_epochs != 1.0:
         raise ConfigError(
-            f"data.curriculum.difficulty_epochs = {curriculum.difficulty_epochs:g} would have no effect without "
-            f"data.curriculum.difficulty_field: name a column, or leave it out."
+            f"data.curriculum.difficulty_epochs = {curriculum.difficulty_epochs:g} has no effect without "
+            "data.curriculum.difficulty_field. Set difficulty_field to a column, or remove difficulty_epochs."
         )
     if curriculum.hard_to is not None and curriculum.hard_to >= curriculum.easy_from:
         raise ConfigError(
             f"data.curriculum.hard_to = {curriculum.hard_to:g} must be less than data.curriculum.easy_from = "
-            f"{curriculum.easy_from:g}: no prompt is both. Lower it, or set it to null."
+            f"{curriculum.easy_from:g}: a prompt cannot be both easy and hard. Lower it, or set it to null."
         )
 
 
 def check_engine(config: Config, *, on_gpu: bool) -> None:
-    """Raise ConfigError for settings of `engine` that vLLM refuses, or gets wrong, on such a device."""
+    """Raise ConfigError for settings of `engine` that vLLM refuses, or runs wrongly, on this device."""
     guesses, is_ahead = config.engine.ngram_tokens, config.engine.vllm.get("async_scheduling")
     if guesses is not None and not on_gpu:
         raise ConfigError(
-            "engine.vllm.speculative_config needs engines on GPUs: on CPU, vLLM 0.32 samples what it has guessed at "
-            "a temperature that it never sets (expand_kernel fills a copy): completions and logprobs are wrong. Set "
-            "it to null."
+            "engine.vllm.speculative_config needs engines on GPUs. On CPU, vLLM 0.32 samples guessed tokens at a "
+            "temperature that it never sets, so completions and logprobs are wrong. Set it to null."
         )
     if is_ahead and not on_gpu:
         raise ConfigError(
@@ -224,7 +222,7 @@ def check_engine(config: Config, *, on_gpu: bool) -> None:
 
 
 def check_vllm_names(config: Config) -> None:
-    """Raise ConfigError for an argument that the vLLM installed here lacks, where there is one. Does not import it."""
+    """Raise ConfigError for an argument that the installed vLLM lacks. Reads vLLM's source without importing it."""
     names = _vllm_names()
     if unknown := [name for name in config.engine.vllm if names and name not in names]:
         free = [name for name in names if owner_of(name) is None]
@@ -232,7 +230,7 @@ def check_vllm_names(config: Config) -> None:
 
 
 def _vllm_names() -> list[str]:
-    """Return the arguments of vllm.EngineArgs, as its source has them; none without vLLM."""
+    """Return the arguments of vllm.EngineArgs, read from its source; [] without vLLM."""
     spec = find_spec("vllm")
     files = [Path(folder, "engine", "arg_utils.py") for folder in (spec and spec.submodule_search_locations) or ()]
     tree = ast.parse("".join(file.read_text() for file in files if file.is_file()))
@@ -252,8 +250,8 @@ def _sequence_lengths(config: Config) -> None:
     if config.needs.rollouts and config.train.max_tokens_per_microbatch < config.max_model_len:
         raise ConfigError(
             f"train.max_tokens_per_microbatch = {config.train.max_tokens_per_microbatch} must hold the longest "
-            f"sequence: {config.longest_sequence} = {config.max_model_len}. "
-            f"Raise it, or lower one of those two."
+            f"sequence: {config.longest_sequence} = {config.max_model_len}. Raise it, or lower one of the two "
+            "lengths."
         )
     if config.train.share_prompts and config.train.attention == "flash_attention_2":
         raise ConfigError(
@@ -282,4 +280,4 @@ _RULES = (
     *PLACEMENT_RULES,
     *LOSS_RULES,
 )
-"""In the order they are checked: names first, since other rules ask what the named algorithm needs."""
+"""The rules in order. Names come first: other rules read what the named algorithm needs."""

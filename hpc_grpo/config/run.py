@@ -1,4 +1,4 @@
-"""Sections `run`, `checkpoint`, `deadlines`, `eval`, `metrics`: where a run lives, what it saves, how it is judged."""
+"""Sections `run`, `checkpoint`, `deadlines`, `eval`, `metrics`: a run's folder, checkpoints, evals and metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SPAN = re.compile(r"([0-9.]+) *(step|epoch|s|min|h)s?")
 
 @dataclass(frozen=True)
 class Every:
-    """How often something recurs: after so many steps, epochs or seconds, whichever comes first."""
+    """An interval: a number of steps, epochs or seconds, whichever comes first."""
 
     steps: int | None = None
     epochs: int | None = None
@@ -37,12 +37,12 @@ class Every:
 
     @property
     def known_steps(self) -> int | None:
-        """Return the steps between two times; None where epochs or seconds have a say, whose steps nobody knows yet."""
+        """Return the interval in steps; None if it has epochs or seconds, whose steps are not known in advance."""
         return self.steps if self.epochs is None and self.seconds is None else None
 
     @classmethod
     def read(cls, value: object) -> object:
-        """Read such a text as `50 steps, 30 min`; a number counts steps. Raises ValueError.
+        """Parse text such as `50 steps, 30 min`. A number means steps. Raises ValueError.
 
         >>> Every.read("2 epochs, 30 min"), str(Every.read("0.5 h")), Every.read(5)
         (Every(steps=None, epochs=2, seconds=1800.0), '1800 s', Every(steps=5, epochs=None, seconds=None))
@@ -74,7 +74,7 @@ Often = Annotated[InstanceOf[Every], BeforeValidator(Every.read), PlainSerialize
 class RunConfig(Section):
     name: str = Field(description="Name of the run; its folder below `root`.")
     root: Annotated[Path, LocalPath] = Field(
-        Path("runs"), description="Folder that holds the run directories, made absolute; see launch.disks."
+        Path("runs"), description="Folder of the run directories, made absolute. See launch.disks."
     )
     seed: NonNegativeInt = Field(0, description="Decides the shuffle, the sampling and the initial RNG state.")
 
@@ -87,42 +87,64 @@ class RunConfig(Section):
 class CheckpointConfig(Section):
     every: Often | None = Field(
         Every(steps=50),
-        description="Such as 50 steps, 2 epochs, 30 min (s, h), or several: whichever comes first. Also after the "
-        "first step and at the end; null: only then. Time counts in each job from its start.",
+        description=(
+            "Interval of checkpoints: 50 steps, 2 epochs, 30 min (s, h), or several, whichever comes "
+            "first. There is always one after the first step and one at the end; null: only those. Time "
+            "counts from each job's start."
+        ),
     )
     behind_training: bool = Field(
         True,
-        description="Copy a checkpoint to host memory, which holds it from then on, and write it while training goes "
-        "on; false: training waits for the disk.",
+        description=(
+            "Copy a checkpoint to host memory and write it while training continues. The copy stays in "
+            "memory. false: training waits for the disk."
+        ),
     )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
     keep_batches: NonNegativeInt = Field(
-        0, description="Newest steps whose batches are kept, some 20 bytes a token, for `hpc-grpo replay`; 0: none."
+        0,
+        description=(
+            "Number of newest steps whose batches are kept for `hpc-grpo replay`, about 20 bytes a token. 0: none."
+        ),
     )
-    export_every: Often | None = Field(None, description="As `every`, of Hugging Face exports; null: at the end.")
+    export_every: Often | None = Field(
+        None, description=("Interval of Hugging Face exports, written like `every`. Default: only at the end.")
+    )
     keep_exports: PositiveInt | None = Field(
-        None, description="Older exports are removed, never the newest or the final one; null: all stay."
+        None,
+        description=(
+            "Number of exports to keep. Older exports are removed, never the newest or the final one. null: all stay."
+        ),
     )
 
 
 class DeadlinesConfig(Section):
-    """When to give up on a process: before its longest time is known, and after that."""
+    """When to give up on a process, before and after its longest time is known."""
 
     start_s: PositiveFloat = Field(
         1800.0,
-        description="Start of the driver and of each actor, and an actor's first work. A checkpoint or export has 2 "
-        "times this, a resume 8; until a longest time is known, a step's rollouts and its training 4 times, an eval 8.",
+        description=(
+            "Deadline for the start of the driver and of each actor, and for an actor's first work. A "
+            "checkpoint or export may take 2 times this, a resume 8 times. Before the longest time of a "
+            "phase is known, a step's rollouts and its training may take 4 times, an eval 8 times."
+        ),
     )
     silent_s: PositiveFloat = Field(
         60.0,
-        description="A learner, engine or grader is late after 10 times its longest pause in this run, but no sooner "
-        "than this; a phase of the driver no sooner than 5 times this.",
+        description=(
+            "A learner, engine or grader is late after 10 times its longest pause in this run, and never "
+            "before this. For a phase of the driver the smallest deadline is 5 times this."
+        ),
     )
 
 
 class EvalConfig(Section):
     every: Often | None = Field(
-        None, description="As checkpoint.every, and also at step 0 and at the end; null: no eval."
+        None,
+        description=(
+            "Interval of evals, written like checkpoint.every. There is always one at step 0 and "
+            "one at the end. null: no eval."
+        ),
     )
     num_samples: PositiveInt = Field(1, description="Completions per prompt, n of pass@k.")
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
@@ -130,22 +152,25 @@ class EvalConfig(Section):
     top_p: TopP | None = Field(None, description="Nucleus sampling threshold; null: rollout.top_p.")
     reward: PathText | None = Field(
         None,
-        description="The reward that decides what counts as solved; null: correctness. A source without it is judged "
-        "by its first.",
+        description=(
+            "Reward that decides which completions are solved. Default: correctness. A source without "
+            "that reward uses its first reward."
+        ),
     )
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
     metrics: list[PathText] = Field(
-        default_factory=list, description="Functions of yours that make metrics of what was graded: module:function."
+        default_factory=list,
+        description=("Your functions that compute metrics from graded completions: module:function."),
     )
 
     @property
     def functions(self) -> dict[str, str]:
-        """Return the keys that name a function of the user's, and its name."""
+        """Return each key that names a user's function, with the function's name."""
         return {f"eval.metrics.{position}": name for position, name in enumerate(self.metrics)}
 
 
 class WandbArgs(TypedDict, total=False):
-    """Keyword arguments of wandb.init. Those named here are read by us too; W&B checks others."""
+    """Keyword arguments of wandb.init. Our code also reads the arguments named here. W&B checks the others."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     project: str
@@ -155,15 +180,19 @@ class WandbArgs(TypedDict, total=False):
 class MetricsConfig(Section):
     wandb: WandbArgs = Field(
         default_factory=WandbArgs,
-        description="Arguments of wandb.init, such as project (default: hpc-grpo), entity, group, tags. mode: offline, "
-        "disabled, or auto (the default): online if WANDB_API_KEY is set or after `wandb login`, else off.",
+        description=(
+            "Arguments of wandb.init: project (default: hpc-grpo), entity, group, tags and others. mode: "
+            "offline, disabled, or auto (the default): online with WANDB_API_KEY or after `wandb login`, "
+            "else off."
+        ),
     )
     tensorboard: bool = Field(False, description="Write TensorBoard event files.")
     names: Literal["ours", "areal", "areal-0.3"] = Field(
-        "ours", description="Whose names W&B, TensorBoard and the log give the metrics; metrics.jsonl has ours."
+        "ours",
+        description=("Naming scheme of the metrics in W&B, TensorBoard and the log. metrics.jsonl always has ours."),
     )
     profile_steps: tuple[PositiveInt, PositiveInt] | None = Field(
-        None, description="[a, b]: torch traces and Python stacks of steps a to b, counted from 1, in profiles."
+        None, description=("[a, b]: write torch traces and Python stacks of steps a to b, counted from 1, to profiles.")
     )
 
     @field_validator("wandb")

@@ -1,6 +1,6 @@
-"""The typed configuration of a run, section by section: each lies in the file that its import names.
+"""The typed configuration of a run, section by section. Each section is in the file that its import names.
 
-A new section is a class, in a file of its own or beside its kin, and a field of `Config`.
+A new section is a class in one of these files and a field of `Config`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
         "train.share_prompts",
     ),
 }  # fmt: skip
-"""Tasks -> sections and keys that the task lacks: nobody can write them, and the resolved config lacks them too.
+"""Tasks -> the sections and keys that the task lacks. Users cannot set them; the resolved config leaves them out.
 
-What remains of `rollout` under sft is how `hpc-grpo eval` samples from the run.
+Under sft, `hpc-grpo eval` samples with the keys that remain in `rollout`.
 """
 
 
@@ -60,7 +60,11 @@ class Config(Section):
         description="Summed with their weights. With an environment the default is [].",
     )
     environment: Environment | None = Field(
-        None, description="What the model acts in, turn by turn (docs/environments.md); null: a prompt has one answer."
+        None,
+        description=(
+            "Environment that the model acts in, turn by turn (docs/environments.md). Default: "
+            "none; a prompt has one answer."
+        ),
     )
     grading: GradingConfig = GradingConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -78,7 +82,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_only_what_the_task_has(cls, values: Any) -> Any:
-        """Raise ConfigError for a key that the task does not have. null takes such a key out of what is built on."""
+        """Raise ConfigError for a key that the task does not have. null removes a key that a base file sets."""
         if not isinstance(values, Mapping):
             return values
         kept, chosen = dict(values), as_section(values.get("task"))
@@ -93,8 +97,8 @@ class Config(Section):
             having = ["grpo", *(name for name, others in _NOT_OF_TASK.items() if not parts & {*others})]
             written = ", ".join(_first_key(*pair) for pair in taken.items())
             raise ConfigError(
-                f"{written}: task = {task} has no such key. Leave it out (on the command line: {nulls})"
-                f", or set task to {' or '.join(having)}."
+                f"{written}: task = {task} has no such key. Remove it (on the command line: {nulls}), or set task "
+                f"to {' or '.join(having)}."
             )
         return kept
 
@@ -107,12 +111,12 @@ class Config(Section):
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """List the sections and keys that the task does not have. Their values here are defaults that nobody reads."""
+        """List the sections and keys that the task does not have. Nothing reads their defaults."""
         return _NOT_OF_TASK.get(self.task.name, ())
 
     @property
     def ppo(self) -> PpoKeys:
-        """Return what a task with a critic says of it; the defaults under another task."""
+        """Return the keys of a task with a critic; the defaults under another task."""
         return self.task if isinstance(self.task, PpoKeys) else PpoKeys()
 
     @property
@@ -135,7 +139,10 @@ class Config(Section):
 
     @property
     def models(self) -> dict[str, str]:
-        """Map the keys that name the models of the run to them: `model.path` first, and those that learners add."""
+        """Map each key that names a model of the run to that model.
+
+        `model.path` comes first, then models that learners add.
+        """
         needs, named = self.needs, {"model.path": self.model.path}
         if needs.reference and self.loss.kl.reference is not None:
             named["loss.kl.reference"] = self.loss.kl.reference
@@ -147,7 +154,9 @@ class Config(Section):
 
     @property
     def scoring_models(self) -> dict[str, str]:
-        """Map the keys of the models that score tokens which the policy samples to them: they share its vocabulary."""
+        """Map each key of a model that scores sampled tokens to that model. These models share the policy's
+        vocabulary.
+        """
         return {key: path for key, path in self.models.items() if key in ("loss.kl.reference", "task.teacher")}
 
     @property
@@ -170,9 +179,9 @@ class Config(Section):
 
     @property
     def environments(self) -> dict[str, tuple[SourceConfig, EnvironmentConfig]]:
-        """Map the keys of the sources that are played in an environment to them, in the order of `Prompt.environment`.
+        """Map the key of each source with an environment to both, in the order of `Prompt.environment`.
 
-        An eval set that is held out of data.train has the environment of its source.
+        An eval set held out of data.train has the environment of its source.
         """
         sources = [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)] if self.needs.rollouts else []
         chosen = {key: (source, source.environment or self.environment) for key, source in sources}
@@ -191,7 +200,7 @@ class Config(Section):
 
     @property
     def reward_sets(self) -> list[list[RewardConfig]]:
-        """List what prompts are graded by, in the order of their sources: each distinct list of rewards once."""
+        """List the distinct lists of rewards, in the order of the sources."""
         sources = [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)]
         found: list[list[RewardConfig]] = []
         for _, source in sources:
@@ -209,7 +218,7 @@ class Config(Section):
 
     @property
     def rewards_by_key(self) -> dict[str, RewardConfig]:
-        """Map the keys of the config that name rewards, such as rewards.0, to them."""
+        """Map each config key of a reward, such as rewards.0, to that reward."""
         named = {f"rewards.{position}": reward for position, reward in enumerate(self.rewards)}
         for key, source in [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)]:
             named |= {f"{key}.rewards.{position}": reward for position, reward in enumerate(source.rewards or ())}
@@ -217,11 +226,11 @@ class Config(Section):
 
     @property
     def reads_eval_data(self) -> bool:
-        """Tell whether the eval sets are read: to evaluate, or to keep their prompts out of training."""
+        """Return whether the eval sets are read: to evaluate, or to keep their prompts out of training."""
         return bool(self.data.eval_data) and (self.eval.every is not None or self.data.deduplicate)
 
     def eval_settings(self, eval_set: str) -> EvalConfig:
-        """Return `eval` as it is for one set; "" is data.eval's, or what was held out."""
+        """Return `eval` with the overrides of one set; "" is data.eval or data.held_out."""
         own = self.data.eval_sets[eval_set].own_settings if eval_set else {}
         top_p = self.rollout.top_p if self.eval.top_p is None else self.eval.top_p
         return self.eval.model_copy(update={"top_p": top_p, **own})
@@ -237,7 +246,7 @@ class Config(Section):
 
     @property
     def longest_rollout(self) -> int:
-        """Return the most tokens that come after a prompt: a completion's, or an episode's."""
+        """Return the token limit after a prompt: of a completion, or of an episode."""
         return max(self._rollout_lengths.values())
 
     @property
@@ -248,13 +257,13 @@ class Config(Section):
 
     @property
     def most_sampled(self) -> int:
-        """Return the most tokens that the model writes after a prompt: a completion's, or those of all turns."""
+        """Return the limit of tokens that the model writes after a prompt: in a completion, or in all turns."""
         turns = [environment.max_turns for _, environment in self.environments.values()]
         return min(self.longest_rollout, self.rollout.max_new_tokens * max(turns, default=1))
 
     @property
     def _rollout_lengths(self) -> dict[str, int]:
-        """Map the keys that limit what comes after a prompt to their values."""
+        """Map the keys that limit the length after a prompt to their values."""
         played = self.environments
         lengths = {
             f"{'environment' if source.environment is None else f'{key}.environment'}.max_tokens": own.max_tokens
@@ -265,7 +274,7 @@ class Config(Section):
 
 
 def _take_out(values: dict[str, Any], key: str) -> Any:
-    """Remove a key or `section.key` from `values`, whose sections stay as they are; return its value, or None."""
+    """Remove a key or `section.key` from `values` without changing its sections. Return its value, or None."""
     section, _, name = key.rpartition(".")
     if not section:
         return values.pop(key, None)
@@ -277,7 +286,7 @@ def _take_out(values: dict[str, Any], key: str) -> Any:
 
 
 def _first_key(key: str, value: Any) -> str:
-    """Return the key of a value, and for a section that of its first value."""
+    """Return the key of a value. For a section, return the key of its first value."""
     while isinstance(value, Mapping) and value:
         name, value = next(iter(value.items()))
         key = f"{key}.{name}"
@@ -285,5 +294,5 @@ def _first_key(key: str, value: Any) -> str:
 
 
 def _is_null(value: Any) -> bool:
-    """Tell whether a key says nothing: null, or a section of nothing but nulls."""
+    """Return whether a value is null, or a section that holds only nulls."""
     return value is None or (isinstance(value, Mapping) and bool(value) and all(map(_is_null, value.values())))

@@ -1,4 +1,4 @@
-"""Sections `train` and `task`: optimizer, the length of a run, the learner's memory; what each algorithm adds."""
+"""Sections `train` and `task`: the optimizer, the length of a run, the learner's memory, each algorithm's keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrainConfig(Section):
     total_steps: PositiveInt | None = Field(None, description="Length of the run, in steps.")
     total_episodes: PositiveInt | None = Field(None, description="Length of the run, in rollouts.")
     total_epochs: PositiveInt | None = Field(None, description="Length of the run, in passes over the data.")
-    num_minibatches: PositiveInt = Field(1, description="Optimizer steps of one step, each on a part of its batch.")
+    num_minibatches: PositiveInt = Field(1, description="Optimizer steps in one step, each on a part of the batch.")
     zero_stage: Literal[1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
     offload_optimizer: Literal["none", "cpu"] = Field(
         "none", description="cpu: optimizer states in host memory, updated there."
@@ -37,18 +37,20 @@ class TrainConfig(Section):
     )
     attention: Literal["sdpa", "varlen", "flash_attention_2"] = Field(
         "sdpa",
-        description="Attention kernel for packed documents. varlen is torch's own, without padding and with sliding "
-        "windows; it and flash_attention_2, of the package flash-attn, need a GPU.",
+        description=(
+            "Attention kernel for packed documents. varlen is torch's, without padding and with sliding "
+            "windows. varlen and flash_attention_2 (package flash-attn) need a GPU."
+        ),
     )
     gradient_checkpointing: bool | None = Field(None, description="null: on with a GPU, off on CPU.")
-    num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU; null: 1.")
+    num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU. Default: 1.")
 
 
 class PpoKeys(Section):
     critic: PathText | None = Field(
         None, description="Folder of a critic that a run has exported, to begin with. Default: model.path, worth 0."
     )
-    critic_lr: PositiveFloat = Field(1e-5, description="Learning rate of the critic, constant.")
+    critic_lr: PositiveFloat = Field(1e-5, description="Learning rate of the critic, constant over the run.")
     discount: Fraction = Field(1.0, description="Gamma: worth of a reward one token later.")
     gae_lambda: Fraction = Field(0.95, description="Lambda of the generalised advantages; 1: the whole return.")
     value_clip: PositiveFloat | None = Field(0.2, description="A value moves so far a step; null: freely.")
@@ -65,7 +67,10 @@ class DistillKeys(Section):
     )
     coef: PositiveFloat = Field(1.0, description="Weight of the teacher's advantage, log teacher - log policy.")
     reward_coef: NonNegativeFloat = Field(
-        0.0, description="Weight of the advantages made of rewards, as loss.advantage has them; 0: rewards may be []."
+        0.0,
+        description=(
+            "Weight of the reward advantages of loss.advantage, added to the teacher's. 0: rewards may be []."
+        ),
     )
 
     @property
@@ -73,8 +78,8 @@ class DistillKeys(Section):
         """Return the teacher. Raises ConfigError where none is named."""
         if self.teacher is None:
             raise ConfigError(
-                "task.teacher is not set, and task distill learns from it. Give a Hugging Face model: a folder, or a "
-                "name in the local cache."
+                "task.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, "
+                "or a name in the local cache."
             )
         return self.teacher
 
@@ -96,9 +101,9 @@ class SftTask(SftKeys):
 
 
 class OwnTask(PpoKeys, DistillKeys, SftKeys):
-    """An algorithm of the user's, which may be one of ours with a change: it has the keys of all."""
+    """A user's algorithm. It has the keys of all tasks, since it may inherit from one of ours."""
 
-    name: PathText = Field(description="A class of yours: module:Class or path/to/file.py:Class.")
+    name: PathText = Field(description="Your class: module:Class or path/to/file.py:Class.")
 
     @field_validator("name")
     @classmethod

@@ -1,4 +1,4 @@
-"""Read and write YAML as people mean it: 1e-6 is a number, 24:00:00 is text."""
+"""Read and write YAML as users mean it: 1e-6 is a number, 24:00:00 is text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import yaml
 from hpc_grpo.errors import ConfigError
 
 _SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
-"""YAML 1.1 reads 1e-6 as text (it wants 1.0e-6); everybody who writes it means the number, as in YAML 1.2."""
+"""1e-6. YAML 1.1 reads it as text (it wants 1.0e-6). YAML 1.2 and users mean a number."""
 
 _CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
-"""YAML 1.1 reads 24:00:00 as 86400, in base 60; nobody who writes it as a walltime means so many minutes."""
+"""24:00:00. YAML 1.1 reads it as 86400, in base 60. Users mean a walltime."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -22,7 +22,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around text that `_Loader` would take for a number."""
+    """Quotes text that `_Loader` would read as a number."""
 
 
 for _kind in (_Loader, _Dumper):
@@ -53,5 +53,5 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def write_yaml(values: Any) -> str:
-    """Write values so that reading them gives equal ones, in their order."""
+    """Write values as YAML that reads back equal, in the same order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)

@@ -1,1 +1,1 @@
-"""Data: items from files or the hub, prompts as token ids, and streams that are functions of an ordinal."""
+"""Data: items from files or the hub, prompts as token ids, and streams that map ordinals to prompts."""

@@ -1,11 +1,11 @@
-"""Tokenized data on the disk: a folder for each source and all that its rows depend on, made once, mapped at a start.
+"""A disk cache of tokenized data: one folder for each source with its settings, made once, then mapped into memory.
 
     <cache>/<key>/rows.arrow      a row for each item: text, token ids, the item as JSON, the hash of its prompt
     <cache>/<key>/made.json       number of rows, digest of the items, size of rows.arrow; written last
 
-Safe without a lock, which shared file systems rarely honour: a writer fills a folder of its own and renames it. The
-second of two writers finds the name taken and drops its own. A changed file, template or tokenizer has another key. An
-entry may be deleted while no run reads it: the next start makes it again.
+Uses no lock, because shared file systems rarely honour locks. A writer fills its own folder and renames it. If two
+write the same entry, the second finds the name taken and removes its copy. A changed file, template or tokenizer gets
+another key. You may delete an entry while no run reads it: the next start makes it again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _ROWS_OF_OTHERS = Holding(
 
 
 class Rows:
-    """The rows of one source, mapped from the disk: memory is taken by those that are looked at.
+    """The rows of one source, mapped from the disk. Only rows that are read use memory.
 
-    `digest` is that of the items themselves. `num_prompt_tokens`, `num_tokens` (with the completion) and
-    `prompt_hashes` have one entry for each row.
+    `digest` is the digest of the items. `num_prompt_tokens`, `num_tokens` (with the completion) and `prompt_hashes`
+    have one entry for each row.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
@@ -68,7 +68,7 @@ class Rows:
 
 
 class RowCache:
-    """The entries below one folder, which any number of runs on any number of nodes share."""
+    """The entries below one folder. Any number of runs on any number of nodes share them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,14 +83,14 @@ class RowCache:
         try:
             digest = _digest_if_whole(entry)
             return None if digest is None else Rows(entry, digest)
-        except (OSError, ValueError) as error:  # another user's, or no Arrow file, which is a ValueError
+        except (OSError, ValueError) as error:  # The file belongs to another user, or is no Arrow file (ValueError).
             raise ConfigError(
                 f"Tokenized data in {entry} cannot be read ({error}). Delete the folder, or set data.cache_dir to "
                 f"another one."
             ) from error
 
     def write(self, identity: Mapping[str, Any], rows: Iterator[Row]) -> Rows:
-        """Write the rows, all or none; return what is there then. Raises ConfigError where none can be written."""
+        """Write the rows, all or none, and return the entry on the disk. Raises ConfigError if it cannot be written."""
         entry = self._entry(identity)
         staging = self.folder / f".{entry.name}.{secrets.token_hex(8)}{_STAGED}"
         try:
@@ -122,9 +122,10 @@ class RowCache:
         return found
 
     def _remove_abandoned(self) -> None:
-        """Remove what writers left that died a day ago, and damaged entries."""
+        """Remove damaged entries, and folders of writers that died more than a day ago."""
         for folder in self.folder.glob(f".*{_STAGED}"):
-            with contextlib.suppress(OSError):  # its writer, or another cleaner, is at it too; or it is another user's
+            # The writer or another cleaner is removing the folder too, or it belongs to another user.
+            with contextlib.suppress(OSError):
                 if time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > 24 * 3600.0:
                     shutil.rmtree(folder, ignore_errors=True)
 

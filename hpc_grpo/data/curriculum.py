@@ -1,9 +1,9 @@
-"""The curriculum: which prompts rest, as they were easy or hard in their last turns, for the others to come more often.
+"""The curriculum: skips prompts that were easy or hard in their last turns, so that other prompts come more often.
 
-A form without chance of prime-rl's difficulty pools (its `curriculum/samplers/pool.py`): the mean reward of a prompt's
-last group says which pool it is in, and what is drawn there with a weight of 1 / (n + 1) sits out n turns here. A rest
-without an end is open-instruct's `no_resampling_pass_rate`. Where a column tells how hard prompts are, the harder ones
-come in later, as the competence of Platanios et al. 2019 (arXiv:1903.09848, eq. 7) grows.
+Like prime-rl's difficulty pools (its `curriculum/samplers/pool.py`), but without random draws. A prompt's pool depends
+on the mean reward of its last group. Where prime-rl draws a pool with weight 1 / (n + 1), here a prompt skips n turns.
+Skipping forever is open-instruct's `no_resampling_pass_rate`. If a column gives the difficulty, harder prompts come in
+later, as the competence of Platanios et al. 2019 (arXiv:1903.09848, eq. 7) grows.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ _ROUNDING = 1e-9
 """Allows for the rounding of a mean of equal rewards."""
 
 Known = Mapping[str, tuple[int, int | None]]
-"""Maps "source:item", positions both, to how many groups in a row were easy (or hard, negative), and the turn that it
-rests until: None for ever. Prompts that are neither are left out. A checkpoint holds it as JSON.
+"""Maps "source:item" (two positions) to a prompt's streak and the turn when its rest ends (None: never).
+
+The streak counts easy groups in a row; it is negative for hard groups. Other prompts are left out. A checkpoint holds
+this as JSON.
 """
 
 _NEITHER = (0, 0)
 _FIRST_COMPETENCE = 0.01
-"""Is c_0 of the paper: the share of the prompts, the easiest, that a run begins with."""
+"""The paper's c_0: the share of prompts, the easiest, that a run begins with."""
 
 
 class Curriculum:
-    """Knows of each prompt what its last groups were. What it says is a function of the grades it was given."""
+    """Remembers each prompt's last groups. Its decisions depend only on the grades it has seen."""
 
     def __init__(self, settings: CurriculumConfig, known: Known) -> None:
         self._settings = settings
@@ -48,11 +50,11 @@ class Curriculum:
 
     @property
     def known(self) -> Known:
-        """Return what a checkpoint has to hold of it."""
+        """Return the state for a checkpoint."""
         return dict(self._known)
 
     def next_awake(self, stream: PromptStream, ordinal: int) -> int | None:
-        """Return the first ordinal from here on whose prompt does not rest; None where each prompt rests for ever."""
+        """Return the first ordinal from `ordinal` on whose prompt does not rest; None if every prompt rests forever."""
         first = ordinal
         while self._rests(stream, ordinal):
             ordinal += 1
@@ -61,7 +63,7 @@ class Curriculum:
         return ordinal
 
     def _rests(self, stream: PromptStream, ordinal: int) -> bool:
-        """Tell whether the prompt rests, or is too hard: its rank is not below the competence of now.
+        """Return whether the prompt rests, or is too hard: its rank is not below the current competence.
 
         c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), t and T in ordinals
         """
@@ -76,12 +78,12 @@ class Curriculum:
         return bool(ranks[place.item] >= competence)
 
     def _retired_all(self, stream: PromptStream) -> bool:
-        """Look at each item: what is known may be of data that had more of them."""
+        """Return whether all items rest forever. Checks each item: the known state may come from a larger data set."""
         keys = (f"{source}:{item}" for source, part in enumerate(stream.parts) for item in range(len(part.numbers)))
         return all(self._known.get(key, _NEITHER)[1] is None for key in keys)
 
     def note(self, place: Place, grades: GroupGrades) -> None:
-        """Learn what a group was, from the rollouts whose reward and environment did not fail."""
+        """Record a group's outcome, from the rollouts whose reward and environment did not fail."""
         rewards = list(compress(grades.rewards, grades.is_scored))
         if not rewards:
             return
@@ -98,7 +100,7 @@ class Curriculum:
         self._known[_key(place)] = (streak, None if rest is None else place.turn + rest + 1)
 
     def metrics(self) -> dict[str, float]:
-        """Count the prompts whose last groups were easy, or hard, and those that rest for ever."""
+        """Count the prompts whose last groups were easy, or hard, and the prompts that rest forever."""
         known, after = self._known.values(), self._settings.after
         return {
             "curriculum/easy": float(sum(streak >= after for streak, _ in known)),
@@ -108,9 +110,9 @@ class Curriculum:
 
 
 def difficulty_ranks(part: Part, field: str) -> NDArray[np.float64]:
-    """Rank the items of a source by a column: the share of them that are easier, of equals the same.
+    """Rank the items of a source by a column: each item's share of easier items. Equal items get the same rank.
 
-    Reads every item. Raises ConfigError with the number of the first whose value is no number.
+    Reads every item. Raises ConfigError with the number of the first item whose value is no number.
     """
     values = np.empty(len(part.numbers))
     for position, number in enumerate(part.numbers):

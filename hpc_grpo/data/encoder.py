@@ -1,7 +1,8 @@
-"""From items to rows: checked, rendered and tokenized. The costly part of a first start, which the cache keeps.
+"""Turn items into rows: check, render and tokenize. This is the slow part of a first start, so the cache keeps the
+rows.
 
-An error names the source and the number of the item, before anything starts. The checks and `prompt_hash` need no
-numpy: a login node uses them too.
+An error names the source and the item's number, before anything starts. A login node uses the checks and `prompt_hash`
+too: they need no numpy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hpc_grpo.run.pulse import PULSE
 
 @dataclass(frozen=True)
 class Row:
-    """One item, ready to be asked: `fields` is the item as JSON; `completion_ids` are empty without SFT."""
+    """One item as a prompt. `fields` is the item as JSON; `completion_ids` are empty except for SFT."""
 
     text: str
     prompt_ids: Sequence[int]
@@ -43,7 +44,7 @@ class Row:
 
 
 class Encoder:
-    """Makes the rows of one source. Raises ConfigError for an item that cannot be used, with its number."""
+    """Makes the rows of one source. Raises ConfigError with the item's number for an item that cannot be used."""
 
     def __init__(self, config: Config, source: SourceConfig, tokenizer: Tokenizer) -> None:
         self._config = config
@@ -170,18 +171,18 @@ def completion_text(source: SourceConfig, item: Item, number: int) -> str:
     text: Any = None if source.answer_field is None else answer_of(item, source.answer_field)
     if not isinstance(text, str) or not text:
         raise ConfigError(
-            f"Item {number} of {source.path}: {source.answer_field!r} (answer_field), the completion to imitate, must "
-            f"be text that is not empty, not {text!r}."
+            f"Item {number} of {source.path}: {source.answer_field!r} (answer_field), the completion to imitate, "
+            f"must be non-empty text, not {text!r}."
         )
     check_characters(text, source.path, number)
     return text
 
 
 def prompt_hash(source: SourceConfig, item: Item) -> int:
-    """Hash the text of an item's own prompt to 64 bits: the same in a column of text and in one of messages.
+    """Hash the text of an item's prompt to 64 bits. Text in a column and in messages gives the same hash.
 
-    Templates, white space and system messages do not count. A content of a message may be a list of parts, or
-    None beside the calls of tools.
+    Templates, white space and system messages do not count. A message's content may be a list of parts, or None beside
+    tool calls.
     """
     if source.messages_field is None:
         own = source_text(source, item)

@@ -1,8 +1,7 @@
-"""Fingerprints of what a run reads: data, chat templates, tokenizer and weights of models, the user's functions.
+"""Fingerprints of a run's inputs: data, chat templates, tokenizer and weights of models, the user's functions.
 
-Files of data are hashed whole where they are one file. Of a larger file of the model or of a saved data set, of which
-only learners read all, 64 blocks are hashed, with its size: other weights differ everywhere. The items of a function
-have a digest.
+Hashes a data file completely. Hashes 64 blocks and the size of a large file of the model or of a saved data set: only
+learners read these completely, and different weights differ everywhere. The items of a function have a digest.
 """
 
 from __future__ import annotations
@@ -32,16 +31,18 @@ _TOKENIZER_FILES = (
 
 
 def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the fingerprints of all that the run reads; relative paths are relative to `folder`.
+    """Return the fingerprints of all inputs of the run; relative paths are relative to `folder`.
 
-    `item_digests` are those of the items themselves, by key of the config, for sources that are no files.
+    `item_digests` maps the config key of each source that is no file to the digest of its items.
     """
     found = local_fingerprints(config, folder)
     for key, source in _sources(config):
         if (folder / source.path).exists():
             continue
         if ":" in source.path:
-            # Beside the file of a function, which a login node compares too: that node does not make the items.
+            # In addition to the function's file.
+            #
+            # A login node compares the file only, because it does not make the items.
             found[f"{key}.items"] = {"sha256": item_digests[key]}
         else:
             # The library's own fingerprint, in which the revision is.
@@ -54,7 +55,9 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
 
 
 def local_fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]]:
-    """Return those that a login node can make at once: of local data, chat templates and the user's functions."""
+    """Return the fingerprints that a login node can compute quickly: local data, chat templates, the user's
+    functions.
+    """
     found = {}
     for key, source in _sources(config):
         if (path := folder / source.path).exists():
@@ -70,7 +73,9 @@ def local_fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]
 
 
 def tokenizer_identity(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what token ids depend on: the tokenizer's files, and the libraries that read them."""
+    """Return the inputs that decide token ids: the tokenizer's files and the versions of the libraries that read
+    them.
+    """
     versions = {name: metadata.version(name) for name in ("transformers", "tokenizers")}
     folder = find_model(config.model.path, environ)
     return versions | {file.name: of_file(file, whole=True) for file in _tokenizer_files(folder)}

@@ -1,7 +1,7 @@
-"""From a config to streams: sources are read and tokenized once, split, filtered and mixed. Every start comes by here.
+"""Load streams from a config: read, tokenize, split, filter and mix the sources. Every start uses this module.
 
-Raises ConfigError for the first item that cannot be used, before anything else has started. Filters are applied at
-every start and kept nowhere: a run that changes one of them tokenizes nothing again.
+Raises ConfigError for the first item that cannot be used, before anything else starts. Filters run at every start and
+are not cached: changing a filter tokenizes nothing again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Streams:
-    """The run's stream and its eval sets by name; `digests` are those of the items, by config key.
+    """The run's stream and its eval sets by name. `digests` maps config keys to digests of the items.
 
-    The set of `data.eval`, or that of `data.held_out`, has the name "".
+    The name "" means `data.eval` or `data.held_out`.
     """
 
     train: PromptStream | DemonstrationStream
@@ -49,9 +49,10 @@ def load_streams(
     context: int | None = None,
     tokenizer_id: Mapping[str, str] | None = None,
 ) -> Streams:
-    """Load all that the run reads. `tokenizer_id` stands for the tokenizer's files where it has none.
+    """Load all data of the run. `tokenizer_id` replaces the hash of the tokenizer's files if there are none.
 
-    `context` is that of the model, in tokens, for demonstrations. `check_context_length` checks prompts against it.
+    `context` is the model's context length in tokens, the limit of demonstrations. `check_context_length` checks
+    prompts.
     """
     loader = _Loader(config, tokenizer, tokenizer_id)
     sources = loader.load(config.data.sources(for_eval=False))
@@ -67,7 +68,7 @@ def load_streams(
 def load_evals(
     config: Config, tokenizer: Tokenizer, *, tokenizer_id: Mapping[str, str] | None = None
 ) -> Mapping[str, PromptStream]:
-    """Load the eval sets alone: of data.train no more than what is held out of it."""
+    """Load only the eval sets, and the held-out part of data.train."""
     loader = _Loader(config, tokenizer, tokenizer_id)
     sources = [] if config.data.held_out is None else loader.load(config.data.sources(for_eval=False))
     return _evals(config, sources, loader.load_eval_sets())
@@ -88,7 +89,9 @@ def load_rows(config: Config, source: SourceConfig, tokenizer: Tokenizer, tokeni
     def unchanged() -> Iterator[Row]:
         yield from encoder.rows(read_items(source))
         if items_id() != before:
-            raise ConfigError(f"Data set {source.path} changed while it was read. Start again when it stays as it is.")
+            raise ConfigError(
+                f"Data set {source.path} changed while it was read. Start again when no process changes it."
+            )
 
     start = time.monotonic()
     rows = cache.write(identity, unchanged())
@@ -97,7 +100,7 @@ def load_rows(config: Config, source: SourceConfig, tokenizer: Tokenizer, tokeni
 
 
 def source_names(sources: Sequence[SourceConfig]) -> list[str]:
-    """Give each source a distinct name: its own, else what its path ends with, with #2, #3 … where it is used again.
+    """Give each source a distinct name: its configured name, or the end of its path, with #2, #3 … for repeated names.
 
     >>> paths = ["a/math.jsonl", "openai/gsm8k", "reasoning_gym:gcd", "b/math.json"]
     >>> source_names([SourceConfig(path=path) for path in paths])
@@ -112,7 +115,7 @@ def source_names(sources: Sequence[SourceConfig]) -> list[str]:
 
 
 class _Loader:
-    """Loads sources from the cache, or into it, and keeps the digests of their items by config key."""
+    """Loads sources through the cache, and keeps the digests of their items by config key."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokenizer_id: Mapping[str, str] | None) -> None:
         self._config = config
@@ -121,7 +124,7 @@ class _Loader:
         self.digests: dict[str, str] = {}
 
     def load(self, sources: Sequence[tuple[str, SourceConfig]]) -> list[Part]:
-        """Load the sources of one set, each behind its key in the config."""
+        """Load the sources of one set, given as pairs of config key and source."""
         config, parts = self._config, []
         for name, (key, source) in zip(source_names([source for _, source in sources]), sources, strict=True):
             rows = load_rows(config, source, self._tokenizer, self._identity)
@@ -137,7 +140,7 @@ class _Loader:
 
 
 def _trained(config: Config, sources: Sequence[Part], evaluated: Sequence[Part], context: int | None) -> list[Part]:
-    """Return what is trained on of each source, and print how many of its items are left out, and why."""
+    """Return the training rows of each source. Prints how many items are left out, and why."""
     data, parts = config.data, []
     seen = np.concatenate([np.empty(0, np.uint64), *(part.rows.prompt_hashes for part in evaluated)])
     for part in sources:
@@ -166,7 +169,7 @@ def _trained(config: Config, sources: Sequence[Part], evaluated: Sequence[Part],
 
 
 def _evals(config: Config, sources: Sequence[Part], sets: Mapping[str, Sequence[Part]]) -> dict[str, PromptStream]:
-    """Return a stream for each set of data that is there for eval, and for what is held out of training, as ""."""
+    """Return a stream for each eval set with its own data. "" is the held-out part of the training data."""
     every = dict(sets)
     if (held := config.data.held_out) is not None:
         numbers = [np.flatnonzero(_held_out(config, part)) for part in sources]
@@ -189,20 +192,20 @@ def _evals(config: Config, sources: Sequence[Part], sets: Mapping[str, Sequence[
 
 
 def _held_out(config: Config, part: Part) -> NDArray[np.bool_]:
-    """Tell which rows are kept for eval. It depends on the prompt alone: neither on other rows nor on their order."""
+    """Return which rows are held out for eval. This depends on the prompt alone, not on other rows or their order."""
     held = config.data.held_out
     return part.rows.prompt_hashes < np.uint64(held_out_below(0.0 if held is None else held.fraction))
 
 
 def lowest(candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
-    """Return at most `most` candidates, those with the lowest hashes: a sample that more rows change little."""
+    """Return at most `most` candidates, those with the lowest hashes. Adding rows changes this sample little."""
     return np.sort(candidates[np.argsort(prompt_hashes[candidates], kind="stable")[:most]])
 
 
 def without_duplicates(
     candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], seen: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the candidates whose prompt neither `seen` nor an earlier candidate has, and all that is seen then."""
+    """Return the candidates whose prompts are new, and `seen` with their prompts added."""
     unique, first = np.unique(prompt_hashes[candidates], return_index=True)
     new = first[~np.isin(unique, seen)]
     return candidates[np.sort(new)], np.union1d(seen, unique)
@@ -211,9 +214,9 @@ def without_duplicates(
 def _fitting(
     config: Config, part: Part, candidates: NDArray[np.int64], context: int | None = None
 ) -> NDArray[np.int64]:
-    """Return the candidates that are no longer than prompts, and sequences to imitate, may be.
+    """Return the candidates that fit the length limits of prompts and of sequences to imitate.
 
-    Raises ConfigError for a longer one, unless long ones are dropped, and where nothing is left.
+    Raises ConfigError for a longer candidate unless the config drops long ones, and if none is left.
     """
     limits = [("data.max_prompt_tokens", config.data.max_prompt_tokens, part.rows.num_prompt_tokens)]
     if config.needs.labels:

@@ -1,8 +1,8 @@
-"""The order of a stream: which item of which source an ordinal is. Pure functions of (seed, epoch, ordinal).
+"""The order of a stream: maps an ordinal to an item of a source. Pure functions of (seed, epoch, ordinal).
 
-An epoch has a fixed number of places, so many for each source, shuffled. A source is walked through on its own: all its
-items, shuffled, before any of them comes again, however few of its places an epoch has. With the seed of a sample, this
-is all randomness of a run's data. It needs only numbers that a checkpoint holds: a resumed run sees the same data.
+An epoch has a fixed number of shuffled places, a fixed share for each source. Each source has its own walk: all its
+items come, shuffled, before any item repeats, even if an epoch holds only some of them. With the sampling seeds this is
+all randomness of a run's data. It needs only numbers that a checkpoint holds, so a resumed run sees the same data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """What an ordinal stands for: `item` is a place among the source's items, `turn` how often it came before."""
+    """An ordinal's item. `item` is a position among the source's items, `turn` counts how often the item came
+    before.
+    """
 
     epoch: int
     source: int
@@ -32,7 +34,9 @@ class Place(NamedTuple):
 
 
 class MixOrder:
-    """Maps ordinals, which count from 0 over the whole run, to the items of sources with `sizes` items."""
+    """Maps ordinals, counted from 0 over the whole run, to items of sources. `sizes` are the sources' numbers of
+    items.
+    """
 
     def __init__(self, sizes: Sequence[int], places: Sequence[int], seed: int, shuffle: bool) -> None:
         self._sizes = sizes
@@ -40,7 +44,7 @@ class MixOrder:
         self._ends = list(accumulate(places))
         self._seed = seed
         self._shuffle = shuffle
-        # Engines that run ahead straddle at most the end of one epoch and the start of the next.
+        # Engines that sample ahead need at most the end of one epoch and the start of the next.
         self._permutation = lru_cache(2 * len(sizes) + 2)(epoch_permutation)
         self._shuffled = lru_cache(2)(self._shuffled_epoch)
 
@@ -63,7 +67,7 @@ class MixOrder:
         return Place(epoch, source, item, walk)
 
     def _shuffled_epoch(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the source of each place of an epoch, and its rank among the places of that source."""
+        """Return the source of each place of an epoch, and the place's rank among the places of that source."""
         import numpy as np
 
         num_sources = len(self._sizes)
@@ -83,24 +87,24 @@ def epoch_permutation(num_items: int, seed: int, epoch: int, stream: int = 0) ->
     """
     import numpy as np
 
-    # SeedSequence fills up with zeros, so stream 0 is what [seed, epoch] gives.
+    # SeedSequence pads with zeros, so stream 0 equals [seed, epoch].
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, stream])))
     return generator.permutation(num_items)
 
 
 def sampling_seed(run_seed: int, ordinal: int, sample_index: int, policy_version: int) -> int:
-    """Derive the seed of one completion, in [0, 2**31): engines that take signed 32-bit seeds accept it too.
+    """Derive the seed of one completion, in [0, 2**31). Engines with signed 32-bit seeds accept it too.
 
-    A hash and not a sum, so that neighbouring ordinals and samples share no seeds.
+    This is a hash, not a sum, so neighbouring ordinals and samples share no seeds.
     """
     key = f"{run_seed}:{ordinal}:{sample_index}:{policy_version}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
 
 
 def places_per_epoch(sources: Sequence[SourceConfig], sizes: Sequence[int]) -> list[int]:
-    """Return how many prompts each source, of so many items, gives to an epoch: at least one.
+    """Return the number of prompts of each source in an epoch, at least one. `sizes` are the sources' numbers of items.
 
-    By weights an epoch has as many places as there are items, shared by the largest remainders.
+    With weights, an epoch has as many places as there are items, divided by the largest remainders.
 
     >>> places_per_epoch([SourceConfig(path="a", weight=2), SourceConfig(path="b", weight=1)], [10, 90])
     [67, 33]

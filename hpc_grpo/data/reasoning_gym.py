@@ -1,8 +1,8 @@
-"""Data source: `reasoning_gym:TASK`, items that the package reasoning-gym makes; `args` are those of the task.
+"""Data source `reasoning_gym:TASK`: items made by the package reasoning-gym; `args` are the task's arguments.
 
-They are made in a process with a fixed hash seed: some tasks go through sets, so that every process would make others.
-A row's `metadata` is text, since the scorers tell tuples from lists, which JSON does not; the reward `reasoning_gym`
-reads it back.
+A process with a fixed hash seed makes the items: some tasks iterate over sets, so another seed would give other items.
+A row's `metadata` is text, because scorers distinguish tuples from lists and JSON does not. The reward `reasoning_gym`
+parses it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReasoningGym(Source):
 
 
 def main(task: str, args: str) -> None:
-    """Print the items of a task, a JSON object a line; the last line of stderr says why there are none."""
+    """Print the items of a task, one JSON object a line. On failure the last line of stderr gives the reason."""
     out = sys.stdout
     with redirect_stdout(sys.stderr):  # a task may print while it makes items
         try:
@@ -71,9 +71,9 @@ def main(task: str, args: str) -> None:
 
 
 def make_task(task: str, args: str) -> Any:
-    """Return a task of the package with its arguments, given as JSON; its items follow from the seed, 0 by default.
+    """Return a task of the package with `args`, given as JSON. Its items depend on its seed, 0 by default.
 
-    Raises ValueError where there is no such task, or where it does not take the arguments.
+    Raises ValueError if the task does not exist or does not take the arguments.
     """
     from reasoning_gym.factory import DATASETS, create_dataset
 
@@ -86,7 +86,7 @@ def make_task(task: str, args: str) -> Any:
 
 
 def read_metadata(text: str) -> Any:
-    """Return the metadata of an item as its task made them.
+    """Parse the metadata of an item into the task's Python values.
 
     >>> read_metadata(json.dumps(_encoded({"grid": ((1, 2), [3]), "of": {4: "x"}})))
     {'grid': ((1, 2), [3]), 'of': {4: 'x'}}
@@ -95,7 +95,7 @@ def read_metadata(text: str) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Return a value that JSON keeps: a tuple, and a dict with keys that are no texts, as an object that says so."""
+    """Convert a value to JSON: mark tuples, and dicts whose keys are no strings, with an object."""
     if isinstance(value, tuple):
         return {"__tuple__": [_encoded(part) for part in value]}
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""Data sources: a class for each suffix of files, for names on the hub, and for functions of the user's.
+"""Data sources: a class for each file suffix, for names on the hub, and for the user's functions.
 
-A source makes of a `SourceConfig` its items, dicts of columns, in an order that never changes.
+A source turns a `SourceConfig` into items, dicts of columns, in an order that never changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_grpo.registry import SOURCES, names_function
 from hpc_grpo.system.hugging_face import is_no_hub_name
 
 Item = dict[str, Any]
-"""The columns of one row. Values are those that JSON has; the encoder makes text of others."""
+"""The columns of one row. Values are JSON's; the encoder turns others into text."""
 
 BATCH_ITEMS = 1000
 """Items read or tokenized in one call: enough for the libraries' threads, few enough to stay small in memory."""
@@ -29,13 +29,13 @@ _TAKE_ARGS = ("function", "reasoning_gym")
 _WHOLE_BYTES = 1 << 26
 _NUM_BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 _LEFT_BY_DATASETS = ("cache-", "tmp")
-"""Prefixes of files that the library `datasets` leaves in a saved data set that somebody else works with."""
+"""Prefixes of files that `datasets` leaves in a saved data set while another process works with it."""
 
 
 def open_source(config: SourceConfig) -> Source:
-    """Return the source that `config.path` names.
+    """Return the source of `config.path`.
 
-    Raises ConfigError for a file of a kind that none reads, and for arguments that nobody takes.
+    Raises ConfigError for a file type without a reader, and for arguments that the source does not take.
     """
     kind = _kind(config.path)
     if config.args and kind not in _TAKE_ARGS:
@@ -85,7 +85,7 @@ def answer_of(item: Mapping[str, Any], field: str) -> Any:
 
 
 def of_files(path: Path, whole: bool) -> dict[str, str]:
-    """Fingerprint a file, or each file below a folder, by name; not what tools leave there, which nobody reads."""
+    """Fingerprint a file, or each file below a folder, by name. Skips files that tools leave there and nobody reads."""
     if path.is_file():
         return {path.name: of_file(path, whole)}
     names = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
@@ -98,7 +98,7 @@ def of_files(path: Path, whole: bool) -> dict[str, str]:
 
 
 def of_file(path: Path, whole: bool) -> str:
-    """Hash the contents of a file, and no times; of a large one, unless `whole`, 64 blocks spread over it."""
+    """Hash a file's contents, not its times. Of a large file, unless `whole`, hash 64 blocks spread over it."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if whole or size <= _WHOLE_BYTES:
@@ -125,7 +125,7 @@ class Source(ABC):
         return of_files(self.path, whole=True)
 
     def files(self) -> list[Path]:
-        """Return the files that the items lie in; none of a source that makes them."""
+        """Return the files that hold the items; [] for a source that makes its items."""
         return [self.path] if self.path.exists() else []
 
     def check_readable(self) -> None:
@@ -191,7 +191,7 @@ class JsonLines(Source):
 
 @SOURCES.register("json")
 class JsonArray(Source):
-    """An array of objects. It is read whole: for many items, .jsonl takes less memory."""
+    """A JSON array of objects. Read at once; for many items, .jsonl needs less memory."""
 
     def items(self) -> Iterator[Item]:
         self.check_readable()
@@ -223,7 +223,7 @@ class Parquet(Source):
 
 @SOURCES.register("arrow")
 class Arrow(Source):
-    """Arrow's file format or its stream format, which is that of the library `datasets`."""
+    """Arrow's file format, or its stream format, which the library `datasets` writes."""
 
     def items(self) -> Iterator[Item]:
         from pyarrow import ipc, memory_map
@@ -250,7 +250,7 @@ class Table(Source):
                 yield dict(zip(batch, values, strict=True))
 
     def identity(self) -> Mapping[str, str]:
-        """Return the contents of a folder; else the library's own fingerprint, in which the revision is."""
+        """Return hashes of a folder's contents, or the library's fingerprint, which includes the revision."""
         if self.path.exists():
             return {**(super().identity() or {}), "split": self.config.split}
         table = self._table()
@@ -286,7 +286,7 @@ class Table(Source):
         try:
             return datasets.load_dataset(path, subset, split=split, trust_remote_code=False)
         except Exception as error:
-            # The hub raises whatever its HTTP client does; for the user each of these means the same thing.
+            # The hub raises any error of its HTTP client. All of them mean the same to the user.
             shown = "" if subset is None else f", subset {subset!r}"
             raise ConfigError(
                 f"Data set {path!r}{shown}, split {split!r} cannot be loaded: {type(error).__name__}: {error}\n"
@@ -311,8 +311,8 @@ class Function(Source):
                 yield item
         except HpcGrpoError:
             raise
-        except Exception as error:  # a function of the user's raises what it likes
+        except Exception as error:  # A user's function may raise anything.
             raise ConfigError(f"{name} (data source) failed: {type(error).__name__}: {error}") from error
 
     def identity(self) -> None:
-        """Return nothing: what a function reads is not known, so its items are compared at every start."""
+        """Return None: a function's inputs are unknown, so its items are compared at every start."""

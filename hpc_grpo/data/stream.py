@@ -1,7 +1,6 @@
-"""The streams a run trains on, prompts or demonstrations: pure functions of (seed, epoch, ordinal).
+"""The streams of prompts or demonstrations that a run trains on: pure functions of (seed, epoch, ordinal).
 
-A stream keeps no cursor: which ordinals were used is the caller's to remember, so a resumed run needs nothing from
-here.
+A stream keeps no position. The caller remembers which ordinals were used, so a checkpoint holds nothing of a stream.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """One source of a stream: its rows, and the numbers of those that are asked, in their order.
+    """One source of a stream: its rows, and the row numbers that it uses, in order.
 
-    `reward_set` is the position of its rewards in `config.reward_sets`, `environment` that of its own in
-    `config.environments`. `difficulty` ranks its items from 0 to 1, where
-    a column tells (`data.curriculum.difficulty_field`).
+    `reward_set` is the index of its rewards in `config.reward_sets`. `environment` is the index of its environment in
+    `config.environments`. `difficulty` ranks its items from 0 to 1 if `data.curriculum.difficulty_field` names a
+    column.
     """
 
     name: str
@@ -42,7 +41,10 @@ class Part:
 
 
 class Stream:
-    """The items of several sources by ordinal; of one source, each once in an epoch. An eval is never shuffled."""
+    """Maps ordinals to items of one or more sources. With one source, each item comes once in an epoch.
+
+    Evals are not shuffled.
+    """
 
     def __init__(self, parts: Sequence[Part], seed: int, *, shuffle: bool, for_eval: bool = False) -> None:
         self.parts = parts
@@ -57,7 +59,9 @@ class Stream:
         return len(self._order)
 
     def place(self, ordinal: int) -> Place:
-        """Return which item of which source an ordinal is, without reading it. Raises ValueError for a negative one."""
+        """Return the source and item of an ordinal, without reading the item. Raises ValueError for a negative
+        ordinal.
+        """
         return self._order.find(ordinal)
 
     def find(self, ordinal: int) -> tuple[int, Part, Row]:

@@ -1,6 +1,6 @@
-"""Templates: from an item to the prompt that the model sees, as text and as token ids.
+"""Templates: turn an item into the prompt that the model sees, as text and as token ids.
 
-Raises ConfigError at construction when config and tokenizer do not fit together, and for an item whose prompt cannot be
+Raises ConfigError at construction if config and tokenizer contradict each other, and for an item whose prompt cannot be
 rendered.
 """
 
@@ -27,7 +27,10 @@ _R1_TASK = (
 
 
 class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that is used, so that neither data nor rewards import transformers."""
+    """The methods that we use of a transformers tokenizer.
+
+    With this Protocol, data and rewards need not import transformers.
+    """
 
     chat_template: Any
     eos_token_id: int | None
@@ -51,7 +54,9 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The texts around the prompts of one source; `chat_template` is the template itself, None: the tokenizer's."""
+    """The texts around the prompts of one source. `chat_template` is a template's text; None: the tokenizer's
+    template.
+    """
 
     template: str
     prompt_format: str
@@ -61,7 +66,7 @@ class PromptStyle:
 
 
 def prompt_style(config: DataConfig, source: SourceConfig) -> PromptStyle:
-    """Return the style of a source: its own keys, else those of `data`. Raises ConfigError for keys in conflict."""
+    """Return the style of a source: its own keys, else those of `data`. Raises ConfigError for contradicting keys."""
 
     def chosen(key: str) -> Any:
         own = getattr(source, key)
@@ -89,7 +94,7 @@ def prompt_style(config: DataConfig, source: SourceConfig) -> PromptStyle:
 
 
 def source_text(source: SourceConfig, item: Mapping[str, Any]) -> Any:
-    """Return an item's prompt; where its source names no column of prompts, the item as JSON."""
+    """Return an item's prompt. If its source has no prompt column, return the item as JSON."""
     if source.prompt_field is None:
         return json.dumps(item, sort_keys=True, default=str)
     return item[source.prompt_field]
@@ -104,7 +109,7 @@ def check_not_empty(prompt: str, path: str, number: int) -> None:
 
 
 def check_characters(text: str, path: str, number: int) -> None:
-    """Raise ConfigError where `text`, of item `number` of `path`, holds half a character, as JSON may (\\ud83d)."""
+    """Raise ConfigError if `text` (item `number` of `path`) holds half a surrogate pair, as JSON allows (\\ud83d)."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -119,7 +124,7 @@ class ChatTemplateError(ValueError):
 
 
 def check_template(style: PromptStyle, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError where the tokenizer has no chat template and the style needs one, or the keys conflict."""
+    """Raise ConfigError if the style needs a chat template and the tokenizer has none, or the keys contradict."""
     if style.template == "plain" and style.system_prompt is not None:
         raise ConfigError(
             "data.system_prompt needs data.template = chat. With plain, write it into data.prompt_format."
@@ -158,7 +163,7 @@ def render_chat(tokenizer: Tokenizer, style: PromptStyle, messages: Sequence[Map
             )
         )
     except Exception as error:
-        # A template is a program of the model's author: it raises what it likes, such as a refused role.
+        # A chat template is the model author's program. It may raise anything, such as a refused role.
         raise ChatTemplateError(f"the tokenizer's chat template refuses it: {error}") from error
 
 
@@ -167,7 +172,7 @@ def encode_prompts(tokenizer: Tokenizer, style: PromptStyle, texts: Sequence[str
         # The template wrote the special tokens already.
         return _token_ids(tokenizer, texts, add_special_tokens=False)
     encoded = _token_ids(tokenizer, texts, add_special_tokens=True)
-    # Some tokenizers also append an end token; a prompt that ends with it has no continuation.
+    # Some tokenizers append an end token. A prompt that ends with one has no continuation.
     end = tokenizer.eos_token_id
     return [ids[:-1] if len(ids) > 1 and ids[-1] == end else ids for ids in encoded]
 
@@ -186,7 +191,7 @@ class PromptTemplate:
             raise ConfigError("data.prompt_format applies to prompt_field; with messages_field leave it unset.")
 
     def render(self, item: Mapping[str, Any], number: int) -> str:
-        """Render the text that the model is given for `item`, which is number `number` of its data set."""
+        """Render the model's input text for `item`, which is item `number` of its data set."""
         messages = opening(self._style, self.messages(item, number))
         if self._style.template == "plain":
             text = str(messages[0]["content"])

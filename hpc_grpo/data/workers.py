@@ -1,9 +1,9 @@
-"""Encode batches of items in processes beside this one: the costly part of a first start, on every core.
+"""Encode batches of items in other processes, on every core. Encoding is the slow part of a first start.
 
-The rows come in the order of the items, with any number of processes. The processes are programs of their own, never
-forks (as those of `datasets.map`): a fork of a process with threads (Ray's, gRPC's, the tokenizer's) may wait for ever
-for a lock that no thread of it holds. Nor are they started by multiprocessing, which imports the parent's main module.
-Each ends when its connection ends, so also when this process is killed.
+Rows keep the order of the items, whatever the number of processes. Each process is a new program, not a fork as in
+`datasets.map`: a fork of a process with threads (Ray's, gRPC's, the tokenizer's) may wait forever for a lock. It is not
+started by multiprocessing either, which would import the parent's main module. A process ends when its connection
+closes, also if this process is killed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ Batch = tuple[Sequence["Item"], int]
 """Items, and the number of the first."""
 
 MAX_PROCESSES = 8
-"""This process reads the items and writes the rows: it is busy for a quarter of a process's time, so about that many
-pay. Each takes up to 600 MiB, with the libraries that all share."""
+"""Upper limit. This process reads items and writes rows, a quarter of a worker's time for each batch. More would wait.
+
+Each worker needs up to 600 MiB, including libraries that all share.
+"""
 
 _ALONE = 20
 """Batches that are encoded here first: less than a process takes to start."""
@@ -42,9 +44,9 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[2].split(chr(10)); from hpc_grpo.
 def encode_batches(
     encoder: Encoder, batches: Iterator[Batch], num_processes: int | None = None, num_alone: int = _ALONE
 ) -> Iterator[list[Row]]:
-    """Yield the rows of each batch, in order; null processes: one for each core that this process may use.
+    """Yield the rows of each batch, in order. `num_processes` None: one for each core that this process may use.
 
-    Raises ConfigError for the first item that cannot be used, HpcGrpoError when a process ended by itself.
+    Raises ConfigError for the first item that cannot be used, HpcGrpoError if a process dies.
     """
     if num_processes is None:
         num_processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
@@ -56,7 +58,7 @@ def encode_batches(
             workers.append(_Worker(encoder))
             workers[-1].send(batch)
         while workers:
-            # In turns, and fed again before its rows are looked at: none waits for what is done with them.
+            # Take turns, and send the next batch before reading the rows: no process waits for this one.
             rows = workers[0].receive()
             if (following := next(batches, None)) is None:
                 workers.popleft().end()
@@ -72,7 +74,7 @@ def encode_batches(
 
 
 class _Worker:
-    """A process that encodes. It has one batch at a time, so neither side waits for the other to empty a pipe."""
+    """A process that encodes one batch at a time. So neither side blocks on a full pipe."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._connection, theirs = Pipe()
@@ -103,13 +105,13 @@ class _Worker:
         return found
 
     def end(self) -> None:
-        """Kill it: it holds nothing that is still wanted."""
+        """Kill the process: nothing in it is needed any more."""
         with self._process, self._connection:
             self._process.kill()
 
 
 def main() -> None:
-    """Encode the batches that arrive by the encoder that comes first, until the connection ends."""
+    """Receive the encoder, then encode batches until the connection ends."""
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # for the parent to heed, where a group gets them
         signal.signal(sig, signal.SIG_IGN)
     with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):

@@ -1,1 +1,1 @@
-"""The driver's process: the training loop, and its handles on learners, engines and graders."""
+"""The driver's process: the training loop, and its handles to learners, engines and graders."""

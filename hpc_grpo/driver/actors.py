@@ -1,12 +1,12 @@
 """The run's actors: learners, engines and graders on every node, reserved together and started at the same time.
 
-Each node has one Ray placement group. Importing vLLM and torch is most of the time until the first step, so a node's
-actors are created all at once.
+Each node has one Ray placement group. Most of the time before the first step is the import of vLLM and torch, so all
+actors of a node start together.
 
-Where a supervisor restarts a crashed driver, engines and reservations are detached: Ray keeps them when the driver's
-process is gone, learners and graders not. The next driver finds them by name. It keeps engines that answer in time,
-have the same config and no failure: what they sampled for the driver before is ended, their caches are emptied, and the
-first publish brings them the weights of the checkpoint. They end with Ray, which the supervisor ends with the attempt.
+If a supervisor can restart a crashed driver, engines and reservations are detached: Ray keeps them after the driver's
+process died, but not learners and graders. The next driver finds them by name. It keeps engines that answer in time,
+have the same config and did not fail. It cancels their old requests, empties their caches, and the first publish loads
+the checkpoint's weights. They end with Ray, which the supervisor ends with the attempt.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ _ANSWER_S = 10.0
 _PIN = 0.001
 """Share of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
 _MAX_CALLS = 1_000_000
-"""More than an engine or a grader ever has: each group is a call that waits, as large as an eval is, and a publish that
-must wait for one of them to end would be late. Ray's default is 1000, and it allocates nothing before they come."""
+"""Far more calls than an engine or a grader ever holds. Each group is a waiting call, and so is a publish.
+
+A publish beyond the limit would wait. Ray's default is 1000. Ray allocates nothing in advance.
+"""
 _KEEPER_THREADS = 8
-"""Files that are written or read at once: enough for a fast disk, and one that is slow to sync holds up no other."""
+"""Files written or read at the same time: enough for a fast disk. A file that is slow to sync blocks no other."""
 
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """A node's reservation: learners first, then engines; either may be empty (an eval alone, SFT).
+    """A node's reservation: learners first, then engines. Either may be empty (an eval alone, SFT).
 
     With `shares`, engine i is in the bundle of learner i, on its GPU.
     """
@@ -79,9 +81,11 @@ class NodeSlots:
 
 
 def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
-    """Reserve every node of the cluster, the head first, the others by address; without learners unless it `trains`.
+    """Reserve every node of the cluster, the head first, the others by address.
 
-    Raises ConfigError for a node too small, NodesUnavailableError for one that is gone, LaunchError when Ray refuses.
+    Reserves learners only if the run `trains`.
+
+    Raises ConfigError for a node that is too small, NodesUnavailableError for a lost node, LaunchError if Ray refuses.
     """
     nodes = sorted(
         (node for node in ray.nodes() if node["Alive"]),
@@ -134,7 +138,7 @@ def _no_gpus(config: Config, address: str) -> str:
 
 
 def keeps_engines(config: Config) -> bool:
-    """Return whether engines outlive this driver. Not where they share GPUs with learners, which need them empty."""
+    """Return whether engines survive this driver. False if they share GPUs with learners, which need free memory."""
     return os.environ.get(KEEPS_ENGINES_VARIABLE) == "1" and not config.placement.colocate
 
 

@@ -1,6 +1,6 @@
-"""The batches that steps train on, as items for the learners: groups of rollouts, or demonstrations.
+"""The batches of training steps, as items for the learners: groups of rollouts, or demonstrations.
 
-Token arrays of rollouts stay in the object store: an item refers to them. Rollouts wait for engines and graders.
+Token arrays of rollouts stay in the object store; an item holds references. `take_step` waits for engines and graders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MEASURED_EVERY = 16
-"""One in so many completions measures the mismatch: a small part of a step's forward passes, enough for a mean."""
+"""The mismatch is measured on one of this many completions: enough for a mean, at a small cost of forward passes."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class TrainItem:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's items by optimizer step, the ordinals it used without a gap, and the lines of rollouts/step_N.jsonl.
+    """A step's items by optimizer step, its ordinals without a gap, and the lines of rollouts/step_N.jsonl.
 
-    Of the ordinals, `dropped` were sampled and not trained on, and `passed_over` not sampled. `curriculum` is what is
-    known of prompts after the step, and `ahead` what it has chosen for later ones (`RolloutScheduler.ahead`).
-    `measured` are the completions that show the mismatch of engine and learner, each as its group with no other valid.
+    The step sampled the `dropped` ordinals without training on them, and did not sample those `passed_over`.
+    `curriculum` is the curriculum's state after the step, `ahead` the ordinals chosen for later steps
+    (`RolloutScheduler.ahead`). `measured` holds the completions that measure the mismatch of engine and learner, each
+    as a group with one valid member.
     """
 
     minibatches: Sequence[Sequence[TrainItem]]
@@ -88,7 +89,10 @@ class RolloutBatches:
         self._scheduler.start_prompts(policy_version)
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
-        """Raises ConfigError where a user's advantages are not one finite number a rollout, or one for each turn."""
+        """Return the next batch.
+
+        Raises ConfigError unless a user's advantages are one finite number for each rollout or turn.
+        """
         with timer.phase("generate_wait"):
             step = self._scheduler.take_step(policy_version)
         scheduler, sampled, curriculum = self._scheduler, step.sampled, self._scheduler.curriculum
@@ -174,7 +178,7 @@ class DemonstrationBatches:
 
 
 def balanced(items: Sequence[T], sizes: Sequence[float], num_parts: int) -> list[list[T]]:
-    """Split into parts of about equal total size: the largest first, each to the part that has least.
+    """Split into parts of about equal total size: take the largest first, each into the smallest part.
 
     >>> balanced("abcd", [5, 1, 3, 3], 2)
     [['a', 'b'], ['c', 'd']]
@@ -217,7 +221,10 @@ def _check(advantages: Sequence[Advantage], grades: GroupGrades) -> None:
 
 
 def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterator[dict[str, Any]]:
-    """Describe each rollout of a group whose texts were kept (`rollout.logged_fraction`); no advantages: dropped."""
+    """Describe each rollout of a group whose texts were kept (`rollout.logged_fraction`).
+
+    Dropped groups have no advantages.
+    """
     grades = group.grades
     for index, text in enumerate(grades.texts):
         yield {

@@ -1,8 +1,8 @@
-"""Engines and graders as the driver holds them, and the pool that sends groups through them.
+"""The driver's handles to engines and graders, and the pool that sends groups to them.
 
-One that fails is replaced, and asked again for what it owed. A group goes to the engine that has fewest to sample, and
-to its grader as soon as it has ended itself. Where engines have nothing to do, as at each step of a synchronous run, a
-group's engine follows from its position alone, so that a resumed run forms the same batches.
+A failed actor is replaced, and its unfinished calls are repeated. A group goes to the engine with the shortest queue,
+and to its grader once the group has ended. If all queues are empty, as at each step of a synchronous run, the group's
+position alone decides its engine. So a resumed run forms the same batches.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hpc_grpo.types import GroupRequest, Prompt
 
 
 def is_engine_failure(error: Exception | None) -> bool:
-    """Return whether another engine may do better where a call ended with `error`: one that died or ran out of memory.
+    """Return whether another engine may succeed where a call ended with `error`: the engine died or ran out of memory.
 
-    An error meant for the user is no such failure: a wrong setting or damaged weights are the next engine's too.
+    False for an error meant for the user: a wrong setting or damaged weights fail on every engine.
     """
     return error is not None and not isinstance(error, HpcGrpoError)
 
 
 class RemoteActor:
-    """Holds an actor in a place of its own on a node, another one after each `replace`; `num_restarts` counts those."""
+    """Holds an actor at a fixed place of a node. `replace` starts another actor there; `num_restarts` counts them."""
 
     _what: ClassVar[str]
     _key: ClassVar[str]
@@ -55,7 +55,7 @@ class RemoteActor:
             if self._num_counted == self._max_restarts:
                 used_up = f"{self._key} = {self._max_restarts} were used up"
                 raise self._lost(f"{what}, and {used_up}. The logs in the attempt's folder say more.")
-            # Alive after an error, or only out of reach, it would hold the place that the next one needs.
+            # It may live after an error, or be out of reach. Kill it: the next actor needs its place.
             ray.kill(self.actor)
             self.num_restarts += 1
             self._num_counted += 1
@@ -77,12 +77,12 @@ class RemoteEngine(RemoteActor):
 
 
 class RemoteGrader(RemoteActor):
-    """Only restarts in a row count: one group in a million may kill a grader, and the next not."""
+    """A grader. Only restarts in a row count: one group in a million may kill a grader."""
 
     _what, _key, _lost = "A grader", "grading.max_restarts", GraderLostError
 
     def note_success(self) -> None:
-        """Forget the restarts before: it has graded all that it was asked to."""
+        """Reset the count of restarts: the grader has finished all its groups."""
         self._num_counted = 0
 
 
@@ -96,7 +96,7 @@ class Call:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another actor has taken the place of the one that was called."""
+        """Whether another actor has replaced the one that was called."""
         return self.actor is not self.of.actor
 
 
@@ -119,7 +119,7 @@ class StartedGroup:
     sampling: Call = field(init=False, repr=False)
     grading: Call = field(init=False, repr=False)
     last: Call = field(init=False, repr=False)
-    """The call that a group ended with, which holds its grades or the error that it failed with."""
+    """The group's last call, which holds its grades or its error."""
 
     @property
     def is_open(self) -> bool:
@@ -163,7 +163,7 @@ class RolloutPool:
         revive: Callable[[RemoteEngine, Exception], None],
         start_deadline: Deadline,
     ) -> None:
-        """`revive` replaces an engine, given its error, by one that holds the published weights."""
+        """`revive` replaces a failed engine, given its error, by an engine with the published weights."""
         self._engines, self._graders = engines, graders
         self._revive, self._start_deadline = revive, start_deadline
         self._under_way: list[StartedGroup] = []
@@ -171,10 +171,9 @@ class RolloutPool:
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
     ) -> list[StartedGroup]:
-        """Queue all groups, each on the engine that has fewest by then: in turn, where all have as many.
+        """Queue all groups, each on the engine with the shortest queue; engines with equal queues take turns.
 
-        Groups that a publish lost with their engine are queued first. Raises EngineLostError or GraderLostError after
-        too many failures.
+        Groups lost in a publish are queued first. Raises EngineLostError or GraderLostError after too many failures.
         """
         self._follow(0.0)
         sampling = [group.engine for group in self._under_way if group.state == "sampling"]
@@ -212,13 +211,13 @@ class RolloutPool:
         return sum(grader.num_restarts for grader in self._graders)
 
     def forget_prefixes(self) -> None:
-        """Empty the engines' prefix caches. One that failed is left to the next wait or publish, which replaces it."""
+        """Empty the engines' prefix caches. The next wait or publish replaces an engine that failed."""
         for error in all_errors([engine.actor.forget_prefixes.remote() for engine in self._engines], None):
             if error is not None and not is_engine_failure(error):
                 raise error
 
     def _send(self, groups: Sequence[StartedGroup]) -> None:
-        """Queue each engine's share in one call, so that the order it runs in is fixed."""
+        """Queue each engine's groups in one call, so that their order is fixed."""
         for engine in {id(group.engine): group.engine for group in groups}.values():
             call, share = uuid4().hex, [group for group in groups if group.engine is engine]
             engine.actor.generate.remote(call, [group.request for group in share])
@@ -226,7 +225,7 @@ class RolloutPool:
                 group.sample(call, index)
 
     def _follow(self, timeout_s: float | None) -> None:
-        """Wait until a call ends. Replace the actors that failed, and ask again for what was lost with any actor."""
+        """Wait until a call ends. Replace failed actors and repeat the calls lost with them."""
         waiting = {group.call.reference: group for group in self._under_way if group.is_open}
         for group in [waiting[reference] for reference in ended(list(waiting), timeout_s)]:
             if (error := group.note_end()) is not None and not group.call.is_lost:

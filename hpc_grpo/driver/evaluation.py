@@ -1,11 +1,11 @@
-"""Evals on held-out data sets, in the loop and apart from training: metrics, and the completions themselves.
+"""Evals on held-out data sets, in the loop or apart from training: metrics and completions.
 
-In the loop they run between two steps, on the engines of training. With a policy lag rollouts are under way beside
-them, and the eval's prompts come first. Seeds depend on the prompt alone, so that evals of one run compare.
+In the loop an eval runs between two steps, on the engines of training. With a policy lag, rollouts continue at the same
+time, and the eval's prompts have priority. Seeds depend on the prompt alone, so evals of one run are comparable.
 
-Apart, the supervisor starts `python -m hpc_grpo.driver.evaluation FOLDER`. It reads the folder's config and request,
-and leaves completions, result.json and the answer to print. Its engines read the weights from the model's own folder.
-One model follows the other, each on all engines.
+For an eval apart from training the supervisor starts `python -m hpc_grpo.driver.evaluation FOLDER`. It reads the
+folder's config and request, and writes completions, result.json and the text to print. Its engines load the weights
+from the model's folder. It evaluates one model after the other, each on all engines.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class EvalSets:
     def run(self, file_of: Callable[[str], Path]) -> tuple[dict[str, float], Sampled]:
         """Return the metrics of each set, `eval/NAME` or `eval/SET/NAME` (see `eval_metrics`), and its prompts.
 
-        A set's completions go to `file_of` the set. All sets are sampled at once: none changes what another gets.
-        Raises RewardError when rewards failed for more prompts of a set than allowed.
+        The completions of each set go to `file_of` the set. All sets are sampled together without affecting each other.
+        Raises RewardError if rewards failed for more prompts of a set than allowed.
         """
         prompts = {name: list(map(stream.prompt, range(len(stream)))) for name, stream in self._streams.items()}
         every = [prompt for of_set in prompts.values() for prompt in of_set]
         requests = [self._request(name, prompt) for name, of_set in prompts.items() for prompt in of_set]
         graded = iter(self._pool.wait(self._pool.start(every, requests, [True] * len(every)), "eval"))
         if not self._is_beside_training:
-            # Else training would meet prefixes cached here, which a resumed run, without this eval, does not.
+            # Training must not use prefixes cached here: a resumed run without this eval has none.
             self._pool.forget_prefixes()
         sampled = {name: self._checked([next(graded) for _ in of_set]) for name, of_set in prompts.items()}
         metrics: dict[str, float] = {}
@@ -95,7 +95,7 @@ class EvalSets:
                 group.grades.rewards,
                 solved(group.grades, self._config.eval),
                 group.grades.num_completion_tokens,
-                # Not by `valid`: a completion that rollout.mask_truncated masks was graded all the same.
+                # Not `valid`: a completion masked by rollout.mask_truncated was graded too.
                 is_graded=all(group.grades.is_scored),
             )
             for group in graded
@@ -170,7 +170,7 @@ def evaluate(folder: RunDir) -> bool:
 
 
 def differences(sampled: Mapping[str, Sampled], config: Config) -> dict[str, dict[str, float]]:
-    """Return by `B - A` how far each model B is from the first, A, on the prompts of all sets that both were asked."""
+    """Return, by `B - A`, how each model B differs from the first model A on the prompts of all sets that both have."""
     (first, before), *others = sampled.items()
     return {
         f"{name} - {first}": {
@@ -185,7 +185,7 @@ def differences(sampled: Mapping[str, Sampled], config: Config) -> dict[str, dic
 def shown_metrics(
     results: Mapping[str, Mapping[str, float]], sources: Mapping[str, Sequence[str]], config: Config, of: str = "MODEL"
 ) -> str:
-    """Return a table with 95% intervals: a line for each model (or difference), eval set and source."""
+    """Return a table with 95% intervals: one line for each model (or difference), eval set and source."""
     ks = sorted({k for of_set in sources for k in (1, *config.eval_settings(of_set).pass_k)})
     columns = [*(f"pass@{k}" for k in ks), "reward_mean", "tokens_mean"]
     columns += ["failed_fraction"] if of == "MODEL" else []

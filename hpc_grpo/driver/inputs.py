@@ -19,6 +19,7 @@ from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
 from hpc_grpo.data.tokenizer import (
     check_context_length,
     context_length,
+    import_without_torch,
     load_tokenizer,
     model_folder,
     refuse_other_vocabularies,
@@ -52,10 +53,11 @@ class Inputs:
 
 
 def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True) -> Inputs:
-    """Load and check the inputs, the user's functions among them. Raises ConfigError for the first that is wrong.
+    """Load and check the inputs, including the user's functions. Raises ConfigError for the first error.
 
-    At a resume, what a reward asks is waited for, and RewardAwayError raised if it does not answer.
+    On a resume, waits for the servers of rewards, and raises RewardAwayError if one does not answer.
     """
+    import_without_torch(config)
     tokenizer = load_tokenizer(config)
     check_context_length(config)
     if config.needs.rollouts:
@@ -83,8 +85,8 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
 
 
 def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[Stream]) -> None:
-    """Begin each environment once, with its first row. Raises ConfigError where it cannot begin, or its template not
-    show what it says.
+    """Begin each environment once, with its first row. Raises ConfigError if it cannot begin, or if the chat template
+    cannot show its messages.
     """
     environments = list(config.environments.items())
     for part in (part for stream in streams for part in stream.parts):

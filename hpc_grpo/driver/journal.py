@@ -1,4 +1,4 @@
-"""The run's records of every finished step (sinks, state.json, ledger, rollouts/step_N.jsonl), and the session."""
+"""The run's records of each finished step (sinks, state.json, ledger, rollouts/step_N.jsonl), and the session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpc_grpo.run.progress import Phase, RunState, write_state
 from hpc_grpo.run.pulse import PULSE
 
 _RECENT_STEPS = 20
-"""Those over which the slowest node is looked for."""
+"""Number of last steps that decide which node is slowest."""
 
 
 class Journal:
@@ -140,7 +140,10 @@ class Session:
             self.checkpoints.save_if_due(state)
 
     def save_before_ending(self, state: DriverState, record: Callable[[], None] | None) -> None:
-        """Record the last step, if there is one to record, and save. Print an error: another one ends the run."""
+        """Record the last step, if it is not recorded yet, and save.
+
+        Print an error instead of raising it: another error ends the run.
+        """
         try:
             if record:
                 record()
@@ -150,7 +153,7 @@ class Session:
             print(f"Step {state.step} could not be saved: {error}", flush=True)
 
     def batch_record(self, step: int) -> Path | None:
-        """Return where the batch of `step` is to be kept, if anywhere, and remove what that makes too many."""
+        """Return the path for the batch of `step`, or None if batches are not kept. Remove batches beyond the limit."""
         if not (num_kept := self.config.checkpoint.keep_batches):
             return None
         for number, folder in step_dirs(self.run_dir.batches(step).parent).items():
@@ -159,10 +162,10 @@ class Session:
         return self.run_dir.batches(step)
 
     def should_go_on(self, state: DriverState, *, evaluates: bool = False) -> bool:
-        """Say whether to take one more step; `evaluates`: an eval is part of it."""
+        """Return whether to take one more step. `evaluates`: the step includes an eval."""
         if state.step >= self.length.total_steps:
             return False
-        num_saves = 2 if self.checkpoints.is_writing else 1  # the last one waits for the pending one
+        num_saves = 2 if self.checkpoints.is_writing else 1  # The last save waits for the pending save.
         reason = self.stop.reason(self.times.step_and_save_s(evaluates=evaluates, num_saves=num_saves))
         if reason is not None:
             print(f"Stopping after step {state.step}: {reason}.", flush=True)

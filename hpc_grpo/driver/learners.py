@@ -1,4 +1,4 @@
-"""All learners together: each call reaches every one of them, and waits for the slowest; checkpoints and exports."""
+"""All learners together: each call goes to every learner and waits for the slowest. Checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class LearnerGroup:
         self._on_all("start", self._rendezvous, waiting_for="the learners")
 
     def train(self, batch: Batch, record: Path | None = None) -> dict[str, float]:
-        """Take one optimizer step for each minibatch; return the metrics of all learners together.
+        """Take one optimizer step for each minibatch. Return the metrics of all learners together.
 
-        The batch is kept in the folder `record`, if there is one. The split over learners balances cost and does not
-        change the gradient: the loss is normalised by the tokens of all.
+        Keeps the batch in the folder `record`, if given. The split over learners balances cost and does not change the
+        gradient: the loss is normalised by the tokens of all learners.
         """
         num, measured = len(self._learners), batch.measured
         shares: list[list[RemoteMinibatch]] = [[] for _ in self._learners]
@@ -69,7 +69,7 @@ class LearnerGroup:
         return self._learners[0].publish_checkpoint.options(concurrency_group=WRITING).remote(*shares)
 
     def seconds_of(self, writing: Any, *, waits: bool) -> float | None:
-        """Return how long a checkpoint took that is published by now; None if it is not and nobody `waits` for it."""
+        """Return how long a published checkpoint took. None if it is not published yet and nobody `waits` for it."""
         if not waits and not ray.wait([writing], timeout=0)[0]:
             return None
         return float(get_all([writing], None, "the checkpoint")[0])
@@ -105,9 +105,9 @@ class Checkpoints:
         self._saved_step = self._exported_step = -1
 
     def resume(self) -> DriverState:
-        """Load the newest valid checkpoint and return its state, or a fresh one for a run that never saved.
+        """Load the newest valid checkpoint and return its state. Return a new state for a run that never saved.
 
-        Damaged ones that are newer are set aside. Raises ConfigError where the run has saved and none is whole.
+        Sets newer damaged checkpoints aside. Raises ConfigError if the run has saved and no checkpoint is valid.
         """
         restore_dirs(self._run_dir.checkpoints)
         found, damaged = find_checkpoint(self._run_dir)
@@ -129,9 +129,10 @@ class Checkpoints:
         return state
 
     def save_if_due(self, state: DriverState) -> None:
-        """Save as often as `checkpoint` says, and after a run's first step, to know how long a save takes.
+        """Save as often as `checkpoint` says, and after a run's first step, to measure how long a save takes.
 
-        It is written while training goes on; an error of that is raised here, one or more steps later.
+        Training continues while the checkpoint is written. An error of the write is raised here, one or more steps
+        later.
         """
         self._take_written(waits=False)
         is_measured = self._durations.p95_s is not None or self.is_writing
@@ -141,14 +142,14 @@ class Checkpoints:
             self.export(state)
 
     def save(self, state: DriverState) -> None:
-        """Write a checkpoint of `state` unless there is one, and wait until it is on the disk."""
+        """Write a checkpoint of `state` unless it exists, and wait until it is on the disk."""
         if state.step != self._saved_step:
             self._begin(state, behind=False)
         self._take_written(waits=True)
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint was pending when it was last looked at."""
+        """Whether a checkpoint was pending at the last check."""
         return self._writing is not None
 
     def close(self) -> None:
@@ -199,6 +200,6 @@ class Checkpoints:
 
 
 def refuse_without_checkpoint(run_dir: RunDir) -> None:
-    """Raise ConfigError where `Checkpoints.resume` would, as far as file sizes tell: before anything is started."""
+    """Raise ConfigError if `Checkpoints.resume` would, judged by file sizes. Called before anything starts."""
     restore_dirs(run_dir.checkpoints)
     find_checkpoint(run_dir, check_hashes=False)

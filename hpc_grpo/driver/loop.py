@@ -1,7 +1,7 @@
 """The training loop: take a batch, train on it, publish the weights.
 
-With `max_policy_lag` > 0 the engines go on sampling the next steps' prompts while the learners train; with 0 they wait,
-and every rollout is on-policy. Without engines (`weights` is None) nothing is published.
+With `max_policy_lag` > 0 the engines sample the next steps' prompts while the learners train. With 0 they wait, and
+every rollout is on-policy. Without engines (`weights` is None) nothing is published.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ class TrainingLoop:
 
     @contextmanager
     def _saved_if_it_fails(self, state: DriverState, record: Callable[[], None] | None = None) -> Iterator[None]:
-        """Save `state` where rewards, prompts, engines or graders fail: the learners are well, a resume begins here.
+        """Save `state` if rewards, prompts, engines or graders fail: the learners are intact, and a resume begins here.
 
-        Not so after a WeightSyncError: the learners' own memory may be damaged. `record` puts the last step on record
-        first. A save that fails as well is only printed: the first error is the cause, and its exit code stands.
+        Does not save after a WeightSyncError: the learners' memory may be damaged. `record` records the last step
+        first. A failure of this save is only printed: the first error is the cause and decides the exit code.
         """
         try:
             yield
@@ -122,7 +122,9 @@ class TrainingLoop:
             raise
 
     def _publish(self, state: DriverState) -> tuple[int, dict[str, float]]:
-        """Give the engines the learners' weights; return their version, which counts optimizer steps, and metrics."""
+        """Publish the learners' weights to the engines. Return the version, which counts optimizer steps, and
+        metrics.
+        """
         config = self.session.config
         policy_version = config.optimizer_steps(state.step)
         if self.weights is None:
@@ -136,9 +138,11 @@ class TrainingLoop:
         return self.evaluation is not None and self.evaluation.is_due(step, in_s or 0.0)
 
     def _evaluate(self, state: DriverState, policy_version: int) -> dict[str, float]:
-        """Evaluate if it is due: before new prompts start where a resumed run must meet the same batches, else beside.
+        """Evaluate if an eval is due.
 
-        The eval's prompts come first then (driver/evaluation.py), and engines sample the others where it leaves room.
+        In a run that must resume with the same batches, no new prompts start before the eval.
+
+        Otherwise prompts run at the same time: the eval's prompts have priority (driver/evaluation.py).
         """
         if self.evaluation is None or not self._evaluates_at(state.step):
             return {}

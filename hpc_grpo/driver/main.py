@@ -1,8 +1,8 @@
-"""The driver: `python -m hpc_grpo.driver.main RUN_DIR`, started by the supervisor while Ray comes up.
+"""The driver: `python -m hpc_grpo.driver.main RUN_DIR`, started by the supervisor while Ray starts.
 
-Consumes the run directory's config and newest checkpoint; produces checkpoints, metrics, exports and COMPLETE. It
-reads the user's inputs while it waits for Ray, then starts the actors, resumes, and runs the loop.
-Its exit code says how it ended (see errors.py). It knows nothing of Slurm.
+Reads the run directory's config and newest checkpoint; writes checkpoints, metrics, exports and COMPLETE. It loads the
+user's inputs while it waits for Ray. Then it starts the actors, resumes, and runs the loop. Its exit code says how it
+ended (see errors.py). It does not know Slurm.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Deadline:
 
 
 def run_driver(body: Callable[[RunDir], bool]) -> int:
-    """Run `body`, which returns whether it is complete, on the folder of the command line; return the exit code."""
+    """Run `body` on the folder of the command line; `body` returns whether it is complete. Return the exit code."""
     dump_stacks_on_signal("driver")
     try:
         return EXIT_COMPLETE if body(RunDir(Path(sys.argv[1]))) else EXIT_RESUMABLE
@@ -48,9 +48,9 @@ def run_driver(body: Callable[[RunDir], bool]) -> int:
 
 
 def connect(address: str | None) -> None:
-    """Join Ray, and have its workers import this package from where the driver has it.
+    """Connect to Ray. Its workers then import this package from the driver's path.
 
-    Ray puts the driver's current folder first on their search path, before anything of ours: often that is a checkout.
+    Without this, Ray puts the driver's current folder, often a checkout, first on the workers' search path.
     """
     with contextlib.chdir(PACKAGE.parent) if runs_from_copy() else contextlib.nullcontext():
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
@@ -59,9 +59,9 @@ def connect(address: str | None) -> None:
 def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
     """Wait for all calls and return their values in order.
 
-    A failed call raises at once even while others still hang: a collective's other members wait for it. Raises the
-    actor's own HpcGrpoError, ActorLostError when an actor died (or one whose result it needed), or LaunchError when
-    time ran out.
+    A failed call raises at once, even while others hang: members of a collective wait for the failed one. Raises the
+    actor's HpcGrpoError, ActorLostError if an actor (or one whose result it needed) died, or LaunchError after the
+    deadline.
     """
     ends_at = None if deadline is None else time.monotonic() + deadline.seconds
     pending = list(references)
@@ -80,7 +80,7 @@ def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: s
 
 
 def ended(references: Sequence[Any], timeout_s: float | None) -> list[Any]:
-    """Wait until one of the calls ends, well or badly; return all that have ended by then, none after the time."""
+    """Wait until one of the calls succeeds or fails. Return all ended calls; [] after the timeout."""
     done, pending = ray.wait(list(references), num_returns=1, timeout=timeout_s) if references else ([], [])
     # Take all at once: each wait looks at every reference.
     more, _ = ray.wait(pending, num_returns=len(pending), timeout=0.0) if done and pending else ([], [])
@@ -88,16 +88,16 @@ def ended(references: Sequence[Any], timeout_s: float | None) -> list[Any]:
 
 
 def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Exception | None]:
-    """Return each call's error as it was raised, in order; None where it has none, or none yet after the time for all.
+    """Return each call's error, in order; None for a call without an error, or without an answer before the timeout.
 
-    The error is what the actor raised, also where a call's argument failed.
+    The error is the one that the actor raised, also if an argument of the call failed.
     """
     errors = errors_in_time(references, timeout_s)
     return [errors.get(reference) for reference in references]
 
 
 def errors_in_time(references: Sequence[Any], timeout_s: float | None) -> dict[Any, Exception]:
-    """Return the errors of the calls that fail within the time for all of them; the first one to fail comes first."""
+    """Return the errors of the calls that fail before the timeout, the first failure first."""
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     errors: dict[Any, Exception] = {}
     pending = list(references)

@@ -1,11 +1,11 @@
-"""The rollout scheduler: which prompt starts when, and which groups a step trains on.
+"""The rollout scheduler: decides when each prompt starts, and which groups a step trains on.
 
-Waits for engines and graders; unblocked by `start_prompts` after a publish.
+Waits for engines and graders. `start_prompts`, after a publish, lets it continue.
 
-Prompts start in the order of their ordinals and are taken in that order, so what a checkpoint must remember of them is
-the first ordinal not taken. With `max_policy_lag` = k, rollouts of step s may start once the published version is at
-least s·M - k (M optimizer steps a step): k = 0 is strictly on-policy. A group that is dropped has the next one take its
-place, so a group is taken for the step that it was started for, or for an earlier one: never older than the bound.
+Prompts start and are taken in the order of their ordinals, so a checkpoint only remembers the first ordinal not taken.
+With `max_policy_lag` = k, rollouts of step s may start once the published version is at least s·M - k (M optimizer
+steps in a step). k = 0 is strictly on-policy. If a group is dropped, the next group replaces it. So a group is trained
+in its own step or an earlier one, and never exceeds the bound.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN_ERRORS = 3
 _WINDOW = 20
-"""Prompts that failures are counted over, at least, where a run has had so many."""
+"""Smallest number of prompts over which failures are counted, once a run has that many."""
 
 _ALL_RETIRED = (
-    "Each of the {num} prompts rests for ever after step {step} (data.curriculum). To complete the run as it is, set "
-    "train.total_steps={step} and the other lengths to null; else start one with more prompts, or a rest that ends."
+    "All {num} prompts rest forever after step {step} (data.curriculum). To complete the run now, set "
+    "train.total_steps={step} and the other lengths to null. Otherwise start a run with more prompts, or "
+    "with a rest that ends."
 )
 
 
 @dataclass(frozen=True)
 class DriverState:
-    """Everything that the driver needs to resume: steps done, the first ordinal that none of them has used, what the
-    curriculum knows of prompts, and the ordinals that it has chosen `ahead` of the steps that take them.
+    """The driver's state for a resume: finished steps, the first unused ordinal, the curriculum's state, and the
+    ordinals chosen `ahead` of their steps.
     """
 
     step: int = 0
@@ -76,9 +77,9 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class StepGroups:
-    """The groups that a step trains on, and those that taught nothing and were replaced.
+    """The groups that a step trains on, and the groups that were replaced because all their advantages are 0.
 
-    `ordinals` are all that the step used, without a gap; those `passed_over` have no group, their prompts rest.
+    `ordinals` are all ordinals of the step, without a gap. Those `passed_over` have no group: their prompts rest.
     """
 
     ordinals: range
@@ -119,9 +120,9 @@ class RolloutScheduler:
         self._start((num_steps - self._next_step) * rollout.prompts_per_step - len(self._started), policy_version)
 
     def take_step(self, policy_version: int) -> StepGroups:
-        """Wait for the next step's groups, fewer where `rollout.dynamic_sampling` ends the search for more.
+        """Wait for the next step's groups. Returns fewer if `rollout.dynamic_sampling` reaches its limit.
 
-        Raises RewardError for failed rewards, HpcGrpoError beyond the lag bound, PromptError where all prompts rest.
+        Raises RewardError for failed rewards, HpcGrpoError beyond the lag bound, PromptError if all prompts rest.
         """
         rollout = self._config.rollout
         most = rollout.prompts_per_step * (rollout.dynamic_sampling or 1)
@@ -170,7 +171,7 @@ class RolloutScheduler:
         return [*(group.prompt.ordinal for group in self._started), *self._chosen]
 
     def _start(self, count: int, policy_version: int) -> None:
-        """Start the next prompts, a step's at most in one call; fewer where each of the others rests for ever."""
+        """Start the next `count` prompts, at most a step's in one call. Starts fewer if all others rest forever."""
         rollout = self._config.rollout
         while count > 0:
             prompts: list[Prompt] = []
@@ -202,7 +203,7 @@ class RolloutScheduler:
 
 
 def scene_of(prompt: Prompt, seed: int) -> Scene | None:
-    """Return what the environment of a prompt begins with; None where it has none."""
+    """Return the input for a prompt's environment; None if the prompt has no environment."""
     if prompt.environment is None:
         return None
     return Scene(prompt.environment, prompt.fields, sampling_seed(seed, prompt.ordinal, -1, 0))
@@ -211,13 +212,13 @@ def scene_of(prompt: Prompt, seed: int) -> Scene | None:
 def check_failures(
     grades: Sequence[GroupGrades], max_failed_fraction: float, earlier: Sequence[GroupGrades] | None = None
 ) -> None:
-    """Raise RewardError with the errors of rewards and environments when more groups failed than allowed.
+    """Raise RewardError with the errors of rewards and environments if more groups failed than allowed.
 
-    A group counts by the share of its rollouts whose environment failed, or as one where a reward did. Fewer groups
-    than `_WINDOW` are judged together with the last of the `earlier` ones, and one failure is allowed: one of four says
-    little. In training, which has `earlier` groups, a missed deadline says that a server is slow, not that the reward
-    is broken: it counts once every group failed. An eval set has no `earlier` groups. There every failure counts, or
-    the set would be measured on the rest. A fraction of 0 forgives nothing.
+    A group counts as one failure if a reward failed, and by the share of its rollouts whose environment failed. Fewer
+    groups than `_WINDOW` are judged together with the last of the `earlier` ones, and one failure is allowed: one of
+    four proves little. In training (with `earlier` groups) a missed deadline counts only once every group failed: the
+    server may just be slow. An eval set has no `earlier` groups. There every failure counts; otherwise the set would be
+    measured on the rest. With a fraction of 0, no failure is allowed.
     """
     forgives_deadlines = earlier is not None and max_failed_fraction > 0
     missing = max(0, _WINDOW - len(grades))
@@ -241,7 +242,7 @@ def check_failures(
 
 
 def spread(count: int, loads: Sequence[int]) -> list[int]:
-    """Return the index of the engine for each of `count` groups: the one that has fewest by then, the first of several.
+    """Return the engine's index for each of `count` groups: the engine with the shortest queue, the first of several.
 
     >>> spread(4, [0, 0, 0]), spread(4, [3, 0, 1])
     ([0, 1, 2, 0], [1, 1, 2, 1])

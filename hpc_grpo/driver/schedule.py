@@ -1,6 +1,6 @@
-"""When things happen: the run's length in steps, how long a step takes, what is due, and when to stop.
+"""Timing: the run's length in steps, the time of a step, what is due, and when to stop.
 
-Imports neither Ray nor torch: the driver checks for stop requests while it still waits for Ray.
+Imports neither Ray nor torch: the driver checks for stop requests while it waits for Ray.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class TrainLength:
 
 
 def train_length(config: Config, items_per_epoch: int) -> TrainLength:
-    """Derive the steps from train.total_steps, total_episodes (rollouts, or demonstrations) or total_epochs."""
+    """Compute the number of steps from train.total_steps, total_episodes (rollouts, or demonstrations) or
+    total_epochs.
+    """
     train, algorithm = config.train, algorithm_of(config)
     items_per_step = algorithm.items_per_step
     if train.total_steps is not None:
@@ -71,7 +73,7 @@ def train_length(config: Config, items_per_epoch: int) -> TrainLength:
 
 
 class Durations:
-    """The 95th percentile of recent durations; with fewer than 5, at least that of the attempt before.
+    """The 95th percentile of recent durations. With fewer than 5, at least the percentile of the previous attempt.
 
     >>> durations = Durations(earlier_p95_s=4.0)
     >>> durations.add(1.0)
@@ -99,9 +101,9 @@ class Durations:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Durations of steps (without their evals and saves), evals and saves.
+    """Durations of steps, evals and saves, kept apart.
 
-    Kept apart: one eval in twenty steps would vanish behind the percentile of all.
+    In a percentile over all, one eval in twenty steps would not show.
     """
 
     steps: Durations
@@ -121,10 +123,10 @@ class StepTimes:
         self.steps.add(times["time/step_s"] - apart_s)
 
     def step_and_save_s(self, *, evaluates: bool, num_saves: int = 1) -> float:
-        """Return the seconds that one more step and its saves may take: p95 of each, and of the eval if it `evaluates`.
+        """Return the seconds that one more step and its saves may take: p95 of each, and of the eval if the step
+        `evaluates`.
 
-        An attempt's first step counts as nothing. Otherwise one slow step in the past could keep all later attempts
-        from ever taking another.
+        Before an attempt's first step this is 0: one slow step in the past must not stop all later attempts.
         """
         step_s = self.steps.p95_s or 0.0
         save_s = max(step_s, _SAVE_BEFORE_MEASURED_S) if self.saves.p95_s is None else self.saves.p95_s
@@ -158,7 +160,7 @@ class Schedule:
 
 
 class StopRequest:
-    """A request to stop by a signal, the STOP file or the clock: the run ends after the step and a checkpoint.
+    """A request to stop, by a signal, the STOP file or the clock. The run ends after the step and a checkpoint.
 
     A second SIGINT ends the driver at once.
     """
@@ -170,7 +172,9 @@ class StopRequest:
         self.listen()
 
     def listen(self) -> None:
-        """Take the signals. Call it again after `ray.init`, whose crash handler takes SIGTERM for itself."""
+        """Install the signal handlers. Call it again after `ray.init`, whose crash handler replaces ours for
+        SIGTERM.
+        """
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
 

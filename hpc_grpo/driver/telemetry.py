@@ -1,6 +1,6 @@
-"""What the driver asks the run's processes beside their work: resource usage each step, and profiles of some steps.
+"""Measurements of the run's processes: resource usage at each step, and profiles of some steps.
 
-An actor that died is left out, and others find and replace it.
+Skips an actor that died; other code replaces it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.usage import METER
 
 _PATIENCE_S = 0.2
-"""They answer in a millisecond; one that does not is left out of the step."""
+"""Processes answer in a millisecond. A slower process is skipped in this step."""
 
 _Process = tuple[str, int, str]
-"""Its kind, its number among those of its kind, and its node."""
+"""A process's kind, its number within the kind, and its node."""
 
 
 class Meters:
-    """Measures what all processes used from one step to the next, and waits for none of them."""
+    """Measures what all processes used from one step to the next. Waits for no process."""
 
     def __init__(self, nodes: Mapping[str, NodeMembers]) -> None:
         """Take the members of nodes, by the nodes' names."""
@@ -36,10 +36,7 @@ class Meters:
         self._pending: dict[_Process, Any] = {}
 
     def ask(self) -> None:
-        """Ask all processes. One that still owes an answer is not asked again: its late answer counts in a later step.
-
-        So nothing is lost of a node that is slow.
-        """
+        """Ask all processes that owe no answer. A late answer counts in a later step, so no usage is lost."""
         counts: dict[str, int] = {}
         for node, members in self._nodes.items():
             engines = [("engine", engine.actor) for engine in members.engines]
@@ -117,7 +114,10 @@ class Profiles:
 
 
 def _values(calls: Mapping[Any, Any], says: str = "") -> dict[Any, Any]:
-    """Return the value of each call that did not fail, by its key; `says` what a failed call's actor could not do."""
+    """Return the value of each successful call, by its key.
+
+    For a failure, prints that the actor could not do what `says` names, such as "write a trace"; "" prints nothing.
+    """
     values = {}
     for key, call in calls.items():
         try:

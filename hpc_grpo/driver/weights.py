@@ -30,18 +30,20 @@ _ENGINE_ERROR_GRACE_S = 5.0
 _MAX_PROMPT_TOKENS = 64
 _NUM_TOKENS = 4
 _BOUNDS = {"float32": 0.05, "bfloat16": 1.0}
-"""Nats. Sound engines, whose kernels are not the learner's, are 1e-5 apart in float32, and 0.03 in bfloat16."""
+"""Bound in nats. Sound engines differ from the learner by 1e-5 in float32 and by 0.03 in bfloat16: their kernels
+differ.
+"""
 _MOVED = {"float32": 1e-4, "bfloat16": 0.05}
 """Nats by which a learner's logprob must move before an unchanged engine is stale: its rounding may hide less."""
 
 
 class Canary:
-    """Proves that engines sample from the weights just published: judges their answers to one probe prompt.
+    """Proves that engines sample from the weights just published, by their answers to one probe prompt.
 
-    After a publish every engine completes the probe, on the same path and through the same prefix cache as rollouts,
-    and the learners score what it said. Two things end the run: both are further apart than the bound of their
-    precision, or an engine repeats itself to the last bit while the learners have moved. The second finds an engine
-    that keeps its old weights, or a cache made with them, long before they are far from the new ones.
+    After a publish every engine completes the probe, on the same path and through the same prefix cache as rollouts.
+    The learners score the answer. The run ends in two cases. Engine and learner differ by more than the bound of their
+    precision. Or an engine repeats its answer to the last bit although the learners have moved: it keeps its old
+    weights, or a cache made with them. The second case shows long before the difference is large.
     """
 
     def __init__(self, config: Config, prompt: Prompt) -> None:
@@ -50,7 +52,7 @@ class Canary:
         precision = "float32" if is_exact else "bfloat16"
         self._bound, self._moved = _BOUNDS[precision], _MOVED[precision]
         self._seen: dict[object, tuple[Completion, Float32Array]] = {}
-        """What an engine said, and how the learners scored it when the engine first said that."""
+        """An engine's answer, and the learners' score of it when it first came."""
         sampling = SamplingSpec(_NUM_TOKENS, temperature=config.rollout.temperature)
         token_ids = prompt.token_ids[-_MAX_PROMPT_TOKENS:]
         self.request = CompletionRequest(prompt.ordinal, token_ids, config.run.seed, sampling, is_urgent=True)
@@ -70,8 +72,8 @@ class Canary:
         both = "logprobs of the probe: engine {}, learner {}".format(*shown)
         if not distance <= self._bound:
             raise WeightSyncError(
-                f"An engine does not sample from weight version {version}: it is {distance:.3g} nats a token from the "
-                f"learner, more than {self._bound:g} ({both})."
+                f"An engine does not sample from weight version {version}: its logprobs differ from the learner's "
+                f"by {distance:.3g} nats a token, more than {self._bound:g} ({both})."
             )
         before, scored_before = self._seen.get(engine, (None, learner_logprobs))
         if (
@@ -101,7 +103,7 @@ class WeightSync:
     """Publishes the learners' weights to the engines of all nodes. An engine that fails is replaced."""
 
     def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
-        """Have the nodes' first learners open the weight stores, which takes seconds a GiB: engines start meanwhile."""
+        """Let each node's first learner open the weight store, which takes seconds a GiB, while engines start."""
         self._config, self._nodes = config, nodes
         self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
@@ -131,15 +133,15 @@ class WeightSync:
         self._replace(self._join(self._nodes))
 
     def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
-        """Stage on the learners and verify on the engines while these generate, then have all load the version.
+        """Stage on the learners and verify on the engines while these sample. Then let all engines load the version.
 
-        `is_checked`: the canary proves that engines sample from it; returns `mismatch/canary`, the nats a token by
-        which the farthest engine is off. Raises WeightSyncError for one that does not sample from these weights.
+        With `is_checked` the canary checks every engine. Returns `mismatch/canary`, the largest difference of an engine
+        in nats a token. Raises WeightSyncError for an engine that does not sample from these weights.
         """
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
         staged = [each for each in get_all(staging, self._deadline, "staging weights") if each is not None]
         shares_gpus = self._config.placement.colocate
-        if shares_gpus:  # before engines are asked anything: one that takes a dead one's place needs the memory
+        if shares_gpus:  # First of all: a replacement of a dead engine needs the memory.
             freeing = [learner.free_cached_memory.remote() for learner in self._learners]
             get_all(freeing, self._deadline, "the learners' memory")
         self._verify(version, staged)
@@ -153,11 +155,13 @@ class WeightSync:
         return {"mismatch/canary": self._judge(version, loading)} if is_checked else {}
 
     def put_engines_to_sleep(self) -> None:
-        """Have the engines give their GPUs to the learners, until the next publish; each has nothing to sample."""
+        """Let the engines free their GPU memory for the learners until the next publish. No engine has work."""
         self._have_all("sleep", "the engines to sleep")
 
     def revive(self, engine: RemoteEngine, error: Exception) -> None:
-        """Replace an engine that failed with `error` by one that reads the published version from its node's store."""
+        """Replace an engine that failed with `error`. The new engine reads the published version from its node's
+        store.
+        """
         failures = {engine: error}
         replaced = set[RemoteEngine]()
         while failures:
@@ -166,9 +170,9 @@ class WeightSync:
             failures = self._failures(loading, [], "the weights of an engine that was started again")
 
     def _verify(self, version: int, staged: Sequence[StoredVersion]) -> None:
-        """Have the engines compare what was staged with its checksums, each its share, beside what they sample.
+        """Let the engines verify the checksums of the staged weights, each a part, while they sample.
 
-        One that fails is replaced, and compares everything as it loads.
+        A failed engine is replaced. The new engine verifies everything as it loads.
         """
         verifying = {
             engine: engine.actor.verify_weights.remote(of_node)
@@ -182,7 +186,7 @@ class WeightSync:
         self._replace(failures)
 
     def _have_all(self, method: str, waiting_for: str) -> None:
-        """Call a method of every engine; one that fails is replaced, and called in turn."""
+        """Call a method of every engine. Replace an engine that fails, and call its replacement too."""
         engines: set[RemoteEngine] | list[RemoteEngine] = self._engines
         while engines:
             calls = {engine: getattr(engine.actor, method).remote() for engine in engines}
@@ -191,7 +195,10 @@ class WeightSync:
     def _announce(
         self, version: int, probe: CompletionRequest | None
     ) -> tuple[dict[RemoteEngine, Exception], dict[RemoteEngine, Any]]:
-        """Have every engine load what was staged; return those that failed, none once all hold it, and the calls."""
+        """Let every engine load the staged weights.
+
+        Return the failed engines (none once all hold the weights) and the calls.
+        """
         loading = {engine: engine.actor.receive_weights.remote(version, probe) for engine in self._engines}
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
@@ -217,10 +224,10 @@ class WeightSync:
         )
 
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
-        """Replace the engines that failed, and have all members of their nodes join new groups; return the replaced.
+        """Replace the failed engines, and let all members of their nodes join new groups. Return the replaced engines.
 
-        Of engines that fail together only one may have been seen yet: each is asked for a sign of life first, since a
-        group that waits for a dead one waits for all of `weights.deadline_s`.
+        Several engines may have died while only one is known. So each engine is first asked for a sign of life: a group
+        with a dead engine would wait for all of `weights.deadline_s`.
         """
         replaced = set[RemoteEngine]()
         while failures:
@@ -235,9 +242,9 @@ class WeightSync:
     def _failures(
         self, calls: Mapping[RemoteEngine, Any], others: Sequence[Any], waiting_for: str
     ) -> dict[RemoteEngine, Exception]:
-        """Wait for `calls` and `others`; return the engines that failed. Raises what no engine is to blame for.
+        """Wait for `calls` and `others`. Return the engines that failed. Raises an error that is no engine's fault.
 
-        That is the error of the first engine: others only see that one failed, and often answer before it.
+        The returned error is the first engine's. Others only notice its failure, and often answer earlier.
         """
         try:
             get_all([*calls.values(), *others], self._deadline, waiting_for)

@@ -68,12 +68,12 @@ class AttemptFolder:
         write_record(self.path / "key.json", {**key._asdict(), "visit": asdict(ProcessIdentity.of_this_process())})
 
     def is_of_this_machine(self) -> bool:
-        """Tell whether a visit to this machine made the attempt. Other machines may see the folder over NFS."""
+        """Return whether a visit to this machine made the attempt. Other machines may see the folder over NFS."""
         visit = read_record(self.path / "key.json", lambda values: from_known(ProcessIdentity)(values["visit"]))
         return visit is None or visit.is_on_this_machine
 
     def is_abandoned(self) -> bool:
-        """Tell whether a machine of another name had the attempt, whose lease and time for a checkpoint are over."""
+        """Return whether a machine of another name had the attempt, whose lease and time for a checkpoint are over."""
         spec, lease = self.spec(), self.path / "lease"
         if spec is None or self.is_of_this_machine() or not lease.exists():
             return False
@@ -99,7 +99,7 @@ class AttemptFolder:
         write_record(self.runner, asdict(ProcessIdentity.of_this_process()))
 
     def runner_lives(self) -> bool:
-        """Tell whether the runner still runs. Call it only on the attempt's machine."""
+        """Return whether the runner still runs. Call it only on the attempt's machine."""
         runner = read_record(self.runner, from_known(ProcessIdentity))
         return runner is not None and runner.is_on_this_host and runner.has_process
 

@@ -218,6 +218,6 @@ def _claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[tuple[int
 
 
 def is_foreign(gpu: GpuSeen, settings: FleetSettings, shared_mib: int = 0) -> bool:
-    """Tell whether somebody uses a GPU beside the jobs that share it, which may use `shared_mib`."""
+    """Return whether somebody uses a GPU beside the jobs that share it, which may use `shared_mib`."""
     has_strangers = gpu.num_processes > 0 and not shared_mib
     return has_strangers or gpu.used_mib > settings.free_memory_mib + shared_mib

@@ -42,7 +42,7 @@ def take_due(db: Database, settings: FleetSettings) -> list[Vm]:
 
 
 def _is_watched(now: float, settings: FleetSettings) -> sa.ColumnElement[bool]:
-    """Tell whether a controller looks after a VM: its visit is not overdue for long."""
+    """Return whether a controller looks after a VM: its visit is not overdue for long."""
     return vms.c.poll_at >= now - settings.stale_s
 
 

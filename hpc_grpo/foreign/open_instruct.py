@@ -59,7 +59,7 @@ def _mix(key: str, value: Any, splits: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _shares_gpu(theirs: Theirs) -> bool:
-    """Tell whether a learner and an engine take turns on one GPU: on request, and where there is but one."""
+    """Return whether a learner and an engine take turns on one GPU: on request, and where there is but one."""
     return bool(theirs.get("single_gpu_mode")) or theirs.get("gpus") == 1
 
 

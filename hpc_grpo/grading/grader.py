@@ -1,7 +1,7 @@
 """The grader actor: decodes sampled tokens and has them scored.
 
-Runs in a Ray actor, one on each node with engines; many groups are graded at once in its event loop. Consumes
-`GroupSamples`, produces `GroupGrades`. Waits for the slowest of the group's rewards, or its deadline.
+Runs in a Ray actor, one on each node with engines, and grades many groups at once in its event loop. Takes
+`GroupSamples`, returns `GroupGrades`. Waits for the slowest of the group's rewards, or its deadline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpc_grpo.types import Int32Array
 
 ENVIRONMENT_PART = "environment"
-"""What `reward_parts` call the rewards of the environment, summed over the turns of an episode."""
+"""Name of the environment's reward in `reward_parts`: the sum over the turns of an episode."""
 
 
 class Grader:
@@ -46,17 +46,17 @@ class Grader:
         await asyncio.to_thread(self._pool.check, is_resume=is_resume)
 
     async def usage(self) -> tuple[Usage, list[Usage | None]]:
-        """Return what it used itself since the call before, and what each of its reward workers did."""
+        """Return the usage since the last call: the grader's own, and each reward worker's."""
         return METER.read(with_children=False), self._pool.usage()
 
     def close(self) -> None:
         self._pool.close()
 
     async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
-        """Grade one group; `with_texts` keeps the decoded completions.
+        """Grade one group. `with_texts` keeps the decoded completions.
 
-        A truncated completion is not valid under `rollout.mask_truncated`; its reward stays, since it was
-        computed. Raises RewardError when a reward breaks its contract.
+        A truncated completion is not valid under `rollout.mask_truncated`, but keeps its reward. Raises RewardError if
+        a reward breaks its contract.
         """
         if samples.ordinal != prompt.ordinal:
             raise ValueError(f"samples of prompt {samples.ordinal} were given with prompt {prompt.ordinal}.")
@@ -117,7 +117,9 @@ class Grader:
         )
 
     def _text(self, turns: Sequence[Turn]) -> str:
-        """Return what the model wrote; of several turns all that came after the first prompt, control tokens too."""
+        """Return the model's text. For several turns, return all text after the first prompt, control tokens
+        included.
+        """
         ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.completion.token_ids.tolist())]
         return self._decode(ids[len(turns[0].context_ids) :] if turns else [], hides=len(turns) == 1)
 
@@ -126,7 +128,7 @@ class Grader:
 
 
 def _policy_versions(episode: Episode) -> Int32Array:
-    """Return the versions that sampled the tokens `[C]` of an episode; [-1] where it has none."""
+    """Return the versions that sampled the tokens `[C]` of an episode; [-1] if it has no tokens."""
     import numpy as np
 
     versions = [turn.completion.policy_versions for turn in episode.turns]

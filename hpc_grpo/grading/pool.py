@@ -1,14 +1,14 @@
-"""The pool of reward workers: grades groups, each reward with a deadline of its own.
+"""The pool of reward workers: grades groups, each reward with its own deadline.
 
-Runs in the grader's process, and in the driver to check rewards; many groups may be in flight. Waits for the slowest
-reward of the group. The worker's own side is `worker.py`.
+Runs in the grader's process, and in the driver to check rewards. Many groups may run at once. Waits for the slowest
+reward of the group. `worker.py` is the worker's side.
 
-A reward that raises, hangs or dies masks its group and adds an error line; the driver decides whether the run goes on.
-One that breaks its contract always stops the run.
+A reward that raises, hangs or dies masks its group and adds an error line; the driver decides whether the run
+continues. A reward that breaks its contract always stops the run.
 
-Workers are neither multiprocessing's nor Pebble's. Their pools share a pipe and its locks, so a worker that dies while
-it holds one breaks the pool for all; and a spawned process imports the parent's main module first, which in a Ray
-actor is Ray. Here each worker has a socket of its own, and starts with the registry's imports alone.
+Workers are neither multiprocessing's nor Pebble's. Workers of those pools share a pipe and its locks, so a worker that
+dies with a lock breaks the whole pool. A spawned process of theirs also imports the parent's main module, which is Ray
+in a Ray actor. Here each worker has its own socket, and starts with the imports of the registry only.
 """
 
 from __future__ import annotations
@@ -43,25 +43,26 @@ from hpc_grpo.system.signals import signal_name
 from hpc_grpo.system.usage import Meter, Usage
 
 _RESUME_S = 600.0
-"""More patience with a reward's `prepare` at a resume, which may wait for a server to come back.
-No longer for a longer `timeout_s`: `deadlines.start_s` must not end the wait before it says what is away."""
+"""Seconds for a reward's `prepare` on a resume, which may wait for a server. The limit is fixed, whatever `timeout_s`:
+`deadlines.start_s` must not end the wait before its message.
+"""
 
 _GRACE_S = 5.0
 """More time for the worker of a built-in than for a completion, whose deadline is the worker's to keep."""
 
 _MAX_TRIES = 2
-"""A worker that is lost to something else than the call is no fault of the call; a second one probably is."""
+"""If a worker dies from something else than the call, the call is not at fault. A second time it probably is."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """A graded group; all tuples have one entry per completion.
+    """A graded group. All tuples have one entry per completion.
 
-    `rewards` is the weighted sum of `parts`, which are not weighted. When a reward failed, its part and `rewards` are
-    0.0 and `valid` is False for the whole group; `errors` has one line for each failed reward, and `timed_out` tells
-    whether each of them met its deadline. `over_budget` says of a completion that used up a reward's budget what
-    happened, else "": its part is the worst that the reward can give, with its weight.
+    `rewards` is the weighted sum of `parts`, which are not weighted. If a reward failed, its part and `rewards` are 0.0
+    and `valid` is False for the whole group. `errors` has one line for each failed reward, and `timed_out` whether each
+    missed its deadline. `over_budget` describes for a completion how it used up a reward's limit, else "". Its part is
+    then the worst possible score of the reward.
     """
 
     rewards: tuple[float, ...]
@@ -95,8 +96,8 @@ class RewardPool:
         self._idle: LifoQueue[WorkerSlot] = LifoQueue()  # the last one used has imported the rewards
         for slot in self._slots:
             self._idle.put(slot)
-        # A worker dies with the thread that started it (PDEATHSIG): these live as long as the pool. They are daemons: a
-        # process that ends without `close` would wait for an executor's threads, and all calls in its queue.
+        # A worker dies with the thread that started it (PDEATHSIG), so these threads live as long as the pool. They
+        # are daemons: a process that ends without `close` would wait for an executor's threads and their queued calls.
         self._queue: SimpleQueue[_QueuedCall | None] = SimpleQueue()
         self._threads = [Thread(target=self._run, name="reward-slot", daemon=True) for _ in range(num_workers)]
         for thread in self._threads:

@@ -1,7 +1,7 @@
-"""Let the environment variables through to Ray, the driver and the actors that have a reason to: an allow-list.
+"""Pass environment variables to Ray, the driver and the actors only with a reason: an allow-list.
 
-Everything not named here, in `launch.pass_env` or in `launch.env` stays behind: a job's environment carries
-another scheduler's ranks, another user's proxies and another Python's path.
+Drops all variables not named here, in `launch.pass_env` or in `launch.env`: a job's environment holds another
+scheduler's ranks, another user's proxies and another Python's path.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def filtered(
 ) -> dict[str, str]:
     """Return the environment of Ray, the driver and the actors on this node.
 
-    `env` (launch.env) is set on top, with `$NAME` expanded from this node's own environment. Proxies stay
-    behind unless `pass_env` names them; then `nodes` (names, addresses, networks of the run) are put into no_proxy.
+    `env` (launch.env) is set on top, with `$NAME` expanded from this node's environment. Proxies are dropped unless
+    `pass_env` names them. In that case no_proxy gets the `nodes` (names, addresses, networks of the run).
     """
     wanted = list(pass_env)
     kept = {name: value for name, value in environ.items() if is_allowed(name, wanted)}
@@ -189,27 +189,28 @@ def filtered(
 
 
 def job_environ(environ: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` with `env` (launch.env) on top, as far as it can be known before the job runs.
+    """Return `environ` with `env` (launch.env) on top, as far as it is known before the job runs.
 
-    A site's variables may exist inside its jobs only; a value that names one is left out.
+    Some of a site's variables exist only in its jobs. Values that use an unknown variable are left out.
     """
     in_job = filtered(environ, (), env)
     return {**environ, **{name: value for name, value in in_job.items() if "$" not in value}}
 
 
 def expand(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Replace `$NAME` and `${NAME}`; an unknown name stays as it is, since a site's may exist in its jobs only."""
+    """Replace `$NAME` and `${NAME}`. An unknown name stays unchanged: it may exist only in a site's jobs."""
     return VARIABLE.sub(lambda match: environ.get(match[1] or match[2], match[0]), text)
 
 
 def check_resolved(env: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for a value of launch.env that names a variable which this node does not have."""
+    """Raise ConfigError for a value of launch.env with a variable that this node does not have."""
     for name, text in env.items():
         named = [found[1] or found[2] for found in VARIABLE.finditer(text)]
         if unknown := [variable for variable in named if variable not in environ]:
             raise ConfigError(
-                f"launch.env.{name} = {text}: {unknown[0]} is not set on {socket.gethostname()}, where training runs. "
-                f"Export it there (launch.setup_lines: ['export {unknown[0]}=...']), or write out what it stands for."
+                f"launch.env.{name} = {text}: {unknown[0]} is not set on {socket.gethostname()}, where training "
+                f"runs. Export it there (launch.setup_lines: ['export {unknown[0]}=...']), or write its value in "
+                "launch.env."
             )
 
 
@@ -230,14 +231,14 @@ NODE_VALUES: dict[str, str] = {
     WEIGHTS_DIR_VARIABLE: "the node's own copy of model.path (launch.stage.model)",
     "TMPDIR": "the node's temp-dir, which goes with the attempt",
 }
-"""Variable -> what ray_environment sets it to on every node, whatever the environment says."""
+"""Variable -> the value that ray_environment sets on every node, overriding the environment."""
 
 DEFAULTS: dict[str, tuple[str, str]] = {
     "OMP_NUM_THREADS": ("1", "many processes share a node"),
     **dict.fromkeys(CACHES, (ON_NODE, "compile caches are node-local (launch.keep_compiled)")),
     "NCCL_SOCKET_IFNAME": (ON_NODE, "the interface between nodes, as for Gloo: else NCCL may start on another"),
 }
-"""Variable -> (value, reason): set by ray_environment unless the environment or launch.env has it."""
+"""Variable -> (value, reason). ray_environment sets it unless the environment or launch.env has it."""
 
 _LEAST_SECRET_LENGTH = 4
 _SHOWN_VALUE_LENGTH = 48
@@ -245,7 +246,7 @@ _SHOWN_VALUE_LENGTH = 48
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable and its fate. `value` is what reaches the actors: None if dropped, MASK for a secret."""
+    """A variable and what happens to it. `value` is what reaches the actors: None if dropped, MASK for a secret."""
 
     name: str
     outcome: Outcome
@@ -307,7 +308,7 @@ def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
 
 
 def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
-    """Mask in a value what must not be shown: all of a secret, other secrets inside it, credentials in a URL.
+    """Mask secrets in a value: all of a secret variable, other secrets inside it, credentials in a URL.
 
     >>> redacted("GREETING", "hello hunter2", ["hunter2"])
     'hello ********'

@@ -1,8 +1,8 @@
-"""Freeze a run: write its resolved config, and where that came from, into the run directory once.
+"""Freeze a run: write its resolved config and its origin into the run directory, once.
 
-A run is resumed only with the config it was started with, but for the keys of CHANGEABLE. Its snapshot is a copy of the
-package and of the user's functions, from which its jobs and their processes run (run/source.py): taken at the first
-submit or start, and checked whenever the user hands the run in again.
+A run resumes only with the config it was started with, except for the keys of CHANGEABLE. Its snapshot is a copy of the
+package and of the user's functions, which its jobs use (run/source.py). The first submit or start makes the snapshot.
+It is checked whenever the user submits or starts the run again.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ CHANGEABLE: dict[str, str] = {
     "deadlines.": "when to give up, not what to do",
     "engine.": "how the same policy is sampled from; fits another kind of node",
 }
-"""Keys that may differ on resume, and why. A trailing dot: all keys of a section; `*`: any position in a list.
+"""Keys that may change on resume, and why. A trailing dot means all keys of a section, `*` any position in a list.
 
-Not the learning rate: its schedule's state in a checkpoint has it, so another one would be ignored in silence.
+The learning rate may not change: a checkpoint holds the state of its schedule, so another value would have no effect.
 """
 
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
@@ -71,7 +71,7 @@ _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.')
 
 @dataclass(frozen=True)
 class Frozen:
-    """A run that is ready to start. `changed` maps the keys that differ from the config on disk to (old, new)."""
+    """A run that is ready to start. `changed` maps keys that differ from the config on disk to (old, new)."""
 
     run: RunDir
     config: Config
@@ -80,10 +80,10 @@ class Frozen:
 
 
 def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, accepts_changes: bool = False) -> Frozen:
-    """Create the run directory, or take up the one that is there. One that never trained takes another config.
+    """Create the run directory, or use the existing one. A run that never trained accepts another config.
 
-    `accepts_changes`: go on with data, tokenizer, functions and package as they are now, and record that. Raises
-    ConfigError where the config is not the run's or holds a secret, and where the run's files are gone or have changed.
+    `accepts_changes`: continue with the current data, tokenizer, functions and package, and record that. Raises
+    ConfigError if the config is not the run's or holds a secret, and if the run's files are missing or changed.
     """
     refuse_secrets(config)
     run = RunDir(config.run_path)
@@ -108,7 +108,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
 
 
 def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
-    """Return the config that a run holds, with overrides, for `freeze`. Raises ConfigError for keys that must stay."""
+    """Return a run's config with overrides, for `freeze`. Raises ConfigError for keys that may not change."""
     there = read_config(run)
     config = with_overrides(there, overrides)
     if config.run_path != there.run_path:
@@ -125,7 +125,7 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
 
 
 def is_over(run: RunDir, config: Config) -> bool:
-    """Tell whether a run is complete, and stays so when it is taken up with `config`: that does not extend it."""
+    """Return whether a run is complete and `config` does not extend it."""
     return run.is_complete() and not _extends(differences(read_config(run), config))
 
 
@@ -173,7 +173,7 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
         find_checkpoint(run, check_hashes=False)
     if accepts_changes:
         accept_changes(run, now["argv"])
-    # Also a damaged one, and one of a run that was moved.
+    # Also replace a damaged copy, and the copy of a moved run.
     if takes_copy or "copy" not in source:
         write_config(run, config)
     else:
@@ -187,7 +187,7 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
 
 
 def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
-    """List the changes that the run may not take, a line each; "" without any."""
+    """List the changes that the run does not allow, one line each; "" for none."""
     keys = [] if _never_trained(run) else [key for key in changed if not may_change(key)]
     return "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
 
@@ -239,9 +239,9 @@ def take_snapshot(run: RunDir, config: Config, folder: Path) -> dict[str, Any]:
 
 
 def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError where the run's copy is damaged, or the user has changed functions that it holds.
+    """Raise ConfigError if the run's copy is damaged, or the user has changed functions in it.
 
-    Another installed package is no error: the run goes on with its copy, and says so.
+    Another installed package is no error: the run continues with its copy, and says so.
     """
     digest = source.get("copy")
     if digest is None or runs_from_copy():  # begun before there were copies; a link, whose start has looked
@@ -270,7 +270,7 @@ def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folde
 def git_state(checkout: Path) -> tuple[dict[str, Any] | None, str]:
     """Return commit and dirty flag of the package's checkout, and its diff to that commit without secrets.
 
-    None and "" where it is no checkout. Where git does not answer in time, commit or flag are None.
+    Returns None and "" if it is no checkout. If git does not answer in time, commit or flag are None.
     """
     deadline = time.monotonic() + _GIT_DEADLINE_S
 

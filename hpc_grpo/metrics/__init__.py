@@ -1,1 +1,1 @@
-"""Metrics: how they are reduced to numbers, timed, and written to files, services and the console."""
+"""Metrics: their reductions, their timing, and their output to files, services and the console."""

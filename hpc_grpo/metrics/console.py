@@ -80,14 +80,14 @@ class ConsoleSink:
 
 
 def plain_line(record: StepRecord) -> str:
-    """Return one line for a log: place in the run, the numbers a reader looks for first, and where the time went."""
+    """Return one line for a log: the position in the run, the most important numbers, and the times of the phases."""
     line = " ".join([_position(record), *(f"{label} {value}" for label, value in _headline(record))])
     shares = " ".join(f"{name} {share:.0%}" for name, share in _time_shares(record.metrics).items())
     return f"{line} | {shares}" if shares else line
 
 
 def _headline(record: StepRecord) -> list[tuple[str, str]]:
-    """Return the few numbers of a step that are shown, as (label, text), without those it does not have."""
+    """Return the main numbers of a step, as (label, text), without missing ones."""
     metrics = record.metrics
     # The policy loss of GRPO is near zero by construction and tells nothing; SFT has no other number.
     quality = ("reward", REWARD, "{:.3f}".format) if REWARD in metrics else ("loss", "loss/policy", "{:.4f}".format)

@@ -1,6 +1,6 @@
-"""Metrics of an eval: pass@k, rewards and lengths with confidence intervals, of the whole set and by source.
+"""Metrics of an eval: pass@k, rewards and lengths with confidence intervals, for the whole set and for each source.
 
-Pure functions of what was graded. A metric of your own is a function from `EvalGroup`s to numbers (`eval.metrics`).
+Pure functions of graded completions. Your own metric is a function from `EvalGroup`s to numbers (`eval.metrics`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WITH_INTERVAL = re.compile(r"pass@\d+|reward_mean|tokens_mean")
 
 @dataclass(frozen=True)
 class EvalGroup:
-    """An eval prompt with its graded completions; tuples have length n, `eval.num_samples`.
+    """An eval prompt with its graded completions. Tuples have length n, `eval.num_samples`.
 
-    `fields` are the columns of the data set, the reference among them as `answer`. Where the reward failed,
-    `is_graded` is False and `rewards` and `solved` say nothing.
+    `fields` are the columns of the data set, with the reference as `answer`. If the reward failed, `is_graded` is
+    False, and `rewards` and `solved` are meaningless.
     """
 
     prompt: str
@@ -42,7 +42,7 @@ class EvalGroup:
 
 
 EvalMetric = Callable[[Sequence[EvalGroup]], Mapping[str, float]]
-"""Makes numbers, by their names, of prompts whose reward did not fail: all of a set, and those of each source."""
+"""Computes named numbers from prompts whose reward did not fail: all of a set, and those of each source."""
 
 
 def eval_metrics(
@@ -50,10 +50,10 @@ def eval_metrics(
 ) -> dict[str, float]:
     """Measure a set as `pass@k`, `reward_mean`, `tokens_mean`, `failed_fraction`, and by the user's `own` metrics.
 
-    The first three have 95% intervals, `NAME_low` to `NAME_high`. pass@k and rewards leave out the prompts whose reward
-    failed, and are absent where no prompt is left; `failed_fraction` is the share of those prompts. With several
-    sources, each metric comes again for each source, as `NAME/SOURCE`. Raises ConfigError for an `own` metric that
-    breaks its contract.
+    The first three have 95% intervals, `NAME_low` to `NAME_high`. pass@k and rewards leave out prompts whose reward
+    failed, and are missing if no prompt is left; `failed_fraction` is the share of these prompts. With several sources,
+    each metric also exists for each source, as `NAME/SOURCE`. Raises ConfigError for an `own` metric that breaks its
+    contract.
     """
 
     def measured(part: Sequence[EvalGroup]) -> dict[str, float]:
@@ -71,12 +71,12 @@ def eval_metrics(
 def paired_differences(
     before: Sequence[EvalGroup], after: Sequence[EvalGroup], settings: EvalConfig
 ) -> dict[str, float]:
-    """Measure how far two models are apart on the same prompts, `after` minus `before`, with 95% intervals.
+    """Measure the difference of two models on the same prompts, `after` minus `before`, with 95% intervals.
 
-    The metrics are those of `eval_metrics` that have intervals, under the same names. Where the reward of either model
-    failed, a prompt has no pass@k and no reward. Empty where the prompts are not the same.
+    The metrics are those of `eval_metrics` with intervals, under the same names. A prompt has no pass@k and no reward
+    if the reward of either model failed. Returns {} if the prompts differ.
     """
-    # As text: NaN, as columns have it for nothing, is not equal to itself.
+    # Compare text: NaN, which stands for missing values, does not equal itself.
     if [repr(group.fields) for group in before] != [repr(group.fields) for group in after]:
         return {}
     scores = [[_scores(group, settings) for group in pair] for pair in zip(before, after, strict=True)]
@@ -86,7 +86,7 @@ def paired_differences(
 
 
 def bounds_of(name: str) -> tuple[str, str]:
-    """Return the names of the bounds of a metric's interval, whether it has one or not.
+    """Return the names of the bounds of a metric's interval, even for a metric without one.
 
     >>> bounds_of("eval/pass@1/gcd"), bounds_of("lr")
     (('eval/pass@1_low/gcd', 'eval/pass@1_high/gcd'), ('lr_low', 'lr_high'))
@@ -97,7 +97,7 @@ def bounds_of(name: str) -> tuple[str, str]:
 
 
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
-    """Estimate, without bias, the chance that at least one of `k` completions solves the prompt.
+    """Estimate without bias the probability that at least one of `k` completions solves the prompt.
 
     `1 - C(n - c, k) / C(n, k)` for n samples of which c are solved (Chen et al. 2021, arXiv:2107.03374, eq. 1).
     """
@@ -106,16 +106,16 @@ def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
 
 
 def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, float]:
-    """Return the 95% interval of the mean of prompts' own shares, each in [0, 1].
+    """Return the 95% interval of the mean of prompts' shares, each in [0, 1].
 
-    Wilson's score interval (1927, J. Am. Stat. Assoc. 22) with an effective number of draws in the place of n:
+    Wilson's score interval (1927, J. Am. Stat. Assoc. 22) with an effective number of draws instead of n:
 
         (p + z^2 / 2n -+ z * sqrt(p * (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),   n = p * (1 - p) / (V / N)
 
-    p is the mean and V the variance of the N shares: completions of one prompt are alike, and count as few draws where
-    they are (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). n is at most N * `max_draws`, the independent draws
-    behind a share, and N where all shares are 0 or all are 1. It holds for few prompts and for shares near 0 and 1,
-    where the bootstrap promises too much (Bowyer et al. 2025, arXiv:2503.01747).
+    p is the mean and V the variance of the N shares. Completions of one prompt are similar, so they count as fewer
+    draws (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). n is at most N * `max_draws`, the independent draws
+    behind a share. If all shares are 0, or all are 1, n is N. The interval is valid for few prompts and for shares near
+    0 and 1, where the bootstrap is too narrow (Bowyer et al. 2025, arXiv:2503.01747).
     """
     p, num_prompts = fmean(shares), len(shares)
     n = float(num_prompts * (max_draws if 0.0 < p < 1.0 else 1))
@@ -127,9 +127,9 @@ def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, 
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of prompts' own means, m -+ z * s / sqrt(N); needs two prompts.
+    """Return the 95% interval of the mean of prompts' means, m -+ z * s / sqrt(N). Needs two prompts.
 
-    Prompts are the unit that is drawn: completions of one prompt are a cluster (Miller 2024, arXiv:2411.00640, sec. 2).
+    Prompts are the unit of sampling: completions of one prompt form a cluster (Miller 2024, arXiv:2411.00640, sec. 2).
     """
     half = _Z * math.sqrt(variance(values) / len(values))
     return fmean(values) - half, fmean(values) + half
@@ -142,8 +142,9 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
 
         d' -+ z * sqrt((S + 1) / (N + 2) - d'^2) / sqrt(N + 2),   d' = sum(d) / (N + 2)
 
-    S is the sum of the squares. It holds for few prompts, and where no prompt tells the models apart. Where one prompt
-    in a hundred differs, always one way, it holds the truth in 86 of 100 cases of 200 prompts: a little short.
+    S is the sum of the squares. The interval is valid for few prompts, and if no prompt distinguishes the models. If
+    one prompt in a hundred differs, always in one direction, it covers the truth in 86 of 100 cases of 200 prompts: too
+    few.
     """
     n = len(differences) + 2
     middle = sum(differences) / n
@@ -153,7 +154,7 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def _scores(group: EvalGroup, settings: EvalConfig) -> dict[str, float]:
-    """Return a prompt's own values by metric: without a grade, its length alone."""
+    """Return a prompt's values by metric; only its length if it has no grade."""
     lengths = {"tokens_mean": fmean(group.num_tokens)}
     if not group.is_graded:
         return lengths
@@ -165,7 +166,7 @@ def _scores(group: EvalGroup, settings: EvalConfig) -> dict[str, float]:
 def _means(
     rows: Sequence[Mapping[str, float]], interval_of_shares: Callable[[Sequence[float], int], tuple[float, float]]
 ) -> dict[str, float]:
-    """Average each metric over the prompts that have it, with its interval; pass@k are shares."""
+    """Average each metric over the prompts that have it, with its interval. pass@k are shares."""
     metrics: dict[str, float] = {}
     for name in sorted({name for row in rows for name in row}):
         values = [row[name] for row in rows if name in row]

@@ -1,6 +1,6 @@
-"""Profile a process over some steps: a trace of what torch ran, and where its Python thread spent its time.
+"""Profile a process over some steps: a trace of torch's operations, and the time of its Python thread.
 
-Both see the thread that starts them, which must be the one that works and that stops them.
+Both record the thread that starts them. It must be the thread that works, and that stops them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class StackProfile:
         self._profiler.start()
 
     def stop(self) -> bytes:
-        """End it; return a page of HTML that needs nothing else."""
+        """Stop. Return a self-contained HTML page."""
         self._profiler.stop()
         # The page would ask the network for a font.
         return str(self._profiler.output_html()).replace("<head>", f"<head>{_NO_NETWORK}", 1).encode()
 
 
 class TorchTrace:
-    """Records every operation of torch in this thread and in the backward passes that it asks for; on a GPU kernels."""
+    """Records every torch operation of this thread and of its backward passes; on a GPU also kernels."""
 
     def __init__(self) -> None:
         import torch
@@ -41,7 +41,7 @@ class TorchTrace:
         self._profile.start()
 
     def stop(self) -> bytes:
-        """End it; return the trace as Chrome's JSON, compressed by gzip, as Perfetto reads it."""
+        """Stop. Return the trace as Chrome's JSON, compressed by gzip, for Perfetto."""
         self._profile.stop()
         with tempfile.NamedTemporaryFile(suffix=".json.gz") as file:
             self._profile.export_chrome_trace(file.name)

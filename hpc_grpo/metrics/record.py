@@ -1,4 +1,4 @@
-"""The record of one step, which the driver gives to every sink, and the phases of its time."""
+"""The record of one step, which the driver gives to every sink, and the phases of the step's time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepRecord:
 
 
 def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of a step by phase, without what is no phase: the step's own, and those left of the run.
+    """Return the seconds of a step by phase, without the step's total and the run's remaining time.
 
     >>> phase_seconds({"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lr": 0.1})
     {'train': 3.0}

@@ -1,4 +1,4 @@
-"""Typed metrics: how values of microbatches become one in a learner, and those of all ranks one in the driver."""
+"""Typed metrics: a learner reduces values over microbatches, the driver reduces values over ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Max:
 
 @dataclass(frozen=True)
 class EffectiveSampleSize:
-    """Kish's effective size of a weighted sample, as a share of its `count`: 1.0 where all weights are equal.
+    """Kish's effective size of a weighted sample, as a share of its `count`: 1.0 if all weights are equal.
 
     (sum w)^2 / (count * sum w^2); `total` and `squares` are the two sums.
     """

@@ -20,15 +20,15 @@ IN_ENVIRONMENT: Measures = {
     "episode/observed_tokens": lambda episode, text: sum(len(turn.context_ids) for turn in episode.turns[1:]),
     "episode/failed_fraction": lambda episode, text: bool(episode.failure),
 }
-"""Those of an episode with an environment, beside the environment's own."""
+"""Measures of an episode with an environment, besides the environment's own."""
 
 
 def measure(
     episodes: Sequence[Episode], texts: Sequence[str], *, in_environment: bool = False
 ) -> dict[str, tuple[float, ...]]:
-    """Measure a group, each measure `[G]`, in the grader's process: the driver sees neither tokens nor texts.
+    """Measure a group, each measure `[G]`, in the grader's process: the driver has neither tokens nor texts.
 
-    An environment's own metric is `episode/NAME`, 0.0 in an episode without it.
+    An environment's own metric is `episode/NAME`; it is 0.0 in an episode without it.
     """
     measures = {
         name: tuple(float(of(episode, text)) for episode, text in zip(episodes, texts, strict=True))
@@ -42,9 +42,9 @@ def measure(
 def rollout_metrics(
     grades: Sequence[GroupGrades], policy_version: int, judged_by: EvalConfig, sources: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Average over all rollouts of a step. Lag counts optimizer steps, from `policy_version` of the learner.
+    """Average over all rollouts of a step. Lag counts optimizer steps from `policy_version`, the learner's.
 
-    `sources` are the groups' own, where the run has several. Each source that the step has gets its own quality, as
+    `sources` are the groups' sources, if the run has several. Each source in the step gets its quality metrics, as
     `NAME/SOURCE`, and `data/prompts/SOURCE` counts its groups.
     """
     lags = [policy_version - own for grade in grades for own in grade.mean_policy_versions if own >= 0]
@@ -67,10 +67,10 @@ def rollout_metrics(
 
 
 def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
-    """Tell of each rollout `[G]` whether it solves its prompt: whether the reward that decides is high enough.
+    """Return for each rollout `[G]` whether it solves its prompt: whether the deciding reward is high enough.
 
-    That is `eval.reward`, or correctness, where the prompt's source has it, else the first reward, else (a distillation
-    may have none) 0. The result says nothing of a group that no reward scored.
+    The deciding reward is `eval.reward`, or correctness, if the prompt's source has it. Otherwise it is the first
+    reward, and without rewards (distillation) 0. The result is meaningless for a group without a score.
     """
     parts, name = grades.reward_parts, judged_by.reward or "correctness"
     of_name = (values for label, values in parts.items() if label.partition("#")[0] == name)
@@ -79,14 +79,14 @@ def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
 
 
 def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, float]:
-    """Measure how well some groups did.
+    """Measure the quality of some groups.
 
-    `reward/mean` and `reward/solved_fraction` are means over all completions that were scored, as in evals: those that
-    `rollout.mask_truncated` masks too. `reward/invalid_fraction` counts the rollouts that are masked, or that no reward
-    scored; `reward/over_budget_fraction` those that used up the budget of a reward, or crashed it, and have the
-    score that lowers their sum of rewards most.
-    `reward/zero_variance_fraction` is the share of groups whose valid rewards are all equal: they teach nothing.
-    An environment's own metric is the mean over the rollouts in environments, where it is 0 if an episode has none.
+    `reward/mean` and `reward/solved_fraction` are means over all scored completions, as in evals. They include
+    completions masked by `rollout.mask_truncated`. `reward/invalid_fraction` is the share of rollouts that are masked
+    or have no score. `reward/over_budget_fraction` is the share that used up a reward's time limit, or crashed it, and
+    so has the score that lowers the total reward most. `reward/zero_variance_fraction` is the share of groups whose
+    valid rewards are all equal, so that their advantages are 0. An environment's own metric is the mean over rollouts
+    in environments; episodes without the metric count as 0.
     """
     valid = [[reward for reward, ok in zip(grade.rewards, grade.valid, strict=True) if ok] for grade in grades]
     return {
@@ -109,10 +109,10 @@ def _measured(name: str, grades: Sequence[GroupGrades]) -> Iterator[float]:
 
 
 def selection_metrics(num_sampled: int, num_passed_over: int, dropped: Sequence[GroupGrades]) -> dict[str, float]:
-    """Count the groups of a step, and those that were sampled and dropped by the reason.
+    """Count the groups of a step, and the sampled groups that were dropped, by reason.
 
-    The reward failed, or the environment did and left fewer than two rollouts; `rollout.mask_truncated` left fewer than
-    two; or all rewards were equal. The mean reward of the latter tells solved prompts from hopeless ones.
+    The reasons: the reward failed; the environment failed, or `rollout.mask_truncated` masked, all but one rollout; or
+    all rewards were equal. The mean reward of the last distinguishes solved prompts from hopeless ones.
     """
     graded = [grades for grades in dropped if sum(grades.is_scored) > 1]
     alike = [grades for grades in graded if sum(grades.valid) > 1]

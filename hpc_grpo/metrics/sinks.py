@@ -1,4 +1,4 @@
-"""Sinks of the driver's metrics, a record per step: metrics.jsonl; W&B, TensorBoard and the console beside it."""
+"""Sinks of the driver's metrics, one record per step: metrics.jsonl, W&B, TensorBoard and the console."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MetricSink(Protocol):
 
 
 def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
-    """Open the sinks of `config`, metrics.jsonl first, so that no other one can keep a line from it."""
+    """Open the sinks of `config`. metrics.jsonl comes first, so that no other sink can keep a line from it."""
     first, others = JsonlSink(run_dir.metrics), list[MetricSink]()
     if (mode := wandb_mode(config.metrics)) is not None:
         others.append(WandbSink(config, run_dir, mode))
@@ -77,7 +77,9 @@ def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
 
 
 class RenamingSink:
-    """Prints what has a name in another system, and gives other sinks that name; metrics.jsonl always has ours."""
+    """Renames metrics for other sinks to another system's names, and prints the renamed ones. metrics.jsonl keeps
+    ours.
+    """
 
     def __init__(self, sinks: Sequence[MetricSink], names: Mapping[str, str]) -> None:
         self._sinks, self._names = sinks, names
@@ -121,7 +123,7 @@ class TensorBoardSink:
     """Writes event files below the run directory, one more per attempt; TensorBoard merges them."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        # Imported here: it loads torch and tensorboard, which only those who ask for it should pay.
+        # Imported here, because torch and tensorboard are slow to load.
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(run_dir.tensorboard))
@@ -136,7 +138,7 @@ class TensorBoardSink:
 
 
 def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) -> Mode | None:
-    """Decide how to run W&B, None for not at all; where it is off by default, print what would turn it on."""
+    """Return W&B's mode, None for no W&B. If it is off by default, print how to turn it on."""
     configured, wished = metrics.wandb.get("mode"), environ.get("WANDB_MODE")
     if configured == "disabled" or wished == "disabled":
         return None
@@ -153,7 +155,7 @@ def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) 
 
 
 def _is_logged_in(environ: Mapping[str, str]) -> bool:
-    """Tell whether `wandb login` has left a key for W&B's server, or for WANDB_BASE_URL, in ~/.netrc."""
+    """Return whether `wandb login` left a key in ~/.netrc for W&B's server, or for WANDB_BASE_URL."""
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc  # with its port, as W&B writes it
     path = environ.get("NETRC") or f"{environ.get('HOME', '')}/.netrc"
     try:
@@ -228,13 +230,16 @@ class WandbSink:
 
 
 def shared_config(config: Config) -> dict[str, Any]:
-    """Return what others may see of a config: of `launch`, which says how to get at the site, the nodes alone."""
+    """Return the part of a config that others may see: of `launch`, which describes the site, only the nodes."""
     shown = config.model_dump(mode="json", exclude={"launch"})
     return {**shown, "launch": {"num_nodes": config.launch.num_nodes}}
 
 
 def wandb_run_id(run_dir: RunDir) -> str:
-    """Return the W&B run that every attempt continues; a new one where none is known, or the file is damaged."""
+    """Return the id of the W&B run that every attempt continues.
+
+    Makes a new id if none is recorded, or the file is damaged.
+    """
     kept = run_dir.wandb_id.read_text(errors="replace").strip() if run_dir.wandb_id.exists() else ""
     if not _WANDB_ID.fullmatch(kept):
         kept = secrets.token_hex(4)

@@ -13,7 +13,7 @@ _RECENT_STEPS = 20
 
 
 class StepTimer:
-    """Times the named phases of a step; `on_phase` gets each phase that begins, and `BETWEEN` when one ends.
+    """Times the named phases of a step. `on_phase` receives each phase that begins, and `BETWEEN` after a phase.
 
     >>> clock = iter([0.0, 1.0, 3.0, 4.0])
     >>> timer = StepTimer(clock=lambda: next(clock))

@@ -1,4 +1,4 @@
-"""Metrics of what the run's processes use and of the time that nodes take, and which node is slowest."""
+"""Metrics of the processes' resource usage, of the nodes' times, and of the slowest node."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class SlowestNode:
 
 
 def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
-    """Return CPU cores in use, memory and use of GPUs of every process, and the seconds that nodes took.
+    """Return CPU cores, memory and GPU usage of every process, and the seconds of each node.
 
-    A line must not grow with the run. A kind with more than 32 processes has all cores together, the most memory and
-    the mean utilization of GPUs. Of more than 32 nodes, the line has the slowest ones.
+    A line must not grow with the run. For a kind with more than 32 processes it has the sum of cores, the largest
+    memory and the mean GPU utilization. For more than 32 nodes it has the slowest ones.
     """
     sizes = Counter(reading.kind for reading in readings)
     processes: dict[str, list[Usage]] = defaultdict(list)
@@ -91,9 +91,9 @@ def node_seconds(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def slowest_node(steps: Iterable[Mapping[str, float]]) -> SlowestNode | None:
-    """Return the node that took longest over all steps; None of a single node, or of fewer than five such steps.
+    """Return the node that took longest over all steps. None for a single node, or fewer than five steps.
 
-    Of two nodes, the faster one stands in the median's place.
+    With two nodes, the faster node serves as the median.
     """
     totals: dict[str, float] = defaultdict(float)
     median_s, num_steps = 0.0, 0

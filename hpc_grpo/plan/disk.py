@@ -54,7 +54,7 @@ class DiskBudget:
 
     @property
     def is_too_large(self) -> bool:
-        """Tell whether not even the checkpoints and exports have room: the run would wait for space without end."""
+        """Return whether not even the checkpoints and exports have room: the run would wait for space without end."""
         return self.sure_bytes > self.room.num_bytes
 
     @property

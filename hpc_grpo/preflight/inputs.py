@@ -356,7 +356,7 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
 
 
 def _is_importable(name: str, folders: Sequence[str]) -> bool:
-    """Tell whether the job would find a module there or in this Python, without running any of its code.
+    """Return whether the job would find a module there or in this Python, without running any of its code.
 
     A module that is one file may make others as it is imported: those below it are not judged.
     """

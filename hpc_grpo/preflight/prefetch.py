@@ -63,7 +63,7 @@ def items_of(config: Config, working_dir: Path) -> list[Item]:
 
 
 def is_there(place: Path) -> bool:
-    """Tell whether `place` exists, as far as this user may look."""
+    """Return whether `place` exists, as far as this user may look."""
     try:
         return place.exists()
     except OSError:  # below a folder this user may not enter, nor may the job
@@ -76,7 +76,7 @@ def source_of(config: Config, item: Item) -> SourceConfig:
 
 
 def is_generated(path: str) -> bool:
-    """Tell whether a data set is made by a function or a package, and is nowhere until then."""
+    """Return whether a data set is made by a function or a package, and is nowhere until then."""
     return path.startswith(_MADE_HERE) or names_function(path)
 
 

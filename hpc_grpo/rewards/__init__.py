@@ -1,15 +1,15 @@
-"""Rewards: functions of text. The built-ins lie in `builtin/`; `hpc_grpo.registry` finds them by name.
+"""Rewards: functions of text. The built-ins are in `builtin/`; `hpc_grpo.registry` finds them by name.
 
-A built-in is `f(group, settings)`. `group` holds what one prompt brought, `settings` holds `rewards.N.args`, checked
-when the config is loaded. The function yields one score for each completion, in order: `scoring` gives each completion
-a budget. A built-in that asks a server is `async` and returns the list of all scores.
+A built-in is `f(group, settings)`. `group` holds the completions of one prompt. `settings` holds `rewards.N.args`,
+checked when the config is loaded. The function yields one score for each completion, in order; `scoring` limits the
+time of each completion. A built-in that calls a server is `async` and returns the list of all scores.
 
 A user's own reward is `f(prompts, completions, **columns) -> list[float]`, as in TRL: one value per completion for each
 column of the data set. Its `rewards.N.args` are keyword arguments. They replace a column of the same name. It may be
-`async`. Its attribute `prepare` is called once before training, with `rewards.N.args`: it raises ConfigError where the
-reward could not work, and returns what the user should know, or None.
+`async`. Its attribute `prepare` is called once before training, with `rewards.N.args`. `prepare` raises ConfigError if
+the reward cannot work, and returns a note for the user, or None.
 
-This file imports the registry alone: every worker loads it.
+This file imports only the registry: every worker loads it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Group:
     def column(self, name: str, fix: str, *kinds: type) -> Any:
         """Return the row's value of a column.
 
-        Raises ConfigError with `fix` where the data have no such column, or the value is of none of `kinds`: as text,
-        a list or a null would be a reference that no completion meets.
+        Raises ConfigError with `fix` if the column is missing, or its value has none of the types `kinds`. Converting a
+        list or null to text would make a reference that no completion matches.
         """
         if name not in self.fields:
             have = ", ".join(sorted(self.fields)) or "none"
@@ -68,11 +68,11 @@ class Group:
 class BuiltIn:
     """A built-in reward: its function, and the class of its settings.
 
-    `prepare(settings, timeout_s, is_resume)` is called once before training. It raises ConfigError where the reward
-    could not work, and returns what the user should know, or None. `load` imports the reward's libraries and has them
-    read their data, once in each worker: that time must not count against a completion. `runs_here` is False where
-    completions are run in processes with limits of their own: no budget of processor time then. `least` and `most`
-    bound its scores: a completion over its budget gets the one that its weight makes the worse.
+    `prepare(settings, timeout_s, is_resume)` is called once before training. It raises ConfigError if the reward cannot
+    work, and returns a note for the user, or None. `load` imports the reward's libraries and their data, once in each
+    worker: this time must not count for a completion. `runs_here` is False if completions run in other processes with
+    their own limits; then there is no limit of processor time here. `least` and `most` bound its scores: a completion
+    over its limit gets the bound that lowers the weighted reward.
     """
 
     name: str
@@ -119,10 +119,10 @@ def score(
     timeout_s: float = 10.0,
     completion_s: float = 1.0,
 ) -> list[float]:
-    """Score completions of one row by a built-in: for a reward of your own that builds on one.
+    """Score completions of one row by a built-in. A user's own reward may build on one with this function.
 
-    `args`, `timeout_s` and `completion_s` are those of `rewards.N`. Threads score one after the other. Raises
-    ConfigError for settings and data that the built-in refuses, ScoringError where it fails.
+    `args`, `timeout_s` and `completion_s` are those of `rewards.N`. Calls from threads run one after the other. Raises
+    ConfigError for settings and data that the built-in refuses, ScoringError if it fails.
 
     >>> score("math", ["It is 4.", "It is 5."], {"answer": "4"})
     [1.0, 0.0]

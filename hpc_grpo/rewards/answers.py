@@ -1,15 +1,14 @@
-r"""Finds the answer in a completion, and judges the pairs that need no algebra: plain numbers and words.
+r"""Finds the answer in a completion, and compares answers that need no algebra: plain numbers and words.
 
-Everything is one linear pass and every number is bounded in length: completions are written by a model in
-training, which sooner or later emits ten thousand nines. What is left, mathematical notation, is judged by the library
-math-verify 0.9 (`symbolic`), which is better at it than any parser of ours.
+Everything is one linear pass, and every number has a length limit: a model in training sooner or later writes ten
+thousand nines. The library math-verify 0.9 judges mathematical notation (`symbolic`), better than any parser of ours.
 
-Two things stay ours. *Finding the answer*: math-verify's patterns take 7 s for a completion of 20,000 blanks, and it
-takes an answer from elsewhere in the text where the box is empty. *Plain numbers and words*: exact, 40 times as fast,
-and right where it is not. It takes 1.5e3 for 1.5·e·3 and `1 000` for 0, +7 and a plain `Paris` for wrong where they
-stand in a text, 42e9999 for 42, and 0.333333 for 1/3.
+Two things remain ours. *Finding the answer*: math-verify's patterns take 7 s for a completion of 20,000 blanks, and use
+an answer elsewhere in the text if the box is empty. *Plain numbers and words*: ours is exact, 40 times as fast, and
+right where math-verify is wrong. math-verify reads 1.5e3 as 1.5·e·3, `1 000` as 0, 42e9999 as 42, and 0.333333 as 1/3.
+In a text it judges +7 and a plain `Paris` wrong.
 
-A completion gives the first of these that it has, behind its thoughts:
+The answer of a completion is the first of these that exists after its thoughts:
 
     \boxed{…}  >  <answer>…</answer>  >  #### …  >  "the answer is …", "Answer: …"  >  its last number, or last line
 """
@@ -32,8 +31,8 @@ _MAX_BETWEEN_BOXES = 40
 _UNSIGNED = r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?"
 _MIXED = r"\d+\s{1,9}(?=\d+\s?/\s?\d)"
 _NUMBER = re.compile(rf"([-+]?)({_MIXED})?({_UNSIGNED})(?:\s*/\s*([-+]?{_UNSIGNED}))?")
-# A sign counts only where it cannot be the minus between two operands: "5-3" ends in 3. A part of a name, of a power or
-# of a product is no number: neither the 2 in H2, x^2 and 2x, nor the 10 in 10^3. A letter may be a unit: 5m.
+# A sign counts only if it cannot be the minus between two operands: "5-3" ends in 3. A part of a name, a power or a
+# product is no number: not the 2 in H2, x^2 or 2x, and not the 10 in 10^3. A letter may be a unit: 5m.
 _NUMBER_IN_TEXT = re.compile(
     rf"(?<![\w^.])(?:(?<![)\]}}])[-+])?(?:{_MIXED})?{_UNSIGNED}(?:\s*/\s*{_UNSIGNED})?"
     r"(?!\s*\^|\.?\d|[eE][-+]?\d|[^\W\d_mgshlLCFKNJWVA](?!\w))"
@@ -81,7 +80,7 @@ _POWERS = {"2": "\u00b2", "3": "\u00b3"}
 
 
 class _Characters(dict[int, str]):
-    """Maps a character to what means the same in ASCII: digits of any script, full width, fractions, spaces."""
+    """Maps a character to its ASCII equivalent: digits of any script, full width, fractions, spaces."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -103,7 +102,7 @@ _CHARACTERS = _Characters(
 
 
 def after_thoughts(completion: str) -> str:
-    """Return what stands behind the last `</think>`, else the whole text: an answer in thoughts is not given.
+    """Return the text after the last `</think>`, or all text. An answer inside thoughts does not count.
 
     >>> after_thoughts("<think>Is it 3?</think>It is 4.")
     'It is 4.'
@@ -125,7 +124,7 @@ def plain_characters(text: str) -> str:
 
 
 def reference_answer(reference: str) -> str:
-    r"""Return the answer in a reference: what follows GSM8K's last `####`, else the last box, else the whole text.
+    r"""Return the answer in a reference: the text after GSM8K's last `####`, else the last box, else the whole text.
 
     >>> reference_answer("She has 40 + 2 = 42 eggs.\n#### 42")
     '42'
@@ -148,7 +147,7 @@ def marked_answer(completion: str) -> str | None:
 
 
 def given_answer(completion: str) -> str | None:
-    r"""Return the marked answer, else what the last "the answer is" or "Answer:" announces; None where neither is.
+    r"""Return the marked answer, else the text after the last "the answer is" or "Answer:"; None without both.
 
     >>> given_answer("#### Step 2: add\nSo the answer is **42**. Is 43 near?"), given_answer("It is 4.")
     ('42', None)
@@ -160,7 +159,7 @@ def given_answer(completion: str) -> str | None:
 
 
 def final_answer(completion: str, reference: str) -> str:
-    r"""Return the answer of a completion, in the form that `reference` has: a number, several lines, or one line.
+    r"""Return the answer of a completion, in the form of `reference`: a number, several lines, or one line.
 
     >>> final_answer("The GCD of 8 and 12 is **4**.", "6"), final_answer("So it is Paris.", "Rome")
     ('4', 'Paris')
@@ -183,9 +182,9 @@ def final_answer(completion: str, reference: str) -> str:
 
 
 def _text_of_lines(text: str, num_paragraphs: int, is_marked: bool) -> str:
-    """Return an answer of several lines: the last block in fences, all that is marked, or so many paragraphs.
+    """Return an answer of several lines: the last fenced block, else all marked text, else `num_paragraphs` paragraphs.
 
-    Those are the first ones that "the answer is" announces, else the last ones.
+    These are the first paragraphs after "the answer is", or the last ones of the text.
     """
     if blocks := fenced_blocks(text):
         return blocks[-1].content.strip("\n")
@@ -198,9 +197,9 @@ def _text_of_lines(text: str, num_paragraphs: int, is_marked: bool) -> str:
 
 
 def answer_blocks(completion: str, tags: Collection[str]) -> list[str]:
-    """Return the blocks in code fences with one of `tags`; without one those without a tag, else all of the answer.
+    """Return the code blocks with one of `tags`, else the blocks without a tag, else the whole answer.
 
-    A block of another language is no answer: the commands before a program, or the output after it.
+    A block in another language is no answer: it may hold commands or output.
     """
     text = after_thoughts(completion)
     blocks = fenced_blocks(text)
@@ -211,9 +210,9 @@ def answer_blocks(completion: str, tags: Collection[str]) -> list[str]:
 
 
 def announced_answer(text: str) -> str | None:
-    """Return what the last "the answer is" or "Answer:" announces; None where nothing does.
+    """Return the text after the last "the answer is" or "Answer:"; None without one.
 
-    A label may also head the whole solution, so a label counts where a number follows, or no other number does.
+    A label may introduce the whole solution. So it counts only if a number follows it, or no other number does.
 
     >>> announced_answer("Answer: Each has 3. 3 + 4 = 7"), announced_answer("Answer: 7 eggs, not 8")
     (None, '7 eggs')
@@ -239,7 +238,7 @@ def last_line(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a text without the marks around it: bold, quotes, code, dollars, a final dot.
+    """Return a text without surrounding marks: bold, quotes, code, dollars, a final dot.
 
     >>> bare("**$42$**."), bare("`x`"), bare("$1$ and $2$")
     ('42', 'x', '$1$ and $2$')
@@ -252,7 +251,7 @@ def bare(text: str) -> str:
 
 
 def is_same_text(given: str, reference: str) -> bool:
-    """Tell whether two texts are the same but for the marks around them. An empty text is no other's.
+    """Return whether two texts are equal without surrounding marks. An empty text equals no text.
 
     >>> is_same_text("**Yes**.", "Yes"), is_same_text("yes", "Yes"), is_same_text("", "...")
     (True, False, False)
@@ -261,13 +260,13 @@ def is_same_text(given: str, reference: str) -> bool:
 
 
 def _statement(text: str) -> str:
-    """Return a text up to the end of its first sentence, or to a reason: "5, since …", "5, not 6"."""
+    """Return a text up to the end of its first sentence, or up to an explanation: "5, since …", "5, not 6"."""
     end = _STATEMENT_END.search(text)
     return text[: end.start()] if end else text
 
 
 def _stated_number(text: str) -> str:
-    """Return the number that a marked text states, else the text: "5 or 6" and "(5, 6)" state none."""
+    """Return the number in a marked text, or the text if it has no single number: "5 or 6", "(5, 6)"."""
     plain = _without_marks(text)
     stated = plain if re.search(r"\d\s*[,;]|\bor\b", plain) else plain.rpartition("=")[2].strip()
     if parse_number(stated) is not None:
@@ -280,7 +279,7 @@ def _stated_number(text: str) -> str:
 
 
 def _last_number(text: str) -> str:
-    """Return the last number of a text; the notation around it where it is a part of one; else the last line."""
+    """Return the last number of a text, with its notation if it is part of one; else the last line."""
     marked = _without_marks(re.sub(r"\\[()\[\]]|(?<!\\)\$", "\u00a6", text))  # a bar for what delimits notation
     numbers = list(_NUMBER_IN_TEXT.finditer(marked))
     line = bare(_VERB.split(last_line(text))[-1])
@@ -298,7 +297,7 @@ def _last_number(text: str) -> str:
 
 
 def plain_verdict(given: str, answer: str) -> bool | None:
-    r"""Tell whether two answers are equal, where that takes no algebra; None where it does.
+    r"""Return whether two answers are equal; None if that takes algebra.
 
     >>> plain_verdict("3.0", "3"), plain_verdict("Paris.", "London"), plain_verdict(r"\sqrt{8}", r"2\sqrt2")
     (True, False, None)
@@ -344,7 +343,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def stated_number(text: str) -> Fraction | None:
-    """Return the number that a marked answer states; None where it states none, or two.
+    """Return the number in a marked answer; None if there is no number, or more than one.
 
     >>> stated_number("42 eggs"), stated_number("x = 5"), stated_number("5 or 6")
     (Fraction(42, 1), Fraction(5, 1), None)
@@ -353,7 +352,7 @@ def stated_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    r"""Return the last number in `text`; None when there is none, or it is too long to be an answer.
+    r"""Return the last number in `text`; None without one, or if it is too long for an answer.
 
     >>> last_number(r"3 apples and $\frac{4}{6}$ of a pear")
     Fraction(2, 3)
@@ -363,7 +362,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{}` whose braces close, with that of the boxes that it is listed with.
+    r"""Return the content of the last closed `\boxed{}`, with that of other boxes in the same list.
 
     >>> last_boxed(r"\boxed{1}, so \boxed{\frac{1}{2}} and \boxed{3"), last_boxed(r"It is $\boxed{1}$ and $\boxed{2}$.")
     ('\\frac{1}{2}', '1, 2')
@@ -389,10 +388,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_hashes(text: str) -> str | None:
-    """Return the answer behind GSM8K's `####`; None where there is none.
+    """Return the answer after GSM8K's `####`; None without one.
 
-    That is the last line that begins with a number behind the mark, else the last one where the text ends with it:
-    Markdown has headings of four hashes.
+    Uses the last `####` line that begins with a number, else a `####` line at the end of the text. Other lines may be
+    Markdown headings.
 
     >>> after_hashes("#### **42**"), after_hashes("#### Step 2: add\\nIt is 42."), after_hashes("#### 2. Add\\n3")
     ('42', None, None)
@@ -414,7 +413,7 @@ def _last_answer_element(text: str) -> str | None:
 
 
 def _without_marks(text: str) -> str:
-    """Rewrite a number as in prose: no dollars, no separators of thousands, a/b for a fraction."""
+    """Rewrite a number as plain text: without dollars and thousands separators, and with a/b for a fraction."""
     text = text.replace("\\$", "").replace("$", "").replace("\\%", "%")
     text = _POWER_OF_TEN.sub(lambda found: f"e{found[1] or found[2]}", text)
     return _FRACTION.sub(_as_in_prose, _THOUSANDS.sub("", text))

@@ -1,8 +1,8 @@
-"""Finds the code blocks in fences of a Markdown text, by the rules of CommonMark 0.31 (section 4.5).
+"""Finds the fenced code blocks of a Markdown text, by the rules of CommonMark 0.31 (section 4.5).
 
-Fences are paired line by line, in one pass: a closing fence never opens a block. A regular expression that looks for
-two fences pairs the end of one block with the beginning of the next. Beyond CommonMark, an opening fence may stand
-behind prose or `<answer>`, and a closing one before `</answer>`: models write them there.
+Pairs fences line by line, in one pass, so a closing fence never opens a block. A regular expression for two fences
+would pair the end of one block with the start of the next. In addition to CommonMark, an opening fence may follow prose
+or `<answer>`, and `</answer>` may follow a closing one: models write them there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Block:
 def fenced_blocks(text: str) -> list[Block]:
     r"""Return the blocks of a text. A block that is never closed ends with the text, or within a line.
 
-    An opening fence may stand at any depth, as in a list. Its indentation is taken off the lines of its block.
+    An opening fence may have any indentation, as in a list. The block's lines lose this indentation.
 
     >>> fenced_blocks("Run:\n```sh\nls\n```\nand\n~~~Python title=x\nprint(1)\n~~~")
     [Block(tag='sh', content='ls\n'), Block(tag='python', content='print(1)\n')]

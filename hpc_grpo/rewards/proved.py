@@ -1,7 +1,7 @@
 """Connections to an `hpc-grpo reward-server`: each side proves the token before the first request (system/proof.py).
 
-Whoever holds the server's port instead learns neither the token nor a prompt, and its answers are not taken. Such a
-connection goes straight to the server: no proxy could pass the proof on.
+Another process on the server's port learns neither the token nor a prompt, and its answers are refused. The connection
+goes directly to the server, because no proxy could forward the proof.
 """
 
 from __future__ import annotations

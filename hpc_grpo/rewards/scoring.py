@@ -1,11 +1,11 @@
-"""Scores completions by a built-in, one after the other, in a child process: each completion has a budget.
+"""Scores completions by a built-in, one after the other, in a child process: each completion has a time limit.
 
-Runs in a reward worker, or in whatever process calls `hpc_grpo.rewards.score`. The worker forks the child with its
-first call, and again when a completion ended the child. A fork takes milliseconds: the worker has the libraries.
+Runs in a reward worker, or in any process that calls `hpc_grpo.rewards.score`. The worker forks the child at its first
+call, and again after a completion ended the child. A fork takes milliseconds, because the worker has the libraries.
 
-A completion can end its child: by its budget of processor time, its deadline, or a crash. That completion gets the
-lowest score of the reward, and the next child scores the rest. Processor time decides, not the clock: a busy node must
-not change a score. The kernel ends the child, also inside C code, where no alarm of Python's is handled.
+A completion can end its child by its limit of processor time, its deadline, or a crash. That completion gets the
+reward's lowest score, and the next child scores the rest. Processor time decides, not the clock: a busy node must not
+change a score. The kernel ends the child even inside C code, where Python cannot handle an alarm.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from hpc_grpo.section import Section
 
 _MAX_MEMORY_BYTES = 4 << 30
-"""Address space that the child takes beyond the worker's, which may be any: a reward beside `math` may import torch."""
+"""Address space of the child beyond the worker's. The worker's may be large: a reward beside `math` may import
+torch.
+"""
 
 _Kind = Literal["score", "end", "exhausted", "crashed", "raised", "refused", "late"]
 
@@ -79,11 +81,11 @@ class Scorer:
         completion_s: float,
         progress: Callable[[], object] = lambda: None,
     ) -> Scored:
-        """Score a group; calls `progress` whenever a completion is done.
+        """Score a group. Calls `progress` after each completion.
 
-        What may not be a completion's doing is tried once more: a signal, or an exception. A second crash is the
-        completion's. Another second failure is the completion's where most of the group can be scored. Raises
-        ScoringError where most of it cannot, and ConfigError where the reward refuses its data.
+        Signals and exceptions are retried once, because the completion may not be the cause. A second crash counts as
+        the completion's fault. A second failure counts so if most of the group can be scored. Raises ScoringError if
+        most cannot be scored, and ConfigError if the reward refuses its data.
         """
         with self._lock:
             self.load(built_in)
@@ -125,7 +127,7 @@ class Scorer:
     def _messages(
         self, built_in: BuiltIn, settings: Section, group: Group, completion_s: float
     ) -> Iterator[tuple[_Kind, Any]]:
-        """Yield the child's messages; the last one says what ended the scoring."""
+        """Yield the child's messages. The last one says how the scoring ended."""
         connection = self._connection or self._start()
         try:
             connection.send((built_in.name, settings, group, completion_s if built_in.runs_here else None))
@@ -163,7 +165,7 @@ class Scorer:
         return ours
 
     def close(self) -> int:
-        """Kill the child, if there is one; returns its exit status, which is its own if it had begun to end."""
+        """Kill the child, if there is one. Return its exit status, which is its own if it was already ending."""
         child, connection = self._child, self._connection
         self._child = self._connection = None
         if child is None or connection is None:

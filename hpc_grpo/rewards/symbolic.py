@@ -1,7 +1,7 @@
 r"""Compares answers in mathematical notation by math-verify: `\sqrt{8}` and `2\sqrt{2}`, sets, intervals, matrices.
 
-A simplification may never end, or fill the memory: `scoring` gives each completion a budget. math-verify's own deadline
-is an alarm, which Python handles between two bytecodes, and so never in the middle of a power of huge integers.
+A simplification may run forever, or fill the memory, so `scoring` limits each completion. math-verify's own deadline is
+an alarm. Python handles it only between two bytecodes, and so never inside a power of huge integers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _ROOT = re.compile(r"\u221a\s*(\([^()]*\)|\w+)")
 _NEGATIVE_POWER = re.compile(r"\^(-\d+)")
 _SIGNS = str.maketrans({"\u221e": r"\infty ", "\u00b7": r"\cdot "})
 
-# It warns that no alarm of its own is set: the budget is the scorer's.
+# It warns that its alarm is off. `scoring` has the limit.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 
 def are_equal(given: str, answer: str) -> bool:
-    """Tell whether `given` equals `answer`; False where either is no mathematics."""
+    """Return whether `given` equals `answer`; False where either is no mathematics."""
     if max(len(given), len(answer)) > _MAX_CHARACTERS:
         return False
-    # Both are told to be notation, also where a text has no dollars; a box has been taken off already.
+    # Parse both as notation, even without dollars. A box has been removed already.
     found = parse(_as_notation(given), _FROM_NOTATION, parsing_timeout=None)
     wanted = parse(_as_notation(answer), _FROM_NOTATION, parsing_timeout=None)
     return bool(verify(wanted, found, timeout_seconds=None))

@@ -1,1 +1,1 @@
-"""The run directory, the contract between processes: where each file is, who writes it, and how it is read."""
+"""The run directory, through which processes share a run: where each file is, who writes it, and how to read it."""

@@ -1,4 +1,4 @@
-"""`attempt.json`: what an attempt was and how it ended, in words a user can act on."""
+"""`attempt.json`: an attempt and how it ended, described for the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpc_grpo.system.say import not_worth_the_run
 ExitKind = Literal[
     "running", "complete", "resumable", "stopped", "config", "crash", "cancelled", "bringup_failed", "node_lost"
 ]
-"""`running` in the record of an attempt that is over: it was killed before it could say how it ended."""
+"""A finished attempt with `running` in its record was killed before it could write its end."""
 
 NEAR_THE_LIMIT_S = 300.0
 """An attempt that ended no earlier than this before its allocation did was ended by the time limit."""
@@ -25,10 +25,10 @@ NEAR_THE_LIMIT_S = 300.0
 class AttemptRecord:
     """The content of attempt.json. Times are unix seconds; `phases_s` are durations by phase name.
 
-    `first_step` is the step of the checkpoint the attempt started from; `ray_dashboard` an address on the head's
-    loopback, "" without one. `restarts` says why the driver was started again in place, once for each time. `stuck`
-    says why the driver was ended, `late` why other processes were. `signalled` is the first signal to end, "" for none.
-    Of an attempt that was killed, `ended_at` is the last sign of life, if a later job saw it.
+    `first_step` is the step of the checkpoint that the attempt started from. `ray_dashboard` is an address on the
+    head's loopback, "" without a dashboard. `restarts` has a reason for each restart of the driver within the attempt.
+    `stuck` is the reason why the driver was ended, `late` the reasons for other processes. `signalled` is the first
+    stop signal, "" for none. For a killed attempt, `ended_at` is its last sign of life, if a later job saw one.
     """
 
     attempt: int
@@ -56,9 +56,9 @@ class AttemptRecord:
 
     @property
     def was_killed_in_teardown(self) -> bool:
-        """Tell whether an attempt that no longer runs was cancelled, and SIGKILL came before its teardown was over.
+        """Return whether a finished attempt was cancelled and then killed by SIGKILL during its teardown.
 
-        One that lost a node was not: of such a job the queue ends the rest.
+        False for an attempt that lost a node: the queue ends the rest of its job.
         """
         return self.exit_kind == "running" and self.signalled != "" and not self.lost_nodes
 

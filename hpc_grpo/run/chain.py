@@ -1,7 +1,7 @@
-"""`chain.json`: the jobs of a run, as its own jobs and commands wrote them down.
+"""`chain.json`: the jobs of a run.
 
-Written by `hpc-grpo submit`, `resume` and `cancel`, and by each job, which queues others before it holds the run.
-Read by every command: they must not ask the scheduler.
+`hpc-grpo submit`, `resume` and `cancel` write it, and each job does when it queues another job, before it takes the
+run. All commands read it, because they must not query the scheduler.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _OF_A_JOB = frozenset(["time_min", "partition", "account", "gpus_per_node", "cpu
 
 @dataclass(frozen=True)
 class Link:
-    """A job of the run. `successor_of` is the job that queued it, "" for one that the user submitted.
+    """A job of the run. `successor_of` is the job that queued it, "" if the user submitted it.
 
-    `first_step` is the step of the checkpoint it started from; None until it has started. `output` is the file that
-    its output goes to; "" until it has started, and where the queue did not say.
+    `first_step` is the step of the checkpoint that the job started from; None before its start. `output` is the job's
+    output file; "" before its start, and if the queue did not name one.
     """
 
     job_id: str
@@ -39,10 +39,10 @@ class Link:
 
 @dataclass(frozen=True)
 class ChainRecord:
-    """`links` in the order they were queued; `successor` waits for the running one, "" if none does.
+    """`links` are the jobs in the order they were queued. `successor` waits for the running job; "" for none.
 
-    `ended` says why no further link is to come, "" while one may. `slurm` holds what the next link is to ask for, as a
-    `launch.slurm` section with its `num_nodes`: the user may have given the queue other options than the config's.
+    `ended` is the reason why no further job follows; "" while one may. `slurm` is the request of the next job, a
+    `launch.slurm` section with `num_nodes`. It may differ from the config's if the user gave the queue other options.
     """
 
     links: tuple[Link, ...] = ()
@@ -82,7 +82,7 @@ class ChainRecord:
         return replace(self, links=links, successor="" if self.successor in job_ids else self.successor)
 
     def closed_by(self, job_id: str, why: str) -> ChainRecord:
-        """Note why nothing follows a job, unless the user has submitted another one since: then nothing changes."""
+        """Record why no job follows this one. If the user has submitted another job since, nothing changes."""
         behind = self.followers(job_id)
         others = [link.job_id for link in self.links if link.job_id not in behind]
         return replace(self, successor="", ended=why) if not others or others[-1] == job_id else self
@@ -93,19 +93,19 @@ class ChainRecord:
         return self.successor if link is not None and link.successor_of == job_id else ""
 
     def followers(self, job_id: str) -> tuple[str, ...]:
-        """Return the jobs queued behind one, in order: several where all were queued at once."""
+        """Return the jobs queued behind a job, in order: several if all were queued at once."""
         behind = next((link.job_id for link in reversed(self.links) if link.successor_of == job_id), "")
         return (behind, *self.followers(behind)) if behind else ()
 
     def begun_behind(self, job_id: str) -> str:
-        """Return the last of the jobs behind one that has begun, "" if none has."""
+        """Return the last started job behind a job, "" if none has started."""
         begun = [link.job_id for link in self.links if link.first_step is not None]
         return next((follower for follower in reversed(self.followers(job_id)) if follower in begun), "")
 
     def queued_instead(self, job_id: str, successor_of: str) -> str:
-        """Return the job queued after `successor_of` in place of one that the record does not know, "" if none was.
+        """Return the job queued after `successor_of` that the record has instead of `job_id`; "" for none.
 
-        A full disk keeps a job out of the record for as long as the link lives that queued it.
+        On a full disk, a job is missing in the record until the job that queued it ends.
         """
         is_known = not successor_of or self.link(job_id) is not None
         return "" if is_known else next(iter(self.followers(successor_of)), "")
@@ -116,17 +116,17 @@ class ChainRecord:
         return self.links[users_own[-1] :] if users_own else self.links
 
     def links_before(self, job_id: str, successor_of: str) -> tuple[Link, ...]:
-        """Return the links since the user's last one that came before a job; none before the user's own.
+        """Return the jobs queued before a job, back to the user's last submission; () for the submission itself.
 
-        That one may start before it is in the record, behind an earlier chain.
+        A submitted job may start before the record has it, behind an earlier chain.
         """
         return tuple(takewhile(lambda link: link.job_id != job_id, self.since_the_user())) if successor_of else ()
 
 
 def stalled(first_steps: Sequence[int | None], newest: int) -> int:
-    """Count the latest links in a row that ended without a newer checkpoint than they started from.
+    """Count the latest jobs in a row that ended without a newer checkpoint than they started from.
 
-    A None is a link that ended before it could say where it started.
+    None stands for a job that ended before it recorded its start.
 
     >>> stalled([0, 4, 4, None], newest=4)
     3

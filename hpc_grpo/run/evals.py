@@ -1,6 +1,6 @@
-"""An eval apart from training: its config, and the folder in which `hpc-grpo eval` and `sample` start its driver.
+"""An eval apart from training: its config, and the folder that `hpc-grpo eval` and `sample` give to its driver.
 
-The config is that of a run, or of a model alone, without what training needs. The folder is laid out as a run's.
+The config is that of a run without the training keys, or that of a model alone. The folder has the layout of a run.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def new_eval_dir(parent: Path) -> RunDir:
 
 
 def config_of_model(path: str, data: str) -> Config:
-    """Return the config of a model that no run knows: defaults, with one engine on a node."""
+    """Return a config for a model without a run: the defaults, with one engine on a node."""
     sections = {"run": {"name": "eval"}, "model": {"path": path}, "data": {"train": {"path": data}}}
     return Config.model_validate({**sections, "engine": {"engines_per_node": 1}, "train": {"total_steps": 1}})
 
@@ -95,9 +95,9 @@ def with_model(config: Config, path: str) -> Config:
 
 
 def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mapping[str, Any]] = ()) -> Config:
-    """Return the config of an eval of `model`, in `folder`, on the sources in `data`, or on the run's own eval sets.
+    """Return the config of an eval of `model`, in `folder`, on the sources in `data`, or on the run's eval sets.
 
-    The engines and the sampling stay those of `config`. Raises ConfigError where there is nothing to evaluate on.
+    Keeps the engines and the sampling of `config`. Raises ConfigError if there is no data to evaluate on.
     """
     values = config.model_dump(mode="json")
     of_data = values["data"]
@@ -109,7 +109,7 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     sets = [each for each in (of_data["eval"], *of_data["eval_sets"].values()) if each]
     if not sets and not of_data["held_out"]:
         raise ConfigError("The run has no eval set (data.eval, data.held_out): name a data set with --data PATH.")
-    if not of_data["held_out"]:  # nothing else is read of data.train, and its rewards are not needed
+    if not of_data["held_out"]:  # The eval reads nothing else of data.train, so its rewards are not needed.
         of_data["train"] = {key: value for key, value in sets[0].items() if key not in _OF_SETS}
     of_data["cache_dir"] = str(config.cache_path)
     values |= _NO_TRAINING
@@ -126,7 +126,7 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
 def sample_config(config: Config, folder: RunDir, model: str, prompts: str, source: str | None) -> Config:
     """Return the config that samples the file `prompts` (with the column `prompt`), with the template of a source.
 
-    The default source is the first one of data.train. Raises ConfigError where none has that name.
+    The default source is the first of data.train. Raises ConfigError if no source has the given name.
     """
     sources = {each.name or key: each for key, each in config.data.sources(for_eval=False)}
     chosen = source or next(iter(sources))

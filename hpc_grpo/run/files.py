@@ -1,10 +1,10 @@
-"""Files that processes share: published atomically, read although a crash cut them, waited for on a full disk.
+"""Files shared by processes: published atomically, readable after a crash, and waiting if a disk is full.
 
-Every file and folder of a run directory is written through here, by one writer at a time. A reader sees the old content
-or the new one. JSONL files are append-only, and readers skip a line that is cut short.
+All files and folders of a run directory are written with these functions, by one writer at a time. A reader sees the
+old content or the new one. JSONL files are append-only, and readers skip an incomplete line.
 
-A power cut or a bad disk may still empty, cut or change a file. Records (`write_record`) carry a digest of their
-content: a damaged one reads as missing. A record that no other file could restore has a copy beside it.
+A power cut or a bad disk may still empty, cut or change a file. Records (`write_record`) contain a digest: a damaged
+record reads as missing. A record that no other file could restore has a copy beside it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 
 def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False) -> None:
-    """Publish `values` with their digest; `keep_copy`: for facts that no other file has."""
+    """Publish `values` with their digest. Use `keep_copy` for facts that no other file has."""
     values = json.loads(json.dumps(values))  # as they are read: its digest sorts keys, and numbers come back as text
     text = json.dumps({**values, _DIGEST: digest_of(values)}, indent=2) + "\n"
     if keep_copy:
@@ -71,9 +71,9 @@ def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False)
 
 
 def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return what `parse` makes of the record at `path`, or of its copy if the record is damaged or gone; else None.
+    """Return `parse` of the record at `path`. If it is damaged or missing, use its copy; return None without a copy.
 
-    `parse` may raise for values that are no such record. Raises OSError for a file that cannot be read.
+    `parse` may raise for values of another format. Raises OSError for a file that cannot be read.
     """
     for candidate in (path, copy_path(path)):
         if (found := _parsed(candidate, parse)) is not None:
@@ -88,7 +88,7 @@ def from_known(record: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
 
 
 def is_damaged(path: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> bool:
-    """Tell whether there is a file at `path`, and it is no whole record."""
+    """Return whether there is a file at `path`, and it is no whole record."""
     return path.exists() and _parsed(path, parse) is None
 
 
@@ -98,7 +98,7 @@ def copy_path(path: Path) -> Path:
 
 
 def digest_of(value: Any) -> str:
-    """Return a digest of JSON values, whatever the order of their keys; of text, as it is."""
+    """Return a digest of JSON values, independent of the order of keys. Text is hashed unchanged."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -131,7 +131,10 @@ def drop_torn_line(path: Path) -> None:
 
 
 def staging_path(final: Path) -> Path:
-    """Return where folder `final` is prepared: beside it, as only a rename within a file system is atomic."""
+    """Return the path where folder `final` is prepared.
+
+    It is beside `final`: only a rename within a file system is atomic.
+    """
     return final.with_name(f".{final.name}{_STAGED}")
 
 
@@ -145,7 +148,7 @@ def start_staging(final: Path) -> Path:
 
 
 def publish_dir(final: Path) -> None:
-    """Move the staged folder to `final`, replacing what is there: the same step, trained again after a crash."""
+    """Move the staged folder to `final`. Replaces an existing folder: the same step, trained again after a crash."""
     staging = staging_path(final)
     for file in staging.rglob("*"):
         if file.is_file():
@@ -162,7 +165,7 @@ def publish_dir(final: Path) -> None:
 
 
 def restore_dirs(parent: Path) -> None:
-    """Bring back folders below `parent` whose replacement was killed between its two renames; remove nothing."""
+    """Restore folders below `parent` whose replacement was killed between its two renames. Removes nothing."""
     for retired in parent.glob(f".step_*{_RETIRED}"):
         final = parent / retired.name[1 : -len(_RETIRED)]
         if not final.exists():
@@ -170,7 +173,10 @@ def restore_dirs(parent: Path) -> None:
 
 
 def recover_dirs(parent: Path) -> None:
-    """Repair what processes killed inside `publish_dir` left below `parent`. Only while nothing publishes there."""
+    """Repair folders below `parent` after a process was killed inside `publish_dir`.
+
+    Call it only while nothing publishes there.
+    """
     restore_dirs(parent)
     for pattern in (f".step_*{_RETIRED}", f".step_*{_STAGED}"):
         for leftover in parent.glob(pattern):
@@ -178,10 +184,10 @@ def recover_dirs(parent: Path) -> None:
 
 
 def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0) -> T:
-    """Call `write` until it no longer fails for want of space: a full disk pauses the run instead of ending it.
+    """Call `write` until it no longer fails with a full disk. So a full disk pauses the run instead of ending it.
 
-    `write` is repeated, and its other errors are raised. Only for writes of one process: a collective of several must
-    not fail half-way, so it calls `wait_for_space` first.
+    Other errors of `write` are raised. Use it only for writes of one process: a collective must not fail half-way, so
+    it calls `wait_for_space` first.
     """
     problem = ""
     while True:
@@ -195,7 +201,7 @@ def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0)
 
 @contextlib.contextmanager
 def space_awaited_while(check: Callable[[], None]) -> Iterator[None]:
-    """Call `check` at every turn of a wait for space in the block; it raises where the wait is to end."""
+    """Call `check` regularly while the block waits for disk space. `check` raises to end the wait."""
     token = _CHECK.set(check)
     try:
         yield
@@ -218,7 +224,7 @@ def wait_for_space(
 
 
 def _wait_a_moment(told: str, problem: str, retry_s: float) -> str:
-    """Wait, and say the first time why; return what was said."""
+    """Wait, and print the reason the first time. Return the printed text."""
     if not told:
         say(f"{problem}. The run waits for space; free some, and it goes on.")
     _CHECK.get()()

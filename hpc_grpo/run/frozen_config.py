@@ -1,7 +1,7 @@
-"""The frozen config of a run, `config.yaml`: written with a digest and a copy beside it, read as it was written.
+"""The frozen config of a run, `config.yaml`: written with a digest and a copy beside it, read unchanged.
 
-A YAML file that is cut short is a YAML file with other values. So a damaged file is read from its copy, and an edited
-one is refused: only `hpc-grpo resume` knows what may change. One that another version of this package wrote is for that
+A truncated YAML file is still valid YAML with other values. So a damaged file is replaced by its copy, and an edited
+one is refused: only `hpc-grpo resume` knows which keys may change. A file of another version of this package needs that
 version, of which the run has a copy.
 """
 
@@ -31,10 +31,10 @@ def write_config(run: RunDir, config: Config) -> None:
 
 
 def rewrite_config(run: RunDir, config: Config, changed: Collection[str]) -> None:
-    """Write the config, of which `changed` has changed, with no more keys of ours than it was written with.
+    """Write the config, of which `changed` has changed, without keys that it did not have before.
 
-    Jobs read it with the run's own copy of this package, which refuses keys that came after it. Raises ConfigError
-    where one of them has `changed`.
+    Jobs read it with the run's copy of this package, which refuses newer keys. Raises ConfigError if a newer key has
+    `changed`.
     """
     values = config.model_dump(mode="json")
     path = next(filter(_is_as_written, (run.config, copy_path(run.config))), None)
@@ -42,19 +42,19 @@ def rewrite_config(run: RunDir, config: Config, changed: Collection[str]) -> Non
         written = yaml.safe_load(_text(path))
         if new := [key for key in changed if _is_new(key, config, written)]:
             raise ConfigError(
-                f"The run goes on with its own copy of hpc-grpo, {run.source_dir}, which came before {', '.join(new)} "
-                f"and would refuse that in its job. Leave it out; or take the installed hpc-grpo, and have that "
-                f"recorded: the same command with --accept-changes"
+                f"The run uses its own copy of hpc-grpo, {run.source_dir}, which does not know {', '.join(new)}: "
+                "its job would fail. Remove that key, or switch the run to the installed hpc-grpo: the same "
+                "command with --accept-changes"
             )
         values = _without_new(values, written, changed)
     _write(run, values)
 
 
 def read_config(run: RunDir) -> Config:
-    """Return the config that the run was frozen with, and for `run.root` and `run.name` where the run is now.
+    """Return the run's frozen config, with `run.root` and `run.name` set to the run's current place.
 
-    A config names code to run. Raises ConfigError where another user may write the run, where the config and its copy
-    are damaged, where the config was edited, or where another version has written what this one does not take.
+    A config names code to run. Raises ConfigError if another user may write the run, if the config and its copy are
+    damaged, if the config was edited, or if another version wrote keys that this version does not take.
     """
     refuse_shared(run.path)
     config = _frozen(run)
@@ -66,7 +66,7 @@ def read_config(run: RunDir) -> Config:
 
 
 def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
-    """Map dotted keys whose values differ to (before, now); the items of a list are keys such as rewards.0.name."""
+    """Map dotted keys with different values to (before, now). A list's items are keys such as rewards.0.name."""
     old, new = flat(before.model_dump(mode="json")), flat(now.model_dump(mode="json"))
     return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
 
@@ -92,7 +92,7 @@ def _write(run: RunDir, values: dict[str, Any]) -> None:
 
 
 def _is_new(key: str, config: Config, written: Any) -> bool:
-    """Tell whether a dotted key names a field that the package that has `written` a config did not know."""
+    """Return whether a dotted key names a field that the package that has `written` a config did not know."""
     value: Any = config
     for part in key.split("."):
         if isinstance(value, BaseModel) and isinstance(written, dict):
@@ -109,7 +109,7 @@ def _is_new(key: str, config: Config, written: Any) -> bool:
 def _without_new(now: Any, before: Any, changed: Collection[str], prefix: str = "") -> Any:
     """Return `now` without the keys that neither `before` has nor `changed` names."""
     if isinstance(now, list) and isinstance(before, list):
-        pairs = enumerate(zip_longest(now, before[: len(now)]))  # None: an item that `before` does not have
+        pairs = enumerate(zip_longest(now, before[: len(now)]))  # None marks an item that `before` does not have.
         return [_without_new(item, old, changed, f"{prefix}{position}.") for position, (item, old) in pairs]
     if not (isinstance(now, dict) and isinstance(before, dict)):
         return now
@@ -146,7 +146,10 @@ def _frozen(run: RunDir) -> Config:
 
 
 def _written(run: RunDir, path: Path) -> Config:
-    """Load what a package has written. Raises ConfigError, which says how that package is started, if another did."""
+    """Load a config that some version of the package wrote.
+
+    For another version's, raises ConfigError with how to start it.
+    """
     try:
         return load_resolved(path)
     except ConfigError as error:

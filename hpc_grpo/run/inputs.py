@@ -1,6 +1,6 @@
-"""`inputs.json`: fingerprints of what a run reads besides its config, and changes that were accepted.
+"""`inputs.json`: fingerprints of a run's inputs besides its config, and the changes that the user accepted.
 
-At every start, before anything is trained, the driver compares them with those of the first (data/fingerprint.py).
+At every start, before training, the driver compares the inputs with those of the first start (data/fingerprint.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class InputsRecord:
 
 
 def read_inputs(run: RunDir) -> InputsRecord:
-    """Return the record; an empty one for a run that has not started, or started before there were fingerprints."""
+    """Return the record. It is empty for a run that has not started, or that started before fingerprints existed."""
 
     def parse(values: dict[str, Any]) -> InputsRecord:
         fingerprints = {key: dict(parts) for key, parts in values["fingerprints"].items()}
@@ -48,20 +48,20 @@ def accept_changes(run: RunDir, argv: Sequence[str]) -> None:
 
 
 def refuse_changed(run: RunDir, now: Fingerprints) -> None:
-    """Raise ConfigError for inputs that are not those of the first start, unless the user has accepted that."""
+    """Raise ConfigError for inputs that changed since the first start, unless the user has accepted the change."""
     record = read_inputs(run)
     changed = changed_inputs(record.fingerprints, now)
     if changed and not record.accepting:
         listed = "\n".join(f"  {name}: {before} at the start, {after} now" for name, (before, after) in changed.items())
         raise ConfigError(
-            f"What the run in {run.path} reads has changed since it started:\n{listed}\n"
-            f"Going on would train on a mixture of both. Bring the files back; or, if that is wanted, hand the run in "
-            f"with --accept-changes (train, submit, resume), which records it in {run.inputs.name}."
+            f"The inputs of the run in {run.path} have changed since it started: {listed} Training would mix "
+            "both. Restore the files. To accept the change, add --accept-changes (train, submit, resume), which "
+            f"records it in {run.inputs.name}."
         )
 
 
 def take_inputs(run: RunDir, now: Fingerprints) -> None:
-    """Refuse inputs that have changed (`refuse_changed`), and record those that are new or were accepted."""
+    """Refuse changed inputs (`refuse_changed`), and record new and accepted ones."""
     refuse_changed(run, now)
     record = read_inputs(run)
     changed = changed_inputs(record.fingerprints, now)
@@ -75,7 +75,9 @@ def take_inputs(run: RunDir, now: Fingerprints) -> None:
 
 
 def changed_inputs(before: Fingerprints, now: Fingerprints) -> dict[str, tuple[str, str]]:
-    """Map what differs to (before, now). A key that one side does not name is no change: an eval may be turned on."""
+    """Map each difference to (before, now). A key that only one side has is no change: an eval may be turned on
+    later.
+    """
     changed = {}
     for key in sorted(before.keys() & now.keys()):
         for name in sorted({*before[key], *now[key]}):

@@ -1,7 +1,7 @@
-"""Files of the run directory for processes on nodes that have disks of their own: written and read here, in chunks.
+"""Reads and writes the run directory's files, in chunks, for processes on nodes that do not see it.
 
-Runs on the head, in a Ray actor (driver/actors.py) whose methods may run side by side; learner/head_disk.py is the
-other end. Consumes and returns bytes by name and position, never a whole file.
+Runs in a Ray actor on the head (driver/actors.py); its methods may run concurrently. The other end is
+learner/head_disk.py. Takes and returns bytes by name and position, never a whole file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hpc_grpo.run.checkpoint import FileEntry, hash_files
 from hpc_grpo.run.files import fsync
 
 CHUNK_BYTES = 4 << 20
-"""Of each file two chunks at most are on their way, in Ray's object stores at both ends."""
+"""Size of a chunk. At most two chunks of each file are in transfer, in Ray's object stores at both ends."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Keeper:
     root: Path
 
     def write(self, name: str, offset: int, chunk: bytes) -> None:
-        """Put a chunk where it belongs in a file, which is made where it is missing; repeating it does no harm."""
+        """Write a chunk at its offset, creating the file if needed. Repeating a write does no harm."""
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -38,7 +38,7 @@ class Keeper:
             os.close(descriptor)
 
     def commit(self, sent: FileEntry, final: str) -> None:
-        """Have a file on the disk, as it was `sent`, under its `final` name. Raises HpcGrpoError where it differs."""
+        """Sync a file to the disk and rename it to `final`. Raises HpcGrpoError if it differs from what was `sent`."""
         path = self._path(sent.name)
         os.truncate(path, sent.size)  # an attempt before this one may have left a longer one
         fsync(path)

@@ -14,7 +14,7 @@ _MAX_SENTENCE_CHARS = 300
 
 
 def last_error(text: str) -> str:
-    """Return the last traceback or `error:` message of a log, at most 12 lines of its end; "" without one.
+    """Return the last traceback or `error:` message of a log, at most its last 12 lines; "" without one.
 
     >>> last_error("step 1\\nerror: No data.\\n  in: d.jsonl\\nbye\\n")
     'error: No data.\\n  in: d.jsonl'
@@ -31,7 +31,7 @@ def last_error_in_a_line(text: str) -> str:
     """
     block = _last_block(text)
     if block and block[0].startswith("Traceback"):
-        # From the last exception on: Ray's message holds that of another process before it.
+        # Start at the last exception: Ray's message includes another process's exception before it.
         begins = [index for index, line in enumerate(block) if index and line[:1].strip()]
         named = [index for index in begins if _EXCEPTION.match(block[index])]
         block = block[named[-1] if named else next(iter(begins), len(block)) :]
@@ -41,12 +41,12 @@ def last_error_in_a_line(text: str) -> str:
 
 
 def reason_to_stop(text: str) -> str:
-    """Return the driver's line that says why it stopped early, "" without one."""
+    """Return the line in which the driver says why it stopped early, "" without one."""
     return next((line for line in reversed(text.splitlines()) if line.startswith("Stopping after step ")), "")
 
 
 def _last_block(text: str) -> list[str]:
-    """Return the lines of the last error: its first line, frames, exception, and the rest of its message."""
+    """Return the lines of the last error: its first line, frames, exception, and the rest of the message."""
     lines = text.splitlines()
     starts = [(index, match) for index, line in enumerate(lines) if (match := _START.match(line))]
     if not starts:

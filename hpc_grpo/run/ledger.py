@@ -1,7 +1,7 @@
-"""The ledger: the ordinals that each step used. `python -m hpc_grpo.run.ledger RUN_DIR` checks a run's.
+"""The ledger: the ordinals of each step. `python -m hpc_grpo.run.ledger RUN_DIR` checks a run's ledger.
 
-`ledger.jsonl` is append-only. Steps after the checkpoint that an attempt resumes from are trained again. So a line
-undoes every earlier line of its own step and later ones. What is left is the lineage of the surviving weights.
+`ledger.jsonl` is append-only. After a resume, steps later than the checkpoint are trained again. So a line cancels all
+earlier lines of its step and of later steps. The remaining lines are the history of the current weights.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hpc_grpo.run.paths import RunDir
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """`ordinals` are those that the step used: it trained on them but for `num_dropped`, which were sampled and taught
-    nothing, and `num_passed_over`, which were not sampled.
+    """`ordinals` are all ordinals of the step. Of these, `num_dropped` were sampled but not trained on, and
+    `num_passed_over` were not sampled.
     """
 
     step: int
@@ -32,7 +32,7 @@ class LedgerLine:
 
 
 class Ledger:
-    """Appends a line for every finished step; on disk when `append` returns, since a checkpoint follows it."""
+    """Appends a line for every finished step. `append` returns after a sync, because a checkpoint follows."""
 
     def __init__(self, run_dir: RunDir, attempt: int) -> None:
         self._path = run_dir.ledger
@@ -61,10 +61,10 @@ class Ledger:
 
 @dataclass(frozen=True)
 class LedgerVerdict:
-    """The ordinals, from 0, that the surviving lineage used; `undone` counts steps trained and then undone.
+    """The ordinals, from 0, that the current weights used. `undone` counts steps that were trained and later cancelled.
 
-    `repeated` and `skipped` are ordinals used more than once and not at all; `gaps` are steps without a line. `dropped`
-    and `passed_over` count those used that nothing was trained on.
+    `repeated` ordinals were used more than once, `skipped` never. `gaps` are steps without a line. `dropped` and
+    `passed_over` count ordinals that were used but not trained on.
     """
 
     steps: int
@@ -97,7 +97,7 @@ class LedgerVerdict:
 
 
 def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines of the steps that the newest weights have behind them, by step.
+    """Return the lines of the steps that the newest weights were trained by, in order of steps.
 
     >>> [line.attempt for line in surviving_lineage([LedgerLine(s, a, ()) for s, a in [(1, 1), (2, 1), (2, 2)]])]
     [1, 2]
@@ -115,7 +115,7 @@ def check_ledger(run_dir: RunDir) -> LedgerVerdict:
     lines = []
     for values in read_jsonl(run_dir.ledger):
         step, attempt, ordinals = values.get("step"), values.get("attempt"), values.get("ordinals")
-        # A line that the disk changed is left out, so that its step counts as a gap.
+        # Skip a line that the disk changed: its step becomes a gap.
         if isinstance(step, int) and isinstance(attempt, int) and isinstance(ordinals, list):
             dropped, passed_over = (len(values.get(name, ())) for name in ("dropped", "passed_over"))
             lines.append(LedgerLine(step, attempt, tuple(ordinals), dropped, passed_over))

@@ -1,12 +1,12 @@
-"""Hold a run for one attempt at a time, by a lease: a file that the attempt's supervisor keeps beating.
+"""Hold a run for one attempt at a time, by a lease: a file that the attempt's supervisor renews with beats.
 
-`holder.json` names the attempt that owns the run directory. Another supervisor takes the run over only when the owner
-is gone: its process on this host, or its beat, watched for longer than it ever pauses. So no clocks of different nodes
-are compared. An owner that finds another's name in the file was taken for dead (its node was suspended, say) and ends
-itself. `hpc-grpo status` reads when a run was last alive.
+`holder.json` names the attempt that owns the run directory. Another supervisor takes the run only if the owner is gone.
+The owner is gone if its process on this host is dead, or if its beat pauses longer than any owner's may. The watcher
+measures the pause, so clocks of different nodes are not compared. An owner that finds another name in the file was
+declared dead, for example while its node was suspended, and ends itself. `hpc-grpo status` reads the last beat.
 
-No library's lock does this. Kernel locks do not reach other nodes on every parallel file system; lock files outlive a
-killed owner; neither ends an owner that was replaced.
+No library's lock does this. Kernel locks do not reach other nodes on every parallel file system. Lock files survive a
+killed owner. Neither ends an owner that was replaced.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ _SILENT_S = 4 * BEAT_S
 _RECENT_S = 60.0
 
 _CHECKPOINT_S = 60.0
-"""An owner that was replaced has so long for a last checkpoint, wherever it runs."""
+"""Time for the last checkpoint of a replaced owner."""
 
 _YIELD_S = 90.0
-"""An owner that finds another's name has ended after so long: a beat, its driver's last checkpoint, its teardown."""
+"""Time in which a replaced owner ends: a beat, its driver's last checkpoint, its teardown."""
 
 
 @dataclass(frozen=True)
 class EndedJob:
-    """The job before, over as its queue says. `is_gone`: its processes too, which on a lost node may still live."""
+    """The previous job, which has ended according to its queue.
+
+    `is_gone`: its processes too, which may survive on a lost node.
+    """
 
     job_id: str
     is_gone: bool
@@ -62,19 +65,19 @@ class LockOwner(ProcessIdentity):
         return LockOwner(**process, job_id=job_id, attempt=attempt, beat_at=time.time())
 
     def is_same(self, other: LockOwner | None) -> bool:
-        """Return whether both are one process, whenever it beat."""
+        """Return whether both are the same process, whatever their beats."""
         return other is not None and replace(other, beat_at=self.beat_at) == self
 
 
 def read_lock_owner(run: RunDir) -> LockOwner | None:
-    """Return the attempt that holds the run, or was killed while it did; None if the last one ended properly."""
+    """Return the attempt that holds the run, or that died holding it; None if the last attempt ended properly."""
     return read_record(run.holder, from_known(LockOwner))
 
 
 def refuse_if_held(run: RunDir, sleep: Callable[[float], None] | None = None) -> None:
-    """Raise RunHeldError when an attempt seems to train the run; `RunLock.take` decides.
+    """Raise RunHeldError if an attempt seems to train the run. `RunLock.take` makes the final decision.
 
-    Does not wait, but with `sleep` watches an owner elsewhere for its beat: it may have been killed a moment ago.
+    With `sleep`, watches an owner on another node for its beat: it may have died a moment ago. Otherwise does not wait.
     """
     if (owner := read_lock_owner(run)) is None:
         return
@@ -84,7 +87,7 @@ def refuse_if_held(run: RunDir, sleep: Callable[[float], None] | None = None) ->
 
 
 def abandoned_by(run: RunDir, before: EndedJob | None) -> LockOwner | None:
-    """Return the owner that the killed job before left behind; None if it gave the run up, or may still be alive."""
+    """Return the owner left behind by the killed job `before`; None if it released the run, or may still live."""
     owner = read_lock_owner(run)
     is_left = owner is not None and before is not None and before.is_gone and owner.job_id == before.job_id
     return owner if is_left else None
@@ -155,7 +158,7 @@ class RunLock:
                 return
 
     def beat(self) -> bool:
-        """Write a sign of life. Where another owns the run by now: have this process end, and return False."""
+        """Write a sign of life. If another attempt owns the run: end this process, and return False."""
         with not_worth_the_run(f"The sign of life in {self._run.holder} was not written"):
             other = read_lock_owner(self._run)
             if other is not None and not self._owner.is_same(other):
@@ -174,7 +177,7 @@ def _held(run: RunDir, owner: LockOwner) -> RunHeldError:
 
 
 def _create(path: Path, owner: LockOwner) -> bool:
-    """Write the file unless there is one; a link is made or not, on every file system."""
+    """Create the file unless it exists. Uses a link, which every file system creates atomically."""
     beside = path.with_name(f".{path.name}.{owner.host}.{owner.pid}.{owner.pid_namespace}")
     try:
         write_record(beside, asdict(owner))
@@ -184,9 +187,9 @@ def _create(path: Path, owner: LockOwner) -> bool:
 
 
 def _linked(source: Path, path: Path) -> bool:
-    """Make `path` a link to `source`, unless there is a file; return whether it is one.
+    """Make `path` a link to `source` unless a file exists. Return whether `path` is that link.
 
-    The error alone does not tell: NFS repeats a call whose answer was lost, and answers that the link is there.
+    The error alone is not enough: NFS may repeat a call after a lost answer and report that the link exists.
     """
     try:
         os.link(source, path)

@@ -1,7 +1,7 @@
-"""Refuse folders that another user may write, where what lies in them is code or data of this user's runs.
+"""Refuse folders that another user may write, if they hold code or data of this user's runs.
 
-Checks owner and mode of a folder and of its direct children, not of the folders above. What a member of a group puts in
-the place of a run belongs to that member, and is refused.
+Checks owner and mode of a folder and of its direct children, not of the folders above. If a member of the group
+replaced a run, the run belongs to that member and is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding
                 f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could {holding.risk}. "
                 f"{holding.instead} If you trust that user: export {SHARED_VARIABLE}=1"
             )
-        # In a folder that others cannot enter they reach no child, however a site's default ACL makes them.
+        # Others cannot reach a child of a folder that they cannot enter, even with a site's default ACL.
         if found.st_mode & _OTHERS_WRITE and (path == folder or outer.st_mode & _OTHERS_ENTER):
             raise ConfigError(
                 f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could "
@@ -60,13 +60,13 @@ def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding
 
 
 def keep_others_from_writing(environ: Mapping[str, str] = os.environ) -> None:
-    """Let this process and its children make no file that group or others may write, whatever the shell's umask is."""
+    """Let this process and its children create no file that group or others may write, whatever the umask."""
     if environ.get(SHARED_VARIABLE) != "1":
         os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)
 
 
 def make_private_dir(path: Path) -> None:
-    """Make a folder for secrets, or take the one that is there. Raises ConfigError where it is not the user's alone."""
+    """Create a folder for secrets, or use an existing one. Raises ConfigError if others than the user have access."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=PRIVATE_DIR_MODE)

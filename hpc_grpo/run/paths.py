@@ -26,7 +26,7 @@ class _Inside:
 
 @dataclass(frozen=True)
 class RunDir:
-    """Paths of one run. See the table in docs/run-directory.md for who writes each and what it means."""
+    """Paths of one run. docs/run-directory.md has a table of who writes each file and what it means."""
 
     path: Path
 
@@ -57,7 +57,7 @@ class RunDir:
         return self.slurm_logs / f"{job_id}_0_log.out"
 
     def job_mark(self, job_id: str) -> Path:
-        """Return the file that the first line of a job's script makes, whatever becomes of the lines after it."""
+        """Return the file that the first line of a job's script creates, before anything can fail."""
         return self.slurm_logs / f"{job_id}.began"
 
     def rollouts(self, step: int) -> Path:
@@ -88,7 +88,7 @@ class RunDir:
         return max(numbers, default=0) + 1
 
     def has_config(self) -> bool:
-        """Tell whether the folder is a run's, by its config or the copy of it."""
+        """Return whether the folder is a run's, by its config or the copy of it."""
         return self.config.is_file() or copy_path(self.config).is_file()
 
     def is_complete(self) -> bool:

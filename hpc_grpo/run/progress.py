@@ -1,6 +1,6 @@
-"""A run's progress as its driver writes it: state.json, the last finished step in a few numbers, and metrics.jsonl.
+"""A run's progress, written by its driver: state.json, a summary of the last finished step, and metrics.jsonl.
 
-metrics.jsonl has a line for every step and is only appended to (metrics/sinks.py), so any command may read it.
+metrics.jsonl has a line for every step and is append-only (metrics/sinks.py), so any command may read it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Phase = Literal["starting", "training", "stopped", "complete"]
 
 @dataclass(frozen=True)
 class RunState:
-    """`reward`, `tokens_per_s` and `eta_s` are None until a step has ended; times are Unix seconds.
+    """`reward`, `tokens_per_s` and `eta_s` are None before the first finished step. Times are Unix seconds.
 
-    `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of what a step, without what follows, an eval
-    and a checkpoint take (see driver/schedule.py). `longest_s`: the longest that the driver was in each phase, over all
-    attempts (see run/pulse.py). `slow_node` says which node takes notably longer than the others, "" for none.
+    `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of a step (without eval and save), an eval and
+    a checkpoint (driver/schedule.py). `longest_s` has the driver's longest time in each phase, over all attempts
+    (run/pulse.py). `slow_node` describes a node that is notably slower than the others, "" for none.
     """
 
     step: int
@@ -48,15 +48,15 @@ def write_state(run_dir: RunDir, state: RunState) -> None:
 
 
 def read_state(run_dir: RunDir) -> RunState | None:
-    """Return the last published state; None before the driver's first, and for a damaged one."""
+    """Return the last published state; None before the first one, and if it is damaged."""
     return read_record(run_dir.state, from_known(RunState))
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
-    """Return the surviving line of every step, in ascending order; empty without a file.
+    """Return the surviving line of every step, in ascending order; {} without a file.
 
-    What is no finite number, null above all, reads as NaN. An attempt's first line undoes the same and later steps of
-    the attempts before it.
+    Values that are no finite numbers, such as null, read as NaN. An attempt's first line cancels that step and later
+    steps of earlier attempts.
     """
     lines: dict[int, dict[str, Any]] = {}
     attempt = None

@@ -1,15 +1,15 @@
-"""The pulse of a process of training: what it works on, its signs of progress, and how long it may do without one.
+"""The pulse of a training process: its current work, its signs of progress, and the limit for the time between signs.
 
-Each process publishes one small record in shared memory. The supervisor reads the driver's, each node's agent those of
-its actors (`launch/agent/watch.py` decides who is late). Neither side touches a disk or a lock, so a stalled file
-system is seen and holds nobody up.
+Each process publishes a small record in shared memory. The supervisor reads the driver's record, each node's agent its
+actors' records (`launch/agent/watch.py` decides who is late). Neither side uses a disk or a lock, so a stalled file
+system is noticed and blocks no one.
 
 Only the code that does the work gives a sign, between two pieces of work:
 
-- the driver at a change of phase, and when an actor answers. Any phase that takes far too long is late.
-- a learner after a microbatch, an engine after a step of vLLM, a grader after a group. Only training steps, sampling
-  and grading are limited: the driver waits for everything else.
-- a wait for space on a full disk, and for Ray, gives signs itself.
+- The driver: at a change of phase, and when an actor answers. Every phase has a limit.
+- A learner: after a microbatch. An engine: after a step of vLLM. A grader: after a group. Only training steps, sampling
+  and grading have a limit, because the driver waits for everything else.
+- Waiting for disk space or for Ray gives signs too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PULSES_NAME = "pulses"
 """The folder of the actors' pulses, inside the node's shared memory of the run."""
 
 ASKED_AGAIN = "generate_wait again"
-"""The driver's work after an engine or a grader was replaced: what was lost with it takes its time once more."""
+"""The driver's wait after it replaced an engine or a grader. The lost work takes its time again."""
 
 _STARTS_OF_PHASE = {"resume": 8, "generate_wait": 4, ASKED_AGAIN: 4, "train": 4, "checkpoint": 2, "eval": 8}
 """How many `deadlines.start_s` a phase of the driver may take while its longest time is not known."""
@@ -48,7 +48,7 @@ _DRIVER_FACTOR = 5
 
 _RECORD = struct.Struct("<Qd48s")
 _ENDLESS_SIGNS = 1000
-"""After so many work counts as begun anew: engines may sample without a rest, and no limit would ever be learned."""
+"""After this many signs, work counts as new. Otherwise engines that sample without a break would never give a limit."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Beat:
 class Patience:
     """Limits how long a process may show no progress, in seconds.
 
-    `deadlines_s` by kind of work, `other_s` for work not named there. Work in `repeats` is late sooner: after `factor`
-    times the longest pause that it ever made in the run, but no less than `least_s`. The longest, not the usual:
-    a false alarm costs more than a late one. `extra_s` is added, by kind of work.
+    `deadlines_s` has a limit for each kind of work, `other_s` is for other kinds. Work in `repeats` has a shorter
+    limit: `factor` times its longest pause in the run, but at least `least_s`. It uses the longest pause, not the usual
+    one: a false alarm costs more than a late one. `extra_s` is added, by kind of work.
     """
 
     factor: float
@@ -77,7 +77,7 @@ class Patience:
     extra_s: Mapping[str, float] = field(default_factory=dict)
 
     def limit_s(self, work: str, longest_s: float | None) -> float:
-        """Return how long `work` may show no progress.
+        """Return the longest time without progress for `work`.
 
         >>> patience = Patience(factor=10.0, least_s=60.0, other_s=1800.0, repeats=frozenset(["train"]))
         >>> [patience.limit_s("train", longest_s) for longest_s in (None, 1.0, 20.0, 1000.0)]
@@ -108,14 +108,14 @@ def patience_of_actor(config: Config) -> Patience:
 
 
 def _longest_episode_s(config: Config) -> float:
-    """Return how long the environments of an episode may legitimately take; a lost one begins again, twice."""
+    """Return the longest allowed time of an episode's environments. A lost environment is started again, twice."""
     return max((3.0 * own.max_turns * own.timeout_s for _, own in config.environments.values()), default=0.0)
 
 
 def _longest_reward_s(config: Config) -> float:
-    """Return how long the rewards of one group may legitimately wait, for a judge say; their workers end them then.
+    """Return the longest allowed time of one group's rewards, such as a judge. After that their workers end them.
 
-    Twice each deadline: a call whose worker somebody stopped or killed is made again.
+    Each deadline counts twice: a call is repeated once if its worker was stopped or killed.
     """
     # Here: all who write a file of a run import this module, and the command must not load pydantic.
     from hpc_grpo.config.rollout import REWARD_LOAD_S
@@ -126,9 +126,10 @@ def _longest_reward_s(config: Config) -> float:
 
 
 class Pulse:
-    """This process's pulse. Only measures until `open`, and where nobody watches. For the thread that does the work.
+    """This process's pulse, for the thread that does the work. Only measures before `open`, and if nobody watches.
 
-    `longest_s` holds the longest pause of each kind of work, without the time of a stopped process or machine.
+    `longest_s` has the longest pause of each kind of work, without the time in which the process or machine was
+    stopped.
     """
 
     def __init__(self, clock: WakingClock | None = None) -> None:
@@ -159,7 +160,7 @@ class Pulse:
 
     @contextmanager
     def working(self, on: str) -> Iterator[None]:
-        """Do work of a kind in the block; its begin and its end are signs too. After it the work around it goes on."""
+        """Mark the block as work of one kind. Its start and its end are signs too. Then the outer work continues."""
         around = self.work
         self.turn_to(on)
         try:
@@ -168,7 +169,7 @@ class Pulse:
             self.turn_to(around)
 
     def turn_to(self, work: str) -> None:
-        """Begin on work of another kind, a sign in itself; "" for none, to which no limit applies."""
+        """Start another kind of work, which is a sign too. "" means no work and has no limit."""
         self._learn()
         self._signs = 0
         self._show(work, self._patience.limit_s(work, self.longest_s.get(work)) if work else math.inf)
@@ -195,11 +196,11 @@ class Pulse:
 
 
 PULSE = Pulse()
-"""The pulse of this process: one, as it has one main task."""
+"""The pulse of this process. A process has one, because it has one main task."""
 
 
 def read_pulse(descriptor: int) -> Beat:
-    """Return what the file of a pulse holds; a process that has not opened it yet has no limit."""
+    """Return the content of a pulse file. A process that has not opened it yet has no limit."""
     content = os.pread(descriptor, _RECORD.size, 0)
     if len(content) < _RECORD.size:
         return Beat()
@@ -209,7 +210,7 @@ def read_pulse(descriptor: int) -> Beat:
 
 def _path_of_own(role: str) -> Path | None:
     """Return where to publish; None where nobody watches. The name tells an actor from a later process of its id."""
-    if given := os.environ.pop(PULSE_VARIABLE, ""):  # no child of this process is to take it for its own
+    if given := os.environ.pop(PULSE_VARIABLE, ""):  # Children of this process must not use its pulse file.
         return Path(given)
     folder = Path(os.environ.get(SHM_DIR_VARIABLE, "")) / PULSES_NAME
     return folder / f"{role}-{os.getpid()}-{start_time(os.getpid())}" if folder.is_dir() else None

@@ -1,6 +1,6 @@
-"""What a run takes on disk, and what of it may go.
+"""The disk usage of a run, and what may be removed.
 
-What a run needs stays: its newest valid checkpoint and newest export, its config, ledger, metrics and records.
+Keeps what a run needs: its newest valid checkpoint and newest export, its config, ledger, metrics and records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Usage:
-    """A part of the run directory, the bytes and files it takes on disk; `note` says more in a few words."""
+    """A part of the run directory with its bytes and files on disk. `note` is a short remark."""
 
     name: str
     num_bytes: int
@@ -46,7 +46,7 @@ class Removable:
 
 
 def usage(run: RunDir) -> list[Usage]:
-    """Return what each part of a run takes, largest first, without parts that take nothing."""
+    """Return the disk usage of each part of a run, largest first, without empty parts."""
     named = {
         "checkpoints": (run.checkpoints, _steps(run.checkpoints)),
         "exports": (run.exports, _steps(run.exports)),
@@ -67,10 +67,10 @@ def usage(run: RunDir) -> list[Usage]:
 
 
 def taken_on_disk(path: Path) -> Taken:
-    """Count the bytes and files that a file or folder takes, links not followed, without files that vanish.
+    """Count the bytes and files of a file or folder. Does not follow links, and ignores files that vanish.
 
-    Folders and links count as files, as in quotas of files (inodes). Raises ConfigError for what cannot be read: a sum
-    without it would say that there is room.
+    Folders and links count as files, as in quotas of files (inodes). Raises ConfigError for an unreadable folder,
+    because the sum would be too small.
     """
 
     def pass_over_gone(error: OSError) -> None:
@@ -86,16 +86,16 @@ def taken_on_disk(path: Path) -> Taken:
                 blocks.append(each.lstat().st_blocks)
     except OSError as error:
         raise ConfigError(
-            f"{error.filename} cannot be read ({error.strerror}), so that what {path} takes on disk is not known. Make "
-            f"it readable, chmod -R u+rwX {path}, or look by hand: du -sh {path}"
+            f"{error.filename} cannot be read ({error.strerror}), so the disk usage of {path} is unknown. Make it "
+            f"readable: chmod -R u+rwX {path}. Or measure it by hand: du -sh {path}"
         ) from error
     return Taken(512 * sum(blocks), len(blocks))
 
 
 def removable(run: RunDir) -> list[Removable]:
-    """List what `clean` would remove: older checkpoints and exports, and what cut or damaged saves left.
+    """List what `clean` would remove: older checkpoints and exports, and remains of interrupted or damaged saves.
 
-    Without a valid checkpoint no checkpoint goes, damaged or not: one may be mended. A link is the user's, and stays.
+    Without a valid checkpoint, all checkpoints stay: a damaged one may be repaired. Links are the user's, and stay.
     """
     newest = newest_step(run)
     exports = step_dirs(run.exports)
@@ -115,9 +115,9 @@ def removable(run: RunDir) -> list[Removable]:
 
 
 def refuse_unless_newest_is_whole(run: RunDir, items: Sequence[Removable]) -> None:
-    """Raise ConfigError where a checkpoint would go while the one that stays has wrong hashes.
+    """Raise ConfigError if a checkpoint would be removed while the newest one has wrong hashes.
 
-    Reads all of the newest checkpoint, and nothing where no checkpoint would go.
+    Reads the whole newest checkpoint, but only if a checkpoint would be removed.
     """
     if not any(run.checkpoints in item.path.parents for item in items):
         return
@@ -135,9 +135,9 @@ def remove(item: Removable) -> None:
 
 
 def prune_exports(run: RunDir, newest: int, keep: int | None) -> list[int]:
-    """Remove the oldest exports before step `newest` until `keep` are left with it; None keeps all.
+    """Remove the oldest exports before step `newest` until `keep` are left, including the newest; None keeps all.
 
-    That of step `newest` stays, and later ones, which may be of steps that a crash undid.
+    Exports of step `newest` and later stay. Later ones may be from steps that a crash undid.
     """
     if keep is None:
         return []

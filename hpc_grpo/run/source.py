@@ -1,13 +1,13 @@
-"""`source/` of a run: its own copy of this package and of the user's functions, from which all its processes run.
+"""`source/` of a run: its copy of this package and of the user's functions. All processes of the run use the copy.
 
     source/__main__.py     python RUN/source ARGUMENTS is hpc-grpo; python RUN/source -m MODULE a module of the copy
     source/hpc_grpo/       the package as it was when the run was submitted
-    source/functions/      reward, loss and advantage files of the user, with what they import from beside them
-    source/SHA256SUMS      of all of these
-    source/git.diff        what the package's checkout had beyond its commit, for the record
+    source/functions/      the user's reward, loss and advantage files, with files that they import from their folder
+    source/SHA256SUMS      checksums of all these files
+    source/git.diff        uncommitted changes of the package's checkout, for the record
 
-A folder that Python is started with comes first on its search path, before the working folder, PYTHONPATH and what is
-installed. So an edit of the checkout between two jobs changes nothing.
+Python puts the folder that it is started with first on its search path, before the working folder, PYTHONPATH and
+installed packages. So an edit of the checkout between two jobs changes nothing.
 """
 
 from __future__ import annotations
@@ -53,18 +53,23 @@ def command_anywhere(*words: str) -> list[str]:
 
 
 def runs_from_copy() -> bool:
-    """Tell whether this process runs from the copy of a run."""
+    """Return whether this process runs from the copy of a run."""
     return (PACKAGE.parent / SUMS).is_file()
 
 
 def entry(run: RunDir) -> list[str]:
-    """Return what Python is started with for hpc-grpo as the run has it; of a run without a copy, as installed."""
-    has_copy = run.source_dir.is_dir() or not run.has_config()  # a new one has it when its job starts
+    """Return the arguments that start hpc-grpo from the run's copy, or the installed package for a run without a
+    copy.
+    """
+    has_copy = run.source_dir.is_dir() or not run.has_config()  # A new run gets its copy when its job starts.
     return [str(run.source_dir)] if has_copy else ["-m", "hpc_grpo.cli"]
 
 
 def become_copy(run: RunDir, words: Sequence[str]) -> None:
-    """Replace this process by `words` of hpc-grpo from the run's copy; return where there is none, or it runs that."""
+    """Replace this process by the run's copy with the arguments `words`.
+
+    Returns if there is no copy, or this is the copy.
+    """
     if (run.source_dir / SUMS).is_file() and PACKAGE.parent != run.source_dir.resolve():
         flags = ["-E"] if sys.flags.ignore_environment else []
         sys.stdout.flush()
@@ -96,7 +101,7 @@ def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
 
 @functools.cache
 def packed_source(run: RunDir) -> str:
-    """Return the run's copy as text, for a node that does not see it; "" of a run without a copy."""
+    """Return the run's copy packed as text, for a node that does not see it; "" for a run without a copy."""
     if not (run.source_dir / SUMS).is_file():
         return ""
     packed = io.BytesIO()
@@ -125,7 +130,7 @@ def sums_of(folder: Path) -> dict[str, str]:
 
 
 def written_sums(run: RunDir) -> dict[str, str]:
-    """Return what the run's SHA256SUMS says, by name; empty where there is none, or it is damaged."""
+    """Return the run's SHA256SUMS by name; {} if it is missing or damaged."""
     path = run.source_dir / SUMS
     if not path.is_file():
         return {}
@@ -140,7 +145,7 @@ def sums_digest(run: RunDir) -> str:
 
 
 def copy_problems(run: RunDir, digest: str) -> list[str]:
-    """List what is wrong with the run's copy, whose SHA256SUMS had `digest`; empty if nothing is."""
+    """List the problems of the run's copy, whose SHA256SUMS had `digest`; [] for none."""
     if sums_digest(run) != digest:
         return [f"{SUMS} is {'changed' if (run.source_dir / SUMS).is_file() else 'missing'}"]
     written, there = written_sums(run), sums_of(run.source_dir)
@@ -152,7 +157,7 @@ def copy_problems(run: RunDir, digest: str) -> list[str]:
 
 
 def functions_of(config: Config) -> dict[str, str]:
-    """Return the names of the user's functions, by key; those of built-ins are left out."""
+    """Return the names of the user's functions, by config key, without built-ins."""
     named = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
     named |= config.loss.functions | config.eval.functions | config.environment_functions
     sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
@@ -161,9 +166,9 @@ def functions_of(config: Config) -> dict[str, str]:
 
 
 def used_file(name: str, folder: Path) -> Path | None:
-    """Return the file of `module:function` that this process would import: the run's copy, else below `folder`.
+    """Return the file of `module:function` that this process would import: from the run's copy, else below `folder`.
 
-    None for a module that is installed: its package has a version.
+    Returns None for an installed module: its package has a version.
     """
     module = name.rpartition(":")[0]
     path = folder.joinpath(*module.split("."))
@@ -176,8 +181,8 @@ def used_file(name: str, folder: Path) -> Path | None:
 def copyable(config: Config, folder: Path) -> dict[str, Path]:
     """Return the user's files that a run copies, by their name in the config.
 
-    Not a file that asks where it is (`__file__`): it may read others beside it, which a copy would miss. Nor one that
-    is named as a module.
+    Leaves out files that use `__file__`: they may read other files beside them, which a copy would miss. Leaves out
+    modules named without a file.
     """
     modules = {name.rpartition(":")[0] for name in functions_of(config).values()}
     files = {module: folder / module for module in modules if module.endswith(".py") and (folder / module).is_file()}
@@ -201,7 +206,7 @@ def changed_functions(run: RunDir, config: Config, folder: Path) -> list[str]:
 
 
 def imported_files(file: Path) -> list[Path]:
-    """Return a Python file and those beside it that it imports, directly or through another; packages whole."""
+    """Return a Python file and the files of its folder that it imports, directly or indirectly; packages completely."""
     found = [file]
     for waiting in found:  # grows meanwhile
         try:

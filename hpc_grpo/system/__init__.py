@@ -1,1 +1,1 @@
-"""The operating system: processes, signals, commands of the machine, and a terminal to speak to."""
+"""The operating system: processes, signals, commands of the machine, and output to the user."""

@@ -1,8 +1,9 @@
-"""Keep a process on the cores next to its GPUs where a node is several NUMA nodes: a GH200 node is four of 72 cores.
+"""Keep a process on the cores next to its GPUs if a node has several NUMA nodes: a GH200 node has four with 72 cores
+each.
 
-Nothing else does: steps of a job run with --cpu-bind=none, and Ray chooses a process's GPUs but leaves it every core.
-Its memory follows: Linux takes a page from the NUMA node of the core that touches it first. Threads that a library
-starts, and an engine's tensor-parallel workers, inherit the cores.
+Nothing else does this. Steps of a job run with --cpu-bind=none, and Ray selects a process's GPUs but not its cores. Its
+memory follows: Linux takes a page from the NUMA node of the core that first touches it. Threads of libraries, and an
+engine's tensor-parallel workers, inherit the cores.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from hpc_grpo.system.gpus import ask_nvidia_smi, find_gpus, parse_gpus
 def keep_near_gpus(
     environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys"), ask: Callable[[], Answer] = ask_nvidia_smi
 ) -> str:
-    """Bind this process to the cores near the GPUs of CUDA_VISIBLE_DEVICES; return a line on it, "" if all may stay.
+    """Bind this process to the cores near the GPUs of CUDA_VISIBLE_DEVICES. Return a line about it, "" for no change.
 
-    Stays within the cores that the process has, those of its cgroup's cpuset. Leaves it alone where these are too few
-    for its OMP_NUM_THREADS: slow memory costs less than threads that wait for each other.
+    Uses only the cores that the process has from its cgroup's cpuset. Does nothing if these are fewer than its
+    OMP_NUM_THREADS: slow memory costs less than threads that wait for each other.
     """
     visible = visible_gpus(environ)
     if not visible or len(parse_cpulist(_read(sysfs / "devices/system/node/has_cpu"))) < 2:
@@ -57,7 +58,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def parse_cpulist(text: str) -> set[int]:
-    """Read a list as the kernel writes them.
+    """Parse a CPU list of the kernel.
 
     >>> sorted(parse_cpulist("0-2,8"))
     [0, 1, 2, 8]
@@ -67,8 +68,8 @@ def parse_cpulist(text: str) -> set[int]:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file of sysfs; "" where this kernel or container has none: cores are then not bound."""
+    """Return the text of a sysfs file; "" if the kernel or container has none, and cores are not bound."""
     try:
         return path.read_text()
-    except OSError:  # not only that it is not there: a driver answers with ENODEV, ENXIO or EINVAL
+    except OSError:  # Not only a missing file: a driver answers ENODEV, ENXIO or EINVAL.
         return ""

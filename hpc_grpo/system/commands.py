@@ -1,4 +1,4 @@
-"""Run commands: one of the machine's own (scontrol, nvidia-smi) for what it prints, one of ours in the foreground."""
+"""Run commands: one of the machine (scontrol, nvidia-smi) for its output, or one of ours in the foreground."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.signals import END_SIGNALS, Signals
 
 _SIGNALS_S = 0.2
-"""Between two looks at the signals that have come."""
+"""Seconds between two checks for received signals."""
 _KILLED_S = 1.0
-"""A process in state D, nvidia-smi at a broken GPU say, outlives SIGKILL: it is given up after so long."""
+"""A process in state D, such as nvidia-smi at a broken GPU, survives SIGKILL. Give it up after this time."""
 
 
 MARK = "hpc-grpo: what follows is the command's own output"
 
 
 def marked(command: str) -> str:
-    """Return a line for the shell of another machine that prints MARK before the command's output.
+    """Return a shell line for another machine that prints MARK before the command's output.
 
-    What a shell reads at its start, such as ~/.bashrc, may print too: everything before that line is not the command's.
+    Startup files such as ~/.bashrc may print too. Text before MARK is not the command's.
     """
     return f'echo; echo "{MARK}"; {command}'
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The output of a command; `error` is "" if it succeeded, else one line that says why not.
+    """The output of a command. `error` is "" after success, else one line with the reason.
 
-    `text` is its stdout if it succeeded, `said` the whole of its stderr. `is_absent`: there is no such command here;
+    `text` is its stdout after success, `said` all of its stderr. `is_absent`: the command does not exist here.
     `is_late`: it was killed at its deadline.
     """
 
@@ -53,10 +53,10 @@ def run_command(
     stdin: str | None = None,
     cwd: Path | None = None,
 ) -> Answer:
-    """Run `argv`; never raises where it is missing, fails or hangs. `environ` replaces this process's environment.
+    """Run `argv`. Never raises if it is missing, fails or hangs. `environ` replaces this process's environment.
 
-    Returns at most a second after the deadline, although a process in the kernel may not end. What `argv` leaves in the
-    background is not waited for, so no pipe holds the output, which would stay open.
+    Returns at most a second after the deadline, even if the process cannot end. Does not wait for background processes
+    of `argv`: no pipe holds the output, since such a process would keep a pipe open.
     """
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context(open(os.memfd_create("output"), "w+", errors="replace")) for _ in range(3)]  # noqa: PTH123
@@ -92,10 +92,10 @@ def _whole(file: TextIO) -> str:
 
 
 def run_in_foreground(argv: Sequence[str]) -> int:
-    """Run `argv` to its end over this process's terminal and return its exit code, negative for a signal.
+    """Run `argv` on this process's terminal until it ends. Return its exit code, negative for a signal.
 
-    It ends in its own time: SIGTERM is passed on, and SIGHUP as SIGTERM; Ctrl+C reaches it from the terminal. None of
-    them ends this process before. Call it from the main thread.
+    The command may take its time: this process forwards SIGTERM, and SIGHUP as SIGTERM; Ctrl+C reaches the command from
+    the terminal. No signal ends this process earlier. Call it from the main thread.
     """
     with Signals() as signals:
         process = subprocess.Popen(argv, preexec_fn=die_with_parent())

@@ -1,6 +1,6 @@
-"""How much may still be written to a folder, in bytes and in files: what is free, and what quotas leave.
+"""The space left for writing to a folder, in bytes and in files: free space and quotas.
 
-Quotas come from the site's programs (`lfs quota` on Lustre, `quota` elsewhere). Without an answer the file system's own
+Quotas come from the site's programs (`lfs quota` on Lustre, `quota` elsewhere). Without an answer the file system's
 numbers count.
 """
 
@@ -25,7 +25,7 @@ Run = Callable[[Sequence[str], float], Answer]
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system: what is mounted, where, and of which type."""
+    """A mounted file system: its device, its mount point and its type."""
 
     device: str
     point: str
@@ -34,9 +34,9 @@ class Mount:
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes and files that may still be written, and what sets each limit, in words.
+    """Bytes and files that may still be written, with a description of what limits each.
 
-    `num_files` is None where neither the file system nor a quota counts files.
+    `num_files` is None if neither the file system nor a quota counts files.
     """
 
     num_bytes: int
@@ -47,7 +47,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Quota:
-    """One quota of a file system: bytes and files, used and allowed; 0 allowed: no limit."""
+    """One quota of a file system: used and allowed bytes and files. 0 allowed means no limit."""
 
     file_system: str
     used: int
@@ -57,9 +57,9 @@ class Quota:
 
 
 def room_in(folder: Path, run: Run = run_command) -> Room:
-    """Return the room in `folder`, or in the nearest folder above it that exists: the tightest limit of each kind.
+    """Return the room in `folder`, or in its nearest existing parent: the tightest limit of each kind.
 
-    Raises ConfigError where the file system does not say.
+    Raises ConfigError if the file system does not report it.
     """
     there = existing(folder)
     try:
@@ -80,7 +80,7 @@ def room_in(folder: Path, run: Run = run_command) -> Room:
 
 
 def existing(path: Path) -> Path:
-    """Return the folder itself, else the nearest one above it that exists and may be seen."""
+    """Return the folder itself, or its nearest parent that exists and is visible."""
 
     def is_seen(folder: Path) -> bool:
         try:
@@ -111,10 +111,10 @@ def read_mounts() -> str:
 
 
 def parse_lfs_quota(text: str) -> Quota | None:
-    """Read what `lfs quota -q -u USER FOLDER` prints; None without a limit.
+    """Parse the output of `lfs quota -q -u USER FOLDER`; None without a limit.
 
     Columns: file system, KiB used (`*`: over the soft limit, `[]`: not certain), soft limit, hard limit, grace, then
-    the same of files. A long name of the file system stands on a line of its own.
+    the same for files. A long file system name has its own line.
 
     >>> parse_lfs_quota("  /scratch  1024*  2048  4096  6d  17  0  90  -")
     Quota(file_system='/scratch', used=1048576, allowed=4194304, used_files=17, allowed_files=90)
@@ -123,7 +123,7 @@ def parse_lfs_quota(text: str) -> Quota | None:
 
 
 def parse_quota(text: str) -> list[Quota]:
-    """Read what `quota -w` prints: the same columns, below a heading; "none" without any.
+    """Parse the output of `quota -w`: the same columns below a heading, or "none".
 
     >>> parse_quota("Disk quotas for user a (uid 1):\\n Filesystem blocks quota limit grace\\nhome:/a 1 0 2")
     [Quota(file_system='home:/a', used=1024, allowed=2048, used_files=0, allowed_files=0)]
@@ -160,7 +160,7 @@ def _quotas(folder: Path, run: Run) -> Iterator[tuple[str, Quota]]:
 
 
 def _lustre_owners(folder: Path, run: Run) -> Iterator[tuple[str, list[str]]]:
-    """Yield whose quotas count: the user's, the group's, and the project's that the folder belongs to."""
+    """Yield the owners whose quotas count: the user, the group, and the project of the folder."""
     project = run(["lfs", "project", "-d", str(folder)], _DEADLINE_S)
     if project.is_absent:
         return

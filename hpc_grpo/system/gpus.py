@@ -33,7 +33,7 @@ def ask_nvidia_smi() -> Answer:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """Read the GPUs that nvidia-smi lists. A number that nvidia-smi does not know counts as 0.
+    """Parse nvidia-smi's list of GPUs. A number that nvidia-smi does not know counts as 0.
 
     >>> parse_gpus("0, NVIDIA GH200 120GB, 12, [N/A], GPU-1a, 00000009:01:00.0")
     [Gpu(index=0, name='NVIDIA GH200 120GB', used_mib=12, utilization=0, uuid='GPU-1a', pci_address='0009:01:00.0')]
@@ -49,7 +49,7 @@ def parse_gpus(text: str) -> list[Gpu]:
 def find_gpus(names: Sequence[str], gpus: Sequence[Gpu]) -> list[Gpu] | None:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names by number or by the start of a UUID; None if one is missing.
 
-    CUDA counts as nvidia-smi does, by PCI address, where a node's GPUs are of one kind.
+    CUDA counts like nvidia-smi, by PCI address, if all GPUs of a node are of one kind.
     """
     found = [gpu for name in names for gpu in gpus if name == str(gpu.index) or gpu.uuid.startswith(name)]
     return found if len(found) == len(names) else None

@@ -1,6 +1,6 @@
 """Hugging Face's files on this disk: its caches, models in them, and the headers of their weights.
 
-Imports no library of Hugging Face: a login node may have none, and they read the environment only at their import.
+Imports no library of Hugging Face. A login node may have none, and these libraries read the environment only at import.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from hpc_grpo.errors import ConfigError
 
 WEIGHT_FORMS = ("model.safetensors", "pytorch_model.bin")
-"""Files of whole weights that transformers loads, the preferred one first; in parts, NAME.index.json names them."""
+"""Weight files that transformers loads, the preferred one first. NAME.index.json lists the parts of a split file."""
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = ("1", "on", "yes", "true")
@@ -23,14 +23,14 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class WeightsHeader:
-    """The header of one safetensors file: each tensor's shape by its name, and how long the whole file must be."""
+    """The header of a safetensors file: each tensor's shape by name, and the expected size of the file."""
 
     shapes: Mapping[str, tuple[int, ...]]
     file_bytes: int
 
 
 def is_offline(environ: Mapping[str, str]) -> bool:
-    """Tell whether a variable of `environ` keeps the libraries off the network."""
+    """Return whether a variable of `environ` keeps the libraries off the network."""
     return any(environ.get(name, "").lower() in _TRUE for name in OFFLINE_VARIABLES)
 
 
@@ -55,7 +55,7 @@ def datasets_cache(environ: Mapping[str, str]) -> Path:
 
 
 def dataset_folders(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """Return the folders that a data set of the hub leaves: prepared tables, and downloaded files.
+    """Return the folders of a data set from the hub: prepared tables, and downloaded files.
 
     >>> [str(path) for path in dataset_folders("openai/gsm8k", {"HF_HOME": "/c"})]
     ['/c/datasets/openai___gsm8k', '/c/hub/datasets--openai--gsm8k']
@@ -70,7 +70,7 @@ def is_no_hub_name(path: str) -> bool:
 
 
 def refuse_missing_folder(path: str, key: str) -> None:
-    """Raise ConfigError for the path of a model that is no name of the hub, where no such folder is."""
+    """Raise ConfigError for a model path that is no name on the hub, if the folder does not exist."""
     folder = Path(path).expanduser()
     if is_no_hub_name(path) and not folder.is_dir():
         raise ConfigError(
@@ -82,7 +82,7 @@ def refuse_missing_folder(path: str, key: str) -> None:
 def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -> Path:
     """Return the model's folder: `path` itself, or its snapshot in the cache of `environ`.
 
-    Takes the snapshot of the main branch, else the newest. Raises ConfigError that names the config's `key`.
+    Uses the snapshot of the main branch, else the newest. Raises ConfigError with the config's `key`.
     """
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
@@ -121,7 +121,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_header(file: Path) -> WeightsHeader:
     """Read a safetensors file's header and no tensors. Raises ConfigError where it is damaged."""
-    with file.open("rb") as stream:  # it starts with the header's length, 8 bytes, little-endian, then JSON
+    with file.open("rb") as stream:  # The file starts with the header's length, 8 bytes, little-endian, then JSON.
         length = int.from_bytes(stream.read(8), "little")
         text = stream.read(length) if length <= _MAX_HEADER_BYTES else b""
     try:

@@ -1,4 +1,4 @@
-"""Read how much memory this process may still take: the node's, or what the job's cgroup leaves of it."""
+"""Read how much memory this process may still use: the node's free memory, or the rest of the job's cgroup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""Limit, usage and what the kernel gives back of it, by controller: "" is that of version 2."""
+"""Controller -> files of its limit, its usage and its reclaimable memory. "" is version 2."""
 
 
 @dataclass(frozen=True)

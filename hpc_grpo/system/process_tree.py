@@ -1,6 +1,6 @@
 """The processes below this one: find them and their sockets, end them, reap them.
 
-Every kill is by the id of a process that this one started, or of a descendant.
+Kills only by the id of a process that this one started, or of a descendant.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def descendants(root: int, depth: float = math.inf) -> list[int]:
-    """Return the living processes below `root`, without it, down to `depth`; parents come before their children."""
+    """Return the living processes below `root`, without `root`, down to `depth`. Parents come before their children."""
     children: dict[int, list[int]] = {}
-    # Not psutil's children(): it fails where a site hides the processes of others (hidepid).
+    # Not psutil's children(): it fails if a site hides other users' processes (hidepid).
     for process in psutil.process_iter(["ppid", "status"]):
         if process.info["status"] != psutil.STATUS_ZOMBIE:
             children.setdefault(process.info["ppid"], []).append(process.pid)
@@ -46,7 +46,9 @@ def session_members(session: int) -> list[int]:
 
 
 def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
-    """SIGTERM what `find` returns, and SIGKILL what is left after `grace_s`; returns how many needed SIGKILL."""
+    """Send SIGTERM to the processes of `find`, and SIGKILL to the rest after `grace_s`. Return how many needed
+    SIGKILL.
+    """
     _signal_all(find(), signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:
@@ -62,7 +64,7 @@ def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
 
 
 def reap_adopted(keep: Collection[int]) -> None:
-    """Reap ended children; stop at the first one in `keep`, since its Popen waits for it."""
+    """Reap ended children. Stop at the first one in `keep`: its Popen waits for it."""
     peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
     try:
         while (ended := os.waitid(os.P_ALL, 0, peek)) is not None and ended.si_pid not in keep:

@@ -1,7 +1,7 @@
 """Single processes: tie a child to its parent, identify one, read which signals it handles. Linux only.
 
-Not psutil's: psutil lacks prctl, `catches` and `hold_on`, and its start times move with the machine's clock. So
-`hpc-grpo status` does not load psutil.
+psutil lacks prctl, `catches` and `hold_on`, and its start times move with the machine's clock. Without psutil,
+`hpc-grpo status` also starts faster.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What /proc answers for a process that is gone, or that a site's hidepid hides."""
+"""Errors of /proc for a process that has ended, or that a site's hidepid hides."""
 
 
 def start_program(module: str, environ: Mapping[str, str], output: int | None = None) -> tuple[Any, socket.socket]:
-    """Start `main(descriptor, parent_pid)` of a module in a process of its own session; return it and our socket.
+    """Start `main(descriptor, parent_pid)` of a module in a new process and session. Return it and our socket.
 
-    The program has its end of the socket at `descriptor`: what it prints cannot fall into an answer. It takes this
-    process's path, on which a user's functions were found, and not what -m would put first. -m would also make the
-    module `__main__`, whose classes cannot be unpickled here.
+    The program has its end of the socket at `descriptor`, so its prints cannot mix with answers. It uses this process's
+    search path, which finds the user's functions, instead of the path of -m. With -m the module would also be
+    `__main__`, and its classes could not be unpickled here.
     """
     ours, theirs = socket.socketpair()
     flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
@@ -52,7 +52,7 @@ def start_program(module: str, environ: Mapping[str, str], output: int | None = 
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process that `start_program` has started, with all that it has started in its session."""
+    """Kill a process started by `start_program`, with all processes in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -66,7 +66,7 @@ def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
 
 
 def tie_to_parent(parent: int, sig: int) -> None:
-    """Have the kernel send `sig` to this process when the thread that started it, of process `parent`, ends."""
+    """Let the kernel send `sig` to this process when the thread of process `parent` that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, sig)
     if os.getppid() != parent:  # the parent died before prctl
         os._exit(1)
@@ -78,15 +78,15 @@ def adopt_orphans() -> None:
 
 
 def write_no_core_dumps() -> None:
-    """Have this process and its children leave no image of their memory in a file: it holds every secret they know."""
+    """Disable core dumps of this process and its children: they would contain secrets."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def start_time(pid: int) -> int:
-    """Return when a process was started, in clock ticks since boot: with its id, a name no later process has.
+    """Return when a process started, in clock ticks since boot. With the id this identifies a process uniquely.
 
-    0 if it is gone or a zombie, or another user's that the kernel hides.
+    0 if it is gone or a zombie, or a hidden one of another user.
     """
     # Bytes, because the kernel cuts a process's name at 15 of them, also in the middle of a character.
     stat = _read(Path(f"/proc/{pid}/stat"))
@@ -98,7 +98,7 @@ def start_time(pid: int) -> int:
 
 @functools.cache
 def boot_id() -> str:
-    """Return what the kernel drew at its boot: processes with another one are of another machine, or gone."""
+    """Return the kernel's random id of this boot. Processes with another id are on another machine, or gone."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -110,16 +110,16 @@ def pid_namespace() -> int:
 
 @functools.cache
 def machine_id() -> str:
-    """Return the machine's own id, which outlives a boot; "" where it has none, as in most containers."""
+    """Return the machine's id, which survives a reboot; "" without one, as in most containers."""
     return _read(Path("/etc/machine-id")).decode(errors="replace").strip()
 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Which process of which machine, as files that several machines read have it.
+    """Identifies a process and its machine in files that several machines read.
 
-    `pid_started`: clock ticks since boot. `boot_id` and `pid_namespace` say whose number `pid` is: two containers may
-    share a hostname. `machine_id` tells another machine from this one after a reboot.
+    `pid_started` is in clock ticks since boot. `boot_id` and `pid_namespace` say where `pid` is valid: two containers
+    may share a hostname. `machine_id` distinguishes another machine from this one after a reboot.
     """
 
     host: str
@@ -144,29 +144,29 @@ class ProcessIdentity:
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Tell whether it is a process of this machine, of this boot or of an earlier one."""
+        """Return whether it is a process of this machine, of this boot or of an earlier one."""
         return (self.host, self.machine_id) == (socket.gethostname(), machine_id())
 
     @property
     def is_on_this_host(self) -> bool:
-        """Tell whether the process can be looked at from here: one in another container cannot."""
+        """Return whether the process can be looked at from here: one in another container cannot."""
         seen_alike = not self.boot_id or (self.boot_id, self.pid_namespace) == (boot_id(), pid_namespace())
         return self.host == socket.gethostname() and seen_alike
 
     @property
     def has_process(self) -> bool:
-        """Tell whether the process lives. Only to be asked on its own host."""
+        """Return whether the process lives. Only to be asked on its own host."""
         return start_time(self.pid) == self.pid_started
 
 
 def catches(pid: int, sig: int) -> bool:
-    """Tell whether the process has a handler for `sig`; without one the signal would kill it."""
+    """Return whether the process has a handler for `sig`. Without one the signal would kill it."""
     masks = [line.split()[1] for line in _read(Path(f"/proc/{pid}/status")).splitlines() if line.startswith(b"SigCgt:")]
     return any(int(mask, 16) >> (sig - 1) & 1 for mask in masks)
 
 
 def children(pid: int) -> list[int]:
-    """Return the living children of a process, those of all its threads; none where the kernel does not list them."""
+    """Return the living children of a process, of all its threads; [] if the kernel does not list them."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except _GONE:
@@ -175,7 +175,7 @@ def children(pid: int) -> list[int]:
 
 
 def hold_on(pid: int) -> Literal["", "stopped", "traced"]:
-    """Tell what keeps a process from running: a stop signal, or a debugger; "" if nothing does, or it is gone."""
+    """Return what stops a process from running: a stop signal, or a debugger; "" if nothing does, or it is gone."""
     fields = dict(line.split(b":\t", 1) for line in _read(Path(f"/proc/{pid}/status")).splitlines() if b":\t" in line)
     if fields.get(b"TracerPid", b"0").strip() != b"0":
         return "traced"
@@ -183,7 +183,7 @@ def hold_on(pid: int) -> Literal["", "stopped", "traced"]:
 
 
 def _read(path: Path) -> bytes:
-    """Read a file of /proc; empty for a process that is gone, or that a site's hidepid hides."""
+    """Read a file of /proc; b"" for a process that is gone, or that a site's hidepid hides."""
     try:
         return path.read_bytes()
     except _GONE:

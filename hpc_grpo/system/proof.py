@@ -1,12 +1,13 @@
-"""Two programs prove to each other over a new connection that both know a token, before they say anything else.
+"""Two programs prove to each other over a new connection that both know a token, before any other data.
 
     listener -> caller    nonce of the listener
     caller   -> listener  nonce of the caller, HMAC-SHA256(token, purpose, "caller", both nonces)
     listener -> caller    HMAC-SHA256(token, purpose, "listener", both nonces), or REFUSAL
 
-The challenge of `multiprocessing.connection`, made mutual. The role is signed, so no side's answer serves the other.
-Messages have a fixed length: nothing that a stranger says is parsed. Both nonces are new: a recorded handshake proves
-nothing. The token is never sent. Pure functions, for the gate of nodes that join and the reward server.
+This is the challenge of `multiprocessing.connection`, made mutual. The role is signed, so one side's answer is useless
+for the other side. Messages have a fixed length, so no stranger's data is parsed. Both nonces are new, so a recorded
+handshake proves nothing. The token is never sent. Pure functions, for the gate of nodes that join and the reward
+server.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 REFUSAL = bytes(PROOF_BYTES)
-"""What a listener says to a caller that does not know the token."""
+"""The listener's answer to a caller that does not know the token."""
 
 
 LEAST_TOKEN_LENGTH = 16
@@ -30,10 +31,10 @@ MOST_UNPROVED = 256
 
 
 def crowded(addresses: Sequence[str], address: str) -> str | None:
-    """Return the address of which a caller must go before one of `address` comes, None where there is room.
+    """Return the address of a caller to hang up on, before accepting one of `address`; None if there is room.
 
-    `addresses` are those of callers without a proof. Hang up on any of them, not on the oldest: that would always be an
-    honest caller, whose proof takes longest.
+    `addresses` are those of callers without a proof. Hang up on any of them, not on the oldest: an honest caller with a
+    slow proof would always be the oldest.
     """
     per_address = Counter(addresses)
     if len(addresses) >= MOST_UNPROVED:
@@ -50,7 +51,7 @@ def proof(token: bytes, purpose: bytes, role: bytes, listener_nonce: bytes, call
 
 
 def answer(token: bytes, purpose: bytes, listener_nonce: bytes) -> tuple[bytes, bytes]:
-    """Return what a caller says to a listener's nonce, and what a listener that knows the token answers."""
+    """Return a caller's answer to the listener's nonce, and the expected reply of a listener that knows the token."""
     own = new_nonce()
     said = own + proof(token, purpose, b"caller", listener_nonce, own)
     return said, proof(token, purpose, b"listener", listener_nonce, own)

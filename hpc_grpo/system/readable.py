@@ -1,6 +1,6 @@
-"""Write times, numbers and tables as people read them; an unknown value is "-".
+"""Format times, numbers and tables for people. An unknown value is "-".
 
-The table is ours: rich takes 40 ms to import, a third of what `hpc-grpo status` takes in all.
+The table is ours: importing rich takes 40 ms, a third of the time of `hpc-grpo status`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 UNKNOWN = "-"
 
 _UNPRINTABLE = re.compile(
-    # A joiner behind a letter of a script that joins, or behind an emoji, and the emoji's style: one of each is seen.
+    # A joiner after a letter of a joining script or after an emoji, and the emoji's style: one of each may stay.
     "(?<=[\u0600-\u0dff\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff])(?:\ufe0f\u200d?|[\u200c\u200d])|"
-    # Controls but for tab and line feed, and the ends of lines and paragraphs; half characters, which no stream takes.
+    # Control characters except tab and line feed, ends of lines and paragraphs, and halves of surrogate pairs.
     "([\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
     # Default_Ignorable_Code_Point of Unicode 16: nobody sees them. And annotations, with which text hides other text.
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
@@ -30,9 +30,9 @@ _LINE_WIDTH = 100
 
 
 def printable(text: str, longest_line: int | None = _LONGEST_LINE) -> str:
-    r"""Spell out the characters with which a text could act on a terminal or look like another; cut endless lines.
+    r"""Escape the characters with which a text could control a terminal or look like another text. Cut endless lines.
 
-    For all that others wrote: completions, data, errors of rewards, logs, names. Lines and tabs stay.
+    Use it for all text of others: completions, data, errors of rewards, logs, names. Keeps lines and tabs.
 
     >>> print(printable("right \x1b]52;c;ZXZpbA==\x07 \u202egnp.exe"))
     right \x1b]52;c;ZXZpbA==\x07 \u202egnp.exe
@@ -105,11 +105,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def number_or_none(value: Any) -> float | None:
-    """Return what a file has where a number belongs; None for what is none. JSON's integers know no bounds, floats do.
-
-    >>> number_or_none(-(10**400)), number_or_none("1"), number_or_none(2)
-    (-inf, None, 2.0)
-    """
+    """Return a file's value as a number; None if it is none. JSON's integers have no bounds, but floats do."""
     if not isinstance(value, int | float):
         return None
     try:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.store import StoredVersion
+
+if TYPE_CHECKING:  # the driver, which only counts the members, has no torch
+    import torch
+    import torch.distributed as dist
 
 PUBLISHER_RANK = 0
 LOAD_FAILED = -1  # acknowledged in place of a version
@@ -37,6 +39,8 @@ class NodeGroup:
     """Carries announcements to the workers and acknowledgements back; every wait has the deadline."""
 
     def __init__(self, membership: GroupMembership) -> None:
+        import torch.distributed as dist
+
         self._membership = membership
         store = dist.FileStore(str(membership.folder / RENDEZVOUS), membership.size)
         options = dist.ProcessGroupGloo._Options()
@@ -51,9 +55,13 @@ class NodeGroup:
 
     def announce(self, stored: StoredVersion) -> None:
         """Send every worker which version is in the store. Called by the publisher alone."""
+        import torch
+
         self._broadcast(torch.tensor([stored.version, *stored.checksums], dtype=torch.int64))
 
     def receive_announcement(self, num_blocks: int) -> StoredVersion:
+        import torch
+
         message = torch.empty(1 + num_blocks, dtype=torch.int64)
         self._broadcast(message)
         version, *checksums = message.tolist()
@@ -61,12 +69,16 @@ class NodeGroup:
 
     def acknowledge(self, loaded_version: int) -> list[int]:
         """Send all members the version that this one holds now, or LOAD_FAILED; returns what each sent, by rank."""
+        import torch
+
         own = torch.tensor([loaded_version], dtype=torch.int64)
         answers = [torch.empty(1, dtype=torch.int64) for _ in range(self._membership.size)]
         self._wait(self._group.allgather([answers], [own]))
         return [int(answer) for answer in answers]
 
     def _broadcast(self, message: torch.Tensor) -> None:
+        import torch.distributed as dist
+
         options = dist.BroadcastOptions()
         options.rootRank = PUBLISHER_RANK
         self._wait(self._group.broadcast([message], options))

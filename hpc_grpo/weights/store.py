@@ -16,14 +16,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 import xxhash
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.types import DTYPE_BYTES, ParameterSpec
+
+if TYPE_CHECKING:
+    import torch  # the driver, which makes the layout, has none
 
 _ALIGNMENT_BYTES = 64  # a cache line: every parameter can be viewed in any dtype without a copy
 _BUCKET_BYTES = 256 * 2**20  # gathered at once under ZeRO-3
@@ -190,6 +193,8 @@ class WeightStore:
 
 def views(raw: torch.Tensor, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each parameter of a bucket by name, as a view of `raw`, which holds a version's bytes."""
+    import torch
+
     for slot in bucket.slots:
         own = raw[slot.offset : slot.offset + slot.num_bytes]
         yield slot.spec.name, own.view(getattr(torch, slot.spec.dtype)).view(slot.spec.shape)
@@ -209,11 +214,15 @@ def _mapped(path: Path, num_bytes: int, create: bool) -> torch.Tensor:
         ) from error
     finally:
         os.close(descriptor)
+    import torch
+
     return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, slot: Slot, offset: int) -> None:
     """Copy a part of a flat parameter, `offset` bytes into its slot, to the bytes of `target`."""
+    import torch
+
     dtype, size = getattr(torch, slot.spec.dtype), DTYPE_BYTES[slot.spec.dtype]
     if source.dtype == dtype:
         part = source.view(torch.uint8)[offset : offset + len(target)]

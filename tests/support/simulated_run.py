@@ -110,7 +110,7 @@ class SimulatedRun:
         try:
             TrainingLoop(session, batches, learners, own).run(state)
         except PromptError as error:
-            assert "rests for ever" in str(error)
+            assert "rest forever" in str(error)
         return self
 
     def _watched(self, batches: RolloutBatches) -> Any:

@@ -211,6 +211,7 @@ def test_no_import_runs_in_a_circle() -> None:
         ("launch.supervisor.attempt launch.agent.agent launch.place.slurm.sbatch", HEAVY),
         ("preflight.diagnosis preflight.node_program", HEAVY),
         ("simulate.text", HEAVY | {"numpy"}),
+        ("driver.main driver.evaluation", HEAVY - {"ray", "numpy"}),
         ("fleet.visit fleet.runner", HEAVY | CONTROLLER | {"pydantic", "rich", "click"}),
     ],
 )

@@ -1,1 +1,1 @@
-"""The node agent's process: owns Ray and everything else that a run does on one node."""
+"""The node agent's process: manages Ray and all other processes of a run on one node."""

@@ -1,9 +1,9 @@
-"""The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that owns everything Ray does there.
+"""The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that manages all of Ray there.
 
-Consumes a `NodeSpec` and heartbeats on stdin; produces `NodeReport`s on stdout, and Ray's logs in the attempt's
-folder. It ends with stdin, with the lease, or with Ray: it ends its own descendants only, copies the logs and removes
-its folders. After SIGTERM or SIGHUP the agent reports the signal and goes on: a preempted job keeps its nodes for a
-while, in which the run is saved. It ends at once on LET_GO, which the supervisor sends where the job is cancelled.
+Reads a `NodeSpec` and heartbeats from stdin; writes `NodeReport`s to stdout, and Ray's logs to the attempt's folder. It
+ends with stdin, with the lease, or with Ray. Then it ends only its own descendants, copies the logs and removes its
+folders. After SIGTERM or SIGHUP the agent reports the signal and continues: a preempted job keeps its nodes for a
+while, in which the run saves. It ends at once on LET_GO, which the supervisor sends if the job is cancelled.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _STACKS_S = 2.0  # time for processes to write their stacks
 _END_GRACE_S = 8.0
 _LEFTOVER_GRACE_S = 2.0
 _URGENT_GRACE_S = 0.5
-"""After a SIGTERM: Slurm's SIGKILL follows, on some sites within 5 s, and the folders must be gone by then."""
+"""After a SIGTERM, Slurm's SIGKILL follows, on some sites within 5 s. The folders must be removed by then."""
 
 
 class NodeAgent:
-    """Serves one attempt on this node: the order of its bring-up, watch and teardown is read in one place."""
+    """Serves one attempt on this node. `run` shows the order of start, watch and teardown."""
 
     def __init__(self, spec: NodeSpec, lease: Lease, reports: IO[bytes]) -> None:
         self._spec = spec
@@ -84,7 +84,7 @@ class NodeAgent:
                 failure = self._serve()
             except (HpcGrpoError, OSError) as error:
                 failure = str(error)
-            if failure:  # at once: the driver ends for it too, and the teardown may take a while
+            if failure:  # At once: the driver also ends because of it, and the teardown may take a while.
                 self._write(NodeReport("failed", self._spec.node, why=failure).to_line())
         finally:
             self._is_up.set()
@@ -94,7 +94,7 @@ class NodeAgent:
         return 1 if failure else 0
 
     def _serve(self) -> str:
-        """Start Ray and stay; returns why that failed, or "" when the supervisor ended it."""
+        """Start Ray and keep serving. Return the reason of a failure, or "" when the supervisor ended it."""
         self._spec = take_run(self._spec, self._own_dirs()[0], self._goes_on)
         os.chdir(self._spec.working_dir)
         self._spec, self._copies = make_copies(self._spec, os.environ, self._goes_on)
@@ -120,7 +120,7 @@ class NodeAgent:
         return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / RAY_LOG_NAME}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> tuple[RayProcess, int | None]:
-        """Start Ray and report it up; returns it, and the exit code it ended with, None once it is up."""
+        """Start Ray and report it. Return Ray, and the exit code if it ended; None once it is up."""
         spec = self._spec
         interface, ip = node_address(spec)
         resources = find_place().node_resources()
@@ -146,7 +146,7 @@ class NodeAgent:
         return ray, None
 
     def _show_life(self) -> None:
-        """Show that this process is not stopped, until Ray is up: its start may wait for a disk. In a thread."""
+        """Send signs of life, in a thread, until Ray is up: its start may wait for a disk."""
         while not self._is_up.wait(LOOK_S):
             self._write(ALIVE)
 
@@ -171,7 +171,9 @@ class NodeAgent:
         ask_for_stacks({*descendants(os.getpid()), *(self._ray.processes() if self._ray else [])})
 
     def _goes_on(self) -> bool:
-        """Serve a moment longer; False once the lease is over or, after a signal, the supervisor lets this agent go."""
+        """Serve a moment longer. False once the lease has ended or, after a signal, the supervisor lets this agent
+        go.
+        """
         goes_on = self._lease.check(self._spec.lease_s, _POLL_S)
         for order in self._lease.take_orders():
             match order:
@@ -189,7 +191,7 @@ class NodeAgent:
         return goes_on and not self._is_ended
 
     def _wake_supervisor(self) -> None:
-        """Let a supervisor go on that somebody has stopped, before the leases end that it no longer renews."""
+        """Continue a stopped supervisor, before the leases end that it should renew."""
         supervisor = self._spec.supervisor
         if supervisor is None or not (supervisor.is_on_this_host and supervisor.has_process):
             return
@@ -235,8 +237,8 @@ class NodeAgent:
 
     def _end_ray(self) -> int:
         if self._ray is not None:
-            # Alone: it drains its raylet, which takes half a second, or forever once the GCS is told to end too.
-            # Slurm's SIGTERM may come meanwhile.
+            # First alone: it drains its raylet, which takes half a second, or forever if the GCS is ended too. Slurm's
+            # SIGTERM may come meanwhile.
             self._ray.terminate(lambda: _URGENT_GRACE_S if self._is_urgent else _END_GRACE_S)
         leftover_s = _URGENT_GRACE_S if self._is_urgent else _LEFTOVER_GRACE_S
         killed = end_processes(lambda: descendants(os.getpid()), leftover_s)

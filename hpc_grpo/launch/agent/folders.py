@@ -1,12 +1,12 @@
-"""The folders an attempt has on a node: its own, Ray's temp-dir and the weight store's shared memory, and shared ones.
+"""The folders of an attempt on a node: its own, Ray's temp-dir, the weight store's shared memory, and shared copies.
 
-All lie where every user may make folders. The names of an attempt's own folders hold its tag, which nobody can guess:
-a folder whose name is known can be made by somebody else first. Shared folders hold copies (stage.py), whose paths
-must be the same in every job; where such a name is taken, there is no copy.
+All are in folders where every user may create folders. The names of an attempt's own folders contain its tag, which
+nobody can guess: another user could create a folder with a known name first. Shared folders hold copies (stage.py),
+whose paths must be the same in every job. If such a name is taken, there is no copy.
 
-Each holds a file that its agents keep locked. The kernel drops the lock with the process, so an unlocked folder is a
-leftover, and the next agent on the node removes it (a store can hold 100 GB of memory). Owner and lock are asked of
-the opened folder, never of its name, which may come to mean another folder.
+Each folder holds a file that its agents keep locked. The kernel drops the lock with the process. So an unlocked folder
+is a leftover, and the next agent on the node removes it (a store can hold 100 GB of memory). Owner and lock are checked
+on the opened folder, never by its name, which may be reused for another folder.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _MAX_LOG_BYTES = 32 * 2**20  # a larger log of Ray is copied from its end only
 
 
 class OwnedDir:
-    """A new folder with mode 0700 that exists as long as this process holds its lock.
+    """A new folder with mode 0700 that exists while this process holds its lock.
 
-    Raises LaunchError where others could replace it, and FileExistsError where something is there.
+    Raises LaunchError if others could replace it, and FileExistsError if the name is taken.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class OwnedDir:
             raise
 
     def remove(self) -> None:
-        """Remove the folder, unless it was renamed, and drop its lock."""
+        """Remove the folder, unless it was renamed, and release its lock."""
         with contextlib.suppress(FileNotFoundError):
             _remove(self.path)
         os.close(self._lock)
@@ -69,7 +69,7 @@ class OwnedDir:
 class SharedDir:
     """A folder with mode 0700 for all agents of this user on the node. The last of them removes it.
 
-    Agents hold its lock together; who removes it holds it alone. Made by `shared_dir`.
+    Agents share its lock; an agent that removes the folder locks it exclusively. `shared_dir` makes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,10 +112,12 @@ class SharedDir:
 
 
 def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
-    """Return the folder at `path`, filled by `fill` where there is none; None where `fill` was ended, and is False.
+    """Return the folder at `path`, filled by `fill` if it does not exist.
 
-    An agent fills a folder of its own and renames it, so a folder of that name is complete. Agents that begin at once
-    each fill one, and all use the first. Raises LaunchError for another user's folder, and what `fill` raises.
+    None if `fill` was interrupted (returns False).
+
+    An agent fills its own folder and renames it, so a folder with this name is complete. Agents that start together
+    each fill one, and all use the first. Raises LaunchError for another user's folder, and errors of `fill`.
     """
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -133,7 +135,7 @@ def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
 
 
 def shared_dir_path(parent: Path, contents: str) -> Path:
-    """Return the path, below `parent`, of this user's folder with such contents.
+    """Return the path, below `parent`, of this user's shared folder for `contents`.
 
     >>> shared_dir_path(Path("/tmp"), "env") == shared_dir_path(Path("/tmp"), "env")
     True
@@ -142,12 +144,12 @@ def shared_dir_path(parent: Path, contents: str) -> Path:
 
 
 def _take_away(path: Path) -> None:
-    """Remove a folder whose lock is held; from its name at once, so that who makes it anew finds nothing."""
+    """Remove a locked folder. Rename it first, so that another agent can create the name again."""
     _remove(path.rename(path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")))
 
 
 def _replace_torn(path: Path, folder: int) -> None:
-    """Take a shared folder away that has lost its lock, and perhaps more, to what cleans /tmp: it is no whole copy."""
+    """Remove a shared folder whose lock file a cleaner of /tmp removed: other files may be missing too."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of several agents one does it
     except BlockingIOError:
@@ -157,13 +159,13 @@ def _replace_torn(path: Path, folder: int) -> None:
 
 
 def _keep_from_cleaners(folder: int) -> None:
-    """Have systemd-tmpfiles, which removes what is ten days old, pass over a folder: it does while that is locked."""
+    """Lock a folder against systemd-tmpfiles, which removes files older than ten days but skips locked folders."""
     with contextlib.suppress(BlockingIOError):  # it looks at the folder now
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, its lock last: by it the next agent knows what one that is killed here has left."""
+    """Remove a folder, its lock last: the next agent recognizes leftovers of a killed one by the lock."""
     for entry in path.iterdir():
         if entry.name != _LOCK_NAME:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -175,9 +177,9 @@ def shm_dir_path(tag: str) -> Path:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove folders below `parent` whose agent of this user is dead; return those this call removed.
+    """Remove folders below `parent` whose agent of this user is dead. Return the removed ones.
 
-    Never raises: what it cannot open or remove is another user's, or gone.
+    Never raises: a folder that it cannot open or remove belongs to another user, or is gone.
     """
     removed: list[Path] = []
     for path in parent.glob(f"{_PREFIX}*"):
@@ -186,7 +188,7 @@ def sweep(parent: Path) -> list[Path]:
             if os.fstat(folder).st_uid != os.getuid():
                 continue
             lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
-            # Another node's folder, where /tmp is shared after all: its lock may not be seen from here.
+            # Another node's folder, because /tmp is shared after all. Its lock may not be visible from here.
             if os.read(lock, 256) == socket.gethostname().encode():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing; an OSError where it is held
                 _take_away(path)
@@ -201,9 +203,9 @@ def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: 
 
 
 def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
-    """Copy the logs of a Ray that has ended beside those of earlier Rays in the attempt.
+    """Copy the logs of a Ray that has ended to the attempt's folder, beside those of earlier Rays.
 
-    They are in its temp-dir and beside it: on the node, so that a full shared disk ends no Ray.
+    They are in Ray's temp-dir and beside it. They are on the node, so that a full shared disk does not end Ray.
     """
     for log in temp_dir.parent.glob("*.log"):
         with log.open("rb") as reader, (log_dir / log.name).open("ab") as kept:

@@ -1,4 +1,4 @@
-"""Programs of a run: `Program` and `RayProcess` on this node, perhaps in a container; `NodeProcess` on any node."""
+"""Programs of a run: `Program` and `RayProcess` on this node, optionally in a container; `NodeProcess` on any node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hpc_grpo.system.say import say
 
 @dataclass(frozen=True)
 class Inside:
-    """Where a program is to run: a container of node `tag` with the name `program`; its id is left in `folder`."""
+    """The container of a program: that of node `tag` for `program`. Its id is stored in `folder`."""
 
     container: Container
     tag: str
@@ -52,7 +52,7 @@ def inside_of(spec: NodeSpec, program: str, folder: Path) -> Inside | None:
 
 
 def end_containers(spec: NodeSpec) -> None:
-    """End all containers of a node's attempt, the driver's too: its supervisor may be dead, and left a folder."""
+    """End all containers of a node's attempt, including the driver's: a dead supervisor may have left it."""
     if spec.container:
         Container(**spec.container).end(labels_of(spec.tag))
         sweep(SHM)
@@ -61,13 +61,13 @@ def end_containers(spec: NodeSpec) -> None:
 class Program:
     """A program that this thread started and that ends with it. `process` is the program, or its container's client.
 
-    A container has the processes of its node, so an id is the same on both sides.
+    A container shares the node's process ids, so an id is the same on both sides.
     """
 
     def __init__(
         self, command: Sequence[str], environ: Mapping[str, str], inside: Inside | None, **options: Any
     ) -> None:
-        """Start it with no input, in a session of its own; `options` are those of Popen."""
+        """Start it without input, in its own session. `options` are those of Popen."""
         self._inside = inside
         self._found: tuple[int, int] | None = None
         if inside:
@@ -91,7 +91,7 @@ class Program:
         return self._found[0] if self._found else self.process.pid
 
     def poll(self) -> int | None:
-        """Return its exit code, as without a container: -9 where SIGKILL ended it; None while it runs."""
+        """Return the exit code, as without a container: -9 after SIGKILL; None while it runs."""
         code = self.process.poll()
         return exit_code(code) if self._inside else code
 
@@ -102,7 +102,7 @@ class Program:
                 os.kill(self.pid, number)
 
     def end(self, grace_s: float) -> None:
-        """End it, if it still runs, and what it left behind in its session or its container."""
+        """End it, if it still runs, and everything left in its session or its container."""
         end_processes(lambda: session_members(self.pid) if self._lives() else [], grace_s)
         if self._inside:
             self._inside.end()
@@ -110,7 +110,7 @@ class Program:
         self.process.wait()
 
     def _lives(self) -> bool:
-        """Tell whether its id is still its own. Its session may outlive it only where the client's is that."""
+        """Return whether the id is still this process. A session may outlive the process only if it is the client's."""
         return self._found is None or start_time(self._found[0]) == self._found[1]
 
 
@@ -136,10 +136,10 @@ class RayProcess(Program):
         return STARTED_LINE.encode() in self._log.read_bytes()[self._begin :]
 
     def why_ended(self) -> str:
-        """Return why Ray, once it was up, is over on this node; "" while it is not.
+        """Return why Ray ended on this node after it was up; "" while it runs.
 
-        `ray start --block` does not end with a raylet whose exit code is 0 or SIGTERM's, such as one that was stopped
-        until the other nodes took it for dead.
+        `ray start --block` does not end with a raylet whose exit code is 0 or SIGTERM's. One example is a raylet that
+        was stopped until the other nodes declared it dead.
         """
         if (code := self.poll()) is not None:
             return f"Ray ended by itself with exit code {code}"
@@ -152,9 +152,9 @@ class RayProcess(Program):
         return ""
 
     def terminate(self, grace_s: Callable[[], float]) -> None:
-        """Ask it to end, and wait for that; `grace_s` is asked at every turn, since it may shrink meanwhile.
+        """Ask Ray to end, and wait. `grace_s` is called at every turn, since the limit may shrink meanwhile.
 
-        A container ends with it, also one whose client is gone.
+        Also ends the container, even if its client is gone.
         """
         if self.process.poll() is None:
             self.process.terminate()
@@ -183,7 +183,7 @@ class LineReader:
         while True:
             try:
                 data = os.read(self._pipe.fileno(), 65536)
-            except OSError:  # nothing there yet; or a connection that broke, whose process has then ended
+            except OSError:  # nothing there yet; or the connection broke, because its process ended
                 return
             if not data:
                 return
@@ -192,10 +192,10 @@ class LineReader:
 
 
 class NodeProcess(LineReader):
-    """A module of ours on a node, spoken to in lines: stdin and stdout are pipes, wherever the node is.
+    """A module of ours on a node, with JSON lines over stdin and stdout, wherever the node is.
 
-    The supervisor holds its node agents by it, `doctor` the process that examines a node. `process` is what the place
-    started it with.
+    The supervisor uses it for node agents, `doctor` for the process that examines a node. `process` is the place's
+    process that started it.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class NodeProcess(LineReader):
         *,
         may_miss_copy: bool = False,
     ) -> None:
-        """Start it; `may_miss_copy`: the node may not see the run's copy of this package."""
+        """Start it. With `may_miss_copy`, the node may not see the run's copy of this package."""
         program = command_anywhere("-m", module) if may_miss_copy else node_command(container, module)
         self.process = place.connection(node, program, stderr) or subprocess.Popen(
             place.start_command(node, program),

@@ -1,9 +1,10 @@
 """The protocol between the supervisor and a node agent: JSON lines over the agent's stdin and stdout.
 
-The first line the agent reads is its `NodeSpec`; every later line is a heartbeat, an `Order` or the head's address,
-which `Lease` takes in. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent writes
-one `NodeReport` per event, and `ALIVE` every few seconds; from a node with a disk of its own, at the end, its logs
-(`hand_over`, `take_part`). Pipes, not files: srun forwards them, and a shared file system may show files late.
+The first line that the agent reads is its `NodeSpec`. Every later line is a heartbeat, an `Order` or the head's
+address; `Lease` reads them. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent
+writes one `NodeReport` per event, and `ALIVE` every few seconds. A node with its own disk sends its logs at the end
+(`hand_over`, `take_part`). These are pipes, not files: srun forwards pipes, and a shared file system may show files
+late.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HEAD = b"head "
 """Begins the line that tells a joining node the head's address."""
 
 ALIVE = b"alive\n"
-"""Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop turns."""
+"""Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop runs."""
 
 
 class Order(enum.Enum):
@@ -41,17 +42,17 @@ class Order(enum.Enum):
     STACKS = b"stacks\n"
     """Ask all processes for their Python stacks."""
     LET_GO = b"let go\n"
-    """End at once where a signal asks for the end, or as soon as one does: SIGKILL follows soon."""
+    """End at once after a signal to end, or at the next one: SIGKILL follows soon."""
     NAME_STOPPED = b"name stopped\n"
-    """Report, and end, processes that are stopped, however short: the driver has crashed, perhaps for want of one."""
+    """Report and end processes that are stopped, however briefly: the driver's crash may come from one."""
 
 
 @dataclass(frozen=True)
 class OwnDisk:
-    """What a node whose disk is its own is sent of the run at `run_dir`, a path of the head's and of this node's.
+    """The run's data for a node with its own disk. `run_dir` is a path on the head and on this node.
 
     `token` is Ray's, a secret. `source` is the run's copy of this package, packed (run/source.py), "" without one.
-    `needs`: files and folders that the node must have itself, by the key of the config that names them.
+    `needs` maps config keys to files and folders that the node must have itself.
     """
 
     run_dir: str
@@ -63,10 +64,10 @@ class OwnDisk:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a node copies to its own disk before Ray starts there (launch/agent/stage.py); "": nothing of that kind.
+    """The copies that a node makes on its own disk before Ray starts (launch/agent/stage.py); "" means no copy.
 
-    `environment` is a virtual environment or a squashfs image of one, `weights` the folder of a model, `compiled` the
-    archive of what engines have compiled, which need not exist. `version` is that of the first two, seen by the head.
+    `environment` is a virtual environment or its squashfs image. `weights` is the folder of a model. `compiled` is the
+    archive of compiled kernels, which need not exist. `version` is the version of the first two, as the head sees them.
     """
 
     environment: str = ""
@@ -77,18 +78,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """The task of one node agent. Ray's token is read from `token_path`.
+    """The task of one node agent. It reads Ray's token from `token_path`.
 
     `tag` names the attempt on this node ("<job id>-<node index>-<random>"). `head_address` is "ip:port", "" on the
-    head itself, and None until the head has one: it then comes in a line of its own. `nodes` are the names of all nodes
-    of the attempt. `env` and `pass_env` are those of the `launch` section, `contract_env` the variables that training
-    is told; both reach Ray and the actors. `container` has the fields of a `Container` around them; None: they run on
-    the node itself. `environ` are variables that the agent
-    could not inherit: secrets among them, so a spec is never written to disk.
-    `token_digest` is that of the token that the head wrote, by which a node knows whether it sees the head's disk; ""
-    on the head. `version` is that of the package at the head. `dashboard_port`: that of Ray's dashboard, if it is free,
-    on the head's loopback; 0: any free one; None: no dashboard.
-    `templates_of`: the run whose templates of actors are started beside Ray; "": none. `supervisor`: who sent the spec.
+    head, and None until the head has an address, which then comes as a separate line. `nodes` are the names of all
+    nodes of the attempt. `env` and `pass_env` are those of the `launch` section. `contract_env` are variables for
+    training. All three reach Ray and the actors. `container` has the fields of a `Container`; None means no container.
+    `environ` are variables that the agent could not inherit, secrets among them: a spec is never written to disk.
+    `token_digest` is the digest of the head's token, "" on the head; with it a node checks whether it sees the head's
+    disk. `version` is the package's version on the head. `dashboard_port` is the port of Ray's dashboard on the head's
+    loopback, if it is free; 0: any free port; None: no dashboard. `templates_of` is the run whose templates of actors
+    start beside Ray; "": none. `supervisor` is the sender of the spec.
     """
 
     node: str
@@ -136,8 +136,8 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """An event of a node. "up": Ray runs here; "late": a process was ended, and why; "failed": Ray does not run here,
-    and why; "gone": torn down; "told": a signal asked the agent to end. `dashboard`: the port of Ray's dashboard, or 0.
+    """An event of a node. "up": Ray runs here. "late": a process was ended; `why` says why. "failed": Ray does not run
+    here. "gone": torn down. "told": a signal asked the agent to end. `dashboard`: the port of Ray's dashboard, or 0.
     """
 
     event: Literal["up", "late", "failed", "gone", "told"]
@@ -157,7 +157,7 @@ class NodeReport:
 
 
 def report_from_line(line: bytes) -> NodeReport | None:
-    """Return the report in a line of the agent's stdout; None for other text, which srun and modules print there."""
+    """Parse a report from a line of the agent's stdout. None for other text, which srun and modules print there."""
     try:
         values: Any = json.loads(line)
     except ValueError:
@@ -166,7 +166,7 @@ def report_from_line(line: bytes) -> NodeReport | None:
 
 
 class Lease:
-    """The agent's end of the pipe: its spec, then signs that the supervisor lives. `ended_by` says why it is over.
+    """The agent's end of the pipe: its spec, then signs of life of the supervisor. `ended_by` says why it ended.
 
     `head_address` is "" until the supervisor sends it.
     """
@@ -179,7 +179,7 @@ class Lease:
         self.head_address = ""
 
     def wait_for_spec(self) -> NodeSpec | None:
-        """Block until the spec, past heartbeats sent before it; None if stdin ends first."""
+        """Wait for the spec, skipping earlier heartbeats. None if stdin ends first."""
         while True:
             line, newline, rest = self._buffer.partition(b"\n")
             if newline:
@@ -198,7 +198,7 @@ class Lease:
         """Wait up to `wait_s` for a heartbeat; False once the lease is over."""
         before = time.monotonic()
         if before - self._heard > lease_s:
-            # Judged before listening: a node that was suspended finds the heartbeats it missed in the pipe.
+            # Check before reading: a node that was suspended finds missed heartbeats in the pipe.
             wait_s = max(wait_s, 2.0)
         if select.select([self._descriptor], [], [], wait_s)[0] and not self._read():
             self.ended_by = "the supervisor closed the connection"
@@ -237,7 +237,7 @@ _MAX_BYTES = 64 << 20
 
 
 def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -> None:
-    """Send the files below `folder`; where the head does not take them in time, keep them at `kept` on this node."""
+    """Send the files below `folder`. If the head does not take them in time, keep them at `kept` on this node."""
     deadline, descriptor = time.monotonic() + (_URGENT_S if is_urgent else _LIMIT_S), stdout.fileno()
     try:
         for line in _parts(folder):
@@ -252,9 +252,9 @@ def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -
 
 
 def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
-    """Write the part of a log in a node's line into the attempt's folder; False where the line is no part.
+    """Write a part of a log from a node's line into the attempt's folder. False if the line is no such part.
 
-    A part that cannot be written is only reported: the run's end does not hang on a log.
+    A part that cannot be written is only reported: a log must not fail the run.
     """
     if not line.startswith(_BEGIN):
         return False
@@ -277,7 +277,7 @@ def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
 
 
 def _parts(folder: Path) -> Iterator[bytes]:
-    """Yield the lines of all files, stacks first: they are short, and say the most where time or bytes run out."""
+    """Yield the lines of all files, stacks first: they are short, and matter most if time or bytes run out."""
     left = _MAX_BYTES
     files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
     for path in sorted(files, key=lambda file: (STACKS_NAME not in file.relative_to(folder).parts[:1], file)):

@@ -33,13 +33,13 @@ STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
 
 TEMP_DIR_NAME = "r"
-"""Ray's temp-dir is a folder inside the one we own: Ray makes it writable for everybody."""
+"""Ray's temp-dir is inside our own folder, because Ray makes it writable for everybody."""
 
 RAY_LOG_NAME = "ray_start.log"
-"""In the log folder of the node: what `ray start` prints."""
+"""The output of `ray start`, in the node's log folder."""
 
 DASHBOARD_HOST = "127.0.0.1"
-"""Its page asks for Ray's token, but travels unencrypted, so it is reached through ssh alone."""
+"""The dashboard asks for Ray's token but is not encrypted, so only ssh reaches it."""
 
 _MAX_SOCKET_PATH_BYTES = 107
 _SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -50,7 +50,7 @@ def ray_environment(
 ) -> dict[str, str]:
     """Return the variables of Ray, the actors and (on the head) the driver. Raises ConfigError as `check_resolved`."""
     check_resolved(spec.env, environ)
-    # The others' addresses are not known yet: their names, and for who calls them by address the network they are in.
+    # The other addresses are unknown yet. Use their names, and the network for calls by address.
     nodes = [ip, (spec.head_address or "").partition(":")[0], network_of(interface), *spec.nodes]
     kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
@@ -72,7 +72,7 @@ def ray_environment(
 
 
 def python_of(spec: NodeSpec, environ: Mapping[str, str]) -> str:
-    """Return the Python that Ray and training run on this node: this one, or its copy (launch.stage.environment)."""
+    """Return the Python of Ray and training on this node: this Python, or its copy (launch.stage.environment)."""
     return staged(spec.stage, local_dir(spec, environ)).python
 
 
@@ -101,7 +101,7 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
             f"--include-dashboard={str(spec.dashboard_port is not None).lower()}",
             f"--dashboard-host={DASHBOARD_HOST}",
             f"--dashboard-port={ports.dashboard}",
-            "--no-monitor",  # the autoscaler: nothing to scale, and it opens a metrics port on 0.0.0.0
+            "--no-monitor",  # the autoscaler: there is nothing to scale, and it opens a metrics port on 0.0.0.0
         ]
     shm = os.statvfs("/dev/shm")
     return [
@@ -138,9 +138,9 @@ def refuse_without_dashboard() -> None:
 
 
 def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
-    """Map kinds of actors that have a template on this node to the command that starts their processes.
+    """Map each kind of actor with a template on this node to the command that starts its processes.
 
-    None in a container, whose Python is another, and none where bash would change a word of the command.
+    Empty in a container, which has another Python, and if bash would change a word of the command.
     """
     if spec.container or not spec.templates_of:
         return {}
@@ -172,7 +172,7 @@ _HIGHEST_PORT = 65535
 
 
 def _interfaces() -> dict[str, ipaddress.IPv4Interface]:
-    """Return every interface with an IPv4 address; of several the first, and no alias such as eth0:1."""
+    """Return every interface with an IPv4 address. Uses the first address, and no alias such as eth0:1."""
     found: dict[str, ipaddress.IPv4Interface] = {}
     for name, addresses in psutil.net_if_addrs().items():
         for address in addresses:
@@ -182,13 +182,16 @@ def _interfaces() -> dict[str, ipaddress.IPv4Interface]:
 
 
 def network_of(interface: str) -> str | None:
-    """Return the network that an interface is in, such as "10.253.0.0/16"; None without an IPv4 address."""
+    """Return the network of an interface, such as "10.253.0.0/16"; None without an IPv4 address."""
     found = _interfaces().get(interface)
     return None if found is None else str(found.network)
 
 
 def choose_interface(named: str | None) -> tuple[str, str]:
-    """Return (interface, address): the named one, the default route's or the only one. Raises NodesUnavailableError."""
+    """Return (interface, address) of the named interface, the default route's or the only one.
+
+    Raises NodesUnavailableError if there is none.
+    """
     existing = {name: str(found.ip) for name, found in _interfaces().items() if name != "lo"}
     listed = ", ".join(f"{name} ({ip})" for name, ip in existing.items()) or "none"
     if named is not None:
@@ -258,9 +261,9 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None =
 
 
 def block_starts(tag: str, stride: int, ephemeral: range) -> Iterator[int]:
-    """Yield the starts of blocks of `stride` ports: below the ephemeral ports, then above them, among them last.
+    """Yield the starts of blocks of `stride` ports: first below the ephemeral ports, then above, then among them.
 
-    Any program's outgoing connection may take an ephemeral port, also after it was found free.
+    Any program's outgoing connection may take an ephemeral port, even one that was just free.
     """
     turn = int.from_bytes(hashlib.sha256(tag.encode()).digest()[:4], "big")
     below = range(_LOWEST_PORT, ephemeral.start)
@@ -274,7 +277,7 @@ def block_starts(tag: str, stride: int, ephemeral: range) -> Iterator[int]:
 
 
 def _ephemeral_ports() -> range:
-    """Return the ports that the kernel gives to connections which ask for none."""
+    """Return the ports that the kernel gives to outgoing connections."""
     first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     return range(int(first), int(last) + 1)
 

@@ -1,8 +1,8 @@
-"""The programs of a node that import Ray, each a process of its own, `python -m hpc_grpo.launch.agent.ray_program ...`
+"""The programs of a node that import Ray, each a separate process: `python -m hpc_grpo.launch.agent.ray_program ...`
 
-`start ...`: Ray's own command line, started by the node agent. Each `--template=...` starts a template of actors
+`start ...` is Ray's command line, started by the node agent. Each `--template=...` starts a template of actors
 (template/server.py), which ends with it. `probe IP:PORT` tells the supervisor which nodes have joined Ray.
-`status IP:PORT` shows a user the nodes of a run's Ray, and what is in use.
+`status IP:PORT` shows the user the nodes of a run's Ray, and their usage.
 
 Imports nothing of this package: every import here delays Ray on every node.
 """
@@ -25,8 +25,8 @@ _TEMPLATE = "--template="
 def start() -> None:
     """Run Ray's command line without Ray Serve, Ray Jobs and the Ray Client server.
 
-    Ray imports them where it can, and with them pandas and FastAPI: seconds of every start, on every node. No option
-    says otherwise.
+    Ray imports them if it can, with pandas and FastAPI, which costs seconds on every node. Ray has no option against
+    it.
     """
     options = [word for word in sys.argv if word.startswith(_TEMPLATE)]
     sys.argv = [word for word in sys.argv if word not in options]
@@ -44,9 +44,9 @@ def start() -> None:
 
 
 def probe(address: str) -> None:
-    """Print one JSON line each time the picture changes ({"nodes": {ip: num_gpus}}), until killed.
+    """Print a JSON line at each change ({"nodes": {ip: num_gpus}}), until killed.
 
-    Not in the supervisor: importing ray would start threads there.
+    A separate process: importing ray would start threads in the supervisor.
     """
     import ray
 
@@ -63,7 +63,7 @@ def probe(address: str) -> None:
 
 
 def status(address: str) -> None:
-    """Print each node and what is in use: `ray status` asks the autoscaler, which a run's Ray does not have."""
+    """Print each node and its usage. `ray status` needs the autoscaler, which a run's Ray does not have."""
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="hpc-grpo-status")

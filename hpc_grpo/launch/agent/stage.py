@@ -1,11 +1,11 @@
 """Prepare a node's own disk before Ray starts: the run directory, and copies of environment, weights and caches.
 
-A shared file system gives each of many processes on many nodes thousands of small files of torch and vLLM slowly; and
-compile caches must not be on one. Copies lie in folders that this user's agents on the node share (folders.py), under
-names that tell what is in them: what engines compile remembers paths.
+A shared file system reads the thousands of small files of torch and vLLM slowly for many processes on many nodes, and
+compile caches must not be on one. This user's agents on the node share the copies (folders.py). A folder's name depends
+on its contents, because compiled kernels contain paths.
 
-Whether a node sees the head's disk is proved by the digest of Ray's token, which the head writes anew whenever it
-brings Ray up: a node that reads that token sees the disk.
+A node checks by the digest of Ray's token whether it sees the head's disk. The head writes a new token whenever it
+starts Ray, so a node that reads this token sees the disk.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from hpc_grpo.system.processes import die_with_parent
 from hpc_grpo.system.say import say
 
 _MAX_OTHER_FILE_BYTES = 64 << 20
-"""Of what lies beside a model's weights, larger files are other forms of the same weights."""
+"""Larger files beside a model's weights are other formats of the same weights."""
 _TOLD_BYTES = 500
 ATTEMPT_NAME = "attempt"
-"""The folder in which a node with a disk of its own keeps what belongs to the attempt, until it is sent."""
+"""The folder in which a node with its own disk keeps the attempt's files until they are sent."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Where a node has its copies; None: nothing of that kind is copied."""
+    """The paths of a node's copies; None: no copy."""
 
     environment: Path | None
     weights: Path | None
@@ -59,9 +59,9 @@ class Staged:
 
 
 def local_dir(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
-    """Return the node-local folder that a run's own are made in: launch.local_dir, else /tmp.
+    """Return the node-local folder for a run's folders: launch.local_dir, or /tmp.
 
-    So it is where launch.local_dir has a variable that this node does not have.
+    Also /tmp if launch.local_dir uses a variable that this node does not have.
     """
     parent = expand(spec.local_dir, environ) if spec.local_dir else "/tmp"
     return Path("/tmp" if "$" in parent else parent)
@@ -77,7 +77,7 @@ def version_of(*sources: Path) -> str:
 
 
 def staged(stage: Stage, parent: Path) -> Staged:
-    """Return where a node has its copies, once they are made: folders below `parent`."""
+    """Return the paths of a node's copies below `parent`. The copies may not exist yet."""
 
     def path(kind: str, source: str, version: str = "") -> Path | None:
         return shared_dir_path(parent, f"{kind} {source} {version}") if source else None
@@ -87,7 +87,7 @@ def staged(stage: Stage, parent: Path) -> Staged:
 
 
 def staged_environment(stage: Stage, parent: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that lead to the copies; a cache that is `given` another place has that."""
+    """Return the variables that point to the copies, except caches whose place is already `given`."""
     copies, variables = staged(stage, parent), {}
     if copies.weights:
         variables[WEIGHTS_DIR_VARIABLE] = str(copies.weights)
@@ -100,9 +100,9 @@ def staged_environment(stage: Stage, parent: Path, given: Mapping[str, str]) -> 
 def make_copies(
     spec: NodeSpec, environ: Mapping[str, str], goes_on: Callable[[], bool]
 ) -> tuple[NodeSpec, list[SharedDir]]:
-    """Make the copies; return the spec without those that are not worth the run, and the folders.
+    """Make the copies. Return the spec, without compiled kernels if their copy failed, and the folders.
 
-    Stops where `goes_on`, which waits a moment, is False. Raises LaunchError where a copy cannot be made.
+    Stops once `goes_on`, which waits a moment, returns False. Raises LaunchError if another copy fails.
     """
     stage, copies, folders = spec.stage, staged(spec.stage, local_dir(spec, environ)), []
 
@@ -181,10 +181,10 @@ _SHOWS_UP_S = 90.0  # a network file system may show the file of a minute ago
 
 
 def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_up_s: float = _SHOWS_UP_S) -> NodeSpec:
-    """Return the spec with the paths of this node; what the head has sent is put on a node's own disk.
+    """Return the spec with this node's paths. Writes what the head has sent to a node's own disk.
 
-    `own_dir` is the agent's own folder; `goes_on` waits a moment, and is False once the supervisor ended the agent.
-    Raises LaunchError where the head's disk must be seen and is not, or the node's own lacks what it must have;
+    `own_dir` is the agent's folder. `goes_on` waits a moment, and returns False once the supervisor ended the agent.
+    Raises LaunchError if the head's disk must be visible and is not, or the node's own disk lacks something;
     ConfigError for a folder that others may write.
     """
 

@@ -1,7 +1,7 @@
-"""Watch processes of training by their pulses (`run/pulse.py`), and by what the kernel says of them.
+"""Watch training processes by their pulses (`run/pulse.py`) and by their state in the kernel.
 
-Used by the node agent, for actors and Ray's own processes, and by the supervisor, for the driver. The watcher counts
-only time in which it was awake itself: a suspended or busy machine makes nobody late.
+The node agent watches actors and Ray's processes, the supervisor watches the driver. A watcher counts only time in
+which it was awake: a suspended or busy machine makes no process late.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hpc_grpo.system.waking_clock import WakingClock
 
 _NO_BEAT = Beat()
 WAKING_S = 0.2
-"""One that was stopped is let go for so long before it is killed, to write its stacks: not to go on working."""
+"""A stopped process is continued for this long before it is killed. It writes its stacks and does no work."""
 STOPPED_S = 30.0
-"""No process of a run is stopped (SIGSTOP) on purpose for so long; one that is debugged is traced, not stopped."""
+"""Nobody stops (SIGSTOP) a process of a run on purpose for this long. A debugged process is traced, not stopped."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A process as it is now. `born`: `start_time`, which tells it from a later one of the same id."""
+    """A process as it is now. `born` is its `start_time`, which distinguishes it from a later one with the same id."""
 
     name: str
     pid: int
@@ -41,7 +41,7 @@ class Watched:
         return self.pid, self.born
 
     def send(self, number: int) -> None:
-        """Send it a signal, unless it is gone and its id perhaps another's."""
+        """Send it a signal, unless it is gone and another process may have its id."""
         with suppress(ProcessLookupError):
             if start_time(self.pid) == self.born:
                 os.kill(self.pid, number)
@@ -57,7 +57,7 @@ class Late:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A process when it was last looked at, and for how long it had shown no progress and been stopped by then."""
+    """A process at its last check, and how long it had then made no progress and been stopped."""
 
     process: Watched
     silent_s: float = 0.0
@@ -68,7 +68,7 @@ class _Seen:
         return f"{self._named('was stopped')} for {self.stopped_s:.0f} s: somebody or something sent it SIGSTOP."
 
     def why_late(self) -> str:
-        """Return why it is late, in a sentence; "" if it is not."""
+        """Return why the process is late, in a sentence; "" if it is not late."""
         if self.stopped_s > STOPPED_S:
             return self.why_stopped()
         if self.silent_s > (limit_s := self.process.beat.limit_s):
@@ -91,9 +91,9 @@ class Watch:
         self._told: set[tuple[int, int]] = set()
 
     def late(self, processes: Iterable[Watched]) -> list[Late]:
-        """Return the late ones of `processes`, the longest silent first, and each of them once.
+        """Return the late ones of `processes`, the longest silent first. Returns each process once.
 
-        A process that a debugger holds is not late, and begins anew when it is released.
+        A process held by a debugger is not late; its time starts again when it is released.
         """
         now = self._clock.look()
         since_s, self._looked_at = now - self._looked_at, now
@@ -102,7 +102,7 @@ class Watch:
         return self._once([Late(seen.process, why) for seen in longest_first if (why := seen.why_late())])
 
     def stopped(self) -> list[Late]:
-        """Return those that were stopped at the last look, each once; some may be gone."""
+        """Return the processes that were stopped at the last check, each once. Some may be gone."""
         return self._once([Late(seen.process, seen.why_stopped()) for seen in self._seen.values() if seen.is_stopped])
 
     def _look_at(self, process: Watched, since_s: float) -> _Seen:
@@ -124,16 +124,18 @@ class Watch:
 def kill(late: Sequence[Late]) -> None:
     """Kill processes that are late. Who waits for them sees them die."""
     for one in late:
-        one.process.send(signal.SIGCONT)  # one that was stopped writes its stacks only now
+        one.process.send(signal.SIGCONT)  # A stopped process writes its stacks only now.
     time.sleep(WAKING_S)
     for one in late:
         one.process.send(signal.SIGKILL)
 
 
 def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:
-    """Yield the actors with a pulse in `shm_dir`, and, without one, `ray start`, Ray's own processes and its workers.
+    """Yield the actors with a pulse in `shm_dir`.
 
-    No more than these: what a reward starts may be stopped with reason, and its worker has a deadline for each call.
+    Also yields, without a pulse, `ray start`, Ray's processes and its workers.
+
+    Leaves out processes of rewards: they may be stopped on purpose, and their worker has a deadline for each call.
     """
     known = {actor.pid: actor for actor in _actors(shm_dir / PULSES_NAME)}
     yield from known.values()
@@ -160,7 +162,7 @@ def _actors(folder: Path) -> Iterator[Watched]:
 
 
 def ask_for_stacks(pids: Iterable[int]) -> None:
-    """Signal those that answer with their stacks; it would kill the others."""
+    """Signal processes that write their stacks. The signal would kill others."""
     for pid in pids:
         if catches(pid, STACKS_SIGNAL):
             with suppress(ProcessLookupError):  # it has ended since

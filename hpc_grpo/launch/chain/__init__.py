@@ -1,1 +1,1 @@
-"""A run as a chain of jobs: two jobs wait behind each, until the run is complete or cannot go on."""
+"""A run as a chain of jobs: each job keeps two jobs waiting behind it, until the run is complete or cannot continue."""

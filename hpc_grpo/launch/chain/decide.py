@@ -1,25 +1,25 @@
-"""Decide what a link of a chain does and asks for: pure functions of facts, in the order of a link's life.
+"""Decide what a job of a chain does and requests: pure functions of facts, in the order of the job's life.
 
-A run is a chain of jobs. Each job is a link. Before anything else, a link has two jobs wait behind itself. The queue
-starts the next job whatever became of the job before: walltime, out-of-memory kills and lost nodes are all covered. A
-link that dies before it can queue a job, on a bad node say, still leaves one. What no dependency can tell apart is
-decided here; `ChainLink` (link.py) gathers the facts and does what is decided.
+A run is a chain of jobs; each job is a link. First of all, a link queues two jobs behind itself. The queue starts the
+next job however the previous one ended, so walltime, out-of-memory kills and lost nodes are covered. If a link dies
+before it can queue a job, for example on a bad node, one job still waits. A job's dependency cannot distinguish how the
+previous job ended. This module decides that; `ChainLink` (link.py) gathers the facts and carries out the decisions.
 
     what happens                     the attempt's end     the successor                    the user hears
     -------------------------------  --------------------  -------------------------------  --------------------------
-    the driver crashes for good      crash                 waits, queued anew if need be    retrying, from this link
-    a node is lost                   node_lost             the same, and keeps off it       retrying, from this link
-    the queue ends the job for it    node_lost, signalled  keeps off it                     retrying, from this link
-    the end of walltime is near      resumable             waits, queued anew if need be    nothing: all is well
-    the queue preempts the job       resumable             waits, queued anew if need be    nothing: all is well
-    before it could checkpoint       running, crash        finds PREEMPTED and goes on      retrying
-    the queue starts it again        -                     waits, or has begun: it ends     nothing
-    walltime kills the job           running               finds TIMEOUT and goes on        nothing
-    the kernel kills the job         running               goes on                          retrying, from the successor
-    an administrator cancels it      cancelled             finds that and goes on           retrying, from the successor
+    the driver crashes for good      crash                 waits, queued again if needed    retrying, from this link
+    a node is lost                   node_lost             the same, and avoids the node    retrying, from this link
+    the queue ends the job for it    node_lost, signalled  avoids the node                  retrying, from this link
+    the end of walltime is near      resumable             waits, queued again if needed    nothing: all is well
+    the queue preempts the job       resumable             waits, queued again if needed    nothing: all is well
+    the same, before a checkpoint    running, crash        finds PREEMPTED and resumes      retrying
+    the queue requeues the job       -                     waits, or has begun: it ends     nothing
+    walltime kills the job           running               finds TIMEOUT and resumes        nothing
+    the kernel kills the job         running               resumes                          retrying, from the successor
+    an administrator cancels it      cancelled             finds that and resumes           retrying, from the successor
     the user cancels it              cancelled             finds that and ends the chain    ended, from the successor
-    nothing is left to do            complete, stopped,    is cancelled: the chain ends     complete or ended,
-                                     config                                                 from this link
+    the run is complete or cannot    complete, stopped,    is cancelled: the chain ends     complete or ended,
+    continue                         config                                                 from this link
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOTHING_LEFT: tuple[ExitKind, ...] = ("complete", "config", "stopped")
 
 @dataclass(frozen=True)
 class News:
-    """News of the run. `ended`: with more to do, and no further job; `retrying`: the next job carries on."""
+    """News of the run for the user. `ended`: incomplete, and no further job. `retrying`: the next job resumes it."""
 
     event: Literal["complete", "ended", "retrying"]
     why: str
@@ -52,9 +52,11 @@ class News:
 
 @dataclass(frozen=True)
 class PreviousLink:
-    """The job that queued this one. `end`: as the queue knows it; `left_s`: its walltime left at its end, if known.
+    """The job that queued this one.
 
-    `was_killed`: before it had given the run up, whatever its record says.
+    `end` is the queue's end state; `left_s` its remaining walltime at its end, if known.
+
+    `was_killed`: it was killed before it released the run, whatever its record says.
     """
 
     job_id: str
@@ -67,19 +69,19 @@ class PreviousLink:
 
     @property
     def forbids_more(self) -> bool:
-        """Tell whether no job is to come after it: the user cancelled it, or has to change something."""
+        """Return whether no job may follow: the user cancelled this one, or must change something."""
         return self.was_cancelled or self.exit_kind == "config"
 
     @property
     def was_cancelled(self) -> bool:
         if self.end.state:
             return self.end.by_user
-        # The queue no longer knows: a job that was told to end long before its limit was cancelled by somebody.
+        # The queue no longer knows the job. A job asked to end long before its limit was cancelled.
         return self.exit_kind == "cancelled" and self.left_s is not None and self.left_s > NEAR_THE_LIMIT_S
 
     @property
     def could_not_tell(self) -> bool:
-        """Tell whether it ended unable to notify the user; reaching the time limit does not count."""
+        """Return whether it ended unable to notify the user; reaching the time limit does not count."""
         if self.exit_kind == "resumable" or self.end.at_time_limit:
             return False
         return self.was_killed or self.exit_kind in ("running", "cancelled")
@@ -87,12 +89,12 @@ class PreviousLink:
 
 @dataclass(frozen=True)
 class StartFacts:
-    """The facts that a link finds when it starts. `previous`: None in the job that the user submitted.
+    """The facts at the start of a link. `previous` is None in the job that the user submitted.
 
-    `attempts` and `stalled` count since that one; `stalled` are the latest attempts in a row without a new checkpoint.
-    `node_hours` are all of the run's so far. `user_knows`: an earlier link of the chain has told why it ended.
-    `replaced_by`: a job behind this one that has begun, so that the queue started this one again; or one queued in its
-    place, since the record lacks it; else "".
+    `attempts` and `stalled` count since that job; `stalled` are the latest attempts in a row without a new checkpoint.
+    `node_hours` are all of the run's until now. `user_knows`: an earlier link has reported why it ended. `replaced_by`
+    is a started job behind this one, if the queue requeued this one. Or it is the job queued in place of this one,
+    which the record lacks. Otherwise "".
     """
 
     is_complete: bool
@@ -110,9 +112,9 @@ class StartFacts:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """The decision to train or not, and why in a user's words. `gave_up`: the run did not end as the user wanted.
+    """Whether to train, and why, in words for the user. `gave_up`: the run did not end as the user wanted.
 
-    `ends_chain`: where it does not train nobody else is to, either.
+    `ends_chain`: if this job does not train, no later job may train either.
     """
 
     goes_on: bool
@@ -142,7 +144,7 @@ def decide_start(facts: StartFacts) -> StartDecision:
 
 
 def _reason_to_end(facts: StartFacts) -> tuple[str, bool] | None:
-    """Return (why the chain ends here, whether it gives up) by the first rule that holds; None if it goes on."""
+    """Return (why the chain ends here, whether it gives up) by the first matching rule; None if it continues."""
     previous = facts.previous
     if facts.is_complete:
         return "The run is complete.", False
@@ -175,7 +177,7 @@ Succession = Literal["end the chain", "have one wait", "keep it off lost nodes",
 
 
 def decide_succession(attempt: AttemptRecord, stop_asked: bool) -> Succession:
-    """Decide what becomes of the successor once the attempt is over; one that waits also keeps off the lost nodes."""
+    """Decide what happens to the successor after the attempt. A waiting successor also avoids the lost nodes."""
     if attempt.exit_kind in _NOTHING_LEFT or stop_asked:
         return "end the chain"
     if not attempt.signalled:
@@ -185,12 +187,12 @@ def decide_succession(attempt: AttemptRecord, stop_asked: bool) -> Succession:
 
 
 def news_at_end(attempt: AttemptRecord, is_complete: bool, has_successor: bool, chain_ended: str) -> News | None:
-    """Decide what the user has to hear of an attempt that is over; `chain_ended`: why no further link comes, if so."""
+    """Return the news for the user after an attempt. `chain_ended` is why no further job comes, if none does."""
     if is_complete:
         return News("complete", attempt.why)
     if not has_successor:
         return News("ended", chain_ended or attempt.why)
-    # In time, as it should be; or cancelled, and the successor learns by whom.
+    # Ended in time, as planned; or cancelled, and the successor learns by whom.
     return None if attempt.exit_kind in ("resumable", "cancelled") else News("retrying", attempt.why)
 
 
@@ -200,9 +202,9 @@ def node_hours_asked(launch: LaunchConfig) -> float:
 
 
 def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
-    """Count the node-hours that the jobs among a run's attempts, in order, have used until `now` (unix seconds).
+    """Count the node-hours that the jobs of a run's attempts, in order, have used until `now` (unix seconds).
 
-    One that was killed without a word counts until the next began, or its allocation ended: never too little.
+    A job killed without a record counts until the next one began, or its allocation ended: never too little.
     """
     jobs = [attempt for attempt in attempts if queue_of(attempt.source) is not None]
     latest_ends = [*(following.started_at for _, following in pairwise(jobs)), now]
@@ -214,7 +216,7 @@ def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
 
 
 def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hours: float, now: float) -> float:
-    """Count as `node_hours_used`, but a job that goes on with the `job_hours` of its time limit."""
+    """Count like `node_hours_used`, but count a running job with the `job_hours` of its time limit."""
     over = [attempt for attempt in attempts if attempt.ended_at or attempt.job_id != job_id]
     is_job_over = any(attempt.job_id == job_id for attempt in over)
     return node_hours_used(over, now) + (0.0 if is_job_over else job_hours)

@@ -1,8 +1,8 @@
-"""A link of a run's chain of jobs: gather the facts for `decide`, and do what it decides.
+"""A link of a run's chain of jobs: gather the facts for `decide`, and carry out its decisions.
 
-Runs in the supervisor's process. Consumes the run directory and what the queue knows of the job before; produces two
-waiting jobs behind this one, and news for the user. The supervisor calls the methods of `ChainLink` in this order:
-`have_two_wait`, `decide`, `start`, `try_again` every second, `finish`, and `tell` while the run is not held.
+Runs in the supervisor's process. Reads the run directory and the queue's data on the previous job; keeps two jobs
+waiting behind this one, and sends news to the user. The supervisor calls the methods of `ChainLink` in this order:
+`have_two_wait`, `decide`, `start`, `try_again` every second, `finish`, and `tell` after the run is released.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _DISK_AGAIN_S = 30.0
 
 @dataclass(frozen=True)
 class LinkJob:
-    """The job of a link. `successor_of` is the job that queued it, "" where the user did; `driver` is what it runs.
+    """The job of a link. `successor_of` is the job that queued it, "" if the user did; `driver` is its program.
 
-    `by_hand`: the user gave the queue a script with options of their own, instead of `hpc-grpo submit`. The attempt
-    fills in `job_id` and `driver`.
+    `by_hand`: the user gave the queue a script with other options, instead of `hpc-grpo submit`. The attempt fills in
+    `job_id` and `driver`.
     """
 
     successor_of: str = ""
@@ -85,9 +85,9 @@ class ChainLink:
 
     @cached_property
     def _before(self) -> list[PreviousLink]:
-        """The jobs before this one, the latest first, back to the last that left an attempt.
+        """The jobs before this one, latest first, back to the last one with an attempt.
 
-        A follower that was cancelled before it began is none of them: it says nothing of the job that it waited for.
+        Leaves out followers that were cancelled before they began: they say nothing about the job before them.
         """
         record, before = read_chain(self._run), list[PreviousLink]()
         job_id = self._job.successor_of
@@ -102,12 +102,12 @@ class ChainLink:
 
     @cached_property
     def _successors(self) -> Successors:
-        """The jobs behind this one, which ask for what was noted for it. Raises OSError."""
+        """The jobs behind this one, which request what the record notes for this job. Raises OSError."""
         asked = self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
         return Successors(self._run, asked, self._queue, self._job, node_hours_asked(asked))
 
     def _ask_what_was_given(self, queue: JobQueue) -> None:
-        """Have the jobs behind this one ask for what this one was given, once the queue says it. Raises OSError."""
+        """Let the jobs behind this one request this job's resources, once the queue reports them. Raises OSError."""
         behind, own = self._successors, self._job
         try:
             if not self._knows_what_was_given and (job := queue.show(own.job_id)) is not None:
@@ -116,20 +116,20 @@ class ChainLink:
                 behind.hours_before = job.node_hours or node_hours_asked(behind.launch)
             self._knows_what_was_given = True
         except LaunchError as error:
-            say(f"What this job was given by hand is not known, so a successor asks for what the config says: {error}")
+            say(f"The queue does not report this job's options, so a successor requests what the config says: {error}")
             self._again_at = self._clock() + _TRY_AGAIN_S
 
     def have_two_wait(self, queue: JobQueue | None = None) -> None:
-        """Have two jobs wait behind this one, unless nothing is left to do; failures are reported and tried again.
+        """Keep two jobs waiting behind this one, unless the run is done. Failures are reported and retried.
 
-        This comes first in a link's life: nothing that ends the link after that ends the chain. Only what this job was
-        given is asked before, with ten seconds for an answer.
+        This comes first in a link's life: after it, nothing that ends this job ends the chain. Only the query of this
+        job's options comes earlier, with ten seconds for an answer.
         """
         self._again_at = math.inf
         try:
             if self._run.is_complete() or self._run.stop_marker.exists() or self._is_left_behind():
                 return
-            # Before queueing: sbatch by hand may have been given another account, or more nodes, than the config has.
+            # Before queueing: sbatch by hand may have another account, or more nodes, than the config.
             self._ask_what_was_given(queue or self._queue.in_a_hurry())
             self._successors.have_two_wait(queue or self._queue)
         except ConfigError as error:
@@ -140,7 +140,7 @@ class ChainLink:
             self._again_at = self._clock() + pause_s
 
     def _is_left_behind(self) -> bool:
-        """Tell whether this is the link of an earlier chain, or another job carries on in its place."""
+        """Return whether this is the link of an earlier chain, or another job carries on in its place."""
         own, record = self._job, read_chain(self._run)
         current = [link.job_id for link in record.since_the_user()]
         is_old = own.successor_of != "" and bool(current) and not {own.job_id, own.successor_of} & set(current)
@@ -152,13 +152,13 @@ class ChainLink:
 
     @property
     def before(self) -> EndedJob | None:
-        """Return the job before this one once the queue says that it is over, else None."""
+        """Return the previous job once the queue says that it has ended, else None."""
         if not self._before or not self._before[0].end.state:
             return None
         return EndedJob(self._before[0].job_id, is_gone=not self._before[0].end.lost_a_node)
 
     def decide(self) -> StartDecision:
-        """Decide whether this job trains; where it does not, end the chain."""
+        """Decide whether this job trains. If it does not, end the chain."""
         own, launch, record = self._job, self._launch, read_chain(self._run)
         links = record.links_before(own.job_id, own.successor_of)
         decision = decide_start(
@@ -183,7 +183,7 @@ class ChainLink:
         return decision
 
     def give_up(self, why: str) -> None:
-        """End the chain before there is an attempt, and tell: the next job would end as this one."""
+        """End the chain before an attempt, and tell the user: the next job would fail in the same way."""
         with not_worth_the_run(_NO_RECORD):
             self._successors.end_chain(why)
         self._news = News("ended", why)
@@ -195,7 +195,7 @@ class ChainLink:
             successors, own = self._successors, self._job
             successors.holds_run = True
             record = successors.record().with_link(own.job_id, own.successor_of, newest_step(self._run), self._output)
-            # Queued with this job; or by it, before the queue started it again.
+            # A successor queued with this job, or by it before the queue requeued it.
             successor = next(iter(record.followers(own.job_id)), "")
             asking = record.asking_for(successors.launch)
             write_chain(self._run, replace(asking, successor=successor, ended=""))
@@ -204,15 +204,15 @@ class ChainLink:
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
     def withdraw(self) -> None:
-        """Leave the chain that holds the run as it was, where the user handed in this job beside it."""
+        """Leave the chain unchanged for the job that holds the run: the user submitted this job beside it."""
         if self._job.by_hand:
             with not_worth_the_run(_NO_RECORD):
                 self._successors.withdraw()
 
     def try_again(self) -> None:
-        """Try again what failed some minutes ago: a job that is killed sees no end to do it at.
+        """Retry what failed some minutes ago: a killed job has no chance to do it at its end.
 
-        The supervisor waits meanwhile, so the queue has little time for its answers.
+        The supervisor waits meanwhile, so the queue has little time to answer.
         """
         if self._clock() >= self._again_at:
             self.have_two_wait(self._queue.in_a_hurry())
@@ -258,10 +258,10 @@ def _previous_link(run: RunDir, job_id: str, end: JobEnd) -> PreviousLink:
 
 @dataclass
 class Successors:
-    """The jobs that carry on after this one.
+    """The jobs that follow this one.
 
-    `launch` is what they ask for. `hours_before` are the node-hours that this job takes up to its time limit.
-    `holds_run`: this link holds the run, so that the record names its successor.
+    `launch` is their request. `hours_before` are the node-hours that this job uses up to its time limit. `holds_run`:
+    this link holds the run, so the record names its successor.
     """
 
     run: RunDir
@@ -271,7 +271,7 @@ class Successors:
     hours_before: float
     holds_run: bool = False
     _queued: dict[str, str] = field(default_factory=dict)
-    """Job -> the job before it, of the jobs that this process queued: the record may not be written yet."""
+    """Job -> the job before it, of the jobs that this process queued. The record may lag behind."""
     _doubtful: JobRequest | None = None
 
     def record(self) -> ChainRecord:
@@ -282,10 +282,10 @@ class Successors:
         return record
 
     def have_two_wait(self, queue: JobQueue) -> None:
-        """Have two jobs wait behind this one, as far as they may, and write that down.
+        """Keep two jobs waiting behind this one, if the limits allow, and record them.
 
-        Raises LaunchError and OSError, after which a repeated call does the rest. Raises ConfigError where no job
-        waits, because no node-hours are left.
+        Raises LaunchError and OSError; a repeated call then does the rest. Raises ConfigError if no job may wait
+        because no node-hours are left.
         """
         record = self.record()
         behind = list(record.followers(self.job.job_id))
@@ -307,9 +307,9 @@ class Successors:
             self.end_chain("The STOP file asks the run to end.")
 
     def replace_lost(self, lost_nodes: Sequence[str]) -> None:
-        """At the end of this job: have two jobs wait again if the next one was cancelled; keep them off lost nodes.
+        """At this job's end: queue jobs again if the next one was cancelled, and keep the waiting jobs off lost nodes.
 
-        Ends the chain where no node-hours are left. Raises LaunchError and OSError.
+        Ends the chain if no node-hours are left. Raises LaunchError and OSError.
         """
         record = self.record()
         behind = record.followers(self.job.job_id)
@@ -344,7 +344,7 @@ class Successors:
         write_chain(self.run, record.without([self.job.job_id, *record.followers(self.job.job_id)]))
 
     def _cancel_followers(self) -> ChainRecord:
-        """Cancel what waits behind this job; return the record that names it."""
+        """Cancel the jobs that wait behind this one. Return the record that names them."""
         record = self.record()
         if waiting := record.followers(self.job.job_id):
             try:
@@ -354,12 +354,12 @@ class Successors:
         return record
 
     def _waiting(self, job_id: str) -> Job | None:
-        """Return a job that still waits or runs; None if it is over."""
+        """Return a job that still waits or runs; None if it has ended."""
         job = self.queue.show(job_id)
         return None if job is None or job.is_over else job
 
     def _queue_behind(self, record: ChainRecord, behind: Sequence[str], queue: JobQueue) -> str:
-        """Queue a job after this one and those behind it; return its id, "" where no more may be queued."""
+        """Queue a job after this one and its followers. Return its id, "" if no more jobs are allowed."""
         own = self.job
         links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
         if not may_queue_successor(self.launch, links_before):
@@ -381,7 +381,7 @@ class Successors:
 def notify(command: Sequence[str], run: RunDir, news: News, deadline_s: float = 30.0) -> None:
     """Run `command` in the run's working directory, with HPC_GRPO_EVENT, HPC_GRPO_RUN and HPC_GRPO_WHY set.
 
-    Kills it after `deadline_s`. Says what it prints and where it fails; a failure changes nothing for the run.
+    Kills it after `deadline_s`. Prints its output and its failure; a failure changes nothing for the run.
     """
     told = {"HPC_GRPO_EVENT": news.event, "HPC_GRPO_RUN": str(run.path), "HPC_GRPO_WHY": news.why}
     try:

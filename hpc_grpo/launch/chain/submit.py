@@ -1,6 +1,6 @@
-"""Submit a run and cancel it: queue its first job, or all of them, and end what is left of them.
+"""Submit or cancel a run: queue its first job, or all of them, and end its remaining jobs.
 
-Runs on a login node: consumes a frozen run directory, produces jobs and their record in chain.json.
+Runs on a login node. Reads a frozen run directory; queues jobs and records them in chain.json.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BETWEEN_SIGNALS_S = 0.5  # two signals in one breath are one to their receiver
 
 
 def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
-    """Return what a job has hpc-grpo do; `successor_of` is the job that queues it, "" where the user does."""
+    """Return the hpc-grpo arguments of a job. `successor_of` is the job that queues it, "" if the user does."""
     words = ["attempt", str(run.path)]
     if successor_of:
         words += ["--successor-of", successor_of]
@@ -48,15 +48,15 @@ def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str
 
 
 def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, after: str = "") -> str:
-    """Queue the jobs of `requested_launches` for a run that nothing trains; return the first one's id.
+    """Queue the jobs of `requested_launches` for a run that nothing trains. Return the first job's id.
 
-    `after` is a job of any kind that must have ended before, "" for none. Raises LaunchError, and ConfigError where
-    the run has used its node-hours.
+    `after` is a job of any kind that must end first, "" for none. Raises LaunchError, and ConfigError if the run has
+    used its node-hours.
     """
     first, *further = requested_launches(run, launch)
     remove_stop(run)  # before the job is there, which may start at once
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
-        queue.cancel(earlier)  # what still waits of an earlier chain would take turns with this one
+        queue.cancel(earlier)  # Waiting jobs of an earlier chain would take turns with this one.
     write_chain(run, read_chain(run).asking_for(launch))  # before the first job, whose successor reads it
     # Held until the record is written: a link may write it as well.
     afters = (after,) if after else ()
@@ -88,7 +88,7 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
 
 @contextlib.contextmanager
 def complete_until_queued(run: RunDir) -> Iterator[None]:
-    """Leave a run that is complete as it was, its COMPLETE and its config, where the block fails to queue a job."""
+    """Restore a complete run, its COMPLETE and its config, if the block fails to queue a job."""
     files = (run.complete_marker, run.config, copy_path(run.config)) if run.is_complete() else ()
     kept = {path: path.read_text(encoding="utf-8") for path in files if path.exists()}
     links = read_chain(run).links
@@ -102,10 +102,10 @@ def complete_until_queued(run: RunDir) -> Iterator[None]:
 
 
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
-    """Return what the first job asks for and its two followers; where jobs cannot submit others, all of them.
+    """Return the requests of the first job and its two followers, or of all jobs if jobs cannot submit.
 
-    The first job would queue its followers itself, but one that dies in its set-up lines queues nothing. Raises
-    ConfigError where the run has used its node-hours.
+    The first job would queue its followers itself, but queues none if it dies in its setup lines. Raises ConfigError if
+    the run has used its node-hours.
     """
     used = node_hours_used(read_attempts(run), time.time())
     requested = [within_node_hours(launch, used)]
@@ -122,9 +122,9 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
 
 
 def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
-    """Return what the run's next job asks for: what the last one asked for, changed by `overrides`.
+    """Return the request of the run's next job: that of the last job, changed by `overrides`.
 
-    An override of one option about memory replaces the earlier one: a job takes one.
+    An override of one memory option replaces any other: a job has only one.
     """
     config = read_config(run)
     launch = read_chain(run).launch(config.launch)
@@ -142,9 +142,9 @@ def remove_stop(run: RunDir) -> None:
 
 
 def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
-    """End the run now; yield what was done. Raises LaunchError when the queue does not answer.
+    """End the run now, and yield a line for each thing done. Raises LaunchError if the queue does not answer.
 
-    The STOP file comes first, so that nothing new starts; then its jobs, or its process here.
+    Writes the STOP file first, so that nothing new starts. Then ends its jobs, or its process here.
     """
     run.stop_marker.touch()
     jobs = [link.job_id for link in read_chain(run).since_the_user()]
@@ -158,7 +158,7 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
     if owner is None or owner.job_id in jobs:
         if not jobs:
             yield "Nothing of the run is waiting or running."
-    # Started by hand: its allocation is the user's own and stays.
+    # Started by hand: the allocation belongs to the user and stays.
     elif not owner.is_on_this_host:
         yield f"It was started by hand on {owner.host}: the STOP file ends it there after its step."
     elif not owner.has_process:

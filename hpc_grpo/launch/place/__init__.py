@@ -1,4 +1,4 @@
-"""Places: which nodes a run has, how an agent starts there, when time ends, whether a job lives.
+"""Places: the nodes of a run, how an agent starts there, when time ends, whether a job lives.
 
 `base` holds the interfaces. A kind of place is a class with @place_kind, in a module of this folder or in the `place`
 of a folder in it.
@@ -18,7 +18,7 @@ from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """Return the place of this process: the kind that the environment shows, else this machine. Asks nobody yet."""
+    """Return the place of this process: the kind that the environment shows, else this machine. Makes no queries."""
     here = next((kind for kind in place_kinds() if kind.is_here(environ)), LocalPlace)
     return here(environ)
 
@@ -29,7 +29,7 @@ def job_queue() -> JobQueue:
 
 
 def queue_of(source: str) -> JobQueue | None:
-    """Return the queue that an attempt was a job of, by the `source` in its attempt.json; None: of no queue."""
+    """Return the queue of an attempt that was a job, by the `source` in its attempt.json; None if it was no job."""
     return next((kind({}).queue for kind in place_kinds() if kind.name == source), None)
 
 

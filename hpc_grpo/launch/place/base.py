@@ -1,6 +1,6 @@
-"""The interface between launching and where it happens: a `Place`.
+"""The interface between launching and the machines: a `Place`.
 
-A new kind of place is one module beside this one: a class of this form with @place_kind.
+A new kind of place is a module beside this one: a class of this form with @place_kind.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The nodes of one attempt; `nodes[0]` is the head, where supervisor and driver run.
+    """The nodes of one attempt. `nodes[0]` is the head, where supervisor and driver run.
 
-    `num_cpus[i]` belongs to `nodes[i]`. `this_node` is None when this process runs on none of them (a shell that
-    salloc left on the login node). `ends_at` is in unix seconds; None: no limit known.
+    `num_cpus[i]` belongs to `nodes[i]`. `this_node` is None if this process runs on none of them, as in salloc's shell
+    on the login node. `ends_at` is in unix seconds; None: no known limit.
     """
 
     job_id: str
@@ -46,7 +46,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class NodeResources:
-    """CPUs and GPUs of one node that belong to the attempt: of the allocation, not of the machine."""
+    """CPUs and GPUs of one node that belong to the attempt. The machine may have more."""
 
     num_cpus: int
     num_gpus: int
@@ -54,7 +54,7 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class End:
-    """The end of an attempt: how, the exit code and why, in words."""
+    """The end of an attempt: its kind, its exit code and its reason, in words."""
 
     kind: ExitKind
     code: int
@@ -62,7 +62,9 @@ class End:
 
 
 class NodeConnection(Protocol):
-    """A process on a node, behind a connection that the node opened: as much of subprocess.Popen as its holder needs.
+    """A process on a node, over a connection that the node opened.
+
+    Has the methods of subprocess.Popen that its user needs.
 
     `stdin` and `stdout` are ends of the connection. `returncode` is LOST_CODE once it is closed.
     """
@@ -83,20 +85,20 @@ class NodeConnection(Protocol):
 
 
 LOST_CODE = 255
-"""The exit code of a start command whose connection broke: ssh's, and that of nodes which have dialed in."""
+"""Exit code of a start command whose connection broke: ssh's, and that of nodes that dialed in."""
 AGENT_ENDED = "its agent ended with exit code"
 """The first words on an agent whose start command ended, before the exit code."""
 
 
 class Place(Protocol):
-    """The place where a run has its nodes. Only `allocation` and `remaining` may wait; the former keeps its answer.
+    """The place where a run has its nodes. Only `allocation` and `remaining` may wait; `allocation` caches its answer.
 
-    `name` is the `source` in attempt.json. `queue`: the queue that the allocation is a job of, and that takes follow-on
-    jobs; None: it is no job. `is_attended`: a user watches and judges a crash, so the driver is not started again.
-    `disks`: whether every node sees the run directory, or it is on the head's disk alone. `job_id`: the job that this
-    process is in, known without a question; "" in no job. `stop_grace_s`: how long a driver may take for its checkpoint
-    after SIGTERM. A queue's own SIGKILL needs no limit. `awaits_lost_nodes`: `remaining` waits for them.
-    `dashboard_port`: where its users look for Ray's dashboard; 0: any free port. Bodies and values are defaults.
+    `name` is the `source` in attempt.json. `queue` is the queue of the allocation's job, and takes follow-on jobs;
+    None: no job. `is_attended`: a user watches and judges a crash, so the driver is not restarted. `disks`: whether
+    every node sees the run directory, or only the head's disk holds it. `job_id` is this process's job, known without a
+    query; "" for none. `stop_grace_s` limits the driver's checkpoint after SIGTERM (no limit where a queue kills).
+    `awaits_lost_nodes`: `remaining` waits for lost nodes. `dashboard_port` is where users expect Ray's dashboard; 0:
+    any free port. The methods and values here are defaults.
     """
 
     name: str
@@ -109,7 +111,10 @@ class Place(Protocol):
     dashboard_port: int = 0
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
-        """Return the place as this run asks for it, for an attempt. Raises ConfigError for what it cannot have."""
+        """Return the place with this run's settings, for an attempt.
+
+        Raises ConfigError for settings that it cannot satisfy.
+        """
         refuse_hosts(launch, f"the place is {self.name}, whose nodes are known without them")
         return self
 
@@ -123,13 +128,13 @@ class Place(Protocol):
         """Wrap `command` so that it runs on a node of the allocation, over the stdin and stdout of the wrapper."""
 
     def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment for a start command: `environ` without what would change how it starts."""
+        """Return the environment for a start command: `environ` without variables that would change the start."""
         return dict(environ)
 
     def connection(self, node: str, command: Sequence[str], log: IO[bytes]) -> NodeConnection | None:
-        """Have `command` run on a node that holds a connection to us; None: a start command starts it.
+        """Run `command` on a node that holds a connection to us. None: a start command is needed.
 
-        `log` gets what is said of the connection, like the stderr of a start command.
+        `log` receives messages about the connection, like the stderr of a start command.
         """
         return None
 
@@ -138,22 +143,22 @@ class Place(Protocol):
         return {}
 
     def interface(self, node: str) -> str | None:
-        """Return the network interface by which a node is known to reach the others; None: its own settings tell."""
+        """Return the network interface by which a node is known to reach the others. None: its settings decide."""
         return None
 
     def is_node_failure(self, said: str) -> bool:
-        """Tell from what is said of a loss, by an agent or after AGENT_ENDED, whether the node itself is gone."""
+        """Return whether the node itself is gone, judged by a message of its agent or after AGENT_ENDED."""
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
-        """Return the nodes to go on with after a loss; may wait for others to come back, while `goes_on()`.
+        """Return the nodes to continue with after a loss. May wait for others to return, while `goes_on()`.
 
-        `answering`: those whose agents ended in order. Raises NodesUnavailableError that names who is missing where the
-        place knows that they are too few, EndAskedError where `goes_on()` ended the wait.
+        `answering` are the nodes whose agents ended in order. Raises NodesUnavailableError, naming the missing nodes,
+        if the place knows that too few are left; EndAskedError if `goes_on()` ended the wait.
         """
         return before.only(answering)
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Tell whether a run's owner on another host lives; None where only its signs of life can tell."""
+        """Return whether a run's owner on another host lives; None where only its signs of life can tell."""
         return None
 
     def close(self, end: End) -> None:
@@ -162,7 +167,7 @@ class Place(Protocol):
 
 
 def refuse_hosts(launch: LaunchConfig, why: str) -> None:
-    """Raise ConfigError for `launch.hosts`, which nobody would ask here; `why` is the end of a sentence."""
+    """Raise ConfigError for `launch.hosts`, which has no effect here. `why` is the end of the message's sentence."""
     if launch.hosts:
         raise ConfigError(
             f"launch.hosts = {', '.join(launch.hosts)} are for `hpc-grpo train` on one of them, in no job: it reaches "

@@ -1,9 +1,9 @@
 """A container around the programs of training on a node: Ray, the driver, the probe and the doctor's program.
 
-The supervisor and the node agents stay on the host, with a scheduler's commands and the processes to watch. The
+The supervisor and the node agents stay on the host, which has the scheduler's commands and the processes to watch. A
 program shares the node's processes, network, host name and shared memory, runs as the same user and finds the run, the
-model and the data under the same paths. The engine's client passes signals on and ends with its exit code. The program
-may outlive the client, so it leaves its process id in a file, and its container carries labels by which it is ended.
+model and the data under the same paths. The engine's client forwards signals and exits with the program's exit code.
+The program may outlive its client. So it writes its process id to a file, and labels on its container allow to end it.
 
 `python -m hpc_grpo.launch.place.container CONTAINER MODULE` becomes a module of ours in a container on this node.
 """
@@ -43,7 +43,9 @@ GPU_OPTIONS: dict[Engine, tuple[str, ...]] = {
     "apptainer": ("--nv",),
     "enroot": ("--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"),  # its hook's
 }
-"""What gives a container all GPUs of the node: CUDA_VISIBLE_DEVICES chooses among them, as without."""
+"""Options that give a container all GPUs of the node. CUDA_VISIBLE_DEVICES selects among them, as without a
+container.
+"""
 
 OF_THE_HOST = frozenset(
     (
@@ -51,14 +53,14 @@ OF_THE_HOST = frozenset(
         *("CUDA_HOME", "CUDA_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HOSTNAME", "_"),
     )
 )
-"""Variables that name the host's software: an image has its own, unless launch.env or launch.pass_env names them."""
+"""Variables for the host's software. An image has its own, unless launch.env or launch.pass_env names them."""
 
 _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
-"""Given to the program by value, so that the engine's client keeps its own. No secret has such a name."""
+"""Set to the program's values inside, so that the engine's client keeps its own. None of these is a secret."""
 
 _DEVICES = ("infiniband", "cxi*")  # networks in /dev that collectives use past the kernel
 _LIMITS = ("nofile", "nproc", "memlock", "core")
-"""Limits that would be the engine's own: too few files for Ray, or an image of the memory, secrets included."""
+"""Limits that the engine would set: too few files for Ray, or core dumps with secrets."""
 
 _NOT_MOUNTED = tuple(map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
 _RECORD_PID = 'echo $$ > "$0" && exec "$@"'
@@ -68,9 +70,9 @@ _ASK_S = 20.0
 
 @dataclass(frozen=True)
 class Container:
-    """What the programs of a run are wrapped in; `paths` are mounted where a node has them, `mounts` everywhere.
+    """The container of a run's programs. `paths` are mounted on nodes that have them, `mounts` everywhere.
 
-    `named` are variables that the user named: they reach the program, whatever they mean to the host.
+    `named` are variables that the user named: they reach the program even if they describe the host.
     """
 
     image: str
@@ -111,7 +113,7 @@ class Container:
     ) -> tuple[list[str], dict[str, str]]:
         """Return argv and environment of the engine's client for one of our programs (`own_command`), run in `cwd`.
 
-        `environ` is the program's own. Its values are not in argv, which every user of a node sees.
+        `environ` is the program's environment. Its values are not in argv, which every user of a node can read.
         """
         kept = [name for name in environ if name in self.named or name not in OF_THE_HOST]
         passed = {name: environ[name] for name in kept if name.isidentifier()}  # no functions of a shell
@@ -151,7 +153,7 @@ class Container:
         return [program, "run", *options, self.image, *inner], told
 
     def end(self, labels: Sequence[str]) -> None:
-        """End the containers with all of `labels`, whatever became of their clients; says what it could not do."""
+        """End the containers with all of `labels`, even without clients. Prints what fails."""
         if self.engine in ("apptainer", "enroot"):  # their programs are processes like any others
             return
         filters = [f"--filter=label={label}" for label in labels]
@@ -164,7 +166,7 @@ class Container:
 
 
 def container_of(launch: LaunchConfig, config: Config | None, paths: Iterable[Path]) -> Container | None:
-    """Return what the run's programs are wrapped in, None for nothing; `paths` and those in the config are mounted."""
+    """Return the container of the run's programs, None for no container. Mounts `paths` and the config's paths."""
     if (asked := launch.container) is None:
         return None
     values = {} if config is None else flat(config.model_dump(mode="json", exclude={"launch"}))
@@ -178,12 +180,12 @@ def container_of(launch: LaunchConfig, config: Config | None, paths: Iterable[Pa
 
 
 def labels_of(tag: str, program: str = "") -> list[str]:
-    """Return the labels of a node's containers in an attempt: of all of them, or of those of one program."""
+    """Return the labels of a node's containers in an attempt: of all, or of one program."""
     return [f"hpc-grpo.node={tag}", *([f"hpc-grpo.program={program}"] if program else [])]
 
 
 def exit_code(code: int | None) -> int | None:
-    """Return a program's exit code from its client's: engines say 137 where SIGKILL ended it, not -9.
+    """Return a program's exit code from its client's: engines report 137 after SIGKILL, not -9.
 
     A code above that of the last signal is the client's own, such as podman's 255.
     """
@@ -222,14 +224,14 @@ def _run_options(engine: Engine, labels: Sequence[str]) -> list[str]:
 def _limit(name: str) -> str:
     """Return this process's soft and hard limit; -1 stands for none, here as there."""
     limits = list(resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")))
-    if name == "nproc":  # podman lowers its own to that, and may not raise it again
+    if name == "nproc":  # podman lowers its own limit to this value, and may not raise it again.
         most = int(Path("/proc/sys/kernel/pid_max").read_text())
         limits = [most if limit < 0 else min(limit, most) for limit in limits]
     return ":".join(map(str, limits))
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the folders of `texts`, or of files among them: no folder inside another one, and none of the system."""
+    """Return the folders in `texts`, or of files in `texts`. Leaves out nested folders and those of the system."""
     folders: list[Path] = []
     for text in texts:
         with suppress(OSError, ValueError):  # of a text that is too long for a path, or none at all
@@ -242,7 +244,7 @@ def _folders(texts: Iterable[str]) -> list[str]:
 
 
 def main() -> None:
-    """Become the module in a container, or end with what keeps it from that."""
+    """Become the module in a container, or exit with the reason why not."""
     container, module = Container(**json.loads(sys.argv[1])), sys.argv[2]
     try:
         container.refuse_absent()

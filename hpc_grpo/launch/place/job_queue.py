@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job that runs `hpc-grpo COMMAND` with what `launch` asks for; its output goes into `run`.
+    """A job that runs `hpc-grpo COMMAND` with the resources of `launch`. Its output goes into the run directory.
 
     `after` are jobs that must have ended, in any way. `is_held`: it waits until it is released. `keeps_shell`: traps of
-    the set-up lines run at its end, but the queue's signals do not reach the command. `name` is unique, in the queue
-    too. `may_be_queued`: an earlier try with that name failed, and the queue may have taken the job all the same.
+    the setup lines run at its end, but the queue's signals do not reach the command. `name` is unique, also in the
+    queue. `may_be_queued`: an earlier try with this name failed, but the queue may have taken the job.
     """
 
     run: RunDir
@@ -42,10 +42,10 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job; `state` is the queue's word for it, "" where it knows no end.
+    """The end of a job. `state` is the queue's word for it, "" for no known end.
 
-    `by_user`: cancelled by the user of this process; an administrator's cancel is an interruption. `at_time_limit`:
-    it used up its time. `lost_a_node`: its processes may still live on a node that the queue lost sight of.
+    `by_user`: this process's user cancelled it; a cancel by an administrator is an interruption. `at_time_limit`: it
+    used up its time. `lost_a_node`: its processes may still live on a lost node.
     """
 
     state: str = ""
@@ -55,25 +55,25 @@ class JobEnd:
 
 
 class Job(Protocol):
-    """A job as its queue described it when it was asked."""
+    """A job as its queue described it at the query."""
 
     @property
     def is_over(self) -> bool:
-        """Tell whether it neither waits nor runs."""
+        """Return whether it neither waits nor runs."""
 
     @property
     def output(self) -> str:
-        """Return the file that its output goes to; "" where the queue does not say."""
+        """Return the job's output file; "" if the queue does not report it."""
 
     @property
     def node_hours(self) -> float | None:
-        """Return the node-hours that it takes if it goes on to its time limit; None where the queue does not say."""
+        """Return the node-hours of the job up to its time limit; None if the queue does not report them."""
 
     def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
-        """Return what a successor asks for: `launch`, kept off the nodes that this job is kept off.
+        """Return the request of a successor: `launch`, which also avoids the nodes that this job avoids.
 
-        `by_hand`: the user handed the job to the queue without us; what they gave it wins over `launch`. The job's own
-        resources do not count: the queue rounds and renames them. Raises LaunchError.
+        `by_hand`: the user submitted the job without us, and those options override `launch`. The job's own resources
+        do not count, because the queue rounds and renames them. Raises LaunchError.
         """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class JobQueue(Protocol):
         """Return this queue for a caller that can wait ten seconds for an answer, but not a minute."""
 
     def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
-        """Return `launch` with what the user's own variables for this queue ask for where it says nothing itself."""
+        """Return `launch`, with unset values filled from the user's variables for this queue."""
 
     def render(self, request: JobRequest) -> str:
         """Return the job script. Raises ConfigError for options that cannot be asked for."""
@@ -105,25 +105,25 @@ class JobQueue(Protocol):
         """Return the job; None once the queue has forgotten it."""
 
     def end_of(self, job_id: str) -> JobEnd:
-        """Return how the job ended; with state "" where it has not, or the scheduler does not answer."""
+        """Return how the job ended; with state "" if it has not ended, or the scheduler does not answer."""
 
     def preempted_until(self, job_id: str) -> float | None:
-        """Return when (unix seconds) the queue takes a running job's nodes for another job; None: it does not.
+        """Return when (unix seconds) the queue takes a running job's nodes for another job. None: it does not.
 
-        Waits two seconds at most: SIGKILL may be near. None too where the scheduler does not answer in that time.
+        Waits two seconds at most, since SIGKILL may be near. Also None if the scheduler does not answer in that time.
         """
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """End jobs, waiting or running; one that is over is no error."""
+        """End jobs, waiting or running. A job that has ended is no error."""
 
     def release(self, job_id: str) -> None:
         """Let a job go that was submitted held."""
 
 
 def job_python(launch: LaunchConfig) -> str:
-    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError if Ray is neither here nor in one.
+    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError without Ray in Python or container.
 
-    In a container training has the image's.
+    In a container, training uses the image's Python.
     """
     if launch.python is not None:
         return launch.python
@@ -136,9 +136,9 @@ def job_python(launch: LaunchConfig) -> str:
 
 
 def setup_lines(launch: LaunchConfig) -> list[str]:
-    """Return the shell lines before the command: modules and what the site wants. A failing module ends the shell.
+    """Return the shell lines before the command: modules and the site's setup. A failing module ends the shell.
 
-    Without CUDA or the network of its modules, training would fail much later, or be ten times slower.
+    Without the CUDA or the network of its modules, training would fail much later, or be ten times slower.
     """
 
     def load(module: str) -> str:
@@ -153,6 +153,8 @@ def setup_lines(launch: LaunchConfig) -> list[str]:
 
 
 def path_line(python: str | None) -> str:
-    """Return the shell line that finds the programs beside `python` (hpc-grpo, ninja, ray) first; None: this one."""
+    """Return the shell line that puts programs beside `python` (hpc-grpo, ninja, ray) first on PATH. None: this
+    Python.
+    """
     # After modules and profiles, which change PATH too.
     return f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"

@@ -1,4 +1,4 @@
-"""The local place: this one machine, where node agents are child processes and nobody but the user ends the run."""
+"""The local place: this machine. Node agents are child processes, and only the user ends the run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def count_nvidia_gpus() -> int:
 
 
 def is_own_address(host: str) -> bool:
-    """Tell whether a name or address is one of this machine's."""
+    """Return whether a name or address is one of this machine's."""
     try:
         named = {found[4][0] for found in socket.getaddrinfo(host, None)} if host else set()
     except OSError:

@@ -1,7 +1,7 @@
-"""Hosts that are reached by ssh from the first process of a run: `launch.hosts`. Agents are commands of ssh.
+"""Hosts that the first process of a run reaches by ssh: `launch.hosts`. Agents are ssh commands.
 
-ssh asks nothing (BatchMode) and trusts known hosts alone; a user's ~/.ssh/config holds. No environment is on a command
-line: an agent gets its variables with its spec, through ssh's stdin.
+ssh never prompts (BatchMode) and trusts only known hosts; the user's ~/.ssh/config applies. Command lines carry no
+environment: an agent gets its variables with its spec, through ssh's stdin.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _OF_THE_MACHINE = (
     "HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLUMNS", "TMPDIR", "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
     "LOCALDIR",
 )  # fmt: skip
-"""Variables that mean something else on another machine: there its own hold."""
+"""Variables that describe a machine. Another machine uses its own values."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host as `launch.hosts` names it; `name` is that of its node."""
+    """A host of `launch.hosts`; `name` is the name of its node."""
 
     name: str
     address: str
@@ -64,7 +64,7 @@ class Host:
 
 
 def parse_hosts(entries: Sequence[str]) -> list[Host]:
-    """Return the hosts of `[user@]host[:port]`; several of one address are told apart by their ports.
+    """Parse `[user@]host[:port]` entries. Hosts with the same address are named by their ports.
 
     >>> [host.name for host in parse_hosts(["ann@n1", "n2:2222", "n2:2223"])]
     ['n1', 'n2', 'n2_2223']
@@ -107,7 +107,7 @@ class SshPlace(LocalPlace):
         return list(command) if is_here else self._hosts[node].command(shlex.join(command))
 
     def carried_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return what the allow-list lets through, but for what is true of this machine alone."""
+        """Return the allowed variables, without those that describe this machine."""
         kept = {name: value for name, value in environ.items() if is_allowed(name, self._pass_env)}
         return {name: value for name, value in kept.items() if name not in _OF_THE_MACHINE}
 
@@ -125,7 +125,9 @@ class SshPlace(LocalPlace):
         return left
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Ask the host of a run's owner for its process; None where it does not answer, or hides it in a container."""
+        """Ask the host of a run's owner whether its process lives. None if it does not answer, or a container hides
+        it.
+        """
         host = self._hosts.get(owner.host)
         if host is None or not owner.boot_id:
             return None

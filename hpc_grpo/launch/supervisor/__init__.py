@@ -1,1 +1,1 @@
-"""The supervisor's process: owns one attempt, from the first process on its nodes to the last."""
+"""The supervisor's process: manages one attempt, from the first process on its nodes to the last."""

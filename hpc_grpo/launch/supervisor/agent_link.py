@@ -1,6 +1,6 @@
-"""The supervisor's end of the node agents: start one, feed its lease, read its reports; heartbeats for all of them.
+"""The supervisor's connection to a node agent: start the agent, renew its lease, read its reports. Also the heartbeats.
 
-What is sent and reported is in `launch/agent/protocol.py`. Pipes carry it, whatever the place starts agents with.
+`launch/agent/protocol.py` defines the messages. They go through pipes, however the place starts agents.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hpc_grpo.system.waking_clock import WakingClock
 _AGENT = "hpc_grpo.launch.agent.agent"
 HEARTBEAT_S = 5.0
 SILENT_AGENT_S = 60.0
-"""Equal to its own lease: an agent that is stopped, or cut off, is given up as it would give up the supervisor."""
+"""Equal to the agent's lease: supervisor and agent give each other up after the same silence."""
 
 
 class AgentLink(NodeProcess):
-    """A node agent, running or ended; `up` is its report once Ray runs, `late` holds why it ended processes.
+    """A node agent, running or ended. `up` is its report once Ray runs. `late` has the reasons why it ended processes.
 
-    `is_told`: a SIGTERM asked it to end. All but `send` is for the main thread.
+    `is_told` means that a SIGTERM asked the agent to end. Only `send` may be called from other threads.
     """
 
     def __init__(self, place: Place, node: str, log_dir: Path, *, has_own_disk: bool = False) -> None:
@@ -56,7 +56,10 @@ class AgentLink(NodeProcess):
         os.set_blocking(self.stdin.fileno(), False)
 
     def send_spec(self, spec: NodeSpec) -> None:
-        """Tell the agent what to do; wait while the pipe takes it. One that takes nothing for a minute is lost."""
+        """Send the agent its spec, and wait until the pipe has taken it.
+
+        After a minute without progress the agent is lost.
+        """
         rest, stdin = spec.to_line(), self.stdin.fileno()
         with self._writing, contextlib.suppress(OSError):  # broken: `loss` tells
             while rest:
@@ -66,9 +69,9 @@ class AgentLink(NodeProcess):
                 rest = rest[os.write(stdin, rest) :]
 
     def send(self, line: bytes = b"\n", *, waits: bool = True) -> None:
-        """Send an order, the head's address or a sign of life; an agent that has ended does not hear it.
+        """Send an order, the head's address or a heartbeat. Does nothing if the agent has ended.
 
-        With `waits` False, never into a spec that is being sent: that is a sign of life too.
+        With `waits` False, skips the line while a spec is being sent: the spec counts as a heartbeat.
         """
         if self._writing.acquire(blocking=waits):
             try:
@@ -102,9 +105,9 @@ class AgentLink(NodeProcess):
                     self._is_torn_down = True
 
     def loss(self) -> Loss | None:
-        """Return why the agent or its Ray is no more, or the agent silent; None while both live.
+        """Return why the agent is lost: it or its Ray ended, or it is silent. None while both live.
 
-        Silence counts from its first sign of life: how long a place takes to start an agent says nothing.
+        Silence counts from the first heartbeat: a place may take long to start an agent.
         """
         why = self._failure
         if not why:
@@ -119,14 +122,14 @@ class AgentLink(NodeProcess):
         return Loss(why, is_machine=self._place.is_node_failure(why))
 
     def release(self) -> None:
-        """End the lease: the agent tears down and exits, one that was stopped too."""
+        """End the lease. The agent tears down and exits, even if it was stopped."""
         if not self.stdin.closed:
             self.stdin.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
 
     def wait(self, deadline: float) -> bool:
-        """Wait until the agent is gone or `deadline` (monotonic); kills its step after that. False if killed."""
+        """Wait until the agent has ended. After `deadline` (monotonic), kill its step and return False."""
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read_reports()
             time.sleep(0.05)
@@ -142,9 +145,12 @@ class AgentLink(NodeProcess):
         return not self._was_killed
 
     def node_answers(self) -> bool:
-        """After `wait`: whether the node is still there. Its agent may have been killed, for want of memory say.
+        """After `wait`: return whether the node still answers.
 
-        A node that says itself that it leaves, as a worker does after Ctrl+C, is gone, although it tears down in order.
+        Only its agent may have died, for example of too little memory.
+
+        A node that reports its own exit, such as a worker after Ctrl+C, counts as lost, although it tears down in
+        order.
         """
         loss, has_left = self.loss(), bool(self._failure) and self._place.is_node_failure(self._failure)
         is_gone = self._was_killed or (loss is not None and loss.is_machine)
@@ -152,10 +158,10 @@ class AgentLink(NodeProcess):
 
 
 class Heartbeats:
-    """Sends every agent a sign of life from the start to `stop`, from a thread that touches no disk.
+    """Sends heartbeats to all agents until `stop`, from a thread that uses no disk.
 
-    A shared file system may stall the supervisor's main thread for minutes; the agents must not take it for dead. The
-    thread starts no process: the kernel would tie its parent-death signal to the thread.
+    A shared file system may block the supervisor's main thread for minutes, and the agents must not give it up. The
+    thread starts no process: the kernel would tie the process's parent-death signal to the thread.
     """
 
     def __init__(self, links: Sequence[AgentLink]) -> None:
@@ -165,7 +171,7 @@ class Heartbeats:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread: no agent is written to any more, so that its pipe can be closed."""
+        """End the thread. It writes to no agent after that, so the pipes can be closed."""
         self._stopped.set()
         self._thread.join()
 

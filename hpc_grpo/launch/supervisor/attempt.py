@@ -1,7 +1,7 @@
-"""Run one attempt of a frozen run on the nodes at hand: `hpc-grpo train`, and what a submitted job executes.
+"""Run one attempt of a frozen run on the available nodes: `hpc-grpo train`, and the command of a submitted job.
 
-Runs in the supervisor's process. Consumes the run directory and the place; produces one supervised attempt and an exit
-code. Waits for a place that does not answer yet, and for the end of an attempt that still holds the run.
+Runs in the supervisor's process. Reads the run directory and the place; returns an exit code after one supervised
+attempt. Waits for a place that does not answer yet, and for the end of an attempt that still holds the run.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def run_attempt(
     *,
     comes_back: bool = False,
 ) -> int:
-    """Run one attempt and return the exit code to end with. Raises HpcGrpoError.
+    """Run one attempt and return its exit code. Raises HpcGrpoError.
 
-    Off the head node this process becomes one there; if it has to come back, a child of it does. `driver` is a module
-    or a .py file, run with the run directory as its argument. With an `origin` this job was submitted for the attempt
-    alone, so it may have successors. `place` is found where none is given.
+    On another node than the head, this process becomes an attempt there, or starts a child for it if it must return.
+    `driver` is a module or a .py file; its argument is the run directory. With an `origin`, the job was submitted only
+    for this attempt and may have successors. `place` defaults to the place found here.
     """
     config = read_config(run)
     if missing := unset(config.launch.pass_env, os.environ):
@@ -113,7 +113,7 @@ def run_attempt(
 
 
 def _close(place: Place, end: End) -> None:
-    """Tell nodes that wait how the attempt ended; a signal does not keep the last of them from being told."""
+    """Tell waiting nodes how the attempt ended. A signal does not interrupt this."""
     with Signals():
         place.close(end)
 
@@ -131,9 +131,9 @@ def _end_of_child(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None] = time.sleep) -> Allocation:
-    """Return the nodes of this attempt; raises LaunchError where the place does not answer.
+    """Return the nodes of this attempt. Raises LaunchError if the place does not answer.
 
-    A patient question is repeated for two minutes: a link that ended here would end its chain.
+    With `is_patient`, repeats the query for two minutes: giving up would end the chain of jobs.
     """
     for pause_s in _ASK_AGAIN_S if is_patient else ():
         try:
@@ -145,7 +145,7 @@ def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None]
 
 
 def _end_of_chain(run: RunDir, link: ChainLink) -> int | None:
-    """Have the link decide whether its chain goes on; returns the exit code where it does not."""
+    """Let the job decide whether its chain continues. Return the exit code if it does not."""
     decision = link.decide()
     if not (link.is_first and decision.goes_on):
         say(decision.why)
@@ -160,7 +160,7 @@ def _end_of_chain(run: RunDir, link: ChainLink) -> int | None:
 
 
 def close_record(run: RunDir, owner: LockOwner) -> None:
-    """Write the last sign of life of a killed attempt, which goes with its lock, into its record as its end."""
+    """Write the last sign of life of a killed attempt, known from its lock, into its record as its end."""
     for record in read_attempts(run):
         if record.attempt == owner.attempt and record.ended_at is None:
             record.ended_at = owner.beat_at
@@ -177,13 +177,14 @@ def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None, place
         if link is not None:
             link.withdraw()
         raise
-    # The warning may come after the driver's end, while the link looks after its successor. What is to be done at the
-    # end is done in the reverse order of its lines here.
+    # The walltime warning may come after the driver's end, while the successor is updated.
+    #
+    # Callbacks run in reverse order.
     with outliving_the_warning(), ExitStack() as at_the_end:
         if link is None:
             at_the_end.callback(lock.release)
             return supervisor.run()
-        at_the_end.callback(link.tell)  # last, since it may take its time
+        at_the_end.callback(link.tell)  # last, because it may be slow
         at_the_end.callback(lock.release)
         link.start()
         supervisor.chore = link.try_again

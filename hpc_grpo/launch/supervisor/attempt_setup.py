@@ -1,4 +1,4 @@
-"""The setup of an attempt: all that is fixed before its first process, and what its nodes and driver are told."""
+"""The setup of an attempt: everything that is fixed before its first process, and the data for its nodes and driver."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AttemptSetup:
 
     @property
     def max_stalled_restarts(self) -> int:
-        """Return how many restarts of a driver in a row may bring no new checkpoint; 0 where a user is watching."""
+        """Return how many driver restarts in a row may end without a new checkpoint; 0 if a user watches."""
         return 0 if self.place.is_attended else 1
 
     @property
@@ -84,7 +84,7 @@ class AttemptSetup:
         )
 
     def contract_environment(self) -> dict[str, str]:
-        """Return what training is told, in its driver and in its actors."""
+        """Return the variables that the driver and its actors read."""
         told = {
             contract.ATTEMPT_VARIABLE: str(self.number),
             contract.ATTEMPT_DIR_VARIABLE: str(self.dir),
@@ -100,7 +100,10 @@ class AttemptSetup:
         return told
 
     def node_spec(self, node: str, head_address: str | None) -> NodeSpec:
-        """Return what the agent of `node` is to do; `head_address` is "" for the head itself, None until it has one."""
+        """Return the spec for the agent of `node`.
+
+        `head_address` is "" for the head, and None until the head has an address.
+        """
         launch, nodes = self.launch, self.allocation.nodes
         return NodeSpec(
             node=node,
@@ -128,7 +131,7 @@ class AttemptSetup:
         )
 
     def joining_spec(self, node: str) -> NodeSpec:
-        """Return what the agent of a node besides the head is to do, once Ray's token is written at the head."""
+        """Return the spec for the agent of a node other than the head, once the head has written Ray's token."""
         token, own_disk = self.run.secret.read_text(), None
         if self.has_private_disks:
             begun_at = read_record(self.run.source, lambda values: float(values["created_at"]))
@@ -154,9 +157,9 @@ def stage_of(config: Config, working_dir: Path, environ: Mapping[str, str]) -> S
 
 
 def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:
-    """Map keys of the config to the files and folders here that actors of every node read: models and rewards' inputs.
+    """Map config keys to local files and folders that actors on every node read: models and files of rewards.
 
-    A file of a reward that has changed since the run began, in unix seconds, is a cache that the reward itself writes.
+    A reward's file that changed after the run began (`begun_at`, unix seconds) is a cache that the reward writes.
     """
     values = flat(config.model_dump(mode="json", exclude={"run", "launch"}))
     needed = {key: path for key, path in config.models.items() if _is_here(path)}
@@ -168,7 +171,7 @@ def needed_everywhere(config: Config, begun_at: float) -> dict[str, str]:
 
 
 def _is_here(value: Any) -> bool:
-    # Not Path.exists, which raises for a text that is too long for a path: an instruction such as "/no_think ...".
+    # Not Path.exists: it raises for text that is longer than a path may be, such as a prompt "/no_think ...".
     return str(value).startswith("/") and os.path.exists(str(value))  # noqa: PTH110
 
 

@@ -1,4 +1,4 @@
-"""The driver's process as the supervisor sees it: its console, its log, its signals and its end."""
+"""The driver's process, managed by the supervisor: its console, its log, its signals and its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEPT_BYTES = 1 << 16
 class Driver:
     """A running driver. Its output goes to this process's stdout and, as plain text, to driver.log.
 
-    When stdout is a terminal the driver gets a terminal too, so that the console sink can draw on it.
+    If stdout is a terminal, the driver gets a terminal too, so that the console sink can draw on it.
     """
 
     def __init__(
@@ -40,7 +40,10 @@ class Driver:
         log_path: Path,
         inside: Inside | None = None,
     ) -> None:
-        """Start it, in `cwd`; `inside` a container, which sees no descriptor of this process, by a folder."""
+        """Start the driver in `cwd`.
+
+        `inside`: in a container, which shares a folder instead of descriptors with this process.
+        """
         self._terminal = sys.stdout.isatty()
         self._log = when_there_is_space(lambda: log_path.open("ab", buffering=0), log_path.name)
         self._printed = b""
@@ -65,7 +68,7 @@ class Driver:
 
     @property
     def printed(self) -> str:
-        """The end of what this driver printed so far; its log also holds what those before it printed."""
+        """The end of this driver's output. The log also holds the output of earlier drivers."""
         return self._printed.decode(errors="replace")
 
     def pump(self) -> bool:
@@ -83,7 +86,7 @@ class Driver:
 
     def _pass_on(self, text: str) -> None:
         plain = undrawn(text).encode()
-        # A full disk, a terminal that is gone: better a gap in the console or the log than the end of the run.
+        # On a full disk or a closed terminal, lose output instead of ending the run.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stdout.buffer.write(drawn(text).encode() if self._terminal else plain)
@@ -98,7 +101,7 @@ class Driver:
             fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
 
     def forward(self, sig: int) -> None:
-        """Pass a signal on. One that asks for something goes only to a driver that handles it: it would end another."""
+        """Forward a signal. A signal that needs a handler goes only to a driver that has one: it would kill others."""
         is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
         if not is_request or catches(self.program.pid, sig):
             if sig == signal.SIGKILL and hold_on(self.program.pid) == "stopped":
@@ -113,7 +116,7 @@ class Driver:
         return next((late.why for late in self._watch.late([process])), "")
 
     def close(self, grace_s: float) -> None:
-        """End the driver, if it still runs, and what it left behind in its session."""
+        """End the driver, if it still runs, and all processes left in its session."""
         self.program.end(grace_s)
         self.pump()
         self._pass_on(self._output.take(b"", final=True))

@@ -1,4 +1,4 @@
-"""The events that a supervisor reacts to, and the actions that its reactions consist of.
+"""The supervisor's events, and the actions that it performs in reaction.
 
 `Supervisor` observes an `Event`, `transitions.py` answers with `Action`s, `Processes` performs them (supervisor.py).
 """
@@ -41,14 +41,16 @@ class BringUpFailed:
 
 @dataclass(frozen=True)
 class Signalled:
-    """The supervisor was sent a signal: SIGTERM, SIGHUP and SIGINT ask for the end, SIGUSR1 warns of it."""
+    """The supervisor received a signal. SIGTERM, SIGHUP and SIGINT ask it to end; SIGUSR1 warns that the end is
+    near.
+    """
 
     signal: int
 
 
 @dataclass(frozen=True)
 class QueueAnswered:
-    """The queue's answer to ASK_QUEUE. `left_s`: what it leaves of a job that it preempts; None: it does not."""
+    """The queue's answer to ASK_QUEUE. `left_s` is the rest time of a preempted job; None if it is not preempted."""
 
     left_s: float | None
 
@@ -62,7 +64,7 @@ class DriverStuck:
 
 @dataclass(frozen=True)
 class ProcessLate:
-    """A node's agent ends a process, an actor or one of Ray's, that is stopped or makes no progress."""
+    """A node's agent ends a process that is stopped or makes no progress: an actor or a process of Ray."""
 
     why: str
 
@@ -84,7 +86,7 @@ class NodesLost:
 
 @dataclass(frozen=True)
 class DriverEnded:
-    """`last_error`: the error that this start of the driver printed last, in one line."""
+    """The driver ended. `last_error` is its last printed error, in one line."""
 
     returncode: int
     facts: RunFacts = RunFacts()
@@ -93,10 +95,10 @@ class DriverEnded:
 
 @dataclass(frozen=True)
 class FormedAgain:
-    """After FORM_AGAIN: agents start on the nodes that answer, or `is_enough` is False and nothing runs.
+    """The result of FORM_AGAIN: agents start on the nodes that answer. If `is_enough` is False, nothing runs.
 
-    `error`: what the place says of those that are missing, or that the end was asked for meanwhile, by the STOP file
-    where `stop_asked`.
+    `error` says what the place knows of missing nodes, or that the end was requested meanwhile (`stop_asked`: by the
+    STOP file).
     """
 
     is_enough: bool

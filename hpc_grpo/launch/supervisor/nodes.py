@@ -1,7 +1,7 @@
-"""The nodes of one attempt as the supervisor holds them: an agent on each, and Ray across all of them.
+"""The nodes of one attempt, managed by the supervisor: an agent on each, and Ray across all of them.
 
-Consumes an `AttemptSetup`; produces a Ray whose every node and GPU has joined. Never waits: `advance` takes in reports
-and does the next step that is due, so one loop serves driver and nodes. Only heartbeats have a thread.
+Takes an `AttemptSetup`; returns once every node and GPU has joined Ray. Never blocks: `advance` reads reports and does
+the next step that is due, so one loop serves driver and nodes. Only heartbeats use a thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Nodes:
         if self._setup.launch.ray_dashboard and self._setup.container is None:
             refuse_without_dashboard()
         self._begun = time.monotonic()
-        # A new token for this Ray, which only the user can read: a file that is found may be known.
+        # Each Ray gets a new token that only the user can read: others may know the token in an old file.
         token, secret = secrets.token_hex(32), self._setup.run.secret
 
         def write_token() -> None:
@@ -102,7 +102,7 @@ class Nodes:
             self.ray_address = head.address
 
     def bring_up_error(self) -> NodesUnavailableError | None:
-        """Return what keeps Ray from coming up: a node that failed, or too much time; None as long as it may come."""
+        """Return why Ray cannot start: a failed node, or the deadline. None while it may still start."""
         for node, loss in self.lost().items():
             return NodesUnavailableError(f"Node {node} did not come up: {loss.why}", [node])
         limit_s = self._setup.launch.bringup_deadline_s
@@ -122,7 +122,7 @@ class Nodes:
         return {link.node: loss for link in self._links if (loss := link.loss()) is not None}
 
     def lost_may_come_back(self) -> bool:
-        """Tell whether nodes are gone, not only what ran on them, and the place waits for such."""
+        """Return whether nodes themselves are lost, not only their processes, and the place waits for such nodes."""
         return self._setup.place.awaits_lost_nodes and any(loss.is_machine for loss in self.lost().values())
 
     def take_late(self) -> list[str]:
@@ -156,9 +156,9 @@ class Nodes:
         return [link.node for link in self._links if link.node_answers()]
 
     def anew(self, goes_on: Callable[[], bool]) -> Nodes | None:
-        """After `tear_down`: return the nodes to go on with, not yet started; None where they are too few to train.
+        """After `tear_down`, return the nodes to continue with, not yet started; None if they are too few to train.
 
-        Waits for those that may come back, while `goes_on()`. Raises NodesUnavailableError as `Place.remaining`.
+        Waits for nodes that may return, while `goes_on()`. Raises NodesUnavailableError like `Place.remaining`.
         """
         setup = self._setup
         allocation = setup.place.remaining(setup.allocation, self.answering(), goes_on)
@@ -167,13 +167,13 @@ class Nodes:
         return Nodes(replace(setup, allocation=allocation, nonce=new_nonce()))
 
     def head_environment(self) -> dict[str, str]:
-        """Return what the driver sees: the same as actors of the head node, where this process runs."""
+        """Return the driver's environment: that of actors on the head node, where this process runs."""
         spec = self._setup.node_spec(self.names[0], "")
         interface, ip = node_address(spec)
         return ray_environment(os.environ, spec, ip, interface, str(shm_dir_path(spec.tag)))
 
     def inside(self, program: str, suffix: str = "") -> Inside | None:
-        """Return where a program of the head node runs, with its folder in shared memory; None: on the node itself."""
+        """Return the container of a program on the head node, with its folder in shared memory. None: no container."""
         spec = self._setup.node_spec(self.names[0], "")
         return inside_of(spec, program, shm_dir_path(f"{spec.tag}{suffix}"))
 
@@ -200,7 +200,7 @@ class RayWatch:
         return -1 if self._closed or self._program.poll() is not None else self._reader.fileno()
 
     def read(self) -> None:
-        """Take in what the probe has printed, and start it again where it died."""
+        """Read the probe's output. Restart the probe if it died."""
         if self._closed:
             return
         for line in self._reader.lines():

@@ -1,4 +1,4 @@
-"""A server that rewards ask, started beside the head and ended with the attempt: `launch.reward_server`."""
+"""A server that rewards call, started beside the head and ended with the attempt: `launch.reward_server`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class RewardServer:
-    """The running server; its output is in `log`. A server that dies is started again: rewards wait for it.
+    """The running server; `log` has its output. A dead server is restarted, and rewards wait for it.
 
-    Whoever listens on its port gets prompts and decides scores, so that must be the server or a process below it.
+    The process on its port receives prompts and decides scores. So it must be the server or a descendant of it.
     """
 
     def __init__(self, asked: RewardServerConfig, log: Path, cwd: Path) -> None:
@@ -51,9 +51,9 @@ class RewardServer:
         self._start()
 
     def wait_until_healthy(self, goes_on: Callable[[], bool]) -> bool:
-        """Return True once it answers, False where waiting does not go on.
+        """Return True once the server answers, False once waiting must end.
 
-        Raises NodesUnavailableError with the end of its log where it ends or never answers.
+        Raises NodesUnavailableError with the end of the log if the server exits or misses the deadline.
         """
         begun = time.monotonic()
         while not self._answers():
@@ -71,9 +71,9 @@ class RewardServer:
         return True
 
     def keep_alive(self) -> None:
-        """Start it again where it has died, but not at every turn.
+        """Restart the server if it died, with a pause between restarts.
 
-        Raises NodesUnavailableError where somebody else has taken its port meanwhile.
+        Raises NodesUnavailableError if another process has taken the port.
         """
         if self._process.poll() is not None and time.monotonic() - self._started_at > _AGAIN_S:
             say(f"The reward server ended with {self._process.returncode}; starting it again. Its log: {self._log}")
@@ -82,7 +82,7 @@ class RewardServer:
             self._start()
 
     def _left(self) -> list[int]:
-        """Return what the ended server has left: children in its session, and those that keep its port."""
+        """Return the processes that the ended server left: children in its session, and those on its port."""
         below = descendants(os.getpid())
         session = set(session_members(self._process.pid))
         on_port = {pid for pids in holders(listeners(self._port), below).values() for pid in pids}

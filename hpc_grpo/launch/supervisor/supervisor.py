@@ -1,12 +1,11 @@
-"""The supervisor: owns one attempt from the first process to the last.
+"""The supervisor: manages one attempt from the first process to the last.
 
-Consumes an `AttemptSetup`; has Ray brought up on the nodes, runs the driver, again where it ended and that may help,
-tears down what it started, and records the attempt. `Supervisor` observes what happens, `transitions.react` decides
-what comes of it, `Processes` does that. It waits in one place, `Processes.wait`, on everything at once: nodes, the
-driver's output, signals.
+Takes an `AttemptSetup`. It starts Ray on the nodes, runs the driver and restarts it if that may help, tears down what
+it started, and records the attempt. `Supervisor` observes events, `transitions.react` decides the actions, `Processes`
+performs them. It waits at one place, `Processes.wait`, for everything: nodes, the driver's output, signals.
 
-Runs in the main thread only, because the kernel ties a child's parent-death signal to the thread that started it.
-Where the run directory stalls it waits for that too; only the heartbeats of the nodes go on.
+Runs in the main thread only, because the kernel ties a child's parent-death signal to the thread that started it. If
+the run directory stalls, this thread waits; only the heartbeats continue.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Supervisor:
                 self._processes.start()
                 self._see_it_through()
             except BaseException as error:
-                # Whatever it is: recorded, since nobody may have watched, and raised again.
+                # Record any error, since nobody may have watched, and raise it again.
                 end = end_by_error(error, self._state.signalled)
                 self.record.end(end.kind, end.code, end.why)
                 raise
@@ -95,7 +94,9 @@ class Supervisor:
                     break
 
     def _what_happened(self) -> Iterator[Event]:
-        """Yield what there is to react to. One at a time, since what one leads to may overtake the next."""
+        """Yield the events to react to, one at a time: a reaction may create an event that comes before the next
+        one.
+        """
         processes = self._processes
         if self._state.phase == "bring_up" and processes.nodes.is_ready:
             yield events.Now.RAY_READY
@@ -144,9 +145,9 @@ _REFORM_DEADLINE_S = 30.0  # a node whose agent has not ended in order by then i
 
 
 class Processes:
-    """The nodes and the driver of an attempt, and what is done to them; keeps the attempt's record up to date.
+    """The nodes and the driver of an attempt, and the actions on them. Keeps the attempt's record up to date.
 
-    `goes_on` tells whether lost nodes may still be waited for.
+    `goes_on` returns whether to keep waiting for lost nodes.
     """
 
     def __init__(self, setup: AttemptSetup, nodes: Nodes, driver_command: Sequence[str], record: AttemptRecord) -> None:
@@ -169,7 +170,7 @@ class Processes:
             if not self._reward_server.wait_until_healthy(self.goes_on):
                 raise EndAskedError("the reward server does not answer yet", newest_step(self._setup.run))
         self.nodes.start()
-        # Beside the nodes: its imports, and its checks of the user's inputs, take as long as Ray's start.
+        # Start the driver while the nodes start: its imports and its input checks take as long as Ray's start.
         self._start_driver()
         self._begun = time.monotonic()
 
@@ -180,10 +181,10 @@ class Processes:
         if self._reward_server is not None:
             self._reward_server.keep_alive()
         if self.driver.fileno() in ready and not self.driver.pump():
-            time.sleep(0.05)  # its output is closed but it still runs: select would return at once
+            time.sleep(0.05)  # Its output is closed but it still runs. select would return at once.
 
     def perform(self, action: Action) -> Event | None:
-        """Do what was decided; returns the event that came of it, where one does."""
+        """Perform an action. Return the event that results, if any."""
         match action:
             case Do.PUBLISH_RAY:
                 self._publish_ray()
@@ -270,7 +271,7 @@ class Processes:
         return events.FormedAgain(is_enough=True)
 
     def _judge_nodes(self) -> None:
-        """After their teardown: record those as lost that do not answer, so that the next job keeps off them alone."""
+        """After the teardown, record the nodes that do not answer as lost, so that the next job avoids only them."""
         answering = self.nodes.answering()
         for node in self.nodes.names:
             if node in answering:

@@ -1,4 +1,4 @@
-"""Decide what the supervisor does about what happens to an attempt: a pure function of state and event.
+"""Decide the supervisor's reaction to an event of an attempt: a pure function of state and event.
 
 `react(state, event, now)` returns the next state and the actions to perform, in order. Nothing here waits, reads a
 file or starts a process: `supervisor.py` observes the events and performs the actions.
@@ -8,30 +8,31 @@ file or starts a process: `supervisor.py` observes the events and performs the a
     bring_up  RAY_READY           PUBLISH_RAY                                           training
     bring_up  BringUpFailed       Fail; with nodes lost before, or that may come back,  over
                                   as lost nodes (below)
-    bring_up  asked to end        Forward, SAVE_RECORD, Fail; of NODES_TOLD too         over
-    training  asked to end        Forward, SAVE_RECORD; of SIGTERM and SIGHUP           training
+    bring_up  asked to end        Forward, SAVE_RECORD, Fail; also after NODES_TOLD     over
+    training  asked to end        Forward, SAVE_RECORD; after SIGTERM and SIGHUP        training
                                   ASK_QUEUE, and KILL_DRIVER after the place's grace
-    training  NODES_TOLD          Forward, SAVE_RECORD, ASK_QUEUE; KILL_DRIVER as then  training
+    training  NODES_TOLD          Forward, SAVE_RECORD, ASK_QUEUE; KILL_DRIVER as       training
+                                  above
     training  it is preempted     KILL_DRIVER shortly before its end                    training
     training  it is cancelled     LET_NODES_GO                                          training
     training  asked to end again  Forward, SAVE_RECORD; KILL_DRIVER now                 training
     training  NodesLost           SAVE_RECORD, Say; KILL_DRIVER in 10 s                 training
-    bring_up  DriverEnded         as the driver ended (below)                           see below
-    training  DriverEnded         the same; of an error NAME_STOPPED, and that after    settling
-                                  3 s: a node may be lost, a process stopped
-    settling  3 s, NodesLost      as the driver ended (below)                           see below
+    bring_up  DriverEnded         see "how the driver ended"                            see below
+    training  DriverEnded         the same; after an error first NAME_STOPPED and 3 s,  settling
+                                  to learn whether a node was lost or a process stopped
+    settling  3 s, NodesLost      see "how the driver ended"                            see below
     any       SIGUSR1             Forward: walltime ends, the driver checkpoints        the same
     any       DriverStuck         WRITE_STACKS; KILL_DRIVER in 5 s                      the same
     any       ProcessLate         NoteLate: the driver replaces it, or ends with it     the same
 
-    how the driver ended         where another try may help                             else
+    how the driver ended         if a retry may help                                    else
     ---------------------------  -----------------------------------------------------  -----------------
     complete, resumable, config  -                                                      End
-    crash                        StartDriver, on the nodes as they are                  End
-    lost nodes                   FORM_AGAIN, then of FormedAgain StartDriver or End     End
+    crash                        StartDriver, on the same nodes                         End
+    lost nodes                   FORM_AGAIN, then after FormedAgain StartDriver or End  End
 
-Another try may help unless the end was asked for, by a signal, preemption or the STOP file, and as long as no more than
-one try in a row brought no new checkpoint; crashes and losses count apart.
+A retry may help unless a signal, preemption or the STOP file asked for the end. At most one retry in a row may end
+without a new checkpoint; crashes and lost nodes count separately.
 """
 
 from __future__ import annotations
@@ -61,22 +62,22 @@ from hpc_grpo.run.attempt import ExitKind
 from hpc_grpo.system.signals import END_SIGNALS, signal_name
 
 DRIVER_GRACE_S = 10.0
-_SETTLE_S = 3.0  # a driver may have ended for a node or a process that did not, whose agent needs a moment to tell
+_SETTLE_S = 3.0  # A driver may end because a node or process died. Its agent needs a moment to report that.
 _STACKS_S = 5.0  # time for processes to write their stacks
-_EXPLAINS_S = 60.0  # a driver that crashes so soon after a process was ended that was late did so for want of it
-_TEARDOWN_S = 10.0  # kept of what a preempted job has left, for its nodes
+_EXPLAINS_S = 60.0  # A driver's crash this soon after a late process was ended is blamed on that process.
+_TEARDOWN_S = 10.0  # Part of a preempted job's rest time that is kept for its nodes.
 
 
 @dataclass(frozen=True)
 class State:
-    """All that a reaction depends on besides the event. Times are those of `time.monotonic()`.
+    """The state that decides a reaction, besides the event. Times are those of `time.monotonic()`.
 
-    `step`: the newest checkpoint when the driver last started. `stop_grace_s`: the place's. A driver has so long for
-    its checkpoint after SIGTERM or SIGHUP, and no limit after Ctrl+C; a second signal ends it at once. `signalled`: the
-    signal that asked this process to end. `told`: why its nodes alone were, by preemption say. `lost`: node -> why, of
-    the present nodes. `stalled`: tries in a row without a new checkpoint, by how the driver ended. `late`: why the last
-    process was ended that was late, at `late_at`. `ended`: the driver's end, while settling. `ending`: how the attempt
-    ends if FORM_AGAIN finds too few nodes.
+    `step` is the newest checkpoint at the driver's last start. `stop_grace_s` is the place's limit for the driver's
+    checkpoint after SIGTERM or SIGHUP. Ctrl+C has no limit; a second signal ends the driver at once. `signalled` is the
+    signal that asked this process to end. `told` is the reason if only its nodes were asked, for example by preemption.
+    `lost` maps present nodes to the reason of their loss. `stalled` counts tries in a row without a new checkpoint, by
+    how the driver ended. `late` is why the last late process was ended, at `late_at`. `ended` is the driver's end,
+    while settling. `ending` is how the attempt ends if FORM_AGAIN finds too few nodes.
     """
 
     max_stalled: int
@@ -132,7 +133,7 @@ def react(state: State, event: Event, now: float) -> Reaction:
 
 
 def _on_failed_bring_up(state: State, event: events.BringUpFailed) -> Reaction:
-    """End the attempt; where nodes were lost before, or may come back, count the missing as lost and try again."""
+    """End the attempt. If nodes were lost before, or may return, count the missing ones as lost and retry."""
     why = str(event.error)
     state = replace(state, lost={**state.lost, **dict.fromkeys(event.error.nodes, why)})
     if not (state.was_formed_again or event.may_come_back):
@@ -142,11 +143,11 @@ def _on_failed_bring_up(state: State, event: events.BringUpFailed) -> Reaction:
 
 
 def _on_signal(state: State, number: int, now: float) -> Reaction:
-    """Pass the signal on. One that asks for the end limits the driver's time; before training it ends the attempt."""
+    """Forward the signal. A signal to end limits the driver's time; before training it ends the attempt."""
     if number == signal.SIGUSR1:
         return state, [Forward(number)]
     if number == signal.SIGHUP and state.signalled:
-        return state, []  # a terminal that is gone tells twice: by the kernel, and by its shell
+        return state, []  # A closed terminal sends two signals: one from the kernel, one from its shell.
     # Saved at once, since SIGKILL may follow before anything else is said.
     asked = signal.SIGTERM if number in END_SIGNALS else number  # a driver takes a hangup for nothing
     actions: list[Action] = [Forward(asked), Do.SAVE_RECORD]
@@ -174,7 +175,7 @@ def _on_told_nodes(state: State, now: float) -> Reaction:
 
 
 def _on_answer(state: State, left_s: float | None, now: float) -> Reaction:
-    """Give the driver what a preempted job has left; of one that is cancelled have the nodes end while they can."""
+    """Give the driver the rest time of a preempted job. In a cancelled job, let the nodes end while they can."""
     if left_s is None:
         return state, [Do.LET_NODES_GO] if state.signalled else []
     told = f"The queue preempts this job, {left_s:.0f} s before it takes the nodes."
@@ -187,7 +188,7 @@ def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reactio
     new = {
         node: loss.why
         for node, loss in event.nodes.items()
-        # Of a job that is cancelled all nodes end; of one that Slurm ends for a lost node, this one came first.
+        # In a cancelled job all nodes end. If Slurm ends the job for a lost node, that node was lost first.
         if node not in state.lost and (loss.is_machine or not (state.signalled or state.told))
     }
     if not new:
@@ -207,7 +208,7 @@ def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> React
     state = replace(state, ended=ended, late=state.late if explains else "")
     if state.phase == "settling":
         return state, []  # what the run directory says by the end of it counts
-    # One that somebody else killed has met no error for which a node or a process could be to blame.
+    # Another process killed the driver, so no node or process is to blame for an error.
     was_killed = ended.returncode < 0 and not (state.stuck or state.late)
     is_plain = state.signalled or state.told or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)
     if is_plain or was_killed or state.lost or state.phase == "bring_up":
@@ -246,7 +247,7 @@ def _on_formed_again(state: State, event: events.FormedAgain) -> Reaction:
 
 
 def _try_again_or_end(state: State, end: End, facts: RunFacts) -> Reaction:
-    """Start the driver again where that may help, else end the attempt as `end` says."""
+    """Restart the driver if that may help; otherwise end the attempt as `end` says."""
     if end.kind in ("crash", "node_lost") and not (state.signalled or state.told or facts.stop_asked):
         stalled = 0 if facts.step > state.step else state.stalled.get(end.kind, 0) + 1
         if state.max_stalled > 0 and stalled <= state.max_stalled:
@@ -267,13 +268,13 @@ def _restarted(state: State, why: str) -> Reaction:
 
 
 def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, str], told: str = "") -> End:
-    """Return how a driver ended, and how its attempt ends unless it is started again.
+    """Return how a driver ended, and how its attempt ends unless the driver is restarted.
 
-    `signalled` names the signal that the supervisor was sent, "" if none; `lost` maps nodes to why they are gone;
-    `told` says why the nodes were told to end, "" if they were not.
+    `signalled` names the signal that the supervisor received, "" if none. `lost` maps nodes to the reason of their
+    loss. `told` is the reason if the nodes were asked to end, "" if they were not.
     """
     returncode = ended.returncode
-    if ended.facts.is_complete:  # whatever became of its driver after that
+    if ended.facts.is_complete:  # Complete, however the driver ended after that.
         return End("complete", EXIT_COMPLETE, "The run is complete.")
     if returncode == EXIT_RESUMABLE:
         why = f"{told} Checkpointed in time: the next job carries on." if told else ""

@@ -21,7 +21,7 @@ from hpc_grpo.section import Section
 
 _PYTHON = ("python", "python3", "py", "py3")
 _SHARE_OF_TIMEOUT = 0.8
-"""Of `timeout_s`, for a program that loops in each of its cases."""
+"""Share of `timeout_s` for a program that loops forever in each of its cases."""
 _DEFINITION = re.compile(r"^(?:async def|def|class)\b", re.MULTILINE)
 
 
@@ -45,7 +45,10 @@ class CodeSettings(Section):
 
 
 def prepare(settings: CodeSettings, timeout_s: float, is_resume: bool) -> str:
-    """Say what isolation there is. Raises ConfigError where it is weaker than wanted, or one endless loop takes all."""
+    """Return which isolation is used.
+
+    Raises ConfigError if it is weaker than configured, or if one endless loop takes all time.
+    """
     if timeout_s <= (longest_s := settings.limits.wall_s):
         raise ConfigError(
             f"a program may take {longest_s:g} s by the clock (3 * time_s), and a completion has timeout_s = "
@@ -56,16 +59,16 @@ def prepare(settings: CodeSettings, timeout_s: float, is_resume: bool) -> str:
 
 @reward("code", CodeSettings, prepare=prepare, runs_here=False)
 def code(group: Group, settings: CodeSettings) -> Iterator[float]:
-    """Score 1.0 for a program that passes its tests; `program_of` finds it.
+    """Score 1.0 for a program that passes its tests; `program_of` finds the program.
 
-    The column `tests_field` is a text of Python with assertions, run behind the program, or a list of
-    `{"input": …, "output": …}`, also as JSON: the program then reads stdin, and what it prints is compared without
-    white space at ends of lines. With `partial` the score of such a list is the share that passed: a case that passes a
-    limit is the last one where another one could take all of `timeout_s`. `with_prompt` puts the column `prompt_field`
-    in front of the program: the head of a function, without the markup of a chat.
+    The column `tests_field` is Python text with assertions, run after the program. Or it is a list of `{"input": …,
+    "output": …}`, possibly as JSON: the program reads stdin, and its output is compared without white space at ends of
+    lines. With `partial`, the score of a list is the share of passed cases. A case over a limit is the last one if
+    another one could use up `timeout_s`. `with_prompt` puts the column `prompt_field` before the program: the head of a
+    function, without the markup of a chat.
 
-    A program has `time_s` of processor time for each case, and three times that by the clock. The sandbox has no
-    network, no files but the system's, and /tmp in memory; `isolation: limits` is asked for by name alone.
+    A program has `time_s` of processor time for each case, and three times that on the clock. The sandbox has no
+    network, no files except the system's, and /tmp in memory. `isolation: limits` is used only if the config names it.
     """
     limits = settings.limits
     tests = group.column_of(settings, "tests_field")
@@ -97,9 +100,9 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
 
 
 def program_of(completion: str, is_tested: bool = False) -> str:
-    """Return the program in a completion: its last block in code fences that is tagged Python.
+    """Return the program in a completion: its last code block that is tagged Python.
 
-    With `is_tested`, the last of these that defines a function or class: an example of its use may follow it.
+    With `is_tested`, the last block that defines a function or class: an example of its use may follow.
 
     >>> program_of("Like this:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'
@@ -110,7 +113,7 @@ def program_of(completion: str, is_tested: bool = False) -> str:
 
 
 def behind_head(head: str, program: str) -> str:
-    r"""Return a function's head with its body, or with a program that has a head of its own.
+    r"""Return a function's head with its body, or with a program that repeats the head.
 
     >>> behind_head("def one():\n", "    return 1\n"), behind_head("def one():\n", "def one(): return 1")
     ('def one():\n    return 1\n', 'def one():\n    pass\ndef one(): return 1')

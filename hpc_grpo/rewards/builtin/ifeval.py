@@ -1,8 +1,8 @@
 """Built-in reward: whether a completion follows the verifiable instructions of IFEval (arXiv:2311.07911, table 1).
 
-The checks are ours: packages that have them load data over the network at import, which compute nodes do not have.
-Sentences are Punkt's and languages langdetect's, as in the authors' code. Unlike there, a keyword is taken as it is
-written, not as a pattern; a missing argument is an error, not a random choice; words in capitals need no tokenizer.
+The checks are ours: packages with these checks load data over the network, which compute nodes do not have. As in the
+authors' code, Punkt splits sentences and langdetect finds languages. There are three differences. A keyword is literal
+text, not a pattern. A missing argument is an error, not a random choice. Counting words in capitals needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def load() -> None:
 
 @reward("ifeval", IfevalSettings, load=load)
 def ifeval(group: Group, settings: IfevalSettings) -> Iterator[float]:
-    """Return 1.0 where all instructions of the item are followed, else 0.0; with `partial`, the share that is.
+    """Return 1.0 if all instructions of the item are followed, else 0.0. With `partial`, return the followed share.
 
-    The columns are those of google/IFEval: names of instructions, and for each a mapping of its arguments. What stands
-    before `</think>` is not judged. `loose`: an instruction is also followed where it is without the first line, the
-    last one, or both, each with and without asterisks.
+    The columns are those of google/IFEval: names of instructions, and for each a mapping of its arguments. Text before
+    `</think>` is not judged. With `loose`, an instruction also counts as followed by the text without its first line,
+    its last line, or both, each with and without asterisks.
     """
     checks = _checks_of(group.column_of(settings, "ids_field", list), group.column_of(settings, "kwargs_field", list))
     for completion in group.completions:
@@ -121,7 +121,7 @@ def _response_language(text: str, language: str) -> bool:
 
 
 def _language(text: str) -> str | None:
-    """Return the language as ISO 639-1 has it; None where nothing tells, which is held against no completion."""
+    """Return the language as an ISO 639-1 code. None if it cannot be detected, which counts against no completion."""
     import langdetect
 
     try:
@@ -144,7 +144,7 @@ def _sentence_tokenizer() -> Any:
 
 @_instruction("length_constraints:number_paragraphs")
 def _number_paragraphs(text: str, num_paragraphs: int) -> bool:
-    """Count what `***` separates: none may be empty but the first and the last, which then do not count."""
+    """Count the parts between `***`. No part may be empty except the first and the last, which then do not count."""
     paragraphs = [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
     return all(paragraphs[1:-1]) and sum(map(bool, paragraphs)) == num_paragraphs
 
@@ -166,7 +166,7 @@ def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int
 
 @_instruction("detectable_content:number_placeholders")
 def _number_placeholders(text: str, num_placeholders: int) -> bool:
-    # A bracket that its line does not close takes the rest of the line: else each of many would read it again.
+    # An unclosed bracket takes the rest of its line. Otherwise each of many brackets would scan the line again.
     return sum(map(bool, re.findall(r"\[[^\]\n]*(\]?)", text))) >= num_placeholders
 
 

@@ -1,4 +1,4 @@
-"""Built-in rewards that compare the answer of a completion with the reference: math, gsm8k, multiple_choice."""
+"""Built-in rewards that compare a completion's answer with the reference: math, gsm8k, multiple_choice."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class Gsm8kSettings(Section):
 
 @reward("gsm8k", Gsm8kSettings)
 def gsm8k(group: Group, settings: Gsm8kSettings) -> Iterator[float]:
-    """Compare numbers with that after `####` in the column `answer` (GSM8K, arXiv:2110.14168).
+    """Compare numbers with the number after `####` in the column `answer` (GSM8K, arXiv:2110.14168).
 
-    `strict` takes the completion's number from behind `####` alone, which also trains the format; `flexible` takes
-    its last number.
+    `strict` only accepts the completion's number after `####`, which also trains the format. `flexible` uses its last
+    number.
     """
     reference = str(group.answer())
     wanted = parse_number(after_hashes(reference) or reference)
@@ -96,7 +96,7 @@ def multiple_choice(group: Group, settings: MultipleChoiceSettings) -> Iterator[
 
     The choice is in the marked answer (`\boxed{B}`, `<answer>B</answer>`, `#### B`), else in the last sentence that
     chooses ("the answer is B", "I pick B", "B is correct"), else in a completion or a last line that is `B`, `(B)` or
-    `B. …`. A letter somewhere in the text is no choice: every English text has an A. Two letters are none either.
+    `B. …`. A letter elsewhere is no choice, since every English text has an A. Two chosen letters are no choice either.
     """
     reference, letters = group.answer(), settings.letters
     wanted = str(reference).strip().strip("().").upper()
@@ -113,8 +113,8 @@ def multiple_choice(group: Group, settings: MultipleChoiceSettings) -> Iterator[
 
 @cache
 def patterns_of(letters: str) -> tuple[re.Pattern[str], ...]:
-    """Return patterns: of a sentence that chooses a letter, of a text that is the choice, of a second letter beside a
-    choice ("A or B"), and of a line in a list of options.
+    """Return four patterns: a sentence that chooses a letter, a text that is the choice, a second letter beside a
+    choice ("A or B"), and a line in a list of options.
     """
     upper, lower = re.escape(letters.upper()), re.escape(letters.lower())
     letter = (
@@ -140,7 +140,7 @@ def patterns_of(letters: str) -> tuple[re.Pattern[str], ...]:
 
 
 def chosen_letter(completion: str, letters: str) -> str | None:
-    r"""Return the letter that a completion chooses; None where it chooses none, or two.
+    r"""Return the letter that a completion chooses; None for no choice, or two.
 
     >>> chosen_letter("The answer is B. Option A is wrong.", "ABCD"), chosen_letter("It is A or B", "ABCD")
     ('B', None)

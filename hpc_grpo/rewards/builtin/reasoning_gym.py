@@ -1,7 +1,7 @@
-"""Built-in reward: the score that a task of reasoning-gym gives to the completion's answer, from 0.0 to 1.0.
+"""Built-in reward: a reasoning-gym task's score of the completion's answer, from 0.0 to 1.0.
 
-Many tasks evaluate the answer: by `eval`, or by sympy, which calls `eval`. So a scorer runs in the sandbox of `code`,
-and `eval` takes expressions alone there. The sandbox gives a number back and nothing else.
+Many tasks evaluate the answer by `eval`, or by sympy, which calls `eval`. So a scorer runs in the sandbox of `code`,
+where `eval` accepts only expressions. The sandbox returns a number and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EVALUATED = (
 """No attributes: they lead from any value to Python's modules."""
 _CALLED = frozenset({"abs", "complex", "float", "int", "list", "max", "min", "pow", "round", "set", "sum", "tuple"})
 _OF_PARSER = frozenset({"Float", "Function", "Integer", "Rational", "Symbol"})
-"""What sympy's parser makes of numbers and names."""
+"""Names that sympy's parser creates for numbers and symbols."""
 
 
 class ReasoningGymSettings(Section):
@@ -64,10 +64,10 @@ def prepare(settings: ReasoningGymSettings, timeout_s: float, is_resume: bool) -
 
 @reward("reasoning_gym", ReasoningGymSettings, load=load, prepare=prepare, runs_here=False)
 def reasoning_gym(group: Group, settings: ReasoningGymSettings) -> Iterator[float]:
-    """Ask the scorer of the item's task; without `partial`, only a full score counts.
+    """Score by the item's task. Without `partial`, only a full score counts.
 
-    `answers.final_answer` finds the answer, in the form of the item's own. A completion whose scoring raises, or takes
-    more than `time_s` of processor time, scores 0.
+    `answers.final_answer` finds the answer, in the form of the item's answer. A completion scores 0 if its scoring
+    raises, or takes more than `time_s` of processor time.
     """
     fix = "This reward scores rows of reasoning_gym:TASK alone. Name another reward."
     row = {column: group.column(column, fix) for column in _COLUMNS}
@@ -81,7 +81,8 @@ def reasoning_gym(group: Group, settings: ReasoningGymSettings) -> Iterator[floa
         found = score(final_answer(completion, row["answer"] or ""))
         if found is None:
             found = 0.0
-        elif math.isnan(found):  # it raised: over this text alone, or over any, which a 0 would hide
+        # The scorer raised. Find out whether it raises only for this text: a 0 would hide a broken scorer.
+        elif math.isnan(found):
             own = score(row["answer"]) if row["answer"] else None
             if own is not None and math.isnan(own):
                 raise RuntimeError(f"the scorer of {row['task']} raises over the row's own answer {row['answer']!r}")
@@ -132,9 +133,9 @@ _python_eval = eval
 def evaluate(source: str, names: Any = None, local: Any = None) -> Any:
     """Evaluate an expression of literals, operators and functions, in place of `eval`.
 
-    sympy's parser gives `names`. It gets mathematical functions and constants where the task has a variable: others ask
-    for certain numbers, and `ceiling(pi)` is one more. Raises ValueError for any other expression: an answer could
-    otherwise write its own score.
+    sympy's parser gives `names`. They include mathematical functions and constants only if the task has a variable:
+    other tasks ask for certain numbers, and `ceiling(pi)` would be one more. Raises ValueError for any other
+    expression: otherwise an answer could write its own score.
     """
     caller = sys._getframe(1)
     is_task_s = names is None
@@ -157,7 +158,7 @@ def evaluate(source: str, names: Any = None, local: Any = None) -> Any:
 
 
 def _is_mathematics(value: Any) -> bool:
-    """Tell whether a value is a constant, variable or function of sympy's. `Integral` is none: it solves nothing."""
+    """Return whether a value is a constant, variable or function of sympy's. `Integral` is none: it solves nothing."""
     import sympy
 
     if isinstance(value, type):

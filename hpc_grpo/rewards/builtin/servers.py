@@ -1,7 +1,7 @@
-"""Built-in rewards that ask a server over HTTP: `remote`, a server of yours, and `llm_judge`, a language model.
+"""Built-in rewards that call a server over HTTP: `remote`, a server of yours, and `llm_judge`, a language model.
 
-A server that restarts, is overloaded or answers slowly is asked again with growing pauses until the call's deadline:
-training waits for it, and nothing is scored 0 meanwhile. What no later try could mend is an error at once.
+If a server restarts, is overloaded or slow, the call is retried with growing pauses until its deadline. Training waits,
+and no completion gets a 0 meanwhile. An error that a retry cannot fix is raised at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _CONNECT_S = 5.0
 _START_S, _RESUME_S = 45.0, 600.0
 _MARGIN_S = 0.5
-"""Between our last try and the deadline at which the worker is killed: what was wrong is told before."""
+"""Time between the last try and the deadline that kills the worker, so that the error is reported first."""
 
 _REFUSALS = {401: "the key was refused", 403: "the key has no access", 404: "there is nothing at this address"}
 
@@ -45,10 +45,10 @@ class UnansweredError(AnswerError, TimeoutError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address; `attempt_s` bounds one try.
+    """A server's address. `attempt_s` limits one try.
 
-    `api_key_env` names the environment variable with a key, which is sent to the server. `token_env` names that with
-    the token of an `hpc-grpo reward-server`, which both sides prove and nobody sends.
+    `api_key_env` names the environment variable with a key, which is sent to the server. `token_env` names the variable
+    with the token of an `hpc-grpo reward-server`. Both sides prove the token without sending it.
     """
 
     url: str
@@ -58,7 +58,7 @@ class Endpoint:
     token_env: str | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for a key or token that is not there, and for a token beside what does not take one."""
+        """Raise ConfigError for a missing key or token, and for a token with a server that takes none."""
         for key, variable in (("api_key_env", self.api_key_env), ("token_env", self.token_env)):
             if variable and not os.environ.get(variable):
                 raise ConfigError(
@@ -107,10 +107,10 @@ async def ask_all(endpoint: Endpoint, path: str, bodies: Sequence[Any], timeout_
 
 
 async def wait_for(endpoint: Endpoint, path: str, timeout_s: float, *, is_resume: bool) -> Any:
-    """Wait until the server answers a GET, and return its JSON; None where it has nothing at `path`, but answers.
+    """Wait until the server answers a GET, and return its JSON. None if it answers but has nothing at `path`.
 
-    Before a run it waits 45 s, however long `timeout_s`: nodes are held, and somebody may still be there to mend it.
-    Raises ConfigError then. A server that answered before a resume is likely to come back: it waits ten minutes, then
+    Before a run it waits 45 s, whatever `timeout_s`, because nodes wait and the user may still watch. Then it raises
+    ConfigError. Before a resume it waits ten minutes, because a server that answered once is likely to return. Then it
     raises RewardAwayError.
     """
     endpoint.check()
@@ -196,10 +196,10 @@ async def prepare_remote(settings: RemoteSettings, timeout_s: float, is_resume: 
 
 @reward("remote", RemoteSettings, prepare=prepare_remote, load=load)
 async def remote(group: Group, settings: RemoteSettings) -> list[float]:
-    """Post a group; the answer is `{"scores": […]}` or `{"rewards": […]}`, or the list alone.
+    """Post a group. The answer is `{"scores": […]}` or `{"rewards": […]}`, or the list alone.
 
-    A group is one request. The server is asked again while it is away, restarts or is busy, until
-    `rewards.N.timeout_s`; a group that it has not answered by then is masked, and never scored 0.
+    A group is one request. It is retried while the server is away, restarts or is busy, until `rewards.N.timeout_s`. A
+    group without an answer by then is masked, and never scored 0.
     """
     count = len(group.completions)
     prompts = [group.prompt] * count
@@ -234,7 +234,7 @@ instructions.
 
 _SCORE = r"(?i)score\W{0,5}(\d+(?:\.\d+)?)"
 _MAX_ASKS = 3
-"""Times that a judge is asked whose reply has no score in it."""
+"""Calls of the judge for one completion until its reply has a score."""
 
 
 class LlmJudgeSettings(Section):
@@ -277,9 +277,12 @@ async def prepare_llm_judge(settings: LlmJudgeSettings, timeout_s: float, is_res
 
 @reward("llm_judge", LlmJudgeSettings, prepare=prepare_llm_judge, load=load)
 async def llm_judge(group: Group, settings: LlmJudgeSettings) -> list[float]:
-    """Return each score divided by `scale`, within 0 and 1: the last match of `pattern` in the judge's reply.
+    """Return each score divided by `scale`, between 0 and 1.
 
-    A reply without a score is asked for again, warmer; after the third the group is masked, and never scored 0.
+    The score is the last match of `pattern` in the judge's reply.
+
+    A reply without a score is asked for again, at a higher temperature. After the third the group is masked, and never
+    scored 0.
     """
     reference = group.fields.get("answer")
     asked = [_filled(settings, group.prompt, completion, reference) for completion in group.completions]
@@ -305,9 +308,9 @@ async def llm_judge(group: Group, settings: LlmJudgeSettings) -> list[float]:
 
 
 def _filled(settings: LlmJudgeSettings, prompt: str, completion: str, reference: Any) -> str:
-    """Fill a template in one pass: what a completion writes in braces is left as it is.
+    """Fill a template in one pass: braces in a completion are not filled.
 
-    A completion writes none of the template's own marks, such as `</response>`: its part would end there.
+    Escapes the template's marks, such as `</response>`, in the completion, so that it cannot end its own part.
     """
     marks = "|".join(map(re.escape, {"reference", *re.findall(r"</([\w.:-]+)>", settings.template)}))
     completion = re.sub(rf"(?i)<(?=\W{{0,9}}(?:{marks})\b)", "&lt;", completion)

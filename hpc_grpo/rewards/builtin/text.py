@@ -1,4 +1,4 @@
-"""Built-in rewards that judge the text of a completion: its words, its length, its form."""
+"""Built-in rewards for the text of a completion: its words, its length, its form."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from hpc_grpo.section import Section
 def exact(group: Group, settings: Section) -> Iterator[float]:
     """Compare texts: the marked or announced answer, else the whole completion, with the column `answer`.
 
-    Case, punctuation and notation count: 0.5 is not 1/2. Digits of any script and line ends are those of ASCII. Marks
-    around the answer, such as bold and quotes, and a dot at its end do not count.
+    Case, punctuation and notation count: 0.5 is not 1/2. Digits of other scripts and line ends are converted to ASCII.
+    Marks around the answer, such as bold and quotes, and a final dot do not count.
     """
     wanted = plain_characters(str(group.answer())).strip()
     for completion in group.completions:
@@ -37,10 +37,10 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @reward("string_f1", Section)
 def string_f1(group: Group, settings: Section) -> Iterator[float]:
-    """Return the F1 of words as SQuAD's evaluation has it (arXiv:1606.05250), the best over several references.
+    """Return the F1 of words like SQuAD's evaluation (arXiv:1606.05250), the best over several references.
 
-    Case, punctuation and English articles do not count. The marked or announced answer is compared, else the whole
-    completion behind its thoughts. `answer` is a text, or a list of texts of which one suffices.
+    Case, punctuation and English articles do not count. Compares the marked or announced answer, else the whole
+    completion after its thoughts. `answer` is a text, or a list of texts of which one suffices.
     """
     references = group.answer(list)
     accepted = [_words(str(each)) for each in (references if isinstance(references, list) else [references])]
@@ -80,7 +80,7 @@ class RegexSettings(Section):
 def regex(group: Group, settings: RegexSettings) -> Iterator[float]:
     """Match `pattern`, else the column `pattern_field`: anywhere (`search`) or the whole text (`fullmatch`).
 
-    A dot matches a newline too, as completions have several lines.
+    A dot also matches a newline, because completions have several lines.
     """
     wanted: Any = settings.pattern
     if wanted is None:
@@ -102,8 +102,8 @@ class KeywordMatchSettings(Section):
 
 @reward("keyword_match", KeywordMatchSettings)
 def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[float]:
-    """Count keywords, as whole words. They are `keyword_list`, else the column `keyword_field`: a list of texts or
-    one text with commas. An item without keywords scores 1.0: it asks for nothing.
+    """Count keywords, as whole words. They come from `keyword_list`, else from the column `keyword_field`: a list of
+    texts or one text with commas. An item without keywords scores 1.0.
     """
     wanted: Any = settings.keyword_list
     if wanted is None:
@@ -120,7 +120,7 @@ def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[floa
 
 
 class JsonSchemaSettings(Section):
-    # Not `schema`: pydantic's models have a method of that name.
+    # Not named `schema`: pydantic's models have a method of that name.
     wanted: dict[str, Any] | bool | str | None = Field(
         None, alias="schema", description="The schema, or its text as JSON; null: that of the row."
     )
@@ -135,10 +135,10 @@ def load_json_schema() -> None:
 
 @reward("json_schema", JsonSchemaSettings, load=load_json_schema)
 def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
-    """Check the last JSON block in code fences, else the whole completion, against `schema` or the row's.
+    """Check the last fenced JSON block, else the whole completion, against `schema` or the row's schema.
 
-    A schema is an object, or its text as JSON, by the draft that its `$schema` names, else 2020-12. `partial` is the
-    score of JSON that does not follow it. References to other documents are not fetched.
+    A schema is an object, or its JSON text. Its `$schema` names the draft, by default 2020-12. `partial` is the score
+    of JSON that does not follow the schema. References to other documents are not fetched.
     """
     import jsonschema
     from referencing import Registry
@@ -184,9 +184,9 @@ class LengthSettings(Section):
 def length(group: Group, settings: LengthSettings) -> Iterator[float]:
     """Return a soft penalty above `most`, or the closeness to `target`, in words or characters.
 
-    With `most`: 0 up to it, then falling to -1 in a straight line over the next `over` (as DAPO's overlong penalty,
-    arXiv:2503.14476, equation 13, which counts tokens), -1 beyond. With `target`: 1 - |length - target| / target, and
-    0 from twice the target on.
+    With `most`: 0 up to it, then falling linearly to -1 over the next `over` (DAPO's overlong penalty,
+    arXiv:2503.14476, equation 13, which counts tokens), -1 beyond. With `target`: 1 - |length - target| / target, and 0
+    from twice the target on.
     """
     for text in group.completions:
         size = len(text.split()) if settings.unit == "words" else len(text)
@@ -203,9 +203,9 @@ class RepetitionSettings(Section):
 
 @reward("repetition", RepetitionSettings, least=-1.0)
 def repetition(group: Group, settings: RepetitionSettings) -> Iterator[float]:
-    """Return minus the share of word n-grams that have occurred before (arXiv:2502.03373, appendix C.2).
+    """Return minus the share of word n-grams that occurred before (arXiv:2502.03373, appendix C.2).
 
-    Fewer words than `ngram` repeat nothing.
+    A text with fewer words than `ngram` scores 0.
     """
     for text in group.completions:
         words = text.lower().split()
@@ -220,8 +220,8 @@ class StrictFormatSettings(Section):
 
 @reward("strict_format", StrictFormatSettings)
 def strict_format(group: Group, settings: StrictFormatSettings) -> Iterator[float]:
-    """Match `<reasoning>…</reasoning><answer>…</answer>`: both once, in this order, neither empty, and nothing but
-    white space before, between and after.
+    """Match `<reasoning>…</reasoning><answer>…</answer>`: each once, in this order, not empty, and with only white
+    space around them.
     """
     first, second = re.escape(settings.reasoning_tag), re.escape(settings.answer_tag)
     # No tag inside an element: "<answer>1</answer><answer>2</answer>" would let a model hedge.

@@ -1,9 +1,9 @@
-"""Run the programs of a session: `python -s -P cells.py`, a JSON list of programs on stdin.
+"""Run the programs of a session: `python -s -P cells.py`, with a JSON list of programs on stdin.
 
-All share one namespace. What they print is dropped, but for the last one: it shows what it prints and the value of its
-last expression, or the error that it raises. The verdict is `done` once it has reached its end.
+All share one namespace. Only the last one is shown: its output and the value of its last expression, or its error. The
+verdict is `done` once the last one has ended.
 
-It imports the standard library alone.
+It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VERDICT_FD = 3
 
 
 def run(number: int, program: str, names: dict[str, Any]) -> None:
-    """Run a program, and print the value of the expression at its end, or its error without the frames of this file."""
+    """Run a program. Print the value of the expression at its end, or its error without this file's frames."""
     file = f"<call {number}>"
     linecache.cache[file] = (len(program), None, program.splitlines(keepends=True), file)
     try:

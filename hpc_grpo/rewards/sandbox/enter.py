@@ -1,11 +1,11 @@
-"""The program that builds a sandbox of namespaces and becomes its first process: `python -I enter.py ARGUMENTS`.
+"""Builds a sandbox of namespaces and becomes its first process: `python -I enter.py ARGUMENTS`.
 
-ARGUMENTS is JSON: `shown` (paths to bind read-only), `tmp_bytes`, and `argv` (to execute inside). It makes a new user,
-mount, process, network, IPC, host name and control group namespace; a root of its own, with /tmp as the one folder to
-write to, in memory; and no capability is left after the last `exec`. As bubblewrap does it, without asking a site to
-install that. Root becomes nobody first: the kernel limits no processes of root's.
+ARGUMENTS is JSON: `shown` (paths to bind read-only), `tmp_bytes`, and `argv` (to execute inside). It creates new user,
+mount, process, network, IPC, host name and control group namespaces. The new root has one writable folder, /tmp in
+memory. After the last `exec` no capability is left. bubblewrap does the same, but sites would have to install it. Root
+first becomes nobody, because the kernel does not limit root's processes.
 
-It imports nothing but the standard library. Where a step fails, it ends with 71 and names the step in one line.
+It imports only the standard library. If a step fails, it exits with 71 and names the step in one line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _
     1, 2, 4, 8, 32, 4096, 16384, 1 << 18,
 )  # fmt: skip
 _KEPT_FLAGS = {1: 1, 2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
-"""Flags of statvfs -> those of mount: one that the outer mount has cannot be taken off in a user namespace."""
+"""Flags of statvfs -> those of mount. A user namespace may not remove a flag of the outer mount."""
 
 _NEW_MOUNTS = 0x00020000
 _STAGE = "/tmp"
@@ -41,7 +41,7 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 NOBODY = 65534
 INNER_USER = 1000
 _DEVICES = ("null", "full", "random", "urandom")
-"""Not zero: its shared mappings are memory that belongs to no process, and no limit counts this memory."""
+"""Without zero: its shared mappings are memory of no process, which no limit counts."""
 _HIDDEN_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 EXIT_REFUSED = 71
 
@@ -72,7 +72,7 @@ def main(arguments: dict[str, Any]) -> None:
 
 
 def _staged(shown: dict[str, str]) -> dict[str, str]:
-    """Bind the paths below a folder that anybody may pass: root gives up its rights, and may stand below /root."""
+    """Bind the paths below a folder that anybody may enter: root gives up its rights, and a path may be below /root."""
     _call("unshare", _NEW_MOUNTS)
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     # Opened before: the paths may lie below the folder that the mount covers.

@@ -1,16 +1,17 @@
-"""The first process of a sandbox: `python -I -S inside.py`, a JSON job a line on stdin, its results a line on stdout.
+"""The first process of a sandbox: `python -I -S inside.py`. Reads a JSON job per line, and writes its results in a
+line.
 
-A job has `cases` (texts), `limits`, `files` to write into the folder that it starts in, and what to run:
+A job has `cases` (texts), `limits`, `files` to write into its start folder, and a program:
 - `argv`, a program. Each case is the text on the program's stdin.
 - `scorer`, a function as `module:name`. It gets `given`, and returns a function that scores a case. This process
   imports the module and calls the function once. Each case is scored in a fork of this process, and so starts at once.
 
-The answer has the job's `id` and, for each case that was run, how the case ended and what the case wrote. The first
-case that does not end with `exit 0` is the last one. With `patience_s`, the last one is the first case that passes a
-limit or is killed after so many seconds. This process never runs a model's text, and no case can reach this process.
+The answer has the job's `id` and, for each run case, how it ended and what it wrote. The first case that does not end
+with `exit 0` is the last one. With `patience_s`, the last one is the first case that passes a limit or is killed after
+this many seconds. This process never runs a model's text, and no case can reach this process.
 
-The kernel's limits of memory hold for one process each, so this process watches what all of them take together. Where
-there is no namespace, this process kills its descendants. It imports the standard library alone, and holds no secret.
+The kernel limits the memory of single processes, so this process watches the sum of all. Without a namespace, this
+process kills its descendants. It imports only the standard library, and holds no secret.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S, _POLL_NODE_S = 0.02, 0.2
-"""Between two looks at the processes: those of the namespace, or without one those of the whole node."""
+"""Seconds between two checks of the processes: those of the namespace, or without one those of the whole node."""
 
 _POLL_ENDING_S = 0.001
 """A program that has closed its pipes is about to end."""
 
 _MEMORY = re.compile(rb"^Vm(Size|RSS|Swap|PTE):\s+(\d+) kB$", re.MULTILINE)
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""OpenBLAS and MKL read it too. With a thread for each core of a large node, NumPy's import would pass the limits."""
+"""OpenBLAS and MKL read it too. With one thread per core of a large node, NumPy's import would exceed the limits."""
 _DESCRIPTORS = {"stdin": 0, "stdout": 1, "stderr": 2, "verdict": 3}
 _KILL_S, _KILL_POLL_S = 5.0, 0.0005
 """On a busy node a killed process takes a while to go."""
@@ -107,9 +108,11 @@ def _empty_folder() -> None:
 
 
 def _run(job: dict[str, Any], case: str) -> dict[str, str]:
-    """Run one case; return how it ended (`exit N`, `signal N`, `time`, `memory`, `processes`, `output`) and outputs.
+    """Run one case.
 
-    `refused` is that of a scorer which raises ValueError over what it is given; the text of the error is its stderr.
+    Return how it ended (`exit N`, `signal N`, `time`, `memory`, `processes`, `output`) and its outputs.
+
+    `refused` means that a scorer raised ValueError for its `given`; stderr then holds the error.
     """
     limits, score, address_bytes = dict(job["limits"]), None, job["limits"]["memory_bytes"]
     if "scorer" in job:
@@ -188,7 +191,7 @@ def _limit(limits: dict[str, float], address_bytes: float) -> None:
 
 
 def _watch(process: int, selector: Any, pending: Any, written: dict[str, bytearray], limits: dict[str, float]) -> str:
-    """Feed and read the program until it ends or passes a limit; look at what it takes every 20 ms."""
+    """Feed and read the program until it ends or passes a limit. Checks its usage every 20 ms."""
     deadline, next_look = time.monotonic() + limits["wall_s"], 0.0
     while True:
         for key, _ in selector.select(_POLL_S if selector.get_map() else _POLL_ENDING_S):
@@ -218,7 +221,7 @@ def _watch(process: int, selector: Any, pending: Any, written: dict[str, bytearr
 
 
 def _drain(selector: Any, written: dict[str, bytearray], most: float) -> None:
-    """Read what an ended program has left in its pipes."""
+    """Read the rest of an ended program's pipes."""
     while ready := [key for key, _ in selector.select(0) if key.data != "stdin"]:
         for key in ready:
             _read(key, selector, written)
@@ -249,9 +252,9 @@ def _read(key: Any, selector: Any, written: dict[str, bytearray]) -> None:
 
 
 def _taken(limits: dict[str, float]) -> tuple[int, float]:
-    """Return how many processes there are besides this one, and what memory they hold together.
+    """Return the number of processes besides this one, and their memory.
 
-    A socket counts with all that its buffer may hold: the kernel says of no socket how much that is.
+    A socket counts with its full buffer size, because the kernel does not report the used part.
     """
     others, taken = _others(), 0.0
     for pid in others:
@@ -263,10 +266,10 @@ def _taken(limits: dict[str, float]) -> tuple[int, float]:
 
 
 def _memory_bytes(pid: int | str) -> tuple[int, int]:
-    """Return the size of a process's address space, and what the process holds: resident, in swap, page tables.
+    """Return the size of a process's address space, and its memory: resident, in swap, page tables.
 
-    A page table counts nowhere else, and a process can have gigabytes of them for empty pages. A process whose first
-    thread has ended shows its memory at the other threads alone.
+    Page tables count nowhere else, and a process can have gigabytes of them for empty pages. If its first thread has
+    ended, only the other threads show its memory.
     """
     for thread in Path(f"/proc/{pid}/task").iterdir():
         found = {name: int(kib) << 10 for name, kib in _MEMORY.findall((thread / "status").read_bytes())}
@@ -276,7 +279,7 @@ def _memory_bytes(pid: int | str) -> tuple[int, int]:
 
 
 def _others() -> list[int]:
-    """List the processes of the sandbox besides this one: all there are, or in no namespace this one's descendants."""
+    """List the other processes of the sandbox: all in the namespace, or without one the descendants of this process."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) != os.getpid():
@@ -292,7 +295,7 @@ def _others() -> list[int]:
 
 
 def _kill_all() -> bool:
-    """Kill and reap what is left; False where it multiplies faster, which the end of this process then ends."""
+    """Kill and reap the remaining processes. False if they multiply faster; the end of this process then ends them."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         others = _others()

@@ -1,7 +1,7 @@
-"""Find the isolation that this machine gives to programs of a model's, and run a job in it.
+"""Find the isolation that this machine offers for a model's programs, and run a job in it.
 
-`namespaces` (user namespaces, made by `enter`) and `bubblewrap` (the program bwrap, where a site allows only that one)
-hide files, processes and network. `limits` hides nothing: it bounds what a program takes, and nobody gets it unasked.
+`namespaces` (user namespaces, made by `enter`) and `bubblewrap` (the program bwrap, for sites that allow only that)
+hide files, processes and network. `limits` hides nothing and only limits usage. It must be configured explicitly.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _SYSTEM_PATHS = (
     *("/usr/libexec", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives"),
 )
 _OF_PREFIX = ("bin", "lib", "lib32", "lib64", "include", "pyvenv.cfg")
-"""What a Python needs of its prefix, which may be a project's folder."""
+"""Parts of its prefix that a Python needs. The prefix may be a project's folder."""
 _GRACE_S = 10.0
 """Beyond the job's own deadlines: to build the sandbox and to tear it down, on a busy node."""
 
 _MIB = 1 << 20
 _OTHER_THREADS = 256
 _SOCKET_SETTING, _SOCKET_BYTES = Path("/proc/sys/net/core/wmem_default"), 212_992
-"""What a socket's buffer may hold, and Linux's default of this setting, which a network namespace may hide."""
+"""The size of a socket's buffer, and Linux's default, for a network namespace that hides the setting."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds what one case may take. `cpu_s` holds for each process, the rest for all of a case together.
+    """Limits of one case. `cpu_s` applies to each process, the others to all processes of a case together.
 
-    By the clock a case has `clock` times `cpu_s`: a busy node gives a program a part of a core, and sleeping is no way
-    around the limit.
+    On the clock a case has `clock` times `cpu_s`: a busy node gives a program part of a core, and a sleeping program
+    must end too.
     """
 
     cpu_s: float = 2.0
@@ -88,10 +88,10 @@ def run_job(
     limits: Limits,
     patience_s: float | None = None,
 ) -> list[CaseResult]:
-    """Run `argv` once for each text on stdin, in a sandbox of its own. Raises SandboxError where it was not run.
+    """Run `argv` once for each text on stdin, in a new sandbox. Raises SandboxError if it could not run.
 
-    The first case that does not end with `exit 0` is the last one. With `patience_s`, the last one is the first that
-    passes a limit after so many seconds. A sandbox that dies of its programs is a result of the case it was in.
+    The first case that does not end with `exit 0` is the last one. With `patience_s`, the last one is the first case
+    that passes a limit after so many seconds. If a program kills the sandbox, that is the result of its case.
     """
     job: dict[str, Any] = {"id": "", "argv": argv, "files": files, "cases": cases, "patience_s": patience_s}
     job["limits"] = _for_kernel(isolation, limits)
@@ -116,11 +116,11 @@ def run_job(
 class SandboxedScorer:
     """Scores texts by functions that may run them as code: in one sandbox, which imports the functions once.
 
-    A function is `module:name`. The sandbox calls it with the settings of a group, and gets a function of a text that
-    returns a number. Each text is scored in a fork of its own, and reaches no other text's score.
+    A function is `module:name`. The sandbox calls it with the settings of a group, and gets a function from text to
+    number. Each text is scored in its own fork, and cannot reach another text's score.
 
-    Forks of the process that made it share the sandbox, one after the other. A fork that was killed leaves an answer
-    unread, or an ended sandbox: the next fork skips that answer by its id, or starts another sandbox.
+    Forks of the process that made it share the sandbox, one after the other. A killed fork leaves an unread answer, or
+    an ended sandbox. The next fork skips that answer by its id, or starts another sandbox.
     """
 
     def __init__(self, isolation: str, limits: Limits) -> None:
@@ -131,9 +131,9 @@ class SandboxedScorer:
         self._folder = self._exit.enter_context(_folder(isolation))
 
     def score(self, function: str, text: str, wall_s: float, **given: Any) -> float | None:
-        """Return the number; None where the scoring of this text gave no number, passed a limit or died.
+        """Return the score; None if the scoring of this text gave no number, passed a limit or died.
 
-        Raises ConfigError where the function refuses what it is given, SandboxError where the sandbox itself failed.
+        Raises ConfigError if the function refuses its settings, SandboxError if the sandbox itself failed.
         """
         limits = {**_for_kernel(self._isolation, self._limits), "wall_s": wall_s}
         path = [*filter(None, sys.path), str(_PACKAGE.parent)]
@@ -167,7 +167,7 @@ class SandboxedScorer:
         return None
 
     def close(self) -> None:
-        """End the sandbox, if there is one; a fork forgets a sandbox that its parent has started."""
+        """End the sandbox, if there is one. A fork only forgets a sandbox that its parent has started."""
         if self._process is not None and self._owner == os.getpid():
             self._process.kill()
             self._process.communicate()
@@ -213,7 +213,7 @@ def find_isolation(wanted: str) -> str:
 
 
 def describe(isolation: str) -> str:
-    """Say in one line what a program can do in it."""
+    """Describe in one line what a program can do in this isolation."""
     if isolation == "limits":
         return "NO isolation but limits of the kernel: programs can read and write your files"
     return f"isolated by {isolation}: no network, no files but the system's, no other processes"
@@ -247,7 +247,7 @@ def _command(isolation: str, limits: Limits) -> list[str]:
 
 @contextlib.contextmanager
 def _folder(isolation: str) -> Iterator[str]:
-    """Give the folder that a sandbox starts in: without namespaces a new one, since its programs write there."""
+    """Yield the start folder of a sandbox: without namespaces a new one, since its programs write there."""
     if isolation != "limits":
         yield "/"
         return
@@ -295,7 +295,7 @@ def shown_paths() -> list[str]:
 
 
 def refuse_shown(private: Iterable[str | Path]) -> None:
-    """Raise ConfigError where one of these paths lies below what programs in a sandbox see."""
+    """Raise ConfigError if one of these paths is below a folder that sandboxed programs see."""
     for path in private:
         for shown in shown_paths():
             if Path(path).resolve().is_relative_to(Path(shown).resolve()):
@@ -306,7 +306,7 @@ def refuse_shown(private: Iterable[str | Path]) -> None:
 
 
 def _own_threads() -> int:
-    """Count the threads of this user's on the node, with room for those that start meanwhile."""
+    """Count this user's threads on the node, with room for threads that start meanwhile."""
     count = 0
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""Exchange values between the process of the tests and the process of the program, as plain data in JSON.
+"""Exchange values between the tests' process and the program's process, as plain data in JSON.
 
-Numbers, texts, bytes, containers, ranges, dates and NumPy's arrays of numbers cross as they are. A mutable container
-that the other process has changed is changed here too. Any other object stays in its process, and the other process
-gets a number for it. A message is never code.
+Numbers, texts, bytes, containers, ranges, dates and NumPy's arrays of numbers are copied. If the other process changes
+a mutable container, the container changes here too. Any other object stays in its process, and the other process gets a
+number for it. A message is never code.
 
-It imports the standard library alone.
+It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def pack(
         value, has_parts = pending.pop()
         if _is_inline(value) or id(value) in places or (id(value) in opened and not has_parts):
             continue
-        if type(value) in _FROZEN and not has_parts:  # behind its parts, which it is made of
+        if type(value) in _FROZEN and not has_parts:  # After its parts, which it is made of.
             opened.add(id(value))
             pending.append((value, True))
         else:
@@ -153,7 +153,7 @@ def unpack(data: Any, resolve: Resolve, originals: Sequence[Any] = ()) -> tuple[
 
 
 def are_inline(values: Sequence[Any]) -> bool:
-    """Tell whether values cross as they are: numbers, texts and None, but no integers of more than 64 bits."""
+    """Return whether values are sent inline: numbers, texts and None, but no integers of more than 64 bits."""
     kinds = set(map(type, values))
     if not kinds <= _INLINE:
         return False
@@ -180,7 +180,7 @@ def _out_of_one(kind: str, data: str) -> list[Any]:
 
 
 def is_as_sent(node: Sequence[Any], value: Any) -> bool:
-    """Tell whether a list without containers still holds the very parts of its node."""
+    """Return whether a list without containers still holds the very parts of its node."""
     return type(value) is list and len(value) == len(node) - 1 and all(map(operator.is_, value, node[1:]))
 
 

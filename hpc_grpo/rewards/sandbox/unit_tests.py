@@ -1,17 +1,17 @@
 """Run unit tests on a program: `python -I unit_tests.py TIME_S`, JSON with `program` and `tests` on stdin.
 
-Two processes. This one runs the tests, and no code of the program. A fork, made before the tests are read, runs the
-program, and no code of the tests:
+There are two processes. This one runs the tests, and no code of the program. A fork, made before the tests are read,
+runs the program, and no code of the tests:
 
     tests ── call f(x) ──► program        each message is plain data (plain.py)
           ◄─── value ─────
 
-The program may change its builtins, modules and classes. All that reaches a test is the value that it asked for. The
-tests use the program's names as ever. An object that is no plain data is a `Remote` here. Its attributes, methods and
-operators are the program's, but a comparison with a value of the tests is made here: an `__eq__` that is always true
+The program may change its builtins, modules and classes. A test only receives the values that it asked for. The tests
+use the program's names as usual. An object that is no plain data is a `Remote` here. Its attributes, methods and
+operators run in the program, but a comparison with a value of the tests runs here: an `__eq__` that is always true
 would pass every test. The verdict is written when the tests have ended.
 
-It imports the standard library alone.
+It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 _FOR_PROGRAMS = {"getattr", "setattr", "len", "getitem", "contains", "bool", *_COMPARISONS}
-"""What a program may do to an object of a class of the tests."""
+"""Operations that a program may do on an object of a class of the tests."""
 
 
 class Remote:
@@ -153,7 +153,7 @@ for _name in (*_COMPARISONS, *_BINARY):
 
 
 class Peer:
-    """One end of the channel. It knows its own objects by their numbers, and stand-ins for those of the other end."""
+    """One end of the channel. It keeps its own objects by number, and stand-ins for the other end's objects."""
 
     def __init__(self, channel: Any, do: Callable[[str, list[Any]], Any]) -> None:
         self._channel, self._do = channel, do
@@ -164,9 +164,9 @@ class Peer:
         self._plain: dict[int, Any] = {}
 
     def as_plain(self, remote: Remote) -> Any:
-        """Return an object of the other process as plain data. Raises TypeError for an object that is none.
+        """Return an object of the other process as plain data. Raises TypeError if it is none.
 
-        A number or text that was asked for is kept: it could be above one bound, and then below the other one.
+        The answer is cached: a later request could get another number, above one bound and below another.
         """
         if id(remote) in self._plain:
             return self._plain[id(remote)]
@@ -191,13 +191,13 @@ class Peer:
         raise error
 
     def serve(self) -> None:
-        """Do what the other process asks for, until it has ended."""
+        """Handle the other process's requests until it ends."""
         with contextlib.suppress(plain.BrokenMessageError):
             while True:
                 self._answer(self._channel.receive())
 
     def has(self, value: Any) -> bool:
-        """Tell whether the other process got a number for this object."""
+        """Return whether the other process got a number for this object."""
         return id(value) in self._numbers
 
     def _answer(self, message: Any) -> None:
@@ -256,9 +256,9 @@ class Peer:
         return awaited()
 
     def _error_class(self, module: str, name: str, bases: list[Any]) -> Any:
-        """Return the class of the same name of the standard library, else one made with the same bases.
+        """Return the standard library's class of this name, else a new one with the same bases.
 
-        Not one of unittest, where a test that raises `SkipTest` has not failed.
+        Excludes classes of unittest: a test that raises `SkipTest` would not fail.
         """
         if (top := module.partition(".")[0]) in sys.stdlib_module_names and top != "unittest":
             found = getattr(importlib.import_module(module), name, None)
@@ -372,7 +372,7 @@ def _watch_unittest() -> list[Any]:
 
 
 def _acts(node: ast.AST) -> bool:
-    """Tell whether a module asserts or calls anything, beside in what it defines."""
+    """Return whether a module asserts or calls anything, beside in what it defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
     if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):  # it is another name here
@@ -385,9 +385,9 @@ def _used(tests: ast.Module) -> set[str]:
 
 
 def _lookup(peer: Peer, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the program's values of these names, and no other: an answer may hold an `abs` that nobody asked for.
+    """Return the program's values of these names, and no others: an answer may contain an unrequested `abs`.
 
-    A tuple, since a program may change a list that it is given.
+    `names` is a tuple, because a program may change a list that it is given.
     """
     found = peer.ask("lookup", names)
     return {name: found[name] for name in names if name in found}
@@ -396,8 +396,8 @@ def _lookup(peer: Peer, names: tuple[str, ...]) -> dict[str, Any]:
 def _names(peer: Peer, tests: ast.Module) -> dict[str, Any]:
     """Return the program's values of names that the tests use.
 
-    A builtin is Python's, or a program could pass by an `abs` of its own. It is the program's where the tests need no
-    other name of the program: they test a function of this name then.
+    A builtin is Python's, or a program could pass with its own `abs`. It is the program's if the tests use no other
+    name of the program: then they test a function of this name.
     """
     used = _used(tests)
     found = _lookup(peer, tuple(used - vars(builtins).keys()))
@@ -426,7 +426,7 @@ class _Solution(types.ModuleType):
 
 
 def _refuse_to_program(peer: Peer, operation: str, value: Any, *operands: Any) -> None:
-    """Raise TypeError for what a program may not do to an object of the tests, where their values are to be found."""
+    """Raise TypeError for operations on the tests' objects that would let a program find the expected values."""
     if operation in ("call", "iter", "next", "hash") and peer.has(value):
         return
     is_public = operation not in ("getattr", "setattr") or not str(operands[0]).startswith("_")

@@ -81,10 +81,10 @@ def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[f
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"task": "distill"}, "task.teacher is not set, and task distill learns from it"),
+        ({"task": "distill"}, "task.teacher is not set, and task distill needs it"),
         ({**TEACHER, "loss": {"advantage": "rloo"}}, "with task.reward_coef = 0 no advantage is made of rewards"),
         ({**TEACHER, "rollout": {"overlong_tokens": 9}}, "Set rollout.overlong_tokens=null, or task.reward_coef"),
-        ({**TEACHER, "loss": {"name": "kl_cov"}}, "loss.name = kl_cov compares the advantages of an optimizer step"),
+        ({**TEACHER, "loss": {"name": "kl_cov"}}, "loss.name = kl_cov compares advantages before an optimizer step"),
         (
             {**TEACHER, "rollout": {"drop_zero_variance": True}},
             "drop_zero_variance: task = distill has no such",

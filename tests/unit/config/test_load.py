@@ -50,7 +50,7 @@ def test_a_python_that_is_no_absolute_path_is_an_error_with_the_fix(python: str,
     error = error_of(minimal, f"launch.python={python}")
     assert f"launch.python = {python.strip(chr(39))!r}: " in error
     assert "must be an absolute path" in error
-    assert "Give the whole path of a Python, such as /" in error
+    assert "Give the full path of a Python, such as /" in error
 
 
 def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Path) -> None:

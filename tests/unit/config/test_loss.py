@@ -104,11 +104,11 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
         (["loss.kl={coef: 0.1, where: reward, estimator: unbiased}"], "Set loss.kl.estimator to k1, k2 or k3, or"),
         (
             ["loss=kl_cov", "loss.kl={coef: 0.1, where: reward}"],
-            "other tokens than loss.fraction would be chosen. Set loss.kl.where",
+            "loss.fraction would select wrong tokens. Set loss.kl.where",
         ),
         (
             ["loss=clip_cov", "loss.kl={coef: 0.1, where: reward}"],
-            "loss.name = clip_cov compares the advantages of an optimizer ste",
+            "loss.name = clip_cov compares advantages before an optimizer ste",
         ),
         (["loss.kl.refresh_steps=5"], "loss.kl.refresh_steps = 5 would have no effect: the run has no reference"),
         (["loss.kl.estimator=k1"], "loss.kl.estimator = k1 would have no effect: the run has no reference"),
@@ -120,7 +120,7 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
             "would replace the reference loss.kl.reference = m2",
         ),
         (["loss={correction: m2po, proximal: interpolated}"], "Set loss.proximal=recomputed"),
-        (["loss={proximal: engine}"], "with loss.proximal = engine the ratio is to the engine's logprobs"),
+        (["loss={proximal: engine}"], "with loss.proximal = engine the ratio already uses the engine's logprobs"),
         (["rollout.top_p=0.9"], "Set rollout.top_p=1, or loss.correction=none"),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_section_that_a_task_does_not_have_cannot_be_written(task: str, sectio
         load(**sections)
         return
     key = "kl.coef" if section == "loss" else next(iter(FOREIGN[section]))
-    assert refusal(**sections).startswith(f"{section}.{key}: task = {task} has no such key. Leave it out")
+    assert refusal(**sections).startswith(f"{section}.{key}: task = {task} has no such key. Remove it")
     assert refusal(f"{section}={{}}", **TASKS[task]).startswith(f"{section}: task = {task} has no such key")
 
 
@@ -203,7 +203,7 @@ def test_a_key_of_another_task_is_an_error_with_the_keys_of_this_one(task: str, 
 def test_a_key_that_a_task_does_not_have_cannot_be_written(task: str, override: str) -> None:
     key = override.partition("=")[0]
     assert refusal(override, **TASKS[task]).startswith(
-        f"{key}: task = {task} has no such key. Leave it out (on the command line: {key}=null), or set task to grpo"
+        f"{key}: task = {task} has no such key. Remove it (on the command line: {key}=null), or set task to grpo"
     )
 
 

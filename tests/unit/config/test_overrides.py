@@ -37,7 +37,7 @@ def test_plus_equals_extends_the_list_of_the_files_and_of_earlier_overrides(tmp_
 
 @pytest.mark.parametrize("override", ["launch.setup_lines+=one", "train.lr+=[1]", "run.name+=[x]"])
 def test_plus_equals_without_two_lists_is_an_error(minimal: Path, override: str) -> None:
-    assert f"Override {override!r}: += adds a list to a list" in error_of(minimal, "train.lr=1", override)
+    assert f"Override {override!r}: += appends a list to a list" in error_of(minimal, "train.lr=1", override)
 
 
 def test_a_walltime_with_colons_stays_text_and_is_no_number_of_minutes(minimal: Path) -> None:

@@ -19,10 +19,13 @@ SHARED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"rollout": {"max_policy_lag": 1}}, "rollout.max_policy_lag = 1 has both work at once"),
-        ({"engine": {"engines_per_node": 3}}, r"engine.engines_per_node = 3 must be placement.learners_per_node = 1"),
+        ({"rollout": {"max_policy_lag": 1}}, "rollout.max_policy_lag = 1 runs both at the same time"),
+        (
+            {"engine": {"engines_per_node": 3}},
+            r"engine.engines_per_node = 3 must equal placement.learners_per_node = 1",
+        ),
         ({"engine": {"tensor_parallel": 2}}, "engine.tensor_parallel = 2 must be 1"),
-        ({"engine": {"gpu_memory_utilization": 0.9}}, "gpu_memory_utilization = 0.9 leaves them too little"),
+        ({"engine": {"gpu_memory_utilization": 0.9}}, "gpu_memory_utilization = 0.9 leaves too little memory"),
         ({"task": "sft"}, "task sft has no engines"),
     ],
 )

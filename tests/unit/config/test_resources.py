@@ -79,7 +79,7 @@ def test_too_few_gpus_are_an_error_with_the_sum() -> None:
 
 
 def test_too_few_cpus_are_an_error_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"has 1 CPUs.* need 2\. Ask for fewer engines"):
+    with pytest.raises(ConfigError, match=r"has 1 CPUs.* need 2\. Use fewer engines"):
         check(0, 1, with_gpus=False)
 
 
@@ -137,7 +137,7 @@ def test_a_learner_and_an_engine_that_share_a_gpu_are_reserved_together() -> Non
 
 def test_a_gpu_that_is_too_few_is_enough_for_both_in_turn() -> None:
     config = minimal_config(engine={"engines_per_node": 1})
-    with pytest.raises(ConfigError, match=r"set placement\.colocate=true"):
+    with pytest.raises(ConfigError, match=r"share GPUs: placement\.colocate=true"):
         check_fits(config, "Node a", node_demand(config, with_gpus=True), num_gpus=1, num_cpus=8)
     shared = minimal_config(engine={"engines_per_node": 1}, placement={"colocate": True})
     check_fits(shared, "Node a", node_demand(shared, with_gpus=True), num_gpus=1, num_cpus=8)

@@ -41,8 +41,8 @@ def test_sft_has_no_rewards_to_check() -> None:
         ({"run": {"name": ".."}}, "one folder name"),
         ({"run": {"name": "a/b"}}, "without '/'"),
         ({"run": {"name": "x" * 201}}, "at most 200 bytes"),
-        ({"train": {"total_steps": None}}, "set are: none"),
-        ({"train": {"total_steps": 1, "total_epochs": 2}}, "set are: train.total_steps, train.total_epochs"),
+        ({"train": {"total_steps": None}}, "Set: none"),
+        ({"train": {"total_steps": 1, "total_epochs": 2}}, "Set: train.total_steps, train.total_epochs"),
         (
             {"rollout": {"max_policy_lag": 3}, "train": {"num_minibatches": 2}},
             "max_policy_lag = 3 counts optimizer steps and must be a multiple of train.num_minibatches = 2",
@@ -58,7 +58,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ({"rewards": [{"name": "mine.f"}]}, "or to your own: module:function or path/to/file.py:function."),
         (
             {"task": "ppo", "launch": {"num_nodes": 4, "min_nodes": 3}},
-            "launch.min_nodes = 3 would have a run with a critic go on with fewer nodes than launch.num_nodes",
+            "launch.min_nodes = 3 is below launch.num_nodes = 4. A run with a critic",
         ),
         (
             {"engine": {"vllm": GUESSES}, "model": {"device": "cpu"}},
@@ -78,7 +78,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         (
             {"data": {"train": EVAL, "curriculum": {"difficulty_epochs": 2.0}}},
-            "data.curriculum.difficulty_epochs = 2 would have no effect without data.curriculum.difficulty_field",
+            "data.curriculum.difficulty_epochs = 2 has no effect without data.curriculum.difficulty_field",
         ),
         ({"task": "sft", "data": {"train": EVAL, "curriculum": {}}}, "task sft samples nothing to judge prompts by"),
         (
@@ -88,7 +88,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ({"eval": {"every": 5}}, "data.eval is not"),
         (
             {"data": {"train": {"mix": [{"path": "a", "weight": 1}, {"path": "b"}]}}},
-            "With a weight for data.train.mix.0, each source of the mix needs one: give data.train.mix.1 a weight.",
+            "data.train.mix.0 has a weight, so each source of the mix needs a weight. Give data.train.mix.1 a weight.",
         ),
         (
             {"data": {"train": {"mix": [{"path": "a", "weight": 1, "count": 2}]}}},
@@ -116,7 +116,7 @@ def test_sft_has_no_rewards_to_check() -> None:
             "data.eval_sets.hard.pass_k = [8]: every k must be at most data.eval_sets.hard.num_samples = 4",
         ),
         ({"data": {"train": EVAL, "eval_sets": {"a/b": EVAL}}}, "data.eval_sets has 'a/b': the name of a set"),
-        ({"eval": {"metrics": ["majority"]}}, "eval.metrics has 'majority': there are no built-in ones."),
+        ({"eval": {"metrics": ["majority"]}}, "eval.metrics has 'majority': there are no built-in eval metrics."),
         (
             {"eval": {"every": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.reward = 'other' must be one of rewards: correctness",
@@ -152,7 +152,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         (
             {"rollout": {"min_new_tokens": 8}},
             "rollout.min_new_tokens = 8: engines renormalise over the tokens that do not end a completion and the "
-            "learner does not, so the importance weights of loss.correction = truncated would be wrong. Set "
+            "learner does not. The importance weights of loss.correction = truncated would be wrong. Set "
             "rollout.min_new_tokens=0, or loss.correction=none.",
         ),
         (

@@ -228,7 +228,7 @@ def test_a_chat_template_of_ones_own_gets_its_arguments(tokenizer: Any) -> None:
     [
         ({}, "path must be set, or mix"),
         ({"path": "a", "mix": [{"path": "b"}]}, "path and mix exclude each other"),
-        ({"split": "test", "mix": [{"path": "b"}]}, "split belongs to each of its sources"),
+        ({"split": "test", "mix": [{"path": "b"}]}, "split belongs to each source of the mix"),
     ],
 )
 def test_a_data_set_is_one_source_or_a_mix(train: dict[str, Any], words: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,17 @@ def test_code_in_a_models_folder_is_not_run(
     with pytest.raises(ConfigError, match=r"model\.path = "):
         load(minimal_config(model={"path": str(tmp_path / "model")}))
     assert not hostile_model()
+
+
+def test_transformers_is_imported_without_torch_unless_a_function_of_the_user_may_want_a_model() -> None:
+    program = (
+        "import os, sys; from hpc_grpo.data.tokenizer import import_without_torch as load\n"
+        "from tests.support.configs import minimal_config as config; before = dict(os.environ)\n"
+        "load(config(eval={'metrics': ['mine:similarity']})); print('transformers' in sys.modules)\n"
+        "load(config()); from transformers import AutoTokenizer; print('torch' in sys.modules, before == os.environ)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False\nFalse True\n", "")
 
 
 _LOADERS = {"load_dataset", "EngineArgs", "load_dataset_builder"}

@@ -1,1 +1,1 @@
-"""Nodes that join by themselves, pods and hosts by hand: workers dial the head, both sides prove the token."""
+"""Nodes that join by themselves: pods, and hosts started by hand. Workers dial the head; both prove the token."""

@@ -1,7 +1,7 @@
-"""A worker's connection to the head: the proof of the token, the lines after it, and the agent that runs behind it.
+"""A worker's connection to the head: the proof of the token, the lines after it, and the agent behind it.
 
-The handshake is that of system/proof.py; the head begins it with MAGIC. The connection is authenticated when it opens;
-what follows is neither encrypted nor signed.
+system/proof.py has the handshake; the head begins it with MAGIC. The connection is authenticated when it opens. Later
+data is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAGIC = b"hpc-grpo join 1\n"
 HANDSHAKE_S = 10.0
 """A peer that has not proved itself after so long is hung up on."""
 
-_USER_TIMEOUT_S = 30  # data that the other side has not acknowledged for so long mean that it is cut off
+_USER_TIMEOUT_S = 30  # Seconds without acknowledgement of sent data after which the other side counts as gone.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 
 
@@ -77,7 +77,7 @@ def notice_cuts(connection: socket.socket) -> None:
 
 
 def make_token(file: Path, environ: Mapping[str, str], *, anew: bool = True) -> bytes:
-    """Return the head's token: of the environment, else of the run's file; `anew` replaces that one."""
+    """Return the head's token: from the environment, else from the run's file. `anew` writes a new one to the file."""
     keeps = not anew or bool(environ.get(TOKEN_VARIABLE, "").strip())
     if keeps and (found := find_token(file, environ)) is not None:
         return found
@@ -87,7 +87,7 @@ def make_token(file: Path, environ: Mapping[str, str], *, anew: bool = True) -> 
 
 
 def find_token(file: Path, environ: Mapping[str, str]) -> bytes | None:
-    """Return the token that the environment or the run has; None: neither, yet. Raises ConfigError for a short one."""
+    """Return the token of the environment or the run; None if there is none yet. Raises ConfigError for a short one."""
     if given := environ.get(TOKEN_VARIABLE, "").strip():
         if len(given) < LEAST_TOKEN_LENGTH:
             raise ConfigError(
@@ -103,9 +103,11 @@ _MOST_LINE_BYTES = 65536
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker says of itself once it has proved the token. `identity` tells it from another of the same name.
+    """A worker's description of itself, after it has proved the token.
 
-    `interface`: that of its connection, None for loopback.
+    `identity` distinguishes workers of the same name.
+
+    `interface` is that of its connection, None for loopback.
     """
 
     name: str
@@ -116,7 +118,7 @@ class Hello:
 
     @classmethod
     def from_line(cls, line: bytes) -> Hello:
-        """Read what a worker says of itself. Raises ValueError for what is no such line."""
+        """Parse a worker's description of itself. Raises ValueError for other text."""
         try:
             hello = cls(**json.loads(line))
         except (TypeError, RecursionError) as error:
@@ -136,7 +138,7 @@ def farewell(kind: str, code: int, why: str) -> bytes:
 
 
 def read_order(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the line that the head sends, and take no byte of what follows; None where it is gone."""
+    """Read the head's line, and no byte after it. None if the head is gone."""
     line = b""
     try:
         while not line.endswith(b"\n") and len(line) < _MOST_LINE_BYTES:
@@ -151,7 +153,7 @@ LEFT = "ended its worker"
 
 
 class _Sending:
-    """The way to the agent: closing it is the end of its stdin, while what it still says can be read."""
+    """The stream to the agent. Closing it ends the agent's stdin, while its output can still be read."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -177,7 +179,7 @@ class JoinedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return LOST_CODE once everything that it said was read, and nothing more can come."""
+        """Return LOST_CODE once everything it sent was read, and nothing more can come."""
         if self.returncode is None:
             try:
                 if self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -198,7 +200,7 @@ class JoinedProcess:
         return LOST_CODE
 
     def send_signal(self, sig: int, /) -> None:
-        """Do nothing: the end of its stdin reaches an agent, a signal of ours would only reach a client."""
+        """Do nothing. The end of stdin reaches an agent; a signal would only reach a client."""
 
     def terminate(self) -> None:
         """Hang up: the agent tears down by itself."""

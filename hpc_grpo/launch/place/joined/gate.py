@@ -1,7 +1,7 @@
-"""The gate of the head: one port that workers dial, and the connections of those that have proved the token.
+"""The gate of the head: one port that workers dial, and the connections of workers that have proved the token.
 
 A thread accepts, checks and keeps the connections of waiting workers, so they may come and go at any time. A caller
-without the token learns nothing, gets ten seconds, and shares a few places with others of the same address.
+without the token learns nothing, has ten seconds, and shares a few places with others of its address.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Gate:
             return None if connection is None else str(connection.getsockname()[0])
 
     def take(self, name: str) -> socket.socket | None:
-        """Return the connection of a worker that waits, which is the caller's then; None where it is gone."""
+        """Return the connection of a waiting worker, and hand it over. None if the worker is gone."""
         with self._lock:
             hello, connection = self._waiting.pop(name, (None, None))
             if hello is not None:
@@ -87,7 +87,9 @@ class Gate:
         return connection
 
     def say_farewell(self, line: bytes, names: Iterable[str], deadline_s: float) -> None:
-        """Send a last line to all that wait, and to each that dials, until those of `names` have it or time is up."""
+        """Send a last line to all waiting workers, and to each that dials, until those of `names` have it or time is
+        up.
+        """
         with self._lock:
             self._farewell = line
             for name in [*self._waiting]:
@@ -116,7 +118,7 @@ class Gate:
             for descriptor, _event in poll.poll(_TURN_S * 1000):
                 if descriptor in callers:
                     self._hear(callers[descriptor])
-                elif descriptor in idle:  # a worker that waited is gone: none that waits says anything
+                elif descriptor in idle:  # A waiting worker is gone: a waiting worker sends nothing.
                     with self._lock:
                         found = self._waiting.get(idle[descriptor])
                         if found is not None and found[1].fileno() == descriptor:
@@ -141,7 +143,7 @@ class Gate:
         self._send(caller, MAGIC + caller.nonce)
 
     def _hear(self, caller: _Caller) -> None:
-        """Take in what a caller says: first its proof, then its hello."""
+        """Read a caller's data: first its proof, then its hello."""
         expected = NONCE_BYTES + PROOF_BYTES if not caller.is_proved else _MOST_HELLO_BYTES
         try:
             data = caller.connection.recv(expected - len(caller.said))
@@ -165,7 +167,7 @@ class Gate:
             self._let_in(caller)
 
     def _let_in(self, caller: _Caller) -> None:
-        """Have a worker wait under a name of its own; a second one of that name gets a number behind it."""
+        """Let a worker wait under its name. A second worker of that name gets a number behind it."""
         try:
             hello = Hello.from_line(caller.said)
         except ValueError:

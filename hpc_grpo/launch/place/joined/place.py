@@ -1,7 +1,7 @@
 """The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and runs agents there.
 
-The commands `hpc-grpo pod` and `hpc-grpo host head` set HEAD_VARIABLE for such a head. Each process of the run says in
-the run directory where it is, so that `stop` finds it.
+The commands `hpc-grpo pod` and `hpc-grpo host head` set HEAD_VARIABLE for this. Each process of the run records its
+host in the run directory, so that `stop` finds it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ENDS_WORKERS = ("complete", "stopped", "config", "crash")
 
 @place_kind
 class JoinedPlace(Place):
-    """The head, with the workers that have dialed it. Of use for an attempt only after `for_run`."""
+    """The head, with the workers that have dialed it. Only usable for an attempt after `for_run`."""
 
     name = "joined"
     awaits_lost_nodes = True
@@ -88,10 +88,10 @@ class JoinedPlace(Place):
         return super().for_run(run, launch)
 
     def allocation(self) -> Allocation:
-        """Return the head and as many workers as the run asks for, once they have joined.
+        """Return the head and the requested number of workers, once they have joined.
 
-        After half an hour, or 15 times `launch.rejoin_s`, fewer will do, if `launch.min_nodes` allows; else raises
-        NodesUnavailableError, which names those that trained the run before; EndAskedError for a signal or the STOP
+        After half an hour, or 15 times `launch.rejoin_s`, accepts fewer if `launch.min_nodes` allows. Otherwise raises
+        NodesUnavailableError, which names the nodes that trained the run before; EndAskedError for a signal or the STOP
         file.
         """
         if self._allocation is None:
@@ -121,7 +121,7 @@ class JoinedPlace(Place):
             found, theirs = socket.socketpair()
             theirs.close()
         words = list(command[command.index("-m") :])  # a worker has a Python, and a package, of its own
-        with suppress(OSError):  # it has left since it joined, as if an agent of it had begun and ended
+        with suppress(OSError):  # It has left since it joined. Treat it as an agent that began and ended.
             found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
         return JoinedProcess(found, node, log, on_end=lambda: gate.forget(node))
 
@@ -139,7 +139,7 @@ class JoinedPlace(Place):
         return self._allocation
 
     def close(self, end: End) -> None:
-        """Tell the workers, if nobody comes back after such an end, and close the gate."""
+        """Tell the workers, if no one returns after this end, and close the gate."""
         if end.kind in _ENDS_WORKERS:
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
             line = farewell(end.kind, end.code, end.why)
@@ -175,7 +175,7 @@ class JoinedPlace(Place):
     def _wait_for_workers(
         self, head: Allocation, known: Sequence[str], wait_s: float, goes_on: Callable[[], bool]
     ) -> Allocation:
-        """Wait until all have joined, or time is up; return the head and those that have."""
+        """Wait until all have joined, or time is up. Return the head and the joined nodes."""
         gate, expected = self._opened(), self._asked.num_nodes - 1
         begun, said_at, seen = time.monotonic(), -_SAY_AGAIN_S, None
         while True:
@@ -210,7 +210,7 @@ def _missing(here: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _found(head: str, here: Sequence[str], expected: int, known: Sequence[str]) -> str:
-    """Return a sentence on who is here and who is missing.
+    """Return a sentence about which nodes have joined and which are missing.
 
     >>> _found("pod1", ["pod2"], 2, ["pod2", "pod3"])
     '2 of 3 nodes are here (pod1, pod2), missing: pod3'
@@ -220,7 +220,7 @@ def _found(head: str, here: Sequence[str], expected: int, known: Sequence[str]) 
     return f"{1 + len(here)} of {1 + expected} nodes are here ({', '.join([head, *here])}), missing: {named}"
 
 
-_ENDS_S = 120.0  # time for a teardown in order; what is left after it is killed
+_ENDS_S = 120.0  # time for an orderly teardown, before the rest is killed
 
 
 @contextmanager
@@ -236,10 +236,10 @@ def member(run: RunDir, name: str) -> Iterator[None]:
 
 
 def stop_here(run: RunDir) -> Iterator[str]:
-    """End the processes of the run on this host; yield what was done.
+    """End the processes of the run on this host; yield a line for each.
 
-    A head that trains ends after its step and a checkpoint, and tells its workers; a waiting head and a worker end at
-    once. Raises ConfigError where another user may write the run, whose files name the processes.
+    A training head ends after its step and a checkpoint, and tells its workers. A waiting head and a worker end at
+    once. Raises ConfigError if another user may write the run, whose files name the processes.
     """
     refuse_shared(run.path)
     owner = read_lock_owner(run)
@@ -253,7 +253,7 @@ def stop_here(run: RunDir) -> Iterator[str]:
         yield "Nothing of the run is left on this host." if is_led_here else "Nothing of the run is on this host."
     for path, process in found:
         is_owner = is_led_here and owner is not None and owner.pid == process.pid
-        if not is_owner and path.exists():  # else it ends by itself, as the head told it
+        if not is_owner and path.exists():  # Otherwise it ends by itself, because the head told it.
             _send(process, signal.SIGTERM)
         deadline = math.inf if is_owner else time.monotonic() + _ENDS_S
         while process.has_process and time.monotonic() < deadline:

@@ -1,6 +1,6 @@
-"""Which node of a run is this, and where is its head: the conventions by which providers and scripts tell.
+"""Which node of a run this is, and where its head is: the conventions of providers and scripts.
 
-Each row of CONVENTIONS is one, with its source; the first whose variables are set is taken.
+Each row of CONVENTIONS is one convention, with its source. The first whose variables are set is used.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ RUNPOD_DOMAIN = "runpod.internal"
 
 @dataclass(frozen=True)
 class Role:
-    """What this node is to the run. `num_nodes`, `port`: where the environment says; else the config does.
+    """This node's role in the run.
 
-    Workers dial `head`, a name or address; "" on a head that need not know it. `default_nodes` is for a config without
-    more than one.
+    `num_nodes` and `port` come from the environment if it sets them, else from the config.
+
+    Workers dial `head`, a name or address; "" if a head does not need it. `default_nodes` replaces a config's single
+    node.
     """
 
     is_head: bool
@@ -38,7 +40,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Convention:
-    """A way of telling nodes their roles: `variables` of which one must be set, and how the role is read from them."""
+    """A convention for roles: `variables`, one of which must be set, and how to read the role from them."""
 
     name: str
     source: str
@@ -110,7 +112,9 @@ CONVENTIONS = (
 
 
 def find_role(environ: Environ) -> Role:
-    """Return the role that the environment tells; without one this is a head, of as many nodes as the config says."""
+    """Return the role that the environment gives. Without one this node is a head, with the config's number of
+    nodes.
+    """
     for convention in CONVENTIONS:
         if any(environ.get(name) for name in convention.variables):
             role = convention.read(environ)
@@ -119,7 +123,7 @@ def find_role(environ: Environ) -> Role:
 
 
 def node_name(environ: Environ = os.environ) -> str:
-    """Return the name of this node: the pod's id where there is one, else the hostname without its domain."""
+    """Return this node's name: the pod's id if there is one, else the hostname without its domain."""
     return environ.get("RUNPOD_POD_ID") or socket.gethostname().partition(".")[0]
 
 

@@ -1,7 +1,7 @@
-"""The worker: dials the head, has a node agent run behind the connection, and dials again until the run is over.
+"""The worker: dials the head, runs a node agent behind the connection, and dials again until the run ends.
 
-Holds nothing between two connections, so either side may be restarted at any time. A signal ends it: its agent tears
-down first, and the head is told why.
+Keeps nothing between two connections, so either side may restart at any time. A signal ends it: its agent tears down
+first, and the head receives the reason.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _REDIAL_S = 1.0
 _SAY_AGAIN_S = 30.0
 _DIAL_S = 5.0
 _MOST_REFUSALS, _MOST_REFUSALS_OF_FILE = 5, 90
-"""Times in a row, a second apart, that a token is not taken until the worker gives up.
+"""Refused tokens in a row, a second apart, after which the worker gives up.
 
-A head that restarts writes another token into the run's file, which a network's file system may show a minute later.
+A restarted head writes another token to the run's file, which a network file system may show a minute later.
 """
 
 
@@ -69,7 +69,7 @@ class Worker:
     _said_at: float = 0.0
 
     def serve(self) -> int:
-        """Serve until the head says that the run is over, or a signal comes; return the exit code to end with."""
+        """Serve until the head says that the run has ended, or a signal comes. Return the exit code."""
         taken = [signal.SIGINT, *end_signals()]
         for number in taken:
             signal.signal(number, self._on_signal)
@@ -103,7 +103,7 @@ class Worker:
         return EXIT_COMPLETE
 
     def _dial(self) -> socket.socket | None:
-        """Return a connection on which both sides have proved the token; None where there is none yet."""
+        """Return a connection on which both sides have proved the token; None if there is none yet."""
         token = find_token(self.run.join_token, os.environ)
         if token is None:
             self._progress(f"Waiting for the run's token: start the head, or export {TOKEN_VARIABLE} on all nodes.")
@@ -132,7 +132,7 @@ class Worker:
         return connection
 
     def _serve_connection(self, connection: socket.socket) -> int | None:
-        """Do what the head says on one connection; return the exit code to end with, None to dial again."""
+        """Follow the head's orders on one connection. Return the exit code, None to dial again."""
         self._connection = connection
         try:
             order = read_order(connection)
@@ -160,7 +160,7 @@ class Worker:
         command = [sys.executable, "-E", *copy, *words]
         self._is_serving = True
         try:
-            # A session of its own: Ctrl+C is for this process, which has it tear down in order.
+            # In its own session: Ctrl+C reaches only this process, which lets the agent tear down in order.
             agent = subprocess.Popen(
                 command, stdin=connection.fileno(), stdout=connection.fileno(), env=kept, start_new_session=True
             )
@@ -171,7 +171,7 @@ class Worker:
             self._is_serving = False
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """End this worker; one whose agent runs has it tear down first, unless it is told again."""
+        """End this worker. A running agent tears down first; a second signal does not wait for it."""
         is_second, self._told = bool(self._told), signal.Signals(number).name
         if not self._is_serving:
             raise _ToldError
@@ -181,7 +181,7 @@ class Worker:
             self._leave(self._connection)
 
     def _leave(self, connection: socket.socket) -> None:
-        """Tell the head why, in the words of a NodeReport, and have the agent end by the end of its stdin."""
+        """Tell the head why, in a NodeReport, and close the agent's stdin, which ends it."""
         say(f"{self._told}: tearing down on {self.name}.")
         left = {"event": "failed", "node": self.name, "why": f"{self._told} {LEFT}"}
         with contextlib.suppress(OSError):
@@ -189,7 +189,7 @@ class Worker:
             connection.shutdown(socket.SHUT_RD)
 
     def _progress(self, text: str) -> None:
-        """Say what is waited for: when that changes, and now and then."""
+        """Print what the worker waits for: at each change, and now and then."""
         if text != self._said or time.monotonic() - self._said_at > _SAY_AGAIN_S:
             self._said, self._said_at = text, time.monotonic()
             say(text)

@@ -1,7 +1,7 @@
-"""Reads what a user gave sbatch for a job: directives of its script, SBATCH_ variables, words on its command line.
+"""Reads the options that a user gave sbatch for a job: script directives, SBATCH_ variables, command line.
 
-Slurm's record of a job has the values after defaults, rounding and a site's submit plugin, under names that nobody may
-ask for. A successor asks again for what was given, on top of the config. Pure functions.
+Slurm's record of a job has the values after defaults, rounding and a site's submit plugin, under names that a request
+may not use. A successor requests the given options again, on top of the config. Pure functions.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _VARIABLES = {
         "partition qos reservation wckey"
     ).split()
 } | {"SBATCH_MEM_PER_NODE": "mem", "SBATCH_TIMELIMIT": "time"}
-"""sbatch's own variables that say which nodes, for how long and on whose account -> the option that each stands for."""
+"""sbatch's variables for nodes, time and account -> the option of each."""
 
 _KEYS = {"time_min": "time", "exclusive": "exclusive"}
-"""Keys of launch.slurm whose default is a value like any other -> the option that each stands for."""
+"""Keys of launch.slurm whose default looks like a user's choice -> the option of each."""
 
 _NAMES = dict(
     pair.split("=")
@@ -46,20 +46,20 @@ _WITHOUT_VALUE = frozenset(
     "contiguous exclusive get-user-env hold ignore-pbs nice no-kill no-requeue overcommit oversubscribe "  # noqa: SIM905
     "parsable propagate quiet reboot requeue spread-job test-only use-min-nodes verbose wait".split()
 )
-"""Options whose value, if they take one, follows an equals sign."""
+"""Options whose value, if any, follows an equals sign."""
 
 _OF_ONE_JOB = frozenset(
     "array begin chdir clusters deadline dependency error get-user-env hold input job-name no-kill no-requeue "  # noqa: SIM905
     "open-mode output parsable quiet requeue signal test-only verbose wait wrap".split()
 )
-"""Options that say how one job is handed in, or that every job of ours decides for itself."""
+"""Options for submitting one job, or options that each of our jobs decides itself."""
 
 
 def given_options(script: str, environ: Mapping[str, str], submit_line: str, script_name: str) -> Options:
-    """Return all that sbatch was given: the command line wins over variables, and those over the script.
+    """Return all options given to sbatch. The command line overrides variables, and those override the script.
 
-    `submit_line` is Slurm's: words joined by blanks, without their quotes. Options end at `script_name`, the last part
-    of the script's path.
+    `submit_line` is Slurm's: words joined by blanks, without quotes. Options end at `script_name`, the last part of the
+    script's path.
     """
     return _merged(directives(script), from_variables(environ), _options(submit_line.split()[1:], script_name))
 
@@ -72,7 +72,7 @@ def directives(script: str) -> Options:
             text = line.removeprefix("#SBATCH")
             try:
                 words += shlex.split(text, comments=True)
-            except ValueError:  # a lone quote, which sbatch takes as it is
+            except ValueError:  # an unpaired quote, which sbatch accepts
                 words += text.split()
         elif line.strip() and not line.startswith("#"):
             break
@@ -84,26 +84,26 @@ def from_variables(environ: Mapping[str, str]) -> Options:
 
 
 def overlaid(launch: LaunchConfig, given: Options) -> LaunchConfig:
-    """Return `launch` asking for what was given, and for what it says itself where nothing was."""
+    """Return `launch` with the given options on top."""
     given = {name: value for name, value in given.items() if name not in _OF_ONE_JOB}
     return _asking_for(launch, _merged(_said(launch, left_out=()), given))
 
 
 def where_silent(launch: LaunchConfig, given: Options) -> LaunchConfig:
-    """Return `launch` asking for those of the options about which it says nothing itself."""
+    """Return `launch` with the given options only where it has none itself."""
     chosen = {option for key, option in _KEYS.items() if key in launch.slurm.model_fields_set}
     given = {name: value for name, value in given.items() if name not in chosen}
     return _asking_for(launch, _merged(given, _said(launch, left_out=set(_KEYS.values()) - chosen)))
 
 
 def _said(launch: LaunchConfig, left_out: Collection[str]) -> Options:
-    """Return the options that a config asks for, those for nodes without `left_out`."""
+    """Return the options that a config requests; options for nodes without `left_out`."""
     nodes = {name.replace("_", "-"): value for name, value in node_options(launch).items()}
     return {name: value for name, value in nodes.items() if name not in left_out} | extra_options(launch.slurm)
 
 
 def _merged(*sources: Options) -> Options:
-    """Return all options, the later sources' first; of options for memory, or for GPUs, those of one source."""
+    """Return all options, later sources first. Options for memory, or for GPUs, come from one source only."""
 
     def kind(name: str, value: Any) -> str:
         if name in ("mem", "mem-per-cpu", "mem-per-gpu"):
@@ -148,7 +148,7 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
 
 
 def _options(words: Iterable[str], script_name: str = "") -> Options:
-    """Read options as sbatch does, up to the script's own path where one is named."""
+    """Parse options as sbatch does, up to the script's path if one is named."""
     found: Options = {}
     last, waits = "", False
     for word in words:

@@ -1,7 +1,7 @@
-"""Slurm's jobs behind the interface of a job queue: what scontrol and sacct say of one, and what is done to it.
+"""Slurm as a job queue: reads jobs by scontrol and sacct, and acts on them.
 
-A method of `SlurmQueue` is one or two calls to the scheduler, `render` none. Sites count those: a link makes a
-handful in its life, the commands that show a run make none.
+A method of `SlurmQueue` makes one or two calls to the scheduler, `render` none. Sites count calls: a link makes a
+handful in its life. Commands that show a run make none.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _AT_ONCE_S = 2.0
 _IN_A_HURRY_S = 10.0
 _ACCOUNTING_LAG_S = (5.0, 15.0)
-"""Pauses before accounting is asked again for a job that it does not know yet: one that began when it was queued."""
+"""Pauses before accounting is queried again for a job that it does not know yet: one that began at submission."""
 _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
 
 
 def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
-    """Yield what accounting says of a job, "" for nothing; asked three times, as it may be late or away for a moment.
+    """Yield accounting's data on a job, "" for none. Queries three times: accounting may lag or be down for a moment.
 
     Ends at once on a site without accounting.
     """
@@ -49,9 +49,9 @@ def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name
 
 @dataclass(frozen=True)
 class SlurmQueue:
-    """The queue of this cluster, as a `JobQueue`; `ask` runs Slurm's commands, but for sbatch.
+    """The queue of this cluster, as a `JobQueue`. `ask` runs Slurm's commands, except sbatch.
 
-    `ask_at_once` does so where an answer that takes its time is of no use.
+    `ask_at_once` is for queries that are useless after a delay.
     """
 
     ask: Ask = output_of
@@ -90,16 +90,16 @@ class SlurmQueue:
         by = re.search(r"by (\d+)", state)
         return JobEnd(
             state,
-            # Without an author, as at a site without accounting, a cancel is the user's.
+            # Without an author, as on a site without accounting, a cancel counts as the user's.
             by_user=state.startswith("CANCELLED") and (by is None or int(by[1]) == os.getuid()),
             at_time_limit=state.startswith("TIMEOUT"),
             lost_a_node=state.startswith("NODE_FAIL"),
         )
 
     def _final_state(self, job_id: str) -> str:
-        """Return its end as sacct says it ("CANCELLED by 1000"), else as scontrol does; "" if neither knows.
+        """Return its end state from sacct ("CANCELLED by 1000"), else from scontrol; "" if neither knows.
 
-        scontrol names no author of a cancel, so accounting is asked again until it does.
+        scontrol does not name who cancelled, so accounting is queried until it does.
         """
         shown = ""
         for state in _accounted(self.ask, self.sleep, job_id, "State"):
@@ -167,7 +167,7 @@ class SlurmJob:
         return launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})
 
     def _given(self) -> given.Options:
-        """Return what sbatch was given; where a site keeps no command lines, say so and take what can be told."""
+        """Return the options given to sbatch. If the site keeps no command lines, say so and use the rest."""
         script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
         if submitted := next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), ""):
             name = Path(self.fields.get("Command", "")).name
@@ -186,7 +186,9 @@ class SlurmJob:
         return int(self.fields.get("NumNodes", "1").partition("-")[0])
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
-        """Raises LaunchError where its partition would have too few nodes left: the job would wait for ever."""
+        """Let a waiting job avoid nodes. Raises LaunchError if its partition would have too few nodes left to start
+        it.
+        """
         excluded = [*([self.fields["ExcNodeList"]] if "ExcNodeList" in self.fields else []), *nodes]
         names = self.fields["Partition"].split(",")
         partitions = [text.fields(self.ask(["scontrol", "show", "partition", name])) for name in names]

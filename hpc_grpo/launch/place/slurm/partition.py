@@ -1,4 +1,6 @@
-"""Slurm's partitions and accounts, and what they allow: a job beyond it may be taken, only to wait for ever."""
+"""Slurm's partitions and accounts with their limits. The queue may take a job beyond a limit, which then waits
+forever.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")
 _DEADLINE_S = 10.0  # short: sbatch gives these answers in any case
 
 OLDEST_SLURM = (22, 5)
-"""The oldest Slurm that the tests run on, as (year, month): Debian 12's. Since then --cpus-per-task is a step's own."""
+"""The oldest Slurm that the tests run on, as (year, month): Debian 12's. Since then --cpus-per-task applies per
+step.
+"""
 
 _NO_CLUSTER = "Could not establish a configuration source"
 """Slurm's word on a machine where its tools are installed and belong to no cluster."""
@@ -47,7 +51,7 @@ class Partition:
 
     @property
     def gpus_per_node(self) -> int | None:
-        """Return the GPUs of a node on average, rounded up; None where Slurm does not account for them."""
+        """Return the average number of GPUs per node, rounded up; None if Slurm does not account for GPUs."""
         total = granted(self.fields.get("TRES", ""), "gres/gpu")
         return -(-int(total) // max(1, self.num_nodes)) if total else None
 
@@ -65,14 +69,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class Association:
-    """An account that the user may charge, on a `partition` ("": on all); `max_minutes` None: no limit."""
+    """An account that the user may charge, on a `partition` ("": on all). `max_minutes` None: no limit."""
 
     account: str
     partition: str
     max_minutes: int | None
 
     def is_charged(self, slurm: SlurmConfig, partition: Partition) -> bool:
-        """Tell whether a job on `partition` is charged to it; False where launch.slurm.account does not say."""
+        """Return whether a job on `partition` is charged to it; False where launch.slurm.account does not say."""
         is_named = slurm.account is not None and self.account.lower() == slurm.account.lower()
         return is_named and self.partition in ("", partition.name)
 
@@ -95,7 +99,7 @@ def ask_associations() -> Answer:
 
 
 def parse_associations(text: str) -> list[Association]:
-    """Read the answer of `ask_associations`.
+    """Parse the answer of `ask_associations`.
 
     >>> parse_associations("proj.a|workq|1-00:00:00\\nproj.b||\\n")[0]
     Association(account='proj.a', partition='workq', max_minutes=1440)
@@ -105,7 +109,7 @@ def parse_associations(text: str) -> list[Association]:
 
 
 def parse_partitions(text: str) -> list[Partition]:
-    """Read the answer of `ask_partitions`.
+    """Parse the answer of `ask_partitions`.
 
     >>> [(p.name, p.max_minutes) for p in parse_partitions("PartitionName=workq MaxTime=1-00:00:00 State=UP")]
     [('workq', 1440)]
@@ -115,16 +119,16 @@ def parse_partitions(text: str) -> list[Partition]:
 
 
 def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Partition | None:
-    """Return the partition of the config, else the site's default; None where there is no such partition."""
+    """Return the config's partition, else the site's default; None if it does not exist."""
     wanted = [p for p in partitions if (p.name == slurm.partition if slurm.partition else p.is_default)]
     return wanted[0] if wanted else None
 
 
 def refuse_what_cannot_start(launch: LaunchConfig) -> None:
-    """Raise ConfigError where the partition would never start such a job: it may be taken, to wait for ever.
+    """Raise ConfigError if the partition would never start this job: the queue may take it and let it wait forever.
 
-    Asks the scheduler once. sbatch judges what is not known here: several partitions, limits that a QOS changes, and
-    all where Slurm does not answer.
+    Queries the scheduler once. sbatch decides in unknown cases: several partitions, limits changed by a QOS, and all
+    cases in which Slurm does not answer.
     """
     slurm = launch.slurm
     if "," in (slurm.partition or "") or "qos" in slurm.extra:

@@ -1,6 +1,6 @@
 """The place of a process inside a Slurm job, and steps on its nodes: node agents, and shells for the user.
 
-The only module that reads `SLURM_*` variables for what they say.
+The only module that reads the values of `SLURM_*` variables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _JOB_ID = "SLURM_JOB_ID"
 
 @place_kind
 class SlurmPlace(Place):
-    """The job that this process is in, as a `Place`: agents are steps of it."""
+    """The job of this process, as a `Place`: agents are steps of the job."""
 
     name = "slurm"
 
@@ -45,11 +45,11 @@ class SlurmPlace(Place):
 
     @cached_property
     def _shown(self) -> dict[str, str]:
-        """Ask for the job's fields, once: an answer is kept, a failure is not."""
+        """Query the job's fields. Caches an answer, not a failure."""
         job_id = self.job_id
         records = text.records(text.output_of(["scontrol", "show", "job", job_id]))
         found = next((record for record in records if record.get("JobId") == job_id), records[0])
-        # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job it names the nodes of that step alone.
+        # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job, it has only that step's nodes.
         if "NodeList" not in found:
             raise LaunchError(f"Job {job_id} has no nodes now (state {found.get('JobState', '')}): is it over?")
         return found
@@ -78,7 +78,7 @@ class SlurmPlace(Place):
         cpus = int(self._environ.get("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)))
         gpus = self._environ.get("SLURM_GPUS_ON_NODE")
         if gpus is not None:
-            # With --exclusive a job has all GPUs of its nodes, and its steps the ones that it asked for.
+            # With --exclusive a job has all GPUs of its nodes, and its steps only the requested ones.
             asked = sum(map(int, re.findall(r"(\d+)(?=,|$)", self._environ.get("SLURM_GPUS_PER_NODE", ""))))
             return NodeResources(cpus, min(int(gpus), asked or int(gpus)))
         if (visible := visible_gpus(self._environ)) is not None:
@@ -88,7 +88,7 @@ class SlurmPlace(Place):
         return NodeResources(cpus, found if found and cpus >= self._cpus_of_node() else 0)
 
     def _cpus_of_node(self) -> int:
-        """Return how many CPUs a job on the whole node has: its cores, or its threads where Slurm counts those."""
+        """Return the CPUs of a job on the whole node: cores, or threads if Slurm counts threads."""
         name = self._environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         try:
             shown = text.fields(text.output_of(["scontrol", "show", "node", name]))
@@ -109,11 +109,11 @@ class SlurmPlace(Place):
 
 
 def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
-    """Return the GPUs that a step on one node has to ask for; None where it inherits the right number.
+    """Return the GPUs that a step on one node must request; None if it inherits the right number.
 
-    Raises LaunchError where some node would have none. A step inherits what the job asked for, which is right where
-    that was by node. After --gpus it would ask for the job's total, after --gpus-per-task for one task's share, and
-    where they came with --exclusive for none: then it has to ask for an even share of what was granted.
+    Raises LaunchError if a node would have none. A step inherits the job's request, which is right if the request was
+    per node. After --gpus a step would request the job's total, after --gpus-per-task one task's share, and after
+    --exclusive none. In these cases it must request an even share of the granted GPUs.
     """
     total = text.granted(job.get("TRES", job.get("AllocTRES", "")), "gres/gpu")
     asked_by_node = "gpu" in job.get("TresPerNode", "")
@@ -126,14 +126,14 @@ def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
 
 
 _STEP = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL")
-"""Without --overlap a step waits for the CPUs of others, for ever; without --mem=0 it finds the job's memory taken."""
+"""Without --overlap a step waits forever for CPUs of others. Without --mem=0 it finds the job's memory taken."""
 
 _SHELL_STEP = (*_STEP, "--whole")
-"""All CPUs of the node that the job has: where a site or a user has SLURM_EXACT set, a shell would get one."""
+"""All CPUs of the job on the node. With SLURM_EXACT set by a site or a user, a shell would get one CPU."""
 
 
 def step_command(node: str, num_cpus: int, gpus: int | None, command: Sequence[str]) -> list[str]:
-    """Wrap `command` so that it runs on a node of the job; `gpus` None: the step inherits the right number."""
+    """Wrap `command` as a step on a node of the job. `gpus` None: the step inherits the right number."""
     return [
         *_STEP,
         f"--nodelist={node}",
@@ -174,13 +174,13 @@ A name that ends in `*` is a prefix. The command line wins over a variable of th
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that srun itself needs, without what would change the step."""
+    """Return the environment for srun, without variables that would change the step."""
     prefixes = tuple(name[:-1] for name in _STEP_LEAKS if name.endswith("*"))
     return {key: value for key, value in environ.items() if key not in _STEP_LEAKS and not key.startswith(prefixes)}
 
 
 def allocation_command(launch: LaunchConfig) -> list[str]:
-    """Return the salloc for what `launch` asks for, with a shell on the first node; the nodes end with the shell.
+    """Return the salloc command for `launch`, with a shell on the first node. The allocation ends with the shell.
 
     Raises ConfigError for options that the schema owns.
     """
@@ -192,7 +192,7 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
 
 
 def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
-    """Return the step that is a shell on a node of a job, beside what runs there; `python` is the job's, None: this."""
+    """Return the step that is a shell on a node of a running job. `python` is the job's; None: this one."""
     return [*_SHELL_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], python)]
 
 
@@ -210,5 +210,5 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
 
 def _shell(setup: Sequence[str], python: str | None) -> list[str]:
-    """Return a login shell, where modules are defined; it finds the hpc-grpo of `python`, None: this one."""
+    """Return a login shell, which defines modules. It finds the hpc-grpo of `python`; None: this one."""
     return ["bash", "-lc", "\n".join([*setup, path_line(python), "exec bash"])]

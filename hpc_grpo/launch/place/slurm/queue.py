@@ -1,4 +1,4 @@
-"""Ask squeue about jobs: in one call for all of them, and not more often than a site allows."""
+"""Query squeue about jobs: one call for all of them, and not more often than a site allows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hpc_grpo.run.files import write_json_atomic
 
 _QUERY_MIN_S = 60.0  # sites ask for no more than one question a minute
 _LOCK_S = 120.0
-"""More than squeue takes. Without flock filelock leaves a file, which would outlive a killed owner for ever."""
+"""Longer than squeue takes. Without flock, filelock leaves a file, which would outlive a killed owner forever."""
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job that waits or runs; `state` in Slurm's words, `starts_at` its actual or expected start in unix seconds."""
+    """A job that waits or runs. `state` is Slurm's; `starts_at` its actual or expected start in unix seconds."""
 
     job_id: str
     state: str
@@ -34,9 +34,9 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Slurm's answer of `asked_at` (unix seconds) about the jobs in `asked`; `jobs` lacks forgotten jobs.
+    """Slurm's answer at `asked_at` (unix seconds) about the jobs in `asked`. `jobs` lacks forgotten jobs.
 
-    `error` holds its words where it did not answer.
+    `error` is Slurm's message if it did not answer.
     """
 
     asked_at: float
@@ -45,16 +45,16 @@ class QueueAnswer:
     error: str = ""
 
     def job(self, job_id: str) -> QueuedJob | None:
-        """Return what is known of a job, "GONE" if Slurm has forgotten it; None for one that was not asked about."""
+        """Return the known data of a job; "GONE" if Slurm has forgotten it; None if it was not queried."""
         if job_id not in self.asked:
             return None
         return self.jobs.get(job_id, QueuedJob(job_id, "GONE"))
 
 
 def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
-    """Ask Slurm about jobs, or take its last answer where that is less than a minute old: `cache` has it.
+    """Query Slurm about jobs, or return its last answer from `cache` if that is less than a minute old.
 
-    Without jobs nobody is asked. Raises LaunchError when Slurm does not answer, or did not the last time.
+    Makes no query without jobs. Raises LaunchError if Slurm does not answer, or did not answer the last time.
     """
     if not job_ids:
         return QueueAnswer(time.time())
@@ -71,8 +71,8 @@ def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
                 write_json_atomic(cache, asdict(answer))
     except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
         raise LaunchError(
-            f"{cache.parent}, which says when Slurm was asked last, cannot be used ({error}); set XDG_CACHE_HOME to a "
-            f"folder on another disk, that you can write to."
+            f"The cache of Slurm's answers, {cache.parent}, cannot be used ({error}). Set XDG_CACHE_HOME to a "
+            "folder on another disk where you can write."
         ) from error
     if answer.error:
         age_s = time.time() - answer.asked_at

@@ -1,8 +1,8 @@
 """Job scripts, and the one call to sbatch that submits one.
 
-`render` is pure. submitit is used for its knowledge of sbatch's options only: the job runs `hpc-grpo attempt`, not a
-pickled function, and nothing polls the scheduler (sites forbid it). The script reaches sbatch through its stdin, so a
-full disk keeps no successor from the queue.
+`render` is pure. submitit only provides its knowledge of sbatch's options. The job runs `hpc-grpo attempt`, not a
+pickled function, and nothing polls the scheduler, which sites forbid. sbatch reads the script from stdin, so a full
+disk does not stop a successor.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parameters(request: JobRequest) -> dict[str, Any]:
         further["dependency"] = f"afterany:{':'.join(request.after)}"
     if request.is_held:
         further["hold"] = True
-    # The job's mark, with its node: the lines after it may end the job.
+    # The job's mark, with its node, comes first: later lines may end the job.
     mark = shlex.quote(str(run.job_mark("$SLURM_JOB_ID"))).replace("$SLURM_JOB_ID", "'\"$SLURM_JOB_ID\"'")
     return {
         "job_name": run.path.name,
@@ -65,7 +65,7 @@ def parameters(request: JobRequest) -> dict[str, Any]:
 
 
 def node_options(launch: LaunchConfig) -> dict[str, Any]:
-    """Return the options that say which nodes and for how long, under submitit's names; without what is not given."""
+    """Return the options for nodes and time, under submitit's names, without unset ones."""
     slurm = launch.slurm
     has_tasks = bool({"ntasks", "ntasks-per-node"} & extra_options(slurm).keys())
     wanted = {
@@ -108,14 +108,14 @@ _OWNED: dict[str, str] = {
 
 
 _IGNORE_WARNING = "trap '' USR1"
-"""A short job is warned at once, and what Slurm signals would die of it until the supervisor has its handlers."""
+"""Slurm warns a short job at once. Ignore the signal, which would kill the job, until the supervisor handles it."""
 
 
 def submit(request: JobRequest, deadline_s: float = 60.0) -> str:
-    """Hand the job to sbatch; return its id. Raises LaunchError with sbatch's words, ConfigError as `render` does.
+    """Submit the job by sbatch and return its id. Raises LaunchError with sbatch's message, ConfigError like `render`.
 
-    sbatch may fail after the queue took the job. So a request that fails is looked for by its name, and one that failed
-    before is looked for first. A user's own comment leaves no place for the name.
+    sbatch may fail after the queue took the job. So after a failure the job is looked up by its name, and before a
+    retry too. A user's own comment leaves no place for the name.
     """
     script = render(request)
     if request.may_be_queued and (job_id := _queued(request, deadline_s)):
@@ -135,7 +135,7 @@ def submit(request: JobRequest, deadline_s: float = 60.0) -> str:
 
 
 def _queued(request: JobRequest, deadline_s: float) -> str:
-    """Return the id of the job in the queue that has the name of a request, "" if there is none."""
+    """Return the id of the queued job with the name of a request, "" if there is none."""
     words = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%k"]
     printed = output_of(words, deadline_s=deadline_s)
     jobs = dict(line.strip().split("|", 1)[::-1] for line in printed.splitlines() if "|" in line)
@@ -152,6 +152,6 @@ def start_estimate(script: str, deadline_s: float) -> str:
 
 
 def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for sbatch: inside a job, that job's own settings would leak into the new one."""
+    """Return the environment for sbatch, without the settings of the job that this process is in."""
     prefixes, needed = ("SLURM_", "SBATCH_", "SRUN_"), "SLURM_CONF"
     return {key: value for key, value in environ.items() if key == needed or not key.startswith(prefixes)}

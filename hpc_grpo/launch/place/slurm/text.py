@@ -1,4 +1,4 @@
-"""Slurm's commands and what they print: run one of them, and read values out of its text."""
+"""Slurm's commands and their output: run a command, and parse values from its text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hpc_grpo.errors import LaunchError
 from hpc_grpo.system.commands import run_command
 
 Ask = Callable[[Sequence[str]], str]
-"""A command of Slurm's in, what it prints out: `output_of`, or a stand-in of it."""
+"""Runs a Slurm command and returns its output: `output_of`, or a fake of it."""
 
 _TIMEOUT_S = 60.0
 FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
 OVER_STATES = FINAL_STATES | {"COMPLETING", "REVOKED"}
-"""A job in any other state may run again, one that is held too: REQUEUE_HOLD, RESV_DEL_HOLD."""
+"""A job in any other state may run again, also a held one: REQUEUE_HOLD, RESV_DEL_HOLD."""
 
 _NAMED_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
@@ -65,7 +65,7 @@ def hostnames(node_list: str, ask: Ask = output_of) -> list[str]:
 
 
 def unix_time(text: str) -> float | None:
-    """Return the unix time of a local one as Slurm prints it; None for "N/A", "Unknown" and the like."""
+    """Return the unix time of a local time in Slurm's output; None for "N/A", "Unknown" and the like."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
@@ -73,7 +73,7 @@ def unix_time(text: str) -> float | None:
 
 
 def minutes(limit: str) -> int | None:
-    """Return a time limit in any of Slurm's formats in minutes, rounded up; None for "UNLIMITED" and the like.
+    """Return a time limit, in any of Slurm's formats, in minutes, rounded up; None for "UNLIMITED" and the like.
 
     >>> [minutes(limit) for limit in ("30", "90:30", "2:00:00", "1-2", "1-2:30", "1-02:00:30")]
     [30, 91, 120, 1560, 1590, 1561]
@@ -90,7 +90,7 @@ def minutes(limit: str) -> int | None:
 
 
 def counts_per_node(text: str, num_nodes: int) -> tuple[int, ...]:
-    """Return the numbers, one a node, of Slurm's run-length form.
+    """Expand Slurm's run-length form to one number for each node.
 
     >>> counts_per_node("72(x2),36", 3)
     (72, 72, 36)
@@ -105,9 +105,9 @@ def counts_per_node(text: str, num_nodes: int) -> tuple[int, ...]:
 
 
 def granted(tres: str, name: str) -> str:
-    """Return how much of a resource a TRES list holds, as Slurm writes it; "" if none.
+    """Return the amount of a resource in a TRES list, as Slurm writes it; "" if none.
 
-    A site may account for GPUs by type alone.
+    A site may account for GPUs only by type.
 
     >>> granted("cpu=16,mem=250G,gres/gpu:a=4,gres/gpu=8", "gres/gpu"), granted("gres/gpu:gh200=8", "gres/gpu")
     ('8', '8')
