@@ -29,8 +29,8 @@ from hpc_grpo.types import Completion, Turn
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-Ask = Callable[[Sequence[int], int, int | None], Awaitable[Completion]]
-"""Samples turn N of at most so many tokens (None: as many as the run allows) behind a prompt."""
+Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
+"""Samples, behind a prompt, turn N of at most so many tokens."""
 _BEFORE_CALL = re.compile(r"<tool_call>|<\|python_tag\|>|\[?\s*\{")
 
 
