@@ -153,8 +153,9 @@ class Chats:
         if left <= 0:
             self.is_cut = True
             raise RefusedError(
-                f"The messages have {len(prompt)} tokens, and the conversation may have "
-                f"{len(prompt) + left}: environment.max_tokens = {limits.max_tokens}.",
+                # OpenAI's words, which agents look for.
+                f"This model's maximum context length is {len(prompt) + left} tokens. However, your messages resulted "
+                f"in {len(prompt)} tokens (environment.max_tokens = {limits.max_tokens}).",
                 code="context_length_exceeded",
             )
         starts_anew = before is None or before.is_extended or context.starts_anew

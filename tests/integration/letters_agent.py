@@ -1,0 +1,31 @@
+"""An agent that talks to the model three times, with the standard library alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from pathlib import Path
+
+
+class LettersAgent:
+    """Earns the share of letters in what the model writes. Its process leaves a file with its number in `pids`."""
+
+    def __init__(self, delay_s: float, pids: str) -> None:
+        self._delay_s = delay_s
+        Path(pids).mkdir(exist_ok=True)
+        (Path(pids) / str(os.getpid())).touch()
+
+    def play(self, row, seed, base_url, api_key):
+        messages, written = [{"role": "user", "content": row["question"]}], ""
+        for _ in range(3):
+            body = json.dumps({"model": "any", "messages": messages}).encode()
+            headers = {"Authorization": f"Bearer {api_key}"}
+            request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+            with urllib.request.urlopen(request) as answer:
+                message = json.load(answer)["choices"][0]["message"]
+            written += message["content"]
+            time.sleep(self._delay_s)
+            messages += [message, {"role": "user", "content": "\n1\n"}]
+        return sum(map(str.isalpha, written)) / max(len(written), 1)
