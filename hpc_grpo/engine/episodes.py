@@ -178,7 +178,8 @@ class _Stage:
             lambda prompt, turn, most: ask(_completion_request(request, index, prompt, turn, most)),
         )
         key = await self._endpoint.open(lambda: chats)
-        playing = asyncio.ensure_future(session.play(scene.row, scene.seed, self._endpoint.base_url, key, chats.left_s))
+        args = scene.row, scene.seed, self._endpoint.base_url, key
+        playing = asyncio.ensure_future(session.call("play", *args, left_s=chats.left_s))
         try:
             ends: list[asyncio.Future[Any]] = [playing, chats.broken]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

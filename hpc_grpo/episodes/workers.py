@@ -104,11 +104,8 @@ class Session:
         """Raises EnvironmentFailedError, or EnvironmentLostError where the process of the session ended."""
         return await self.call("step", message)
 
-    async def play(self, row: Mapping[str, Any], seed: int, base_url: str, key: str, left_s: LeftS) -> Answer:
-        """Have an agent play an episode. Raises as `step` does, and where `left_s` has come to 0."""
-        return await self.call("play", row, seed, base_url, key, left_s=left_s)
-
     async def call(self, method: str, *args: Any, left_s: LeftS | None = None) -> Answer:
+        """Call a method. With `left_s`, the call is late where that comes to 0. Raises as `step` does."""
         answer = await self._process.ask(self._number, method, args, left_s)
         if (failure := answer.get("failure")) is not None:
             raise EnvironmentFailedError(f"{method} {failure}")
