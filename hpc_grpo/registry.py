@@ -139,6 +139,7 @@ ENVIRONMENTS = Registry(
         "episodes.builtin.tools": "tools",
         "episodes.builtin.bfcl": "bfcl",
         "episodes.builtin.games": "reasoning_gym textarena",
+        "episodes.builtin.verifiers": "verifiers",
     },
 )
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")

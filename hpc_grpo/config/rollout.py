@@ -64,11 +64,16 @@ class EnvironmentConfig(Section):
         default_factory=list,
         description="Tools of the environment tools: python, calculator, or your function, module:function.",
     )
+    python: PathText | None = Field(
+        None, description="Interpreter of its processes, such as /path/to/venv/bin/python; null: that of training."
+    )
     max_turns: PositiveInt = Field(8, description="Completions of an episode, at most.")
     max_tokens: PositiveInt = Field(
         2048, description="Token limit of an episode after its first prompt, the environment's tokens included."
     )
-    timeout_s: PositiveFloat = Field(30.0, description="Deadline of each call of the environment.")
+    timeout_s: PositiveFloat = Field(
+        30.0, description="Deadline of each call of the environment; of an agent, between two of its completions."
+    )
     num_workers: PositiveInt = Field(2, description="Processes of each engine that hold environments.")
     memory_gib: PositiveFloat = Field(4.0, description="Memory limit of each process.")
     pass_env: list[str] = Field(

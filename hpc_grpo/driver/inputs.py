@@ -96,6 +96,8 @@ def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[
         dialogue = Dialogue(tokenizer, prompt_style(config.data, source))
         row = json.loads(part.rows[int(part.numbers[0])].fields)
         answer = first_answer(key, environment, row)
+        if answer is None:  # an agent makes its own prompts
+            continue
         messages = answer.messages or PromptTemplate(config.data, source, tokenizer).messages(row, 0)
         try:
             dialogue.begin(messages, answer.tools)

@@ -9,6 +9,9 @@ Runs in the engine's process, on the actor's event loop. Who waits for whom:
                                    ▼
                               environment's process (episodes/host.py) ── messages, reward ─► EpisodePlayer
 
+An agent plays by itself instead: its process asks for turns over HTTP (endpoint.py), and its messages are matched to
+the ids of the turns before (chats.py).
+
 A single answer is an episode of one turn, which asks no environment. While an environment thinks, the engine samples
 the turns of other episodes. A synchronous run plays in waves: turn k of all episodes is queued at once, in their order,
 when the last environment has answered. So a resumed run forms the same batches, and samples the same bits.
@@ -26,8 +29,10 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
+from hpc_grpo.engine.chats import Chats, Limits
+from hpc_grpo.engine.endpoint import Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
-from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers
+from hpc_grpo.episodes.workers import Answer, EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers, Session
 from hpc_grpo.types import Completion, CompletionRequest, Episode, GroupRequest, GroupSamples, Turn
 
 if TYPE_CHECKING:
@@ -49,7 +54,8 @@ class EpisodePlayer:
         """The tokenizer is needed where the run has environments."""
         self._sample, self._in_waves = sample, config.rollout.max_policy_lag == 0
         self._playing: set[asyncio.Task[GroupSamples]] = set()
-        self._stages = [_Stage(config, *own, tokenizer) for own in config.environments.values()]
+        self._endpoint = Endpoint(config.model.path, config.max_model_len)
+        self._stages = [_Stage(config, *own, tokenizer, self._endpoint) for own in config.environments.values()]
 
     def start(self, requests: Sequence[GroupRequest]) -> list[asyncio.Task[GroupSamples]]:
         """Play all groups. Outside waves, episodes with an environment ask each for itself."""
@@ -76,6 +82,7 @@ class EpisodePlayer:
             task.cancel()
         for stage in self._stages:
             stage.close()
+        self._endpoint.stop()
 
     async def _episode(self, request: GroupRequest, prompt_ids: Int32Array, index: int, seat: _Seat | None) -> Episode:
         """Play one episode, again from its beginning where the process of its environment is lost."""
@@ -103,7 +110,10 @@ class EpisodePlayer:
 class _Stage:
     """One environment with its processes, and the template of its source."""
 
-    def __init__(self, config: Config, source: Any, environment: EnvironmentConfig, tokenizer: Any) -> None:
+    def __init__(
+        self, config: Config, source: Any, environment: EnvironmentConfig, tokenizer: Any, endpoint: Endpoint
+    ) -> None:
+        self._endpoint = endpoint
         self._environment, self._max_prompt_tokens = environment, config.data.max_prompt_tokens
         self._template = PromptTemplate(config.data, source, tokenizer)
         self._dialogue = Dialogue(tokenizer, prompt_style(config.data, source))
@@ -124,6 +134,8 @@ class _Stage:
         session = None
         try:
             session, answer = await self._workers.reset(scene.row, scene.seed)
+            if answer is None:
+                return await self._play_agent(session, request, index, ask)
             messages = answer.messages or self._template.messages(scene.row, request.ordinal)
             conversation = self._dialogue.begin(messages, answer.tools)
             context, num_first = conversation.context, len(conversation.prompt)
@@ -152,6 +164,39 @@ class _Stage:
         finally:
             if session is not None:
                 session.end()
+
+    async def _play_agent(self, session: Session, request: GroupRequest, index: int, ask: Ask) -> Episode:
+        """Have an agent play one episode. What it raises where a limit was reached does not count as its failure.
+
+        Raises EnvironmentLostError, and what the engine raised.
+        """
+        own, scene = self._environment, request.scene
+        assert scene is not None
+        chats = Chats(
+            self._dialogue,
+            Limits(own.max_turns, own.max_tokens, self._max_prompt_tokens, own.timeout_s),
+            lambda prompt, turn, most: ask(_completion_request(request, index, prompt, turn, most)),
+        )
+        key = await self._endpoint.open(lambda: chats)
+        args = scene.row, scene.seed, self._endpoint.base_url, key
+        playing = asyncio.ensure_future(session.call("play", *args, left_s=chats.left_s))
+        try:
+            ends: list[asyncio.Future[Any]] = [playing, chats.broken]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if chats.broken.done():
+                chats.broken.result()
+            answer, failure = await playing, ""
+        except EnvironmentFailedError as error:
+            answer, failure = Answer([]), "" if chats.is_cut else str(error)
+        finally:
+            playing.cancel()
+            self._endpoint.close(key)
+            chats.close()
+        turns = chats.turns(answer.reward)
+        if not turns:
+            failure = failure or "play ended without a completion of the model"
+        is_whole = not chats.is_cut and bool(turns) and turns[-1].completion.finish_reason == "stop"
+        return Episode(turns, "stop" if is_whole or failure else "length", failure, answer.metrics)
 
 
 class _Wave:
@@ -202,9 +247,12 @@ class _Seat:
 
     def __init__(self, wave: _Wave, place: int) -> None:
         self._wave, self._place = wave, place
+        self._turn = asyncio.Lock()
 
     async def ask(self, request: CompletionRequest) -> Completion:
-        return await self._wave.ask(self._place, request)
+        """Sample a completion. Those that an agent asks for side by side take turns."""
+        async with self._turn:
+            return await self._wave.ask(self._place, request)
 
     def leave(self) -> None:
         self._wave.leave()

@@ -16,6 +16,8 @@ are keyword arguments of the class. Messages are text, a chat message (`{"role":
 those; text has the role `user`. An environment that shows the model tools has `tools`, a list of JSON schemas for the
 chat template, once `reset` has returned.
 
+An agent that calls the model by itself has one method in place of both (`Agent`).
+
 This file imports nothing of the package: it is loaded by processes that run other Pythons.
 """
 
@@ -51,6 +53,13 @@ class Environment(Protocol):
 
     def step(self, message: str) -> Turn:
         """Answer what the model wrote, without the end token."""
+
+
+class Agent(Protocol):
+    """What `environment.name` makes where it plays by itself. `play` may be `async`; else it has its own thread."""
+
+    def play(self, row: Mapping[str, Any], seed: int, base_url: str, api_key: str) -> float | Turn:
+        """Play one episode with the OpenAI-compatible server at `base_url`; return its reward."""
 
 
 def as_messages(value: Messages | None) -> list[Message]:

@@ -361,6 +361,13 @@ def _same(one: str, other: str) -> bool:
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     block = _TOOLS.replace("{signatures}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    messages = [_with_calls(message) for message in messages]
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": block}, *messages]
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{block}"}, *messages[1:]]
+
+
+def _with_calls(message: Message) -> Message:
+    """Write an assistant's `tool_calls` into its content."""
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return {**message, "content": message["content"] + "".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)}

@@ -1,8 +1,11 @@
 """The program of an environment's process, which plays many sessions; the engine's side is `workers.py`.
 
 Reads calls from a socket and writes answers to it, a line of JSON each. Calls of `async` environments run side by side.
-The others run one after another, each with the state of `random` and `numpy.random` that its session has. It imports
-the standard library and the registry: what the environment itself needs, it imports.
+The others run one after another, each with the state of `random` and `numpy.random` that its session has. `play` of an
+agent has a thread, since it waits for the model while others ask it.
+
+Also runs under the interpreter of `environment.python`, from Python 3.10 on: this file, and all of the package that it
+imports, need the standard library alone.
 """
 
 from __future__ import annotations
@@ -18,9 +21,13 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hpc_grpo.episodes import Turn, as_messages
@@ -41,7 +48,10 @@ class Host:
         self._idle: list[Any] = []
 
     async def serve(self, call: int, session: int, method: str, args: list[Any]) -> None:
-        """Answer one call: `reset` opens a session, `step` goes on with it, `end` closes it and has no answer."""
+        """Answer one call: `reset` opens a session, `step` goes on with it, `end` closes it and has no answer.
+
+        `play` opens a session and plays it whole. The engine's side limits its time.
+        """
         if method == "end":
             if (own := self._sessions.pop(session, None)) is not None:
                 self._idle.append(own.environment)
@@ -49,19 +59,25 @@ class Host:
         self._write(_line(call=call, started=True))
         begun = time.monotonic()
         try:
-            if method == "reset":
+            if method != "step":
                 self._sessions[session] = _Session(self._idle.pop() if self._idle else self._make(), args[1])
             own = self._sessions[session]
             value = own.call(method, *args)
             if inspect.isawaitable(value):
-                value = await asyncio.wait_for(value, self._timeout_s)
-            if time.monotonic() - begun > self._timeout_s:
+                value = await asyncio.wait_for(value, None if method == "play" else self._timeout_s)
+            if method != "play" and time.monotonic() - begun > self._timeout_s:
                 raise TimeoutError
-            answer = checked(value) if method == "step" else {"messages": checked_messages(value), "tools": own.tools()}
+            if method == "reset":
+                answer = {"messages": checked_messages(value), "tools": own.tools()}
+            elif method == "play" and _is_finite(value):
+                answer = checked(Turn(reward=value, done=True))
+            else:
+                answer = checked(value, method)
             line = _line(call=call, **answer)
         except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes a line
             self._sessions.pop(session, None)
-            line = _line(call=call, failure=_described(error, f"did not end within {self._timeout_s:g} s"))
+            late = "" if method == "play" else f"did not end within {self._timeout_s:g} s"
+            line = _line(call=call, failure=_described(error, late))
         self._write(line)
 
 
@@ -82,6 +98,8 @@ class _Session:
         function = getattr(self.environment, method)
         if inspect.iscoroutinefunction(function):
             return function(*args)
+        if method == "play":
+            return in_thread(partial(function, *args))
         random.setstate(self._random)
         numpy = sys.modules.get("numpy")
         if numpy is not None and self._numpy_random is not None:
@@ -95,10 +113,30 @@ class _Session:
         return value
 
 
-def checked(value: Any) -> dict[str, Any]:
-    """Return what `step` has returned as JSON has it. Raises ValueError where it is no `Turn` that can be used."""
+def in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Call a function in a thread of its own: a pool would be full of those that hang, and waited for at the end."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:  # noqa: BLE001 - it may raise anything; who waits raises it again
+            future.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - as SystemExit, which must not end the process
+            future.set_exception(RuntimeError(f"it raised {error!r}"))
+
+    threading.Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(future)
+
+
+def checked(value: Any, method: str = "step") -> dict[str, Any]:
+    """Return what `step` or `play` has returned as JSON has it. Raises ValueError where it is no usable `Turn`."""
     if not isinstance(value, Turn):
-        raise ValueError(f"step must return a hpc_grpo.Turn, not {value!r:.200} of type {type(value).__name__}")
+        what = "a finite number or a hpc_grpo.Turn" if method == "play" else "a hpc_grpo.Turn"
+        raise ValueError(f"{method} must return {what}, not {value!r:.200} of type {type(value).__name__}")
+    if method == "play":
+        value = replace(value, observation=None, done=True)
     messages = checked_messages(value.observation)
     if not messages and not value.done:
         raise ValueError("a Turn that is not done needs an observation for the model to go on from")
@@ -124,7 +162,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _described(error: BaseException, late: str) -> str:
-    if isinstance(error, TimeoutError) and not error.args:
+    if late and isinstance(error, TimeoutError) and not error.args:
         return late
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {str(error)[:1000]} ({frame.filename}:{frame.lineno})"
@@ -139,15 +177,16 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
     host = Host(make, settings["timeout_s"], writer.write)
     try:
         host._idle.append(environment := make())
-        for method in ("reset", "step"):
+        plays = callable(getattr(environment, "play", None))
+        for method in () if plays else ("reset", "step"):
             if not callable(getattr(environment, method, None)):
-                raise ConfigError(f"it has no method {method} (docs/environments.md)")
+                raise ConfigError(f"it has no method {method}, nor play (docs/environments.md)")
     except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
         text = str(error) if isinstance(error, HpcGrpoError) else _described(error, "")
         writer.write(_line(refused=text))
         await writer.drain()
         return
-    writer.write(_line(ready=True))
+    writer.write(_line(plays=plays))
     tasks: set[asyncio.Task[None]] = set()
     while line := await reader.readline():
         tasks.add(task := asyncio.create_task(host.serve(*json.loads(line))))

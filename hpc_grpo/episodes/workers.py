@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,10 @@ _GRACE_S = 5.0
 _LOAD_S = 120.0
 """Time to import the environment: a shared file system with a cold cache takes its time."""
 _MAX_PRINTED = 1 << 20
+
+
+LeftS = Callable[[], float]
+"""Tells how many seconds an agent may still take."""
 
 
 class EnvironmentFailedError(HpcGrpoError):
@@ -64,9 +68,9 @@ class EnvironmentWorkers:
         self._processes: list[_Process | None] = [None] * environment.num_workers
         self._numbers = itertools.count()
 
-    async def reset(self, row: Mapping[str, Any], seed: int) -> tuple[Session, Answer]:
+    async def reset(self, row: Mapping[str, Any], seed: int) -> tuple[Session, Answer | None]:
         """Begin a session in the process that has fewest. Raises what `Session.step` raises, and ConfigError where the
-        environment cannot be made.
+        environment cannot be made. An agent is not called yet: there is no answer.
         """
         place = min(range(len(self._processes)), key=self._load)
         process = self._processes[place]
@@ -75,7 +79,7 @@ class EnvironmentWorkers:
         session = Session(process, next(self._numbers))
         try:
             await asyncio.shield(process.ready)
-            return session, await session.call("reset", row, seed)
+            return session, None if process.plays else await session.call("reset", row, seed)
         except BaseException:  # raised again
             session.end()
             raise
@@ -100,8 +104,9 @@ class Session:
         """Raises EnvironmentFailedError, or EnvironmentLostError where the process of the session ended."""
         return await self.call("step", message)
 
-    async def call(self, method: str, *args: Any) -> Answer:
-        answer = await self._process.ask(self._number, method, args)
+    async def call(self, method: str, *args: Any, left_s: LeftS | None = None) -> Answer:
+        """Call a method. With `left_s`, the call is late where that comes to 0. Raises as `step` does."""
+        answer = await self._process.ask(self._number, method, args, left_s)
         if (failure := answer.get("failure")) is not None:
             raise EnvironmentFailedError(f"{method} {failure}")
         return Answer(**answer)
@@ -117,6 +122,8 @@ class _Process:
 
     def __init__(self, environment: EnvironmentConfig) -> None:
         self.num_sessions = 0
+        self.plays = False
+        """Whether it holds agents; known once it is `ready`."""
         self.end: str | None = None
         """How it ended."""
         self._environment = environment
@@ -128,26 +135,43 @@ class _Process:
         self._last_sign = self._clock()
         # Sets of texts have one order in all processes: the same seed begins the same episode.
         environ = environ_for(environment.pass_env) | {"PYTHONHASHSEED": "0"}
-        self._process, self._socket = start_program("hpc_grpo.episodes.host", environ, subprocess.PIPE)
+        if environment.python is not None:
+            environ = {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        # A site's proxy would be asked for the engine's own address.
+        no_proxy = ",".join(filter(None, [environ.get("no_proxy") or environ.get("NO_PROXY"), "127.0.0.1"]))
+        environ |= {"no_proxy": no_proxy, "NO_PROXY": no_proxy}
+        try:
+            self._process, self._socket = start_program(
+                "hpc_grpo.episodes.host", environ, subprocess.PIPE, environment.python
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"environment.python = {environment.python} cannot be started: {error.strerror}. Give the path of a "
+                f"Python, such as /path/to/venv/bin/python."
+            ) from error
         threading.Thread(target=self._show_output, name="environment-output", daemon=True).start()
         self.ready = asyncio.create_task(self._start())
 
-    async def ask(self, session: int, method: str, args: Any) -> dict[str, Any]:
-        """Return the answer to a call. Any answer of the process is a sign of life, which gives it its time again."""
+    async def ask(self, session: int, method: str, args: Any, left_s: LeftS | None = None) -> dict[str, Any]:
+        """Return the answer to a call. Any answer of the process is a sign of life, which gives it its time again.
+
+        With `left_s`, only that limits the call.
+        """
         if self.end is not None:
             raise EnvironmentLostError(f"its process {self.end}")
         if not self._calls:
             self._last_sign = self._clock()
         number, patience_s = next(self._numbers), self._environment.timeout_s + _GRACE_S
+        left_s = left_s or (lambda: self._last_sign + patience_s - self._clock())
+        guilty = number if method == "play" else None
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
         self._write([number, session, method, args])
         while not future.done():
-            late_in_s = self._last_sign + patience_s - self._clock()
-            if late_in_s <= 0.0:
-                self._end_late()
+            if (seconds := left_s()) <= 0.0:
+                self._end_late(guilty)
             else:
-                await asyncio.wait([future], timeout=late_in_s)
+                await asyncio.wait([future], timeout=seconds)
         return await future
 
     def tell(self, session: int, method: str) -> None:
@@ -161,20 +185,23 @@ class _Process:
         self.end = how
         kill_group(self._process.pid)
         for number, call in self._calls.items():
+            is_suspect = guilty is None and number in self._started
             if number == guilty:
                 call.set_result({"failure": how})
             else:
-                call.set_exception(EnvironmentLostError(f"its process {how}", is_suspect=number in self._started))
+                call.set_exception(EnvironmentLostError(f"its process {how}", is_suspect=is_suspect))
         self._calls.clear()
         if self._writer is None:
             self._socket.close()
         else:
             self._writer.transport.abort()  # the socket alone would stay with the loop, which has its number
 
-    def _end_late(self) -> None:
+    def _end_late(self, guilty: int | None) -> None:
         was_stopped = hold_on(self._process.pid) == "stopped"
         if was_stopped:
             self.kill("was stopped (SIGSTOP)")
+        elif guilty is not None:
+            self.kill(f"neither ended nor asked the model within {self._environment.timeout_s:g} s", guilty)
         else:
             self.kill(
                 f"did not end within {self._environment.timeout_s:g} s", self._started[-1] if self._started else None
@@ -193,9 +220,11 @@ class _Process:
         if not line:
             await self._end_of(reader)
             raise EnvironmentLostError(f"its process {self.end}")
-        if (refusal := json.loads(line).get("refused")) is not None:
+        ready = json.loads(line)
+        if (refusal := ready.get("refused")) is not None:
             self.kill("was refused")
             raise ConfigError(f"Environment {name!r} cannot be made: {refusal}")
+        self.plays = ready["plays"]
         self._reading = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -234,13 +263,13 @@ class _Process:
         self._process.wait()
 
 
-def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> Answer:
-    """Begin one session in a process, and end it. Raises ConfigError where the environment cannot begin.
+def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> Answer | None:
+    """Begin one session in a process, and end it; of an agent, without a call.
 
-    `key` is that of the source in the config.
+    Raises ConfigError where the environment cannot begin. `key` is that of the source in the config.
     """
 
-    async def begin() -> Answer:
+    async def begin() -> Answer | None:
         workers = EnvironmentWorkers(environment)
         try:
             return (await workers.reset(row, 0))[1]

@@ -27,8 +27,23 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Errors of /proc for a process that has ended, or that a site's hidepid hides."""
 
 
-def start_program(module: str, environ: Mapping[str, str], output: int | None = None) -> tuple[Any, socket.socket]:
+_FOREIGN = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+package = sys.argv.pop()
+spec = spec_from_file_location("hpc_grpo", package + "/__init__.py", submodule_search_locations=[package])
+sys.modules["hpc_grpo"] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules["hpc_grpo"])
+"""
+"""Makes this package importable to another Python, and nothing that is installed beside the package."""
+
+
+def start_program(
+    module: str, environ: Mapping[str, str], output: int | None = None, python: str | None = None
+) -> tuple[Any, socket.socket]:
     """Start `main(descriptor, parent_pid)` of a module in a new process and session. Return it and our socket.
+
+    With `python`, another interpreter runs the program, with its own packages. Raises OSError where it cannot start.
 
     The program has its end of the socket at `descriptor`, so its prints cannot mix with answers. It uses this process's
     search path, which finds the user's functions, instead of the path of -m. With -m the module would also be
@@ -36,11 +51,12 @@ def start_program(module: str, environ: Mapping[str, str], output: int | None = 
     """
     ours, theirs = socket.socketpair()
     flags = [flag for flag, on in (("-E", sys.flags.ignore_environment), ("-s", sys.flags.no_user_site)) if on]
-    program = f"import sys; sys.path[:] = sys.argv.pop().split(chr(10)); from {module} import main; "
-    program += "main(int(sys.argv[1]), int(sys.argv[2]))"
+    path = "import sys; sys.path[:] = sys.argv.pop().split(chr(10))\n" if python is None else _FOREIGN
+    program = f"{path}from {module} import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    last = "\n".join(sys.path) if python is None else str(Path(__file__).parents[1])
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, *flags, "-c", program, str(theirs.fileno()), str(os.getpid()), "\n".join(sys.path)],
+            [python or sys.executable, *flags, "-c", program, str(theirs.fileno()), str(os.getpid()), last],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,

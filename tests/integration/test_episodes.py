@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,9 @@ ENVIRONMENT = {
 }
 
 
-def config_of(workspace: Path, name: str, lag: int = 0, **args: Any) -> Path:
+def config_of(workspace: Path, name: str, lag: int = 0, own: Any = None, **args: Any) -> Path:
     sections: dict[str, Any] = {
-        "environment": {**ENVIRONMENT, "args": args},
+        "environment": {**ENVIRONMENT, **(own or {}), "args": args},
         "rewards": [],
         "eval": {"every": None},
         "rollout": {"max_new_tokens": 8, "max_policy_lag": lag},
@@ -39,6 +41,12 @@ def config_of(workspace: Path, name: str, lag: int = 0, **args: Any) -> Path:
         "train": {"total_steps": STEPS},
     }
     return tiny_config(workspace, name, **sections)
+
+
+def own_python(workspace: Path) -> str:
+    """Return the Python of a virtual environment without packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(workspace / "venv")], check=True)
+    return str(workspace / "venv" / "bin" / "python")
 
 
 def check(run: RunDir) -> dict[int, dict[str, Any]]:
@@ -82,3 +90,26 @@ def test_environments_that_are_killed_and_stopped_cost_no_ordinal(workspace: Pat
     assert sum(values["episode/failed_fraction"] for values in metrics.values()) == 0.0
     left = [int(path.name) for path in pids.iterdir() if psutil.pid_exists(int(path.name))]
     assert left == []
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_agents_of_another_python_train_and_killed_ones_cost_no_ordinal(
+    workspace: Path, cluster: dict[str, str], lag: int
+) -> None:
+    pids, deaths = workspace / f"pids-{lag}", workspace / f"deaths-{lag}"
+    pids.mkdir()
+    deaths.mkdir()
+    agent = {"name": f"{HERE / 'letters_agent.py'}:LettersAgent", "python": own_python(workspace)}
+    config = config_of(workspace, f"agents-{lag}", lag, agent, pids=str(pids), deaths=str(deaths))
+    with Attempt.in_cluster(cluster, config) as attempt:
+        for step in (1, 3):
+            attempt.wait_for_step(step)
+            (deaths / str(step)).touch()
+        run = attempt.wait_to_end()
+    metrics = check(run)
+    assert list(deaths.iterdir()) == []
+    assert len(list(pids.iterdir())) == 3 + 2, "one that checks it, one of each engine, and two in place of the killed"
+    assert lag or max(values["mismatch/logprob_abs_diff_max"] for values in metrics.values()) < TOLERANCE
+    assert [values["episode/turns"] for values in metrics.values()] == [3.0] * STEPS
+    assert sum(values["episode/failed_fraction"] for values in metrics.values()) == 0.0
+    assert [int(path.name) for path in pids.iterdir() if psutil.pid_exists(int(path.name))] == []

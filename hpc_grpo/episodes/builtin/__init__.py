@@ -41,6 +41,8 @@ def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()
 
 def check_built_in(environment: EnvironmentConfig) -> None:
     """Raise ConfigError for what a login node can see of a built-in. It leaves files of the user's to the job."""
+    if environment.python is not None:
+        return
     tools = [tool for tool in environment.tools if ":" not in tool]
     if environment.name.partition(":")[0] not in ENVIRONMENTS.names() or (environment.tools and not tools):
         return

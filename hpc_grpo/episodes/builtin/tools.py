@@ -27,17 +27,17 @@ import math
 import operator
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, validate_call
 from pydantic.errors import PydanticUserError
 
 from hpc_grpo.episodes import Turn
+from hpc_grpo.episodes.host import in_thread
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS, Registry
 from hpc_grpo.rewards.sandbox.isolation import CELLS, Limits, find_isolation, run_job
@@ -137,28 +137,12 @@ class Tools:
         if call.name not in self._functions:
             raise ValueError(f"there is no tool {call.name!r}. Tools: {', '.join(self._functions)}")
         function = self._functions[call.name]
-        called = function(**call.arguments) if inspect.iscoroutinefunction(function) else _thread(function, call)
+        bound = partial(function, **call.arguments)
+        called = bound() if inspect.iscoroutinefunction(function) else in_thread(bound)
         try:
             return await asyncio.wait_for(called, None if call.name == "python" else self._call_s)
         except TimeoutError as error:
             raise TimeoutError(f"the tool {call.name} did not answer within {self._call_s:g} s") from error
-
-
-def _thread(function: Callable[..., Any], call: Call) -> asyncio.Future[Any]:
-    """Call a function in a thread of its own: a pool would be full of those that hang, and waited for at the end."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            future.set_result(function(**call.arguments))
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything; who waits raises it again
-            future.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - as SystemExit, which must not end the worker
-            future.set_exception(RuntimeError(f"the tool {call.name} raised {error!r}"))
-
-    threading.Thread(target=run, daemon=True).start()
-    return asyncio.wrap_future(future)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -45,9 +45,9 @@ class WrittenEngine:
         return future
 
 
-def make_config(name: str = "Bad", lag: int = 0, **environment: Any) -> Config:
+def make_config(name: str = "Bad", lag: int = 0, file: Path = FILE, **environment: Any) -> Config:
     return minimal_config(
-        environment={"name": f"{FILE}:{name}", "num_workers": 1, **environment},
+        environment={"name": f"{file}:{name}", "num_workers": 1, **environment},
         data={"train": {"path": "a.jsonl", "prompt_field": None, "answer_field": None}, "template": "chat"},
         rollout={"max_policy_lag": lag},
     )

@@ -1,0 +1,267 @@
+"""The conversations of an agent's episode: what it asks is matched to what was sampled, token for token.
+
+Runs in the engine's process, on its event loop. `engine/endpoint.py` calls it for each request of the agent:
+
+    what the messages of a request begin with          the ids that the model is given      trained as
+    the messages and the answer of a request before    its ids, as sampled, and the delta   the same sequence
+    those of one that another has gone on from         the same                             a new sequence
+    none: a history that the agent has rewritten       the messages, encoded                a new sequence
+
+An answer is compared by its text or its tool calls. The agent never sends token ids, and none of its text becomes a
+trained token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_grpo.episodes.builtin.tools import Call, calls_of
+from hpc_grpo.episodes.dialogue import Conversation, Dialogue
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.types import Completion, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
+"""Samples, behind a prompt, turn N of at most so many tokens."""
+_BEFORE_CALL = re.compile(r"<tool_call>|<\|python_tag\|>|\[?\s*\{")
+
+
+class RefusedError(Exception):
+    """A request cannot be answered; `code` is OpenAI's, or `episode_ended`."""
+
+    def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request. `messages` are as `messages_of` returns them. A `is_retry` may be one that was asked before."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    reads_calls: bool = True
+    max_tokens: int | None = None
+    is_retry: bool = False
+
+
+@dataclass
+class Answered:
+    """A request with its answer: `text`, or `calls` with the `text` before them."""
+
+    text: str
+    calls: Sequence[Call]
+    completion: Completion
+    num_prompt_tokens: int
+    said: Sequence[Hashable]
+    """What a request that goes on from this one begins with."""
+    tools: Sequence[Mapping[str, Any]]
+    conversation: Conversation
+    num_first: int
+    """Tokens of the prompt that its conversation began with."""
+    sequence: list[Turn]
+    is_extended: bool = False
+
+    @property
+    def sampled(self) -> list[int]:
+        ids: list[int] = self.completion.token_ids.tolist()
+        return ids
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of an episode (`max_turns`), and of each of its conversations, in tokens before and behind its first answer."""
+
+    max_turns: int
+    max_tokens: int
+    max_prompt_tokens: int
+    timeout_s: float
+
+
+class Chats:
+    """The conversations of one episode. Requests may come side by side."""
+
+    def __init__(self, dialogue: Dialogue, limits: Limits, ask: Ask) -> None:
+        self.dialogue, self._limits, self._ask = dialogue, limits, ask
+        self._clock = asyncio.get_running_loop().time
+        self._last_answer = self._clock()
+        self._num_turns = self._num_open = 0
+        self._answered: list[Answered] = []
+        self._sequences: list[list[Turn]] = []
+        self._under_way: dict[str, asyncio.Task[Answered]] = {}
+        self._tasks: set[asyncio.Task[Answered]] = set()
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises what the engine raised."""
+        self.is_cut = False
+        """Whether the last request was refused because a limit was reached."""
+
+    def left_s(self) -> float:
+        """Return the seconds within which the agent must end, or be given another answer."""
+        waited_s = 0.0 if self._num_open else self._clock() - self._last_answer
+        return self._limits.timeout_s - waited_s
+
+    async def answer(self, asked: Asked) -> Answered:
+        """Answer a request, as before where it is a retry. Raises RefusedError."""
+        key = json.dumps([asked.messages, asked.tools, asked.max_tokens])
+        task = self._under_way.get(key) if asked.is_retry else None
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(self._answer(asked))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except RefusedError:
+            self._under_way.pop(key, None)
+            raise
+
+    def delivered(self, answered: Answered) -> None:
+        """Note that the agent has an answer: the same messages are another request from now on."""
+        self._under_way = {
+            key: task for key, task in self._under_way.items() if not task.done() or task.result() is not answered
+        }
+
+    def turns(self, reward: float = 0.0) -> tuple[Turn, ...]:
+        """Return the turns, sequence by sequence, the one that the model wrote last at the end, with the reward."""
+        turns = [turn for sequence in self._sequences for turn in sequence]
+        return (*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:]))
+
+    def close(self) -> None:
+        """End all requests under way: nothing is asked of the engine for an episode that has ended."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _answer(self, asked: Asked) -> Answered:
+        limits = self._limits
+        if self._num_turns >= limits.max_turns:
+            self.is_cut = True
+            raise RefusedError(
+                f"The episode has ended: environment.max_turns = {limits.max_turns}.", code="episode_ended"
+            )
+        before = self._before(asked)
+        conversation = self._conversation(before, asked)
+        prompt, context = conversation.prompt, conversation.context
+        num_first = len(prompt) if before is None else before.num_first
+        left = limits.max_tokens - (len(prompt) - min(num_first, limits.max_prompt_tokens))
+        if left <= 0:
+            self.is_cut = True
+            raise RefusedError(
+                # OpenAI's words, which agents look for.
+                f"This model's maximum context length is {len(prompt) + left} tokens. However, your messages resulted "
+                f"in {len(prompt)} tokens (environment.max_tokens = {limits.max_tokens}).",
+                code="context_length_exceeded",
+            )
+        starts_anew = before is None or before.is_extended or context.starts_anew
+        sequence: list[Turn] = [] if before is None or starts_anew else before.sequence
+        if before is not None:
+            before.is_extended = True
+        self._num_turns += 1
+        self._num_open += 1
+        try:
+            most = min(left, asked.max_tokens or left)
+            completion = await self._ask(prompt, self._num_turns - 1, most)
+        except Exception as error:
+            if not self.broken.done():
+                self.broken.set_exception(error)
+            raise RefusedError("The engine has failed.", 500) from error
+        finally:
+            self._num_open -= 1
+            self._last_answer = self._clock()
+        self.is_cut = False
+        self._note(prompt if starts_anew else context.token_ids, completion, sequence, starts_anew=starts_anew)
+        text, calls = conversation.text_of(completion.token_ids.tolist()), []
+        if asked.tools and asked.reads_calls:
+            calls = list(calls_of(text))
+            calls = [] if any(call.error for call in calls) else calls  # the agent sees the text, and what is wrong
+        said = [*map(_compared, asked.messages), _said(text, [(call.name, call.arguments) for call in calls])]
+        text = _BEFORE_CALL.split(text.rpartition("</think>")[2], maxsplit=1)[0] if calls else text
+        answered = Answered(text, calls, completion, len(prompt), said, asked.tools, conversation, num_first, sequence)
+        self._answered.append(answered)
+        return answered
+
+    def _before(self, asked: Asked) -> Answered | None:
+        """Return the request with most messages that this one goes on from; one that none has, where there are two."""
+        said = [*map(_compared, asked.messages)]
+        found = [
+            own
+            for own in self._answered
+            if said[: (length := len(own.said))] == own.said
+            and own.tools == asked.tools
+            and asked.messages[length:]
+            and all(message["role"] != "assistant" for message in asked.messages[length:])
+        ]
+        return max(found, key=lambda own: (len(own.said), not own.is_extended), default=None)
+
+    def _conversation(self, before: Answered | None, asked: Asked) -> Conversation:
+        try:
+            if before is None:
+                return self.dialogue.begin(asked.messages, asked.tools)
+            conversation = copy.copy(before.conversation)
+            conversation.go_on(before.sampled, asked.messages[len(before.said) :])
+        except (ValueError, ConfigError) as error:
+            raise RefusedError(str(error)) from error
+        if not len(conversation.context.token_ids):
+            raise RefusedError("the new messages have no token")
+        return conversation
+
+    def _note(
+        self, context_ids: Sequence[int], completion: Completion, sequence: list[Turn], *, starts_anew: bool
+    ) -> None:
+        import numpy as np
+
+        sequence.append(Turn(np.asarray(context_ids, dtype=np.int32), completion, starts_anew))
+        self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
+
+
+def messages_of(value: Any) -> list[Mapping[str, Any]]:
+    """Return a request's messages as chat templates take them. Raises RefusedError for what no template shows."""
+    if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
+        raise RefusedError("messages must be a list of objects, at least one")
+    messages: list[Mapping[str, Any]] = [_message(message) for message in value]
+    if messages[-1]["role"] == "assistant":
+        raise RefusedError("the last message must not be of the role assistant: an answer is not continued")
+    return messages
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise RefusedError(f"a message has the role system, developer, user, assistant or tool, not {role!r:.100}")
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+            raise RefusedError("a part of a message must be text")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content or "", str):
+        raise RefusedError(f"the content of a message is text, not {content!r:.100}")
+    shown = {"role": "system" if role == "developer" else role, "content": content or ""}
+    shown |= {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
+    if message.get("tool_calls"):
+        shown["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return shown
+
+
+def _call(call: Any) -> dict[str, Any]:
+    try:
+        name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusedError("a tool call has function.name, and function.arguments as JSON") from error
+    return {"id": str(call.get("id")), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _compared(message: Mapping[str, Any]) -> Hashable:
+    """Return what tells a message from others. Agents strip answers, and drop what stands before calls."""
+    if message["role"] != "assistant":
+        return message["role"], message["content"]
+    calls = [each["function"] for each in message.get("tool_calls", ())]
+    return _said(message["content"], [(call["name"], call["arguments"]) for call in calls])
+
+
+def _said(text: str, calls: Sequence[tuple[str, Any]]) -> Hashable:
+    return "assistant", json.dumps([list(call) for call in calls], sort_keys=True) if calls else text.strip()

@@ -1,0 +1,143 @@
+"""Agents that play by themselves, in real processes, on an engine whose completions a test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_grpo.engine.episodes import EpisodePlayer
+from hpc_grpo.episodes.workers import first_answer
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.types import Completion, CompletionRequest, Episode, GroupRequest
+from tests.unit.engine.test_episodes import SAMPLING, WrittenEngine, make_config, only, play, scene, tokenizer
+
+__all__ = ["tokenizer"]
+FILE = Path(__file__).parents[1] / "episodes" / "agents.py"
+
+
+def config_of(name: str = "Agent", lag: int = 0, **environment: Any) -> Any:
+    return make_config(name, lag, FILE, **environment)
+
+
+def played(tokenizer: Any, do: str, **environment: Any) -> Episode:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    return only(play(config_of(**environment), engine, GroupRequest(0, (), (7,), SAMPLING, scene=scene(do=do))))
+
+
+def test_an_agent_is_given_an_address_and_its_episode_has_the_sampled_ids_and_its_reward(tokenizer: Any) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    episode = only(play(config_of(), engine, GroupRequest(0, (), (7,), SAMPLING, scene=scene())))
+    assert (episode.finish_reason, episode.failure) == ("stop", "")
+    assert [turn.reward for turn in episode.turns] == [0.0, 6.0]
+    assert [turn.starts_anew for turn in episode.turns] == [True, False]
+    ids = [token for turn in episode.turns for token in (*turn.context_ids, *turn.completion.token_ids)]
+    [[_], [asked]] = engine.calls
+    assert ids[: len(asked.prompt_token_ids)] == list(asked.prompt_token_ids)
+    assert engine.calls[0][0].seed == 7
+
+
+def test_play_may_be_async(tokenizer: Any) -> None:
+    assert played(tokenizer, "", name="AsyncAgent").turns[0].reward == 0.25
+
+
+@pytest.mark.parametrize(
+    ("do", "told"),
+    [
+        ("raise", "KeyError: 'level'"),
+        ("nonsense", "play must return a finite number or a hpc_grpo.Turn, not 'good'"),
+        ("nothing", "without a completion"),
+        ("quit", "SystemExit(4)"),
+        ("hang", "neither ended nor asked the model within 1 s"),
+        ("exit", "exit code 3"),
+    ],
+)
+def test_what_an_agent_does_wrong_is_the_failure_of_its_episode_and_others_end_well(
+    tokenizer: Any, do: str, told: str
+) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    requests = [GroupRequest(number, (), (7,), SAMPLING, scene=scene(do=do * (number == 1))) for number in range(3)]
+    groups = play(config_of(timeout_s=1.0), engine, *requests)
+    episodes = [only([group]) for group in groups]
+    assert told in episodes[1].failure
+    if do != "exit":  # its process ends with all its sessions, each time
+        assert [episode.failure for episode in (episodes[0], episodes[2])] == ["", ""]
+
+
+@pytest.mark.parametrize("keys", [{"max_turns": 1}, {"max_tokens": 8}])
+def test_what_an_agent_raises_behind_a_limit_is_a_truncation_without_reward(
+    tokenizer: Any, keys: dict[str, int]
+) -> None:
+    episode = played(tokenizer, "", **keys)
+    assert (len(episode.turns), episode.finish_reason, episode.failure) == (1, "length", "")
+    assert episode.turns[0].reward == 0.0
+
+
+def test_an_agent_that_asks_on_behind_its_limit_is_ended(tokenizer: Any) -> None:
+    episode = played(tokenizer, "flood", max_turns=3, timeout_s=1.0)
+    assert (len(episode.turns), episode.finish_reason, episode.failure) == (3, "length", "")
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_agents_that_are_killed_begin_again_with_their_seeds(tokenizer: Any, tmp_path: Path, lag: int) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    requests = [
+        GroupRequest(number, (), (number, 8), SAMPLING, scene=scene(do="die once" * (number == 2), number=number))
+        for number in range(4)
+    ]
+    groups = play(config_of(lag=lag, args={"marks": str(tmp_path)}), engine, *requests)
+    assert [group.ordinal for group in groups] == [0, 1, 2, 3]
+    assert [(len(own.turns), own.failure) for group in groups for own in group.episodes] == [(2, "")] * 8
+    first = [asked.seed for call in engine.calls for asked in call if asked.ordinal == 2 and asked.seed < 9]
+    assert sorted(first) == [2, 2, 8, 8]
+
+
+def test_a_stopped_process_is_lost_and_its_episode_masked_the_third_time(tokenizer: Any) -> None:
+    assert "was stopped (SIGSTOP)" in played(tokenizer, "stop", timeout_s=0.5).failure
+
+
+def test_a_synchronous_run_queues_the_turns_of_all_agents_at_once(tokenizer: Any) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    requests = [GroupRequest(number, (), (1, 2), SAMPLING, scene=scene()) for number in range(20)]
+    play(config_of(), engine, *requests)
+    assert [len(call) for call in engine.calls] == [40, 40], "more agents wait than a pool has threads"
+    assert [request.ordinal for request in engine.calls[1]] == [number for number in range(20) for _ in range(2)]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_agent_may_ask_side_by_side(tokenizer: Any, lag: int) -> None:
+    episode = played(tokenizer, "side by side", lag=lag)
+    assert (len(episode.turns), episode.turns[-1].reward, episode.failure) == (5, 4.0, "")
+    assert all(turn.starts_anew for turn in episode.turns)
+
+
+def test_what_the_engine_raises_is_no_failure_of_the_agent(tokenizer: Any) -> None:
+    async def failing(requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+        raise RuntimeError("the engine is gone")
+
+    async def playing() -> None:
+        player = EpisodePlayer(config_of(), tokenizer, failing)
+        try:
+            [task] = player.start([GroupRequest(0, (), (7,), SAMPLING, scene=scene())])
+            with pytest.raises(RuntimeError, match="the engine is gone"):
+                await task
+        finally:
+            player.end_all()
+
+    asyncio.run(asyncio.wait_for(playing(), 30.0))
+
+
+def test_an_agent_runs_under_its_own_python_with_its_own_packages(tokenizer: Any, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    assert played(tokenizer, "modules", python=python).metrics == {"found": 0.0, "is_own": 1.0}
+    config = config_of(python=f"{python}9")
+    [(_, environment)] = config.environments.values()
+    with pytest.raises(ConfigError, match=r"environment.python = .*python9 cannot be started: No such file"):
+        first_answer("data.train", environment, {})

@@ -1,0 +1,338 @@
+"""The OpenAI-compatible server, asked over HTTP, on an engine whose completions a test writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from hpc_grpo.data.templates import PromptStyle
+from hpc_grpo.engine.chats import Chats, Limits
+from hpc_grpo.engine.endpoint import Endpoint
+from hpc_grpo.episodes.dialogue import Dialogue
+from hpc_grpo.types import Completion, Turn
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] + ('<eos>' if m['role'] == 'assistant' else '') + '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+class Scene:
+    """An episode behind a server; `write(prompt)` is what the model says, and `prompts` what it was given."""
+
+    def __init__(self, tokenizer: Any, write: Callable[[str], str], **limits: Any) -> None:
+        self.tokenizer, self.write = tokenizer, write
+        self.prompts: list[str] = []
+        self.seen: list[list[int]] = []
+        self.mays: list[int | None] = []
+        self.gate: asyncio.Event | None = None
+        style = PromptStyle("chat", "{prompt}", None, None, {})
+        known = Limits(**{"max_turns": 8, "max_tokens": 400, "max_prompt_tokens": 400, "timeout_s": 5.0, **limits})
+        self.chats = Chats(Dialogue(tokenizer, style), known, self.ask)
+        self.endpoint = Endpoint("/models/tiny", 800)
+
+    async def ask(self, prompt: Any, turn: int, most: int | None) -> Completion:
+        if self.gate is not None:
+            await self.gate.wait()
+        text = tokenizer_text(self.tokenizer, prompt)
+        self.prompts.append(text)
+        self.seen.append(list(prompt))
+        self.mays.append(most)
+        ids = [*self.tokenizer(self.write(text))["input_ids"], self.tokenizer.eos_token_id]
+        is_cut = most is not None and len(ids) > most
+        ids = ids[:most]
+        return Completion(
+            np.array(ids, np.int32),
+            np.full(len(ids), -0.5, np.float32),
+            np.zeros(len(ids), np.int32),
+            "length" if is_cut else "stop",
+        )
+
+    async def post(self, messages: Any, *, key: str | None = None, headers: Any = None, **fields: Any) -> Any:
+        """Return status and body of a request for a chat completion."""
+        data = messages if isinstance(messages, bytes) else None
+        body = None if data is not None else {"model": "x", "messages": messages, **fields}
+        head = {"Authorization": f"Bearer {self.key if key is None else key}", **(headers or {})}
+        url = f"{self.endpoint.base_url}/chat/completions"
+        async with aiohttp.ClientSession() as client, client.post(url, json=body, data=data, headers=head) as answer:
+            is_json = answer.content_type == "application/json"
+            return answer.status, await (answer.json() if is_json else answer.text())
+
+    async def say(self, messages: Any, **fields: Any) -> dict[str, Any]:
+        status, body = await self.post(messages, **fields)
+        assert status == 200, body
+        message: dict[str, Any] = body["choices"][0]["message"]
+        return message
+
+    def sequences(self) -> list[list[Turn]]:
+        """Return the turns by sequence; each begins with what its model was given."""
+        found: list[list[Turn]] = []
+        for turn in self.chats.turns():
+            if turn.starts_anew:
+                found.append([])
+            found[-1].append(turn)
+        return found
+
+
+def tokenizer_text(tokenizer: Any, ids: Any) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@pytest.fixture
+def with_scene(make_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a test's coroutine with a scene whose server listens."""
+
+    def run(test: Callable[[Scene], Any], write: Callable[[str], str] = lambda _: "yes", **limits: Any) -> Any:
+        async def running() -> Any:
+            scene = Scene(make_tokenizer(TEMPLATE), write, **limits)
+            scene.key = await scene.endpoint.open(lambda: scene.chats)
+            try:
+                return await asyncio.wait_for(test(scene), 30.0)
+            finally:
+                scene.chats.close()
+                scene.endpoint.stop()
+
+        return asyncio.run(running())
+
+    return run
+
+
+def test_a_request_that_goes_on_from_another_extends_its_ids_by_the_delta(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        first = await scene.say([user("a")])
+        await scene.say([user("a"), {**first, "refusal": None}, user("b")])
+        assert scene.prompts[1] == "<user>a\n<assistant>yes<eos>\n<user>b\n<assistant>"
+        [[one, two]] = scene.sequences()
+        ids = [*one.context_ids, *one.completion.token_ids, *two.context_ids]
+        assert ids == scene.seen[1]
+        assert [one.starts_anew, two.starts_anew] == [True, False]
+        assert scene.chats.turns(0.5)[-1].reward == 0.5
+
+    with_scene(test)
+
+
+def test_what_the_model_wrote_stays_as_sampled_where_the_agent_strips_it(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.say([user("a")])
+        await scene.say([user("a"), {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}, user("b")])
+        assert "<assistant> yes \n<eos>\n<user>b" in scene.prompts[1]
+        assert len(scene.sequences()) == 1
+
+    with_scene(test, lambda _: " yes \n")
+
+
+@pytest.mark.parametrize(
+    ("messages", "shared"),
+    [
+        ([user("a"), {"role": "assistant", "content": "no"}, user("b")], False),
+        ([{"role": "system", "content": "be short"}, user("a")], False),
+        ([user("a"), {"role": "assistant", "content": "yes"}, user("c")], True),
+    ],
+    ids=["rewritten", "other conversation", "branch"],
+)
+def test_another_history_is_another_sequence(with_scene: Any, messages: list[Any], shared: bool) -> None:
+    async def test(scene: Scene) -> None:
+        first = await scene.say([user("a")])
+        await scene.say([user("a"), first, user("b")])
+        await scene.say(messages)
+        one, two = scene.sequences()
+        assert (len(one), len(two)) == (2, 1)
+        assert two[0].context_ids.tolist() == scene.seen[2]
+        sampled = [*one[0].context_ids, *one[0].completion.token_ids]
+        assert (scene.seen[2][: len(sampled)] == sampled) == shared
+
+    with_scene(test)
+
+
+def test_two_conversations_in_turn_are_two_sequences_and_the_last_answer_ends_the_episode(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        one, two = await scene.say([user("one")]), await scene.say([user("two")])
+        await scene.say([user("one"), one, user("more")])
+        assert [len(own) for own in scene.sequences()] == [1, 2]
+        assert tokenizer_text(scene.tokenizer, scene.sequences()[0][0].context_ids) == "<user>two\n<assistant>"
+        assert two["content"] == "yes"
+
+    with_scene(test)
+
+
+def test_tool_calls_are_read_and_their_answers_go_on_from_the_sampled_ids(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        message = await scene.say([user("1 + 2")], tools=[ADD])
+        [call] = message["tool_calls"]
+        assert (call["function"], message["content"]) == ({"name": "add", "arguments": '{"a": 1, "b": 2}'}, "I add.")
+        answer = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+        status, body = await scene.post([user("1 + 2"), message, answer], tools=[ADD])
+        assert (status, body["choices"][0]["finish_reason"]) == (200, "stop")
+        assert scene.prompts[1].endswith(f"I add.{CALL}<eos>\n<tool>3\n<assistant>")
+        assert '{"type": "function", "function": {"name": "add"' in scene.prompts[0]
+        assert len(scene.sequences()) == 1
+        await scene.say([user("2 + 2"), message, answer, user("again")], tools=[ADD])
+        assert CALL in scene.prompts[2], "a template without tool calls shows them as text"
+
+    with_scene(test, lambda prompt: "three" if "<tool>" in prompt else f"I add.{CALL}")
+
+
+def test_a_call_that_cannot_be_read_is_text(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        assert (await scene.say([user("1 + 2")], tools=[ADD])) == {"role": "assistant", "content": '<tool_call>{"na'}
+
+    with_scene(test, lambda _: '<tool_call>{"na')
+
+
+def test_logprobs_usage_and_models_are_those_of_the_sampled_ids(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        _, body = await scene.post([user("a")], logprobs=True, temperature=0.1, seed=3, user="x")
+        tokens = body["choices"][0]["logprobs"]["content"]
+        assert [(own["token"], own["logprob"]) for own in tokens] == [(text, -0.5) for text in (*"yes", "<eos>")]
+        assert body["usage"] == {"prompt_tokens": 19, "completion_tokens": 4, "total_tokens": 23}
+        head = {"Authorization": f"Bearer {scene.key}"}
+        async with aiohttp.ClientSession() as client:
+            models = await (await client.get(f"{scene.endpoint.base_url}/models", headers=head)).json()
+        assert [(own["id"], own["max_model_len"]) for own in models["data"]] == [("tiny", 800)]
+
+    with_scene(test)
+
+
+def test_the_sdk_reads_a_stream(with_scene: Any) -> None:
+    from openai import AsyncOpenAI
+
+    async def test(scene: Scene) -> None:
+        async with AsyncOpenAI(base_url=scene.endpoint.base_url, api_key=scene.key) as client:
+            stream = await client.chat.completions.create(
+                model="x", messages=[user("a")], tools=[ADD], stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+        [call] = chunks[0].choices[0].delta.tool_calls
+        assert (call.index, call.function.name) == (0, "add")
+        assert (chunks[1].choices[0].finish_reason, chunks[2].usage.completion_tokens) == ("tool_calls", len(CALL) + 1)
+
+    with_scene(test, lambda _: CALL)
+
+
+def test_a_retry_of_a_request_under_way_gets_its_answer_and_other_requests_their_own(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        scene.gate = asyncio.Event()
+        first = {"x-stainless-retry-count": "0"}
+        asked = [
+            asyncio.create_task(scene.post([user("a")], headers=headers))
+            for headers in (first, {"x-stainless-retry-count": "1"}, first)
+        ]
+        while scene.chats._num_open < 2:
+            await asyncio.sleep(0.01)
+        scene.gate.set()
+        await asyncio.gather(*asked)
+        assert len(scene.chats.turns()) == 2
+
+    with_scene(test)
+
+
+def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        scene.gate = asyncio.Event()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(scene.post([user("a")]), 0.3)
+        scene.gate.set()
+        while not scene.chats.turns():
+            await asyncio.sleep(0.01)
+        assert (await scene.say([user("a")]))["content"] == "yes"
+        assert len(scene.chats.turns()) == 1
+        await scene.say([user("a")])
+        assert len(scene.chats.turns()) == 2
+
+    with_scene(test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stop": ["x"]}, "rollout.stop"),
+        ({"n": 2}, "n = 2 is not possible"),
+        ({"response_format": {"type": "json_object"}}, "cannot be forced"),
+        ({"tool_choice": "required", "tools": [ADD]}, "tool_choice"),
+        ({"tools": "x"}, "tools must be a list"),
+        ({"max_tokens": -1}, "positive integer, not -1"),
+        ({"top_logprobs": 5}, "top_logprobs = 5"),
+        ({"stream_options": 3}, "stream_options"),
+        ({"messages": []}, "at least one"),
+        ({"messages": "x"}, "must be a list"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "'robot'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "must be text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "is text, not 3"),
+        ({"messages": [{"role": "user", "content": "\ud83d"}]}, "half of a character"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "not be of the role assistant"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}, {"role": "user"}]}, "tool call has"),
+    ],
+)
+def test_what_cannot_be_answered_as_meant_is_refused_in_openais_shape(
+    with_scene: Any, fields: dict[str, Any], told: str
+) -> None:
+    async def test(scene: Scene) -> None:
+        status, body = await scene.post(fields.pop("messages", [user("a")]), **fields)
+        assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+        assert told in body["error"]["message"]
+        assert scene.chats.turns() == ()
+        await scene.say([user("a")])
+
+    with_scene(test)
+
+
+def test_garbage_floods_large_bodies_and_wrong_keys_are_refused(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        garbage = [scene.post(b"{" * 100_000) for _ in range(50)]
+        assert {status for status, _ in await asyncio.gather(*garbage)} == {400}
+        assert (await scene.post(b"x" * (50 << 20)))[0] == 413
+        number = scene.key.split("-")[1]
+        for key in ("", "sk-", f"sk-{number}-", f"sk-{number}-{'0' * 48}", "sk-77-x", scene.key[:-1], "sk-0-\u00e9"):
+            status, body = await scene.post([user("a")], key=key.encode().decode("latin-1"))
+            assert (status, body["error"]["code"]) == (401, "invalid_api_key"), key
+        assert scene.chats.turns() == ()
+        scene.endpoint.close(scene.key)
+        assert (await scene.post([user("a")]))[0] == 401
+
+    with_scene(test)
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"), [({"max_turns": 1}, "episode_ended"), ({"max_tokens": 4}, "context_length_exceeded")]
+)
+def test_behind_its_limit_an_episode_is_cut_and_requests_are_refused(
+    with_scene: Any, limits: dict[str, int], code: str
+) -> None:
+    async def test(scene: Scene) -> None:
+        first = await scene.say([user("a")], max_tokens=100)
+        assert not scene.chats.is_cut
+        status, body = await scene.post([user("a"), first, user("b")])
+        assert (status, body["error"]["code"], scene.chats.is_cut) == (400, code, True)
+
+    with_scene(test, **limits)
+
+
+def test_max_tokens_caps_an_answer_and_never_lifts_the_limit(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.say([user("a")], max_completion_tokens=2)
+        _, body = await scene.post([user("b")], max_tokens=500)
+        assert scene.mays == [2, 3]
+        assert (body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"]) == ("yes", "length")
+
+    with_scene(test, max_tokens=3)
+
+
+def test_an_agent_that_shortens_its_history_goes_on_after_a_refusal(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        first = await scene.say([user("a")])
+        status, _ = await scene.post([user("a"), first, user("b" * 30)])
+        await scene.say([user("b")])
+        assert (status, scene.chats.is_cut) == (400, False)
+
+    with_scene(test, max_tokens=20)
