@@ -2,7 +2,7 @@
 
     GET /                        the page without data; it takes the token from its address, behind the #
     GET /api/runs                all runs below the root: what `status` says, and a version that changes with the files
-    GET /api/run?run=NAME        what the page shows of a run
+    GET /api/run?run=NAME        what the page shows of a run; without its held-out prompts for &evals=THEIR_VERSION
     GET /api/rollouts?run=&step= the rollouts of a step
 
 The loopback is shared by all users of a machine, and a page of any site may ask it: so each call shows the token, and a
@@ -76,7 +76,9 @@ class Dashboard(ThreadingHTTPServer):
                 if len(self._columns) > _KEPT_RUNS:
                     del self._columns[next(iter(self._columns))]
                 columns.read()
-                return run_data(run, run.path.name, columns, time.time())
+                data = run_data(run, run.path.name, columns, time.time())
+            data["eval_version"] = digest_of(data["held_out"])
+            return data if query.get("evals") != data["eval_version"] else {**data, "held_out": None}
         if path == "/api/rollouts":
             return clean(read_groups(rollout_files(run)[int(query["step"])], judge_of(run), MOST_ROLLOUT_BYTES))
         raise LookupError(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -47,8 +48,6 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
         "name": name,
         "seconds": sum(attempt["seconds"] or 0.0 for attempt in attempts),
         "headline": _headline(columns),
-        "steps": steps,
-        "metrics": {key: [_rounded(row) for row in rows] for key, rows in metrics.items() if key != "attempt"},
         "bounds": {key: ends for key in metrics if (ends := bounds_of(key))[0] in metrics},
         "evals": _evals(columns),
         "held_out": held_out(run),
@@ -60,7 +59,8 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
         "wandb": _wandb_url(run),
         "config": {key: str(value) for key, value in flat_config.items()},
     }
-    return dict(clean(data))
+    columns_of = {printable(key): [_rounded(row) for row in rows] for key, rows in metrics.items() if key != "attempt"}
+    return {**clean(data), "steps": steps, "metrics": columns_of}
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -76,9 +76,11 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """Return values with all texts printable: models, data and logs wrote them."""
+    """Return values with all texts printable, as models, data and logs wrote them, and None for what no JSON holds."""
     if isinstance(value, str):
         return printable(value, longest_line=None)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {clean(key): clean(item) for key, item in value.items()}
     return [clean(item) for item in value] if isinstance(value, list | tuple) else value

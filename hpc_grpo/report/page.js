@@ -336,8 +336,8 @@ function showRuns() {
   const rows = list.map((run) => {
     const box = make("input", { type: "checkbox", "aria-label": `Draw ${run.name} over others`, "data-of": `box ${run.name}` });
     box.checked = view.compared.has(run.name);
-    box.onchange = () => { view.compared[box.checked ? "add" : "delete"](run.name); refresh(); };
-    const name = make("button", { class: "plain", "data-of": `name ${run.name}`, act: () => { Object.assign(view, { focus: run.name, pinned: null, chosen: 0, of: "" }); view.compared.clear(); refresh(); } }, run.name);
+    box.onchange = () => { view.compared[box.checked ? "add" : "delete"](run.name); renew(); };
+    const name = make("button", { class: "plain", "data-of": `name ${run.name}`, act: () => { Object.assign(view, { focus: run.name, pinned: null, chosen: 0, of: "" }); view.compared.clear(); renew(); } }, run.name);
     return make("tr", { "aria-current": run.name === view.focus }, make("td", {}, box), make("td", {}, name), make("td", {}, make("span", { class: `kind ${moodOf(run.state)}` }, `${shapeOf(run.state)} ${run.state}`)),
       make("td", { class: "number" }, progressOf(run)), make("td", { class: "number" }, gainOf(run)), make("td", { class: "number" }, run.eta_s == null ? "–" : FORMATS.seconds(run.eta_s)), make("td", {}, run.problem ?? run.slow_node ?? ""));
   });
@@ -457,6 +457,7 @@ function refresh() {
   byId("prompts").dataset.of = run.name;
 }
 
+const renew = () => (page.live ? poll() : refresh());
 function showTheme(theme) {
   document.documentElement.dataset.theme = theme;
   for (const { chart } of drawn) chart.redraw(false);
@@ -481,7 +482,8 @@ async function poll() {
     view.focus = list.some((run) => run.name === view.focus) ? view.focus : (list.find((run) => BUSY.includes(run.state)) ?? list[0])?.name;
     for (const { name, version } of list.filter((run) => run.name === view.focus || view.compared.has(run.name))) {
       if (versions.get(name) === version) continue;
-      loaded.set(name, await ask(`run?run=${encodeURIComponent(name)}`));
+      const known = loaded.get(name), run = await ask(`run?run=${encodeURIComponent(name)}&evals=${known?.eval_version ?? ""}`);
+      loaded.set(name, { ...run, held_out: run.held_out ?? known.held_out });
       versions.set(name, version);
     }
     byId("link").textContent = "";

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import groupby
+from functools import lru_cache
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from hpc_grpo.system.readable import number_or_none, one_line
 
 _MAX_PROMPTS, _MAX_EVALS = 200, 6
 """Held-out prompts that are shown, and evals of them."""
+
+_MOST_CHARACTERS = 4 << 20
+"""Of the held-out prompts of a set with their completions."""
 
 _SHOWN_CHARACTERS = 6000
 _SHOWN_PROMPTS = 4
@@ -52,25 +56,32 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
     `evals` has the completions of a prompt, a list for each of `steps`.
     """
     folder = run.rollouts(0).parent
-    names = ["", *sorted(path.name for path in folder.glob("*") if path.is_dir())]
-    return [found for name in names if (found := _held_out(folder / name, name))]
+    found = []
+    for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
+        files = _files_by_step(folder / name, "eval_step_")
+        steps = sorted(files)
+        if (count := len(steps)) > _MAX_EVALS:
+            steps = [steps[index * (count - 1) // (_MAX_EVALS - 1)] for index in range(_MAX_EVALS)]
+        stamps = tuple((step, files[step], files[step].stat().st_mtime_ns) for step in steps)
+        if prompts := _through_time(stamps):
+            found.append({"set": name, "steps": steps, "prompts": prompts})
+    return found
 
 
-def _held_out(folder: Path, name: str) -> dict[str, Any] | None:
-    files = _files_by_step(folder, "eval_step_")
-    steps = sorted(files)
-    if (count := len(steps)) > _MAX_EVALS:
-        steps = [steps[index * (count - 1) // (_MAX_EVALS - 1)] for index in range(_MAX_EVALS)]
+@lru_cache(maxsize=16)
+def _through_time(files: tuple[tuple[int, Path, int], ...]) -> list[dict[str, Any]]:
+    """Return the prompts with the completions that each file has of them; files have a step and a time of change."""
     prompts: dict[Any, dict[str, Any]] = {}
-    for position, step in enumerate(steps):
-        for line in read_jsonl(files[step]):
+    for position, (_, path, _) in enumerate(files):
+        for line in read_jsonl(path):
             ordinal = line.get("ordinal")
             if ordinal not in prompts and len(prompts) == _MAX_PROMPTS:
                 continue
-            prompt = prompts.setdefault(ordinal, {**_prompt(line), "evals": [[] for _ in steps]})
+            prompt = prompts.setdefault(ordinal, {**_prompt(line), "evals": [[] for _ in files]})
             prompt["evals"][position].append(_answer(line, line.get("solved")))
-    whole = [prompt for prompt in prompts.values() if all(prompt["evals"])]
-    return {"set": name, "steps": steps, "prompts": whole} if whole else None
+    asked_each_time = [prompt for prompt in prompts.values() if all(prompt["evals"])]
+    sizes = accumulate(len(str(prompt)) for prompt in asked_each_time)
+    return [prompt for prompt, size in zip(asked_each_time, sizes, strict=True) if size <= _MOST_CHARACTERS]
 
 
 def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from hpc_grpo.run.files import from_known, read_jsonl, read_jsonl_from, read_rec
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import number_or_none
 
+_MOST_STEPS = 1 << 48
+"""A larger number is no step: the disk changed it."""
+
 Phase = Literal["starting", "training", "stopped", "complete"]
 
 
@@ -102,8 +105,9 @@ class MetricColumns:
             self._start_over()
         for offset, line in read_jsonl_from(self._path, self._offset):
             self._offset = offset
-            if isinstance(line.get("step"), int) and isinstance(line.get("attempt"), int):
-                self._add(line.pop("step"), line)
+            step = line.pop("step", None)
+            if isinstance(step, int) and 0 <= step < _MOST_STEPS and isinstance(line.get("attempt"), int):
+                self._add(step, line)
 
     def _add(self, step: int, line: dict[str, Any]) -> None:
         at = bisect_left(self.steps, step)
