@@ -22,8 +22,8 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import MetricColumns
 
 _HERE = Path(__file__).parent
-MOST_ROLLOUT_BYTES = 8 << 20
-"""Rollouts of training in a page, of all its runs."""
+MOST_ROLLOUT_BYTES, _MOST_STEPS = 8 << 20, 500
+"""Rollouts of training in a page, of all its runs, and steps that they are of."""
 
 
 def write_page(runs: Sequence[RunDir], path: Path) -> Path:
@@ -97,9 +97,10 @@ def _chosen(run: RunDir, most_bytes: int) -> dict[int, Path]:
     """Return the files of all steps, or of as many evenly spread ones as have `most_bytes`: of others only the size."""
     files = rollout_files(run)
     sizes = [path.stat().st_size for path in files.values()]
-    if (total := sum(sizes)) <= most_bytes:
+    total = max(1, sum(sizes))
+    count = max(2, min(len(files), _MOST_STEPS, len(files) * most_bytes // total))
+    if count >= len(files):
         return files
-    count = max(2, min(len(files), len(files) * most_bytes // total))
     steps = list(files)
     wanted = {steps[index * (len(steps) - 1) // (count - 1)] for index in range(count)}
     return {step: files[step] for step in sorted(wanted)}

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 from hpc_grpo.metrics.evals import bounds_of
 from hpc_grpo.metrics.record import PASS_AT_1, REWARD
 from hpc_grpo.report.samples import before_and_after
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_metrics
+from hpc_grpo.run.progress import MetricColumns
 from hpc_grpo.system.say import say
-
-Metrics = Mapping[int, Mapping[str, Any]]
 
 _PASS_AT_K = re.compile("eval/(?:[^/@]+/)?pass@[0-9]+(?:/.+)?")
 _MAX_POINTS = 800
@@ -52,7 +48,8 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
 
     Completions are those of a few prompts, newly solved ones first, or of the first `in_their_order` prompts.
     """
-    metrics = read_metrics(run_dir.metrics)
+    metrics = MetricColumns(run_dir.metrics)
+    metrics.read()
     curves = learning_curves(metrics, with_sources=True)
     if not curves:
         say(f"{run_dir.path.name}: no step has ended yet. hpc-grpo explain says what became of its attempts.")
@@ -64,9 +61,9 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
     say(f"\n{before_and_after(run_dir, in_their_order)}")
 
 
-def learning_curves(metrics: Metrics, *, with_sources: bool) -> list[Series]:
+def learning_curves(metrics: MetricColumns, *, with_sources: bool) -> list[Series]:
     """Return the reward and every eval pass@k, those of single sources last; for SFT, which has neither, the loss."""
-    names = {name for line in metrics.values() for name in line}
+    names = metrics.columns
     wanted = [name for name in (REWARD, PASS_AT_1) if name in names]
     others = {name for name in names if _PASS_AT_K.fullmatch(name)} - {PASS_AT_1}
     wanted += sorted(others, key=lambda name: (name.count("/"), name))
@@ -74,10 +71,10 @@ def learning_curves(metrics: Metrics, *, with_sources: bool) -> list[Series]:
     return [curve for name in shown if (curve := _curve_of(name, metrics)).steps]
 
 
-def _curve_of(name: str, metrics: Metrics) -> Series:
+def _curve_of(name: str, metrics: MetricColumns) -> Series:
     """Return a metric over the steps that have it; its tuples are empty where no step has it."""
-    points = {step: line[name] for step, line in metrics.items() if not math.isnan(line.get(name, math.nan))}
-    low, high = (tuple(metrics[step][bound] for step in points if bound in metrics[step]) for bound in bounds_of(name))
+    points = metrics.points(name)
+    low, high = (tuple(metrics.points(bound).values()) for bound in bounds_of(name))
     if not len(low) == len(high) == len(points):
         low = high = ()
     return Series(name, tuple(points), tuple(points.values()), low, high, marked=name.startswith("eval/"))
