@@ -364,7 +364,7 @@ function showHead() {
   byId("headline").replaceChildren(...(own ? [`${two(own.from)} `, make("i", {}, "→"), ` ${two(own.to)} `, own.low == null ? "" : make("small", {}, `[${two(own.low)}, ${two(own.high)}]`)] : [make("small", {}, "No step has ended yet.")]));
   byId("progress").hidden = isOver || !run.total_steps;
   byId("progress").firstChild.style.width = `${(100 * (run.step ?? 0)) / (run.total_steps || 1)}%`;
-  byId("said").textContent = [run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
+  byId("said").textContent = [run.in_step && `Now ${run.in_step}.`, run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
   const sets = run.held_out.filter((each) => each.steps.length > 1).slice(0, 1);
   byId("chips").replaceChildren(...sets.flatMap((each) => Object.entries(HELD_OUT).slice(1).map(([name, test]) => make("button", { class: "button", act: () => {
     Object.assign(view, { of: `eval ${each.set}`, filter: name, chosen: 0 }); showPrompts(); byId("rollouts-title").scrollIntoView(); } }, `${counted(each.prompts.filter(test).length, "prompt")} ${name}`))));

@@ -31,7 +31,9 @@ class RunState:
 
     `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of what a step, without what follows, an eval
     and a checkpoint take (see driver/schedule.py). `longest_s`: the longest that the driver was in each phase, over all
-    attempts (see run/pulse.py). `slow_node` says which node takes notably longer than the others, "" for none.
+    attempts (see run/pulse.py). `slow_node` says which node takes notably longer than the others, "" for none. The
+    step under way waited last for `num_groups` of `waits_for` (rollouts or an eval), of which so many are `sampled` and
+    `graded`; 0 where none is known.
     """
 
     step: int
@@ -46,6 +48,10 @@ class RunState:
     save_p95_s: float | None = None
     longest_s: dict[str, float] = field(default_factory=dict)
     slow_node: str = ""
+    waits_for: str = ""
+    num_groups: int = 0
+    sampled: int = 0
+    graded: int = 0
     heartbeat: float = field(default_factory=time.time)
 
 
