@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -144,13 +145,32 @@ def explain(run_name: str) -> None:
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page; default: report.html in the first run."
 )
 def report(run_names: tuple[str, ...], out: Path | None) -> None:
-    """Show what runs have learned: in the terminal, as report.png in each, and as one HTML page of all of them."""
-    from hpc_grpo.report.page import print_report, write_page
+    """Show what runs have learned: in the terminal, and as one HTML page of all of them that needs no network."""
+    from hpc_grpo.report.page import write_page
+    from hpc_grpo.report.terminal import print_report
 
     runs = list(dict.fromkeys(find_run(name) for name in run_names))
     for run in runs:
         print_report(run)
     echo(f"Page: {write_page(runs, out or runs[0].path / 'report.html')}")
+
+
+@click.command()
+@_ROOT
+@click.option("--port", type=click.IntRange(1, 65535), help="Default: one for each user, or the next that is free.")
+def dashboard(root: Path | None, port: int | None) -> None:
+    """Show all runs of a folder in the browser, live, until Ctrl+C. It listens on this machine alone."""
+    from hpc_grpo.report.dashboard import Dashboard, ssh_line
+
+    folder = root or runs_root()
+    server = Dashboard(lambda: runs_below(folder), port)
+    if line := ssh_line(server.server_port, os.environ):
+        echo(f"On your own machine:  {line}")
+    echo(f"Open in a browser:    {server.url}")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        return
 
 
 def _records(runs: Sequence[RunDir]) -> list[RunRecords]:

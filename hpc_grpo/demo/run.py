@@ -12,7 +12,7 @@ from typing import Any
 
 from hpc_grpo.demo.summary import gains, largest_mismatch, next_commands, phases
 from hpc_grpo.errors import HpcGrpoError
-from hpc_grpo.report.page import print_report
+from hpc_grpo.report.terminal import print_report
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics

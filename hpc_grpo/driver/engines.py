@@ -167,6 +167,7 @@ class RolloutPool:
         self._engines, self._graders = engines, graders
         self._revive, self._start_deadline = revive, start_deadline
         self._under_way: list[StartedGroup] = []
+        self.on_progress: Callable[[str, int, int, int], None] = lambda *_: None
 
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
@@ -194,6 +195,8 @@ class RolloutPool:
             if any(group.was_lost for group in self._under_way):
                 PULSE.turn_to(ASKED_AGAIN)
             self._follow(None)
+            states = [group.state for group in started]
+            self.on_progress(waiting_for, len(states), len(states) - states.count("sampling"), states.count("done"))
         over = [group for group in started if not group.is_open]  # all, or one failed and its error is raised
         grades = get_all([group.last.reference for group in over], None, waiting_for)
         for grader in self._graders:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ray.exceptions import RayError
@@ -29,6 +30,7 @@ from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import Phase, RunState, write_state
 from hpc_grpo.run.pulse import PULSE
 
+_NOTED_EVERY_S = 5.0
 _RECENT_STEPS = 20
 """Number of last steps that decide which node is slowest."""
 
@@ -42,6 +44,8 @@ class Journal:
         self._run_dir, self._length, self._step_times = run_dir, length, times
         self._metrics: Mapping[str, float] = {}
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT_STEPS)
+        self._state: RunState | None = None
+        self._published_at = 0.0
         self._attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         self._sinks = make_sinks(config, run_dir)
         self._ledger = Ledger(run_dir, self._attempt)
@@ -73,7 +77,7 @@ class Journal:
 
     def publish_state(self, step: int, phase: Phase) -> None:
         slowest = slowest_node(self._recent)
-        state = RunState(
+        self._state = RunState(
             step=step,
             total_steps=self._length.total_steps,
             attempt=self._attempt,
@@ -87,11 +91,26 @@ class Journal:
             longest_s=PULSE.longest_s,
             slow_node=str(slowest) if slowest is not None and slowest.is_notable else "",
         )
-        write_state(self._run_dir, state)
+        self._write_state(self._state)
+
+    def note_groups(self, waits_for: str, num_groups: int, sampled: int, graded: int) -> None:
+        """Publish how many of the groups that the step waits for are sampled and graded, at most every 5 s."""
+        if self._state is None:
+            return
+        is_due = time.monotonic() - self._published_at >= _NOTED_EVERY_S
+        if is_due or (self._state.num_groups and graded == num_groups):
+            self._state = replace(
+                self._state, waits_for=waits_for, num_groups=num_groups, sampled=sampled, graded=graded
+            )
+            self._write_state(self._state)
 
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
+
+    def _write_state(self, state: RunState) -> None:
+        self._published_at = time.monotonic()
+        write_state(self._run_dir, state)
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
         epoch, step_in_epoch = self._length.epoch_and_step(step)

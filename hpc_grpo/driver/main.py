@@ -103,6 +103,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     with timer.phase("weights"):
         weights = workers.connect_weights(Canary(config, inputs.stream.prompt(0)))
     pool = workers.rollout_pool(weights)
+    pool.on_progress = session.journal.note_groups
     scheduler = RolloutScheduler(config, inputs.stream, pool, state, session.length.total_steps)
     evaluation = None
     if inputs.eval_streams:

@@ -1,106 +1,115 @@
-"""Report what runs have learned: in the terminal, as a PNG, and as one HTML page that needs nothing else.
+"""The page of runs: one HTML file that asks no network, or the same page for the dashboard.
 
-What models and data wrote is hostile: the template escapes every value, pictures are images, and the page's own policy
-lets no script run but the filter's, whose digest it names.
+What models and data wrote is hostile. It lies in the page as JSON, the script makes text nodes of it, and the page's
+policy lets nothing run or load but what the file holds, by its hashes.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import os
+import json
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from hpc_grpo.errors import ConfigError
-from hpc_grpo.metrics.record import REWARD
-from hpc_grpo.report.curves import RunData, figures, learning_curves
-from hpc_grpo.report.explain import explain_attempts
-from hpc_grpo.report.figure import Figure, draw_image, draw_text
-from hpc_grpo.report.samples import before_and_after, take_samples
-from hpc_grpo.report.status import read_records, summarize
+from hpc_grpo.report.data import clean, read_values, run_data
+from hpc_grpo.report.samples import read_groups, rollout_files
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_metrics
-from hpc_grpo.system.readable import decimal, duration, file_size, moment, printable, short_number
-from hpc_grpo.system.say import say
+from hpc_grpo.run.progress import MetricColumns
 
 _HERE = Path(__file__).parent
-_LINKED = ("metrics.jsonl", "config.yaml", "rollouts", "attempts", "state.json")
-
-
-def print_report(run_dir: RunDir, in_their_order: int = 0) -> Path:
-    """Print a run's curves and completions; return the path of report.png. Raises ConfigError without metrics.
-
-    Completions are those of a few prompts, newly solved ones first, or of the first `in_their_order` prompts.
-    """
-    metrics = read_metrics(run_dir.metrics)
-    curves = learning_curves(metrics, with_sources=True)
-    if not curves:
-        raise ConfigError(
-            f"{run_dir.metrics} holds no {REWARD} or eval yet: has the run finished a step? "
-            f"Give the run's folder, <runs root>/<run name>."
-        )
-    say(draw_text(Figure(run_dir.path.name, learning_curves(metrics, with_sources=False))))
-    for curve in curves:
-        say(str(curve))
-    picture = run_dir.path / "report.png"
-    picture.write_bytes(draw_image(Figure(run_dir.path.name, curves), "png"))
-    say(f"\n{before_and_after(run_dir, in_their_order)}\nPicture: {picture}")
-    return picture
+MOST_ROLLOUT_BYTES, _MOST_STEPS = 8 << 20, 500
+"""Rollouts of training in a page, of all its runs, and steps that they are of."""
 
 
 def write_page(runs: Sequence[RunDir], path: Path) -> Path:
-    """Write the report of the runs to `path`; its links to their files are relative, so that all may be moved."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+    """Write the report of the runs to `path`, for this user alone: it has what prompts and completions say."""
     now = time.time()
-    data = []
-    for run, name in zip(runs, _names(runs), strict=True):
-        records = read_records(run)
-        summary, attempts = summarize(records, now), explain_attempts(records, now)
-        data.append(RunData(name, records, summary, read_metrics(run.metrics), take_samples(run), attempts))
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Exactly str: Jinja's own Markup stays as it is.
-        finalize=lambda value: printable(value, longest_line=None) if type(value) is str else value,
-    )
-    filters: dict[str, Callable[..., Any]] = {
-        "decimal": decimal,
-        "duration": duration,
-        "link": lambda file: quote(os.path.relpath(file, path.absolute().parent)),
-        "moment": moment,
-        "short": short_number,
-        "size": file_size,
-        "svg": lambda figure: base64.b64encode(draw_image(figure, "svg")).decode(),
-    }
-    environment.filters |= filters
-    script = (_HERE / "page.js").read_text()
-    html = environment.get_template("page.html").render(
-        runs=data,
-        sections=figures(data),
-        steps=sorted({step for run in data for step in run.samples.steps}),
-        linked=_LINKED,
-        script=script,
-        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        now=now,
-    )
-    write_atomic(path, html, mode=0o600)
+    data: list[dict[str, Any]] = []
+    rollouts: list[tuple[str, Any]] = []
+    for run, name in zip(runs, names_of(runs), strict=True):
+        columns = MetricColumns(run.metrics)
+        columns.read()
+        chosen = _chosen(run, MOST_ROLLOUT_BYTES // len(runs))
+        judged_by = judge_of(run)
+        for step, file in chosen.items():
+            groups = read_groups(file, judged_by, MOST_ROLLOUT_BYTES // len(runs) // len(chosen))
+            rollouts.append((f"rollouts-{len(data)}-{step}", clean(groups)))
+        found = run_data(run, name, columns, now)
+        data.append({**found, "num_rollout_steps": len(found["rollout_steps"]), "rollout_steps": list(chosen)})
+    write_atomic(path, make_page({"made_at": now, "runs": data}, rollouts), mode=0o600)
     return path
 
 
-def _names(runs: Sequence[RunDir]) -> list[str]:
+def make_page(data: dict[str, Any], rollouts: Sequence[tuple[str, Any]] = (), connect: str = "'none'") -> str:
+    """Return the HTML. Rollouts come last, by id: the curves are drawn before the browser has read them."""
+
+    def read(name: str) -> str:
+        return (_HERE / name).read_text()
+
+    blocks = {
+        "UPLOT_CSS": read("vendor/uPlot.min.css"),
+        "STYLE": read("page.css"),
+        "UPLOT": read("vendor/uPlot.iife.min.js"),
+        "SCRIPT": read("page.js"),
+    }
+    hashes = {key: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for key, text in blocks.items()}
+    policy = (
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; connect-src {connect}; "
+        f"style-src 'sha256-{hashes['UPLOT_CSS']}' 'sha256-{hashes['STYLE']}'; "
+        f"script-src 'sha256-{hashes['UPLOT']}' 'sha256-{hashes['SCRIPT']}'"
+    )
+    titles = ", ".join(run["name"] for run in data["runs"][:3]) or "runs"
+    values = {
+        **blocks,
+        "POLICY": policy,
+        "TITLE": _escaped(titles),
+        "LICENSE": _escaped(read("vendor/LICENSE")),
+        "DATA": _json(data),
+        "ROLLOUTS": "\n".join(
+            f'<script type="application/json" id="{name}">{_json(groups)}</script>' for name, groups in rollouts
+        ),
+    }
+    return re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], read("page.html"))
+
+
+def names_of(runs: Sequence[RunDir]) -> list[str]:
     """Return the folders' names, with as many of their parents' as tell all of them apart."""
     paths = [run.path.absolute().parts for run in runs]
-    for depth in range(1, max(map(len, paths)) + 1):
+    names: list[str] = []
+    for depth in range(1, max(map(len, paths), default=0) + 1):
         names = ["/".join(parts[-depth:]) for parts in paths]
         if len(set(names)) == len(names):
             break
     return names
+
+
+def judge_of(run: RunDir) -> dict[str, Any]:
+    judged_by = read_values(run.config).get("eval")
+    return judged_by if isinstance(judged_by, dict) else {}
+
+
+def _chosen(run: RunDir, most_bytes: int) -> dict[int, Path]:
+    """Return the files of all steps, or of as many evenly spread ones as have `most_bytes`: of others only the size."""
+    files = rollout_files(run)
+    sizes = [path.stat().st_size for path in files.values()]
+    total = max(1, sum(sizes))
+    count = max(2, min(len(files), _MOST_STEPS, len(files) * most_bytes // total))
+    if count >= len(files):
+        return files
+    steps = list(files)
+    wanted = {steps[index * (len(steps) - 1) // (count - 1)] for index in range(count)}
+    return {step: files[step] for step in sorted(wanted)}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _json(values: Any) -> str:
+    """Return JSON in which no text can end the script element."""
+    return json.dumps(values, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")

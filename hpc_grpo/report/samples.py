@@ -1,11 +1,12 @@
-"""Take a bounded sample of the completions that a run has on disk, of training and of its evals."""
+"""Read the completions that a run has on disk: of training steps by prompt, and of held-out prompts through time."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,66 +14,136 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import number_or_none, one_line
 
-SHOWN_STEPS = 5
-SHOWN_OF_A_STEP = 32
-_SHOWN_CHARACTERS = 3000
-_MEASURED_OF_A_STEP = 2000
-_LONGEST = 1 << 31
-"""No completion has more tokens: a larger number in a file is not a length."""
+_MAX_PROMPTS, _MAX_EVALS = 200, 6
+"""Held-out prompts that are shown, and evals of them."""
 
+_MOST_CHARACTERS = 4 << 20
+"""Of the held-out prompts of a set with their completions."""
+
+_SHOWN_CHARACTERS = 6000
 _SHOWN_PROMPTS = 4
 _USER_TURN = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
 
-
-@dataclass(frozen=True)
-class Rollout:
-    """What a reader is shown of a rollout. Texts are cut in their middle; `parts` are the rewards by name."""
-
-    step: int
-    ordinal: int
-    source: str
-    prompt: str
-    completion: str
-    reward: float | None
-    parts: dict[str, float | None]
-    advantages: tuple[float | None, ...]
-    """One for the whole rollout, or one for each of its turns."""
+_ROLE = r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(\w+)(?:<\|end_header_id\|>)?\s*"
+_END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|endoftext\|>)\s*$")
+_MODEL = ("assistant", "model")
 
 
-@dataclass(frozen=True)
-class Samples:
-    """The first rollouts of a few steps, and the sizes of what they were taken from.
+def rollout_files(run: RunDir) -> dict[int, Path]:
+    """Return the files with the rollouts of training steps, by step."""
+    return dict(sorted(_files_by_step(run.rollouts(0).parent, "step_").items()))
 
-    `lengths` are those of completions at the first and the last step on record, in tokens.
+
+def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> list[dict[str, Any]]:
+    """Return the rollouts of a step by prompt: of the first prompts, up to `most_bytes` of the file.
+
+    `judged_by` is the section `eval` of the config: it says which reward decides what is right.
     """
+    groups: list[dict[str, Any]] = []
+    read = 0
+    for _, lines in groupby(read_jsonl(path), key=lambda line: line.get("ordinal")):
+        own = list(lines)
+        groups.append({**_prompt(own[0]), "answers": [_answer(line, _solved(line, judged_by)) for line in own]})
+        read += sum(len(answer["text"]) for answer in groups[-1]["answers"]) + 300 * len(own)
+        if read > most_bytes:
+            break
+    return groups
 
-    rollouts: list[Rollout]
-    steps: list[int]
-    num_steps: int
-    num_bytes: int
-    lengths: dict[int, list[int]]
 
+def held_out(run: RunDir) -> list[dict[str, Any]]:
+    """Return the first prompts of each eval set with their completions at the first eval, the last, and some between.
 
-def take_samples(run: RunDir) -> Samples:
-    """Take the first rollouts of the first step on record, of the last one, and of a few evenly between them.
-
-    Not chosen by how they ended, so that a reader sees what is usual. Of all other files only the size is read.
+    `evals` has the completions of a prompt, a list for each of `steps`.
     """
-    files = _files_by_step(run.rollouts(0).parent, "step_")
-    steps = sorted(files)
-    if (count := len(steps)) > SHOWN_STEPS:
-        steps = [steps[index * (count - 1) // (SHOWN_STEPS - 1)] for index in range(SHOWN_STEPS)]
-    lines = {step: list(islice(read_jsonl(files[step]), _MEASURED_OF_A_STEP)) for step in steps}
-    return Samples(
-        rollouts=[_rollout(step, line) for step in steps for line in lines[step][:SHOWN_OF_A_STEP]],
-        steps=steps,
-        num_steps=len(files),
-        num_bytes=sum(_size(path) for path in files.values()),
-        lengths={
-            step: [n for line in lines[step] if isinstance(n := line.get("tokens"), int) and 0 <= n <= _LONGEST]
-            for step in steps[:1] + steps[-1:]
-        },
-    )
+    folder = run.rollouts(0).parent
+    found = []
+    for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
+        files = _files_by_step(folder / name, "eval_step_")
+        steps = sorted(files)
+        if (count := len(steps)) > _MAX_EVALS:
+            steps = [steps[index * (count - 1) // (_MAX_EVALS - 1)] for index in range(_MAX_EVALS)]
+        stamps = tuple((step, files[step], files[step].stat().st_mtime_ns) for step in steps)
+        if prompts := _through_time(stamps):
+            found.append({"set": name, "steps": steps, "prompts": prompts})
+    return found
+
+
+@lru_cache(maxsize=16)
+def _through_time(files: tuple[tuple[int, Path, int], ...]) -> list[dict[str, Any]]:
+    """Return the prompts with the completions that each file has of them; files have a step and a time of change."""
+    prompts: dict[Any, dict[str, Any]] = {}
+    for position, (_, path, _) in enumerate(files):
+        for line in read_jsonl(path):
+            ordinal = line.get("ordinal")
+            if ordinal not in prompts and len(prompts) == _MAX_PROMPTS:
+                continue
+            prompt = prompts.setdefault(ordinal, {**_prompt(line), "evals": [[] for _ in files]})
+            prompt["evals"][position].append(_answer(line, line.get("solved")))
+    asked_each_time = [prompt for prompt in prompts.values() if all(prompt["evals"])]
+    sizes = accumulate(len(str(prompt)) for prompt in asked_each_time)
+    return [prompt for prompt, size in zip(asked_each_time, sizes, strict=True) if size <= _MOST_CHARACTERS]
+
+
+def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:
+    text, answer = str(line.get("prompt", "")), line.get("answer")
+    asked = [turn["text"] for turn in turns_of(text, "user") if turn["who"] == "user"]
+    return {
+        "ordinal": line.get("ordinal"),
+        "source": str(line.get("source", "")),
+        "asked": _cut((asked or [text])[-1].strip()),
+        "prompt": _cut(text),
+        "answer": None if answer is None else _cut(str(answer)),
+    }
+
+
+def _answer(line: Mapping[str, Any], is_right: Any) -> dict[str, Any]:
+    """Return what the page shows of a completion; `right` is None where its reward failed."""
+    parts, turn_rewards = line.get("rewards"), line.get("turn_rewards")
+    text = str(line.get("completion", ""))
+    answer = {
+        "text": _cut(text),
+        "right": is_right if isinstance(is_right, bool) else None,
+        "reward": number_or_none(line.get("reward")),
+        "parts": {str(name): number_or_none(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
+        "advantage": line.get("advantage"),
+        "tokens": line.get("tokens"),
+        "why": [
+            *(["cut off"] if line.get("truncated") else []),
+            *(["masked"] if line.get("valid") is False else []),
+            *(str(line[key]) for key in ("over_budget", "failure") if line.get(key)),
+        ],
+    }
+    turns = turns_of(text, _MODEL[0])
+    if len(turns) > 1:
+        rewards = iter(turn_rewards if isinstance(turn_rewards, list) else ())
+        for turn in turns:
+            turn["text"] = _cut(turn["text"])
+            turn["reward"] = number_or_none(next(rewards, None)) if turn["who"] in _MODEL else None
+        answer["turns"] = turns
+    return answer
+
+
+def turns_of(text: str, first: str) -> list[dict[str, Any]]:
+    """Split a dialogue at its chat template's marks (ChatML, Llama 3, Gemma); `first` speaks before the first mark.
+
+    >>> [(turn["who"], turn["text"]) for turn in turns_of("[4]<|im_end|>\\n<|im_start|>user\\nHigher.", "assistant")]
+    [('assistant', '[4]'), ('user', 'Higher.')]
+    """
+    begun, *rest = re.split(_ROLE, text)
+    pairs = [(first, begun), *zip(rest[::2], rest[1::2], strict=True)]
+    told = ((who, _END.sub("", own.rstrip())) for who, own in pairs)
+    return [{"who": who, "text": own} for index, (who, own) in enumerate(told) if own.strip() or index]
+
+
+def _solved(line: Mapping[str, Any], judged_by: Mapping[str, Any]) -> bool | None:
+    """Tell whether a rollout solves its prompt, by the rule of `metrics.rollouts.solved`."""
+    parts = line.get("rewards")
+    values: dict[str, Any] = parts if isinstance(parts, dict) else {}
+    name = judged_by.get("reward") or "correctness"
+    named: Iterable[Any] = (value for label, value in values.items() if label.partition("#")[0] == name)
+    reward = number_or_none(next(iter(named), next(iter(values.values()), line.get("reward"))))
+    at = number_or_none(judged_by.get("solved_at"))
+    return None if reward is None else reward >= (1.0 if at is None else at)
 
 
 def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
@@ -122,20 +193,6 @@ def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
     return samples
 
 
-def _rollout(step: int, line: dict[str, Any]) -> Rollout:
-    parts, advantage = line.get("rewards"), line.get("advantage")
-    return Rollout(
-        step=step,
-        ordinal=line.get("ordinal", -1),
-        source=str(line.get("source", "")),
-        prompt=_cut(str(line.get("prompt", ""))),
-        completion=_cut(str(line.get("completion", ""))),
-        reward=number_or_none(line.get("reward")),
-        parts={str(name): number_or_none(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
-        advantages=tuple(map(number_or_none, advantage if isinstance(advantage, list) else [advantage])),
-    )
-
-
 def _cut(text: str) -> str:
     left_out = len(text) - _SHOWN_CHARACTERS
     half = _SHOWN_CHARACTERS // 2
@@ -144,10 +201,3 @@ def _cut(text: str) -> str:
 
 def _shortened(text: str) -> str:
     return one_line(text, 400) if text.strip() else ""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # removed meanwhile, as a running job does with old steps
-        return 0

@@ -16,7 +16,17 @@ from hpc_grpo.run.files import is_damaged, read_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
-from hpc_grpo.system.readable import UNKNOWN, decimal, duration, fraction, moment, one_line, short_number, table
+from hpc_grpo.system.readable import (
+    UNKNOWN,
+    counted,
+    decimal,
+    duration,
+    fraction,
+    moment,
+    one_line,
+    short_number,
+    table,
+)
 
 T = TypeVar("T")
 
@@ -165,6 +175,7 @@ class RunSummary:
     A field ending in `_s` is in seconds, `_at` in unix seconds. `step` of `total_steps` have ended. `walltime_left_s`
     is that of the running attempt's allocation, `heartbeat_age_s` the time since its supervisor's last sign of life.
     `problem` is a sentence about what last went wrong, `slow_node` about a node that holds up a run that trains.
+    `in_step` says how far the step under way is.
     """
 
     run: str
@@ -182,11 +193,13 @@ class RunSummary:
     heartbeat_age_s: float | None = None
     problem: str | None = None
     slow_node: str | None = None
+    in_step: str | None = None
 
     def card(self) -> list[str]:
         """Return the lines that `watch` shows of the run."""
         labelled = [f"{title} {value}" for title, value in zip(_TITLES, self.cells(), strict=True)]
         lines = [f"{self.run}: {self.state}  {'  '.join(labelled[2:4])}", "  ".join(labelled[4:9])]
+        lines += [self.in_step] if self.in_step else []
         return lines if self.problem is None else [*lines, f"last problem: {one_line(self.problem)}"]
 
     def cells(self) -> list[str]:
@@ -260,6 +273,7 @@ def summarize(records: RunRecords, now: float) -> RunSummary:
         heartbeat_age_s=None if sign is None else max(0.0, now - sign),
         problem=_problem(records, status, now),
         slow_node=(state.slow_node or None) if state and trains else None,
+        in_step=_in_step(state) if state and trains else None,
     )
 
 
@@ -294,6 +308,15 @@ def status_json(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]]
     for entry, jobs in zip(entries, queue or (), strict=queue is not None):
         entry["slurm"] = jobs
     return json.dumps(entries, indent=2, allow_nan=False)
+
+
+def _in_step(state: RunState) -> str | None:
+    if not state.num_groups:
+        return None
+    what = f"step {state.step + 1}, {state.waits_for}"
+    if state.graded == state.num_groups:
+        return f"{what}: all of {counted(state.num_groups, 'group')} graded"
+    return f"{what}: {state.sampled} of {counted(state.num_groups, 'group')} sampled, {state.graded} graded"
 
 
 def _was_cancelled(records: RunRecords, newest: AttemptRecord) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.logs import tail
-from hpc_grpo.report.status import SILENT_S, RunSummary, is_over, read_records, summarize
+from hpc_grpo.report.status import SILENT_S, RunRecords, RunSummary, is_over, read_records, summarize
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.system.readable import UNKNOWN, decimal, duration, number_or_none, one_line, printable, short_number
@@ -56,6 +56,18 @@ def snapshot(run: RunDir) -> Snapshot:
     records, state = read_records(run), read_state(run)
     summary = summarize(records, now)
     steps = _last_lines(run.metrics, _SHOWN_STEPS, "step")
+    rollouts = _last_lines(run.rollouts(state.step if state else 0), _SHOWN_ROLLOUTS, "completion")
+    return Snapshot(
+        summary,
+        [_step_line(values) for values in steps],
+        [f"{decimal(number_or_none(own.get('reward')))}  {one_line(str(own['completion']), 200)}" for own in rollouts],
+        find_alerts(records, summary, steps[-1] if steps else {}),
+        is_over(records, now),
+    )
+
+
+def find_alerts(records: RunRecords, summary: RunSummary, last: Mapping[str, Any]) -> list[str]:
+    """Return what deserves a look; `last` has the metrics of the last step."""
     alerts = []
     if summary.heartbeat_age_s is not None and summary.heartbeat_age_s > SILENT_S / 2:
         alerts.append(f"no sign of life for {duration(summary.heartbeat_age_s)}")
@@ -63,16 +75,7 @@ def snapshot(run: RunDir) -> Snapshot:
         alerts.append("no further job waits: when this one ends, hpc-grpo resume RUN carries on")
     if summary.slow_node is not None:
         alerts.append(summary.slow_node)
-    last = steps[-1] if steps else {}
-    alerts += [text for name, (limit, text) in _LIMITS.items() if (last.get(name) or 0.0) >= limit]
-    rollouts = _last_lines(run.rollouts(state.step if state else 0), _SHOWN_ROLLOUTS, "completion")
-    return Snapshot(
-        summary,
-        [_step_line(values) for values in steps],
-        [f"{decimal(number_or_none(own.get('reward')))}  {one_line(str(own['completion']), 200)}" for own in rollouts],
-        alerts,
-        is_over(records, now),
-    )
+    return alerts + [text for name, (limit, text) in _LIMITS.items() if (last.get(name) or 0.0) >= limit]
 
 
 def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:

@@ -105,12 +105,19 @@ def digest_of(value: Any) -> str:
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the complete lines of a JSONL file that are objects; skip what a crash or a bad disk left."""
+    yield from (values for _, values in read_jsonl_from(path, 0))
+
+
+def read_jsonl_from(path: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield what `read_jsonl` does from a byte on, each line with the byte behind it."""
     if not path.exists():
         return
     with path.open("rb") as file:
+        file.seek(offset)
         for line in file:
+            offset += len(line)
             if line.endswith(b"\n") and (values := _object(line)) is not None:
-                yield values
+                yield offset, values
 
 
 def drop_torn_line(path: Path) -> None:

@@ -8,13 +8,19 @@ from __future__ import annotations
 import math
 import sys
 import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_grpo.run.files import from_known, read_jsonl, read_record, when_there_is_space, write_record
+from hpc_grpo.run.files import from_known, read_jsonl, read_jsonl_from, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import number_or_none
+
+_MOST_STEPS = 1 << 48
+"""A larger number is no step: the disk changed it."""
 
 Phase = Literal["starting", "training", "stopped", "complete"]
 
@@ -25,7 +31,9 @@ class RunState:
 
     `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of a step (without eval and save), an eval and
     a checkpoint (driver/schedule.py). `longest_s` has the driver's longest time in each phase, over all attempts
-    (run/pulse.py). `slow_node` describes a node that is notably slower than the others, "" for none.
+    (run/pulse.py). `slow_node` describes a node that is notably slower than the others, "" for none. The current step
+    last waited for `num_groups` groups of `waits_for` (rollouts or an eval). `sampled` and `graded` count those that
+    are done; 0 where none is known.
     """
 
     step: int
@@ -40,6 +48,10 @@ class RunState:
     save_p95_s: float | None = None
     longest_s: dict[str, float] = field(default_factory=dict)
     slow_node: str = ""
+    waits_for: str = ""
+    num_groups: int = 0
+    sampled: int = 0
+    graded: int = 0
     heartbeat: float = field(default_factory=time.time)
 
 
@@ -75,3 +87,70 @@ def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
             for name, number in numbers.items()
         }
     return {step: lines[step] for step in sorted(lines)}
+
+
+class MetricColumns:
+    """metrics.jsonl by metric: each step once, in ascending order. `read` goes on where it stopped.
+
+    `columns[name][i]` is the value at `steps[i]`, NaN where there is no finite one. A column may end early. A line of a
+    step undoes that step and later ones: an attempt trained them again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._offset = 0
+        self.steps = array("q")
+        self.columns: dict[str, array[float]] = {}
+
+    def read(self) -> None:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size < self._offset:
+            self._start_over()
+        for offset, line in read_jsonl_from(self._path, self._offset):
+            self._offset = offset
+            step = line.pop("step", None)
+            if isinstance(step, int) and 0 <= step < _MOST_STEPS and isinstance(line.get("attempt"), int):
+                self._add(step, line)
+
+    def _add(self, step: int, line: dict[str, Any]) -> None:
+        at = bisect_left(self.steps, step)
+        del self.steps[at:]
+        for column in self.columns.values():
+            del column[at:]
+        self.steps.append(step)
+        for name, value in line.items():
+            number = number_or_none(value)
+            if number is not None and math.isfinite(number):
+                column = self.columns.setdefault(sys.intern(name), array("d"))
+                column.extend([math.nan] * (at - len(column)))
+                column.append(number)
+
+    def points(self, name: str) -> dict[int, float]:
+        """Return a metric by step, of the steps that have it."""
+        column = self.columns.get(name, ())
+        return {step: value for step, value in zip(self.steps, column, strict=False) if not math.isnan(value)}
+
+    def last(self) -> dict[str, float]:
+        """Return the metrics of the last step."""
+        at = len(self.steps) - 1
+        values = {name: column[at] for name, column in self.columns.items() if 0 <= at < len(column)}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
+
+    def thinned(self, most: int) -> tuple[list[int], dict[str, list[Sequence[float | None]]]]:
+        """Return at most `most` steps, and each metric as its means over the same stretches of steps.
+
+        Where a stretch has several steps, the lowest and the highest values of each follow.
+        """
+        width = max(1, math.ceil(len(self.steps) / most))
+        starts = range(0, len(self.steps), width)
+        found: dict[str, list[Sequence[float | None]]] = {}
+        for name, column in self.columns.items():
+            stretches = [[value for value in column[at : at + width] if not math.isnan(value)] for at in starts]
+            rows: list[Sequence[float | None]] = [[sum(own) / len(own) if own else None for own in stretches]]
+            if width > 1:
+                rows += ([of(own) if own else None for own in stretches] for of in (min, max))
+            found[name] = rows
+        return list(self.steps[::width]), found

@@ -58,6 +58,33 @@ def test_the_eval_before_the_first_step_is_known_to_the_next_attempt(
     assert StepTimes.after(state).evals.p95_s == 300.0
 
 
+def test_the_groups_of_a_step_under_way_are_told_now_and_then_until_the_step_ends(
+    make_journal: Callable[[StepTimes], Journal], run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, now = make_journal(StepTimes.after(None)), [100.0]
+    monkeypatch.setattr("hpc_grpo.driver.journal.time.monotonic", lambda: now[0])
+
+    def told() -> tuple[int, int, int]:
+        state = read_state(run_dir)
+        assert state is not None
+        return state.num_groups, state.sampled, state.graded
+
+    journal.note_groups("rollouts", 4, 1, 0)
+    assert read_state(run_dir) is None, "no step is known yet"
+    journal.publish_state(0, "training")
+    journal.note_groups("rollouts", 4, 2, 1)
+    assert told() == (0, 0, 0), "just published"
+    now[0] += 6
+    journal.note_groups("rollouts", 4, 3, 1)
+    journal.note_groups("rollouts", 4, 3, 2)
+    assert told() == (4, 3, 1)
+    journal.note_groups("rollouts", 4, 4, 4)
+    assert told() == (4, 4, 4), "the last one is told at once"
+    journal.publish_state(1, "training")
+    journal.close()
+    assert told() == (0, 0, 0)
+
+
 @pytest.mark.parametrize("lines", [(), ({"ordinal": 7, "completion": "#### 3"}, {"ordinal": 7, "completion": "?"})])
 def test_a_step_leaves_its_ordinals_and_the_rollouts_that_were_kept(
     lines: tuple[dict[str, Any], ...],

@@ -240,7 +240,11 @@ def test_a_group_is_graded_as_soon_as_it_has_ended_itself() -> None:
         for reference in engine.given:
             if not reference.done():
                 reference.set_result("samples")
+    notes: list[Any] = []
+    pool.on_progress = lambda *note: notes.append(note)
     assert [group.grades for group in pool.wait(started, "rollouts")] == ALL_GRADES
+    assert notes[-1] == ("rollouts", 4, 4, 4)
+    assert [graded for *_, graded in notes] == sorted(graded for *_, graded in notes)
 
 
 def test_a_slow_engine_is_given_what_it_can_do_while_the_others_go_on() -> None:

@@ -1,212 +1,196 @@
+"""What the page is told of runs, and that nobody's text gets out of its place there."""
+
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from html.parser import HTMLParser
+import time
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
 
-from hpc_grpo.metrics.record import StepRecord
-from hpc_grpo.metrics.sinks import JsonlSink
+from hpc_grpo.report import page
 from hpc_grpo.report.page import write_page
-from hpc_grpo.report.samples import SHOWN_OF_A_STEP, SHOWN_STEPS, take_samples
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.files import write_atomic
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
+from tests.support.run_pages import CONFIG, EPISODE, HOSTILE, finished_run, rollout, write_lines, write_steps
 
-HOSTILE = "</script></pre><img src=x onerror=alert(1)> {{ 7*7 }} $\\frac$ \x1b[2J"
-VOID = {"meta", "img", "br", "input"}
-
-
-class StrictPage(HTMLParser):
-    """Reads a page and fails where an element is not closed as it was opened."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.texts)
+VENDORED = {
+    "LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+"""SHA-256 of files of uPlot 1.6.32, as npm has them."""
 
 
-def write_lines(run: RunDir, lines: Sequence[Mapping[str, float]]) -> None:
-    sink = JsonlSink(run.metrics)
-    for step, metrics in enumerate(lines, start=1):
-        sink.write(StepRecord(step=step, total_steps=95, metrics=metrics))
-    sink.close()
+def blocks(path: Path) -> dict[str, Any]:
+    """The JSON of the page by the ids of its elements."""
+    found = re.findall(r'<script type="application/json" id="([^"]+)">(.*?)</script>', path.read_text(), re.DOTALL)
+    return {name: json.loads(text) for name, text in found}
 
 
-def write_steps(run: RunDir, num_steps: int, **more: float) -> None:
-    times = {"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lag/mean": 1.0, **more}
-    write_lines(run, [{"reward/mean": step / 10, **times} for step in range(1, num_steps + 1)])
+def told(*built: RunBuilder) -> list[Any]:
+    return list(blocks(write_page([one.run for one in built], built[0].run.path / "page.html"))["data"]["runs"])
 
 
-def write_rollouts(run: RunDir, step: int, count: int = 1, **changes: object) -> None:
-    path = run.rollouts(step)
-    path.parent.mkdir(exist_ok=True)
-    line = {"ordinal": 3, "source": "sums", "prompt": "1+1?", "completion": "2", "reward": 0.5}
-    more = {"rewards": {"math": 1.0, "format": 0.25}, "advantage": None, "tokens": 7}
-    path.write_text((json.dumps({**line, **more, **changes}) + "\n") * count)
+def test_a_resumed_run_has_each_step_once_and_what_became_of_each_attempt(tmp_path: Path) -> None:
+    (run,) = told(finished_run(tmp_path / "adder"))
+    assert run["steps"] == list(range(21))
+    assert [run["metrics"]["reward/mean"][0][step] for step in (10, 11)] == [0.101, 0.112]
+    ends = {"begin": 0, "end": 20, "from": 0.2, "to": pytest.approx(0.4), "low": 0.1, "high": 0.9}
+    assert run["headline"] == {"measure": "pass@1", "metric": "eval/pass@1", **ends}
+    first, second = run["attempts"]
+    assert (first["kind"], first["cause"], first["num_steps"]) == ("crash", "out of GPU memory", 10)
+    assert first["parts"] == [["bringing up Ray", 5], ["train", 30.0], ["other", 65.0]]
+    assert (second["kind"], second["parts"]) == ("complete", [["train", 30.0], ["other", 70.0]])
+    assert run["wandb"] == "https://wandb.ai/lab/hpc-grpo/runs/0123abcd"
+    assert dict(run["facts"])["code"] == "hpc-grpo 0.1.0, commit 0123456, changed since"
+    assert run["evals"][0]["points"] == [[step, pytest.approx(0.2 + step / 100), 0.1, 0.9] for step in (0, 10, 20)]
 
 
-def page_of(path: Path) -> StrictPage:
-    return StrictPage(path.read_text())
+def test_prompts_are_followed_through_time_and_rollouts_grouped_by_prompt(tmp_path: Path) -> None:
+    path = write_page([finished_run(tmp_path / "adder").run], tmp_path / "page.html")
+    found = blocks(path)
+    (of_set,) = found["data"]["runs"][0]["held_out"]
+    assert of_set["steps"] == [0, 10, 20]
+    assert [[own["right"] for (own,) in prompt["evals"]] for prompt in of_set["prompts"]] == [
+        *[[False, True, True]] * 2,
+        *[[False, False, True]] * 2,
+        *[[False, False, False]] * 2,
+    ]
+    third, fourth = found["rollouts-0-12"]
+    assert (third["asked"], third["answer"]) == ("What is 3+1?", "2")
+    assert [answer["right"] for answer in third["answers"]] == [True, False]
+    assert fourth["ordinal"] == 4
+    ((episode, _),) = (group["answers"] for group in found["rollouts-0-20"])
+    assert episode["text"] == EPISODE
+    assert [(turn["who"], turn["text"], turn["reward"]) for turn in episode["turns"]] == [
+        ("assistant", "[8]", 0.0),
+        ("user", "Lower.", None),
+        ("assistant", "[6]", 1.0),
+    ]
 
 
-def svg_of(page: StrictPage, title: str) -> str:
-    (source,) = (str(image["src"]) for image in page.all("img") if image["alt"] == title)
-    head, _, data = source.partition(",")
-    assert head == "data:image/svg+xml;base64"
-    text = base64.b64decode(data, validate=True).decode()
-    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
-    return text
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"), ("<start_of_turn>{}\n", "<end_of_turn>\n")],
+)
+def test_turns_of_other_templates_are_told_apart(tmp_path: Path, start: str, end: str) -> None:
+    built = RunBuilder(tmp_path / "adder")
+    text = f"Go.{end}{start.format('user')}Wall.{end}{start.format('model')}Back.{end}"
+    write_lines(built.run.rollouts(1), rollout(completion=text, turn_rewards=[0.0, 0.5]))
+    write_page([built.run], tmp_path / "page.html")
+    (group,) = blocks(tmp_path / "page.html")["rollouts-0-1"]
+    turns = [(turn["text"], turn["reward"]) for turn in group["answers"][0]["turns"]]
+    assert turns == [("Go.", 0.0), ("Wall.", None), ("Back.", 0.5)]
 
 
-def test_runs_are_drawn_over_each_other_with_what_ended_them_and_their_rollouts(
-    built: RunBuilder, tmp_path: Path
+@pytest.mark.parametrize(
+    ("judged_by", "right"), [({}, False), ({"reward": "format"}, True), ({"reward": "format", "solved_at": 3}, False)]
+)
+def test_the_reward_that_decides_evals_says_what_is_right(
+    tmp_path: Path, judged_by: dict[str, Any], right: bool
 ) -> None:
-    built.attempt(1, "crash", why="torch.OutOfMemoryError: CUDA out of memory")
-    built.attempt(2, "complete")
-    built.chain("11", "12")
-    write_steps(built.run, 5)
-    write_rollouts(built.run, 4, 3, completion="It is 2.", advantage=[0.5, -0.25])
-    other = RunBuilder(tmp_path / "other")
-    write_steps(other.run, 3)
-    page = page_of(write_page([built.run, other.run], tmp_path / "report.html"))
-    assert all(f">{name}<" in svg_of(page, "reward/mean") for name in ("adder", "other"))
-    for title in ("lag/mean", "adder: seconds of a step by phase", "Length of completions", "adder"):
-        svg_of(page, title)
-    for text in ("crash: out of GPU memory", "Learner: lower", "math 1.000, format 0.250, advantage 0.500, -0.250"):
-        assert text in page.text
-    assert "It is 2." in page.text
-    links = {link["href"] for link in page.all("a")}
-    assert all(link and (tmp_path / link).exists() for link in links), links
+    built = RunBuilder(tmp_path / "adder")
+    write_atomic(built.run.config, json.dumps({"eval": judged_by}))
+    write_lines(built.run.rollouts(1), rollout(rewards={"length": 0.5, "format#2": 2}))
+    write_page([built.run], tmp_path / "page.html")
+    assert blocks(tmp_path / "page.html")["rollouts-0-1"][0]["answers"][0]["right"] is right
 
 
-def test_hostile_texts_neither_become_elements_nor_run(tmp_path: Path) -> None:
+def test_an_empty_run_and_one_that_failed_before_a_step_have_a_page(tmp_path: Path) -> None:
+    empty, failed = RunBuilder(tmp_path / "empty"), RunBuilder(tmp_path / "failed")
+    failed.attempt(1, "config", why="model.path: there is no such folder", exit_code=78)
+    new, lost = told(empty, failed)
+    assert (new["state"], new["headline"], new["steps"], new["attempts"]) == ("new", None, [], [])
+    assert (lost["state"], lost["problem"]) == ("failed", "model.path: there is no such folder")
+    assert lost["attempts"][0]["todo"].startswith("Trying again gives the same")
+
+
+def test_a_run_that_trains_says_what_needs_a_look(tmp_path: Path) -> None:
+    built = RunBuilder(tmp_path / "adder")
+    built.attempt(1)
+    built.hold(1, beat_age_s=40)
+    slow = "node n2 takes 1.5 times as long as the others do"
+    built.state(1, slow_node=slow, heartbeat=time.time() - 40)
+    write_steps(built.run, range(3), **{"tokens/truncated_fraction": 0.75})
+    (run,) = told(built)
+    assert (run["state"], run["attempts"][0]["kind"]) == ("training", "running")
+    silent, slowest, cut = run["alerts"]
+    assert silent.startswith("no sign of life for 4")
+    assert slowest == slow
+    assert cut.startswith("half of the completions")
+
+
+def test_hostile_texts_stay_in_json_and_nothing_but_the_pages_own_scripts_may_run(tmp_path: Path) -> None:
     built = RunBuilder(tmp_path / "<img src=y onerror=alert(2)>")
     built.attempt(1, "crash", why=HOSTILE, lost_nodes={"n2": HOSTILE})
-    write_steps(built.run, 2, **{f"reward/{HOSTILE.replace('/', '')}": 1.0})
-    write_rollouts(built.run, 1, completion=HOSTILE)
-    path = write_page([built.run], tmp_path / "report.html")
-    page = page_of(path)
-    assert all(set(image) == {"src", "alt"} for image in page.all("img"))
-    assert all(svg_of(page, str(image["alt"])) for image in page.all("img"))
-    assert "\x1b" not in path.read_text()
-    assert HOSTILE.replace("\x1b", "\\x1b") in page.texts
-    (script,) = re.findall("<script>(.*?)</script>", path.read_text(), re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    (policy,) = (meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
-    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    write_steps(built.run, range(2), **{f"reward/{HOSTILE.replace('/', '')}": 1.0})
+    write_lines(built.run.rollouts(1), rollout(completion=HOSTILE, prompt=HOSTILE, answer=HOSTILE, source=HOSTILE))
+    html = write_page([built.run], tmp_path / "page.html").read_text()
+    assert "<img" not in html
+    assert not {"\x1b", "\u202e"} & set(html)
+    spelled = HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    assert blocks(tmp_path / "page.html")["rollouts-0-1"][0]["answers"][0]["text"] == spelled
+    (policy,) = re.findall('http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    parts = {name: own for name, *own in (part.split() for part in policy.split(";"))}
+    assert (parts["default-src"], parts["connect-src"]) == (["'none'"], ["'none'"])
+    for tag in ("script", "style"):
+        texts = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        assert parts[f"{tag}-src"] == [f"'sha256-{own}'" for own in hashes]
 
 
-def test_of_many_rollouts_a_few_of_evenly_spread_steps_are_taken(run_dir: RunDir) -> None:
+def test_numbers_that_no_float_holds_are_left_out(tmp_path: Path) -> None:
+    built = RunBuilder(tmp_path / "adder")
+    write_lines(built.run.rollouts(1), rollout(reward=10**400, rewards={"math": -(10**400)}, advantage=float("inf")))
+    write_page([built.run], tmp_path / "page.html")
+    (answer,) = blocks(tmp_path / "page.html")["rollouts-0-1"][0]["answers"]
+    assert (answer["reward"], answer["parts"], answer["advantage"]) == (None, {"math": None}, None)
+
+
+def test_of_many_rollouts_those_of_evenly_spread_steps_are_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = RunBuilder(tmp_path / "adder")
     for step in range(1, 102):
-        write_rollouts(run_dir, step, SHOWN_OF_A_STEP + 8, completion="x" * 10_000)
-    samples = take_samples(run_dir)
-    assert samples.steps == [1, 26, 51, 76, 101]
-    assert len(samples.rollouts) == SHOWN_STEPS * SHOWN_OF_A_STEP
-    assert samples.num_steps == 101
-    assert samples.num_bytes == sum(path.stat().st_size for path in run_dir.rollouts(1).parent.iterdir())
-    assert samples.rollouts[0].completion.endswith("x [… 7,000 characters more …] " + "x" * 1500)
-    assert {step: len(lengths) for step, lengths in samples.lengths.items()} == {1: 40, 101: 40}
+        write_lines(built.run.rollouts(step), *(rollout(n, completion="x" * 10_000) for n in range(3)))
+    monkeypatch.setattr(page, "MOST_ROLLOUT_BYTES", 160_000)
+    (run,) = told(built)
+    found = blocks(built.run.path / "page.html")
+    assert (run["rollout_steps"], run["num_rollout_steps"]) == ([1, 26, 51, 76, 101], 101)
+    assert all(len(found[f"rollouts-0-{step}"]) == 3 for step in run["rollout_steps"])
+    assert "x [… 4,000 characters more …] x" in found["rollouts-0-1"][0]["answers"][0]["text"]
 
 
-def test_numbers_that_no_float_holds_are_shown_as_infinite(built: RunBuilder, tmp_path: Path) -> None:
-    write_rollouts(built.run, 1, reward=10**400, rewards={"math": -(10**400)}, tokens=10**400)
-    assert take_samples(built.run).lengths == {1: []}
-    assert "reward inf, math -inf, advantage -" in page_of(write_page([built.run], tmp_path / "page.html")).text
-
-
-def test_runs_whose_folders_have_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    built = [RunBuilder(tmp_path / place) for place in ("one/july/adder", "two/july/adder")]
-    for one in built:
-        write_steps(one.run, 2)
-    page = page_of(write_page([one.run for one in built], tmp_path / "report.html"))
-    assert all(f">{name}/july/adder<" in svg_of(page, "reward/mean") for name in ("one", "two"))
-
-
-def test_a_run_that_has_recorded_no_phase_has_no_picture_of_them(built: RunBuilder, tmp_path: Path) -> None:
-    write_lines(built.run, [{"reward/mean": 0.5}] * 2)
-    page = page_of(write_page([built.run], tmp_path / "report.html"))
-    assert "Where the time went" not in page.texts
-    assert "reward/mean" in [image["alt"] for image in page.all("img")]
-
-
-def test_time_that_no_phase_covers_is_told(built: RunBuilder, tmp_path: Path) -> None:
-    write_steps(built.run, 2)
-    page = page_of(write_page([built.run], tmp_path / "report.html"))
-    assert re.findall(r"(train|other) (6 s|2 s) (75%|25%)", page.text) == [
-        ("train", "6 s", "75%"),
-        ("other", "2 s", "25%"),
-    ]
+def test_runs_whose_folders_have_the_same_name_are_told_apart_and_their_configs_compared(tmp_path: Path) -> None:
+    runs = told(*(finished_run(tmp_path / place, lr) for place, lr in (("a/adder", "1.0e-6"), ("b/adder", "2.0e-6"))))
+    assert [(run["name"], run["config"]["train.lr"]) for run in runs] == [("a/adder", "1e-06"), ("b/adder", "2e-06")]
+    assert runs[0]["config"]["rewards.0.name"] == "math"
 
 
 @pytest.mark.parametrize("out", [None, "both.html"])
-def test_the_command_writes_pictures_and_a_page_that_is_the_users_alone(
-    built: RunBuilder, tmp_path: Path, out: str | None
-) -> None:
-    write_steps(built.run, 2)
+def test_the_command_writes_a_page_that_is_the_users_alone(tmp_path: Path, out: str | None) -> None:
+    built = finished_run(tmp_path / "adder")
     words = ["--out", str(tmp_path / out)] if out else []
-    result = call("report", str(built.run.path), *words)
-    page = tmp_path / out if out else built.run.path / "report.html"
-    assert result.output.endswith(f"Page: {page}\n")
-    assert (built.run.path / "report.png").is_file()
-    assert page.stat().st_mode & 0o077 == 0
+    result = call("report", str(built.run.path), str(built.run.path), *words)
+    path = tmp_path / out if out else built.run.path / "report.html"
+    assert result.output.endswith(f"Page: {path}\n")
+    assert len(blocks(path)["data"]["runs"]) == 1
+    assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_run_given_twice_is_one_and_a_folder_that_is_no_run_hides_none(
-    built: RunBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_steps(built.run, 2)
-    (tmp_path / "elsewhere" / "adder").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    result = call("report", "adder", str(built.run.path))
-    assert result.output.count("Picture: ") == 1
-    assert result.output.endswith(f"Page: {built.run.path / 'report.html'}\n")
+@pytest.mark.parametrize("name", VENDORED)
+def test_the_library_for_charts_is_as_npm_has_it(name: str) -> None:
+    content = (Path(page.__file__).parent / "vendor" / name).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == VENDORED[name]
 
 
-def test_the_time_of_steps_is_drawn_by_node_and_the_slowest_one_is_named(built: RunBuilder, tmp_path: Path) -> None:
-    times = {"node/sample_s/n1": 2.0, "node/sample_s/n2": 3.0, "node/train_s/n1": 1.0, "node/train_s/n2": 1.5}
-    write_steps(built.run, 6, **times, **{"node/median_s": 3.0})
-    page = page_of(write_page([built.run], tmp_path / "page.html"))
-    drawn = svg_of(page, "adder: seconds of a step by node")
-    assert all(f">{text}<" in drawn for text in ("n1", "n2", "sample", "train"))
-    assert "the slowest node n2 takes 1.50 times as long as the others do" in page.text
-
-
-def test_what_processes_use_is_drawn_as_far_as_it_is_on_record(built: RunBuilder, tmp_path: Path) -> None:
-    used = {"cpu_cores/driver-0": 0.1, "cpu_cores/engine-0": 1.0, "gpu_utilization/engine-0": 0.8}
-    write_steps(built.run, 3, **{f"process/{name}": value for name, value in used.items()})
-    page = page_of(write_page([built.run], tmp_path / "page.html"))
-    assert all(f">{name}<" in svg_of(page, "adder: CPU cores by process") for name in ("driver-0", "engine-0"))
-    titles = [str(image["alt"]).removeprefix("adder: ") for image in page.all("img")]
-    assert [title for title in titles if "by process" in title] == [
-        "CPU cores by process",
-        "GPU utilization by process",
-    ]
+def test_a_damaged_config_hides_no_run(tmp_path: Path) -> None:
+    built = finished_run(tmp_path / "adder")
+    write_atomic(built.run.config, CONFIG[:40] + ": [")
+    assert told(built)[0]["config"] == {}

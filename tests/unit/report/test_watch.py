@@ -65,6 +65,18 @@ def test_a_pipe_gets_every_step_and_every_new_headline_once(built: RunBuilder) -
     ]
 
 
+@pytest.mark.parametrize(
+    ("groups", "shown"),
+    [
+        ({"sampled": 3, "graded": 2}, "step 41, rollouts: 3 of 4 groups sampled, 2 graded"),
+        ({"sampled": 4, "graded": 4}, "step 41, rollouts: all of 4 groups graded"),
+    ],
+)
+def test_the_step_under_way_is_shown(built: RunBuilder, groups: dict[str, int], shown: str) -> None:
+    trains(built, waits_for="rollouts", num_groups=4, **groups)
+    assert shown in snapshot(built.run).summary.card()
+
+
 def test_on_a_terminal_it_draws_until_the_run_is_over(built: RunBuilder) -> None:
     trains(built)
     write_steps(built.run, 1)

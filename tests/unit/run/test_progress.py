@@ -12,7 +12,7 @@ from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.run.files import write_record
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import RunState, read_metrics, read_state, write_state
+from hpc_grpo.run.progress import MetricColumns, RunState, read_metrics, read_state, write_state
 
 
 def make_record(step: int, attempt: int, reward: float) -> StepRecord:
@@ -75,6 +75,42 @@ def test_what_is_no_finite_number_in_a_line_reads_as_nan(run_dir: RunDir, value:
 
 def test_a_run_without_metrics_file_has_no_metrics(run_dir: RunDir) -> None:
     assert read_metrics(run_dir.metrics) == {}
+
+
+def write(run: RunDir, attempt: int, *steps: int) -> None:
+    sink = JsonlSink(run.metrics)
+    for step in steps:
+        sink.write(make_record(step, attempt, reward=step + attempt / 10))
+    sink.close()
+
+
+def test_columns_are_read_on_and_hold_each_step_of_a_resumed_run_once(run_dir: RunDir) -> None:
+    columns = MetricColumns(run_dir.metrics)
+    columns.read()
+    assert (list(columns.steps), columns.last()) == ([], {})
+    write(run_dir, 1, 0, 1, 2, 3)
+    columns.read()
+    before = run_dir.metrics.stat().st_size
+    write(run_dir, 2, 2, 3, 4)
+    with run_dir.metrics.open("r+b") as file:
+        file.write(b"x" * (before - 1))  # what was read is not read again
+    columns.read()
+    assert columns.points("reward/mean") == {0: 0.1, 1: 1.1, 2: 2.2, 3: 3.2, 4: 4.2}
+    assert columns.last()["attempt"] == 2
+    run_dir.metrics.unlink()
+    write(run_dir, 1, 0)
+    columns.read()  # another file, as of a run that began anew
+    assert list(columns.steps) == [0]
+
+
+def test_a_long_run_is_thinned_to_means_between_the_lowest_and_the_highest_values(run_dir: RunDir) -> None:
+    write(run_dir, 0, *range(10))
+    columns = MetricColumns(run_dir.metrics)
+    columns.read()
+    steps, metrics = columns.thinned(4)
+    assert steps == [0, 3, 6, 9]
+    assert metrics["reward/mean"] == [[1, 4, 7, 9], [0, 3, 6, 9], [2, 5, 8, 9]]
+    assert columns.thinned(10)[1]["reward/mean"] == [[float(step) for step in range(10)]]
 
 
 def test_state_is_published_whole_and_read_back(run_dir: RunDir) -> None:

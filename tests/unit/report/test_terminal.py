@@ -1,8 +1,7 @@
-"""What `report` prints of a run, and the figure's text and PNG."""
+"""What `report` prints of a run."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -10,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image, ImageColor
 
-from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.figure import PALETTE, Figure, Series, draw_image, draw_text
-from hpc_grpo.report.page import print_report
+from hpc_grpo.report.terminal import Series, draw_text, print_report
 from hpc_grpo.run.paths import RunDir
 
 
@@ -54,16 +50,13 @@ def write_eval(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_curve_and_picture(finished_run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = print_report(finished_run)
+def test_the_curve_and_its_ends_are_printed(finished_run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(finished_run)
     shown = capsys.readouterr().out
     assert "reward/mean: 0.040 (step 1) -> 0.800 (step 20)" in shown
     assert "eval/pass@1: 0.300 (step 0) -> 0.800 (step 20)" in shown
     assert shown.count("●") == 4  # three evals and the legend
     assert sum("⠀" < character <= "⣿" for character in shown) > 20
-    assert picture == finished_run.path / "report.png"
-    with Image.open(picture) as image:
-        assert image.size == (960, 540)
 
 
 def test_sources_and_intervals_of_an_eval_are_reported(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,18 +113,18 @@ def test_prompts_in_their_order_are_the_first_of_each_source_whatever_became_of_
     assert re.findall(r"What is (\d)\+1", capsys.readouterr().out) == ["0", "2", "1"]
 
 
-def test_a_run_without_metrics_is_a_config_error_and_one_of_sft_shows_its_loss(
+def test_a_run_without_metrics_says_so_and_one_of_sft_shows_its_loss(
     run_dir: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match="has the run finished a step"):
-        print_report(run_dir)
+    print_report(run_dir)
+    assert "no step has ended yet" in capsys.readouterr().out
     write_metrics(run_dir, {step: {"loss/policy": 3.0 / step} for step in (1, 2)})
     print_report(run_dir)
     assert "loss/policy: 3.000 (step 1) -> 1.500 (step 2)" in capsys.readouterr().out
 
 
 def drawn(*values: float, marked: bool = False) -> str:
-    return draw_text(Figure("run", [Series("reward/mean", tuple(range(len(values))), values, marked=marked)]))
+    return draw_text([Series("reward/mean", tuple(range(len(values))), values, marked=marked)])
 
 
 def test_a_rising_curve_goes_from_the_lower_left_to_the_upper_right_without_colours() -> None:
@@ -151,8 +144,11 @@ def test_one_point_a_constant_and_the_means_of_a_long_curve_can_be_drawn() -> No
     assert sum(any("⠀" < char <= "⣿" for char in line) for line in flat.splitlines() if "│" in line) == 1
 
 
-def test_the_picture_has_the_colours_that_all_can_tell_apart() -> None:
-    curves = [Series(name, (1, 2), (float(n), float(n))) for n, name in enumerate(("reward/mean", "eval/pass@1"))]
-    with Image.open(io.BytesIO(draw_image(Figure("run", curves), "png"))) as picture:
-        colors = {color for _, color in picture.convert("RGB").getcolors(maxcolors=1 << 20)}
-    assert {ImageColor.getrgb(color) for color in PALETTE[:2]} <= colors
+def test_without_plotext_the_ends_are_printed(
+    finished_run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    print_report(finished_run)
+    shown = capsys.readouterr().out
+    assert "reward/mean: 0.040 (step 1) -> 0.800 (step 20)" in shown
+    assert "⠀" not in shown

@@ -1,0 +1,112 @@
+"""Print what a run has learned: its curves as text, and completions before and after."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from hpc_grpo.metrics.evals import bounds_of
+from hpc_grpo.metrics.record import PASS_AT_1, REWARD
+from hpc_grpo.report.samples import before_and_after
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import MetricColumns
+from hpc_grpo.system.say import say
+
+_PASS_AT_K = re.compile("eval/(?:[^/@]+/)?pass@[0-9]+(?:/.+)?")
+_MAX_POINTS = 800
+"""A terminal has fewer columns."""
+
+_LINE, _MARKS = "⠤", "●■▲◆○□△◇"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve; all tuples have the same length. `low` and `high` bound a 95% interval, and are empty without one.
+
+    A `marked` series has few points and a mark at each.
+    """
+
+    name: str
+    steps: Sequence[float]
+    values: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    marked: bool = False
+
+    def __str__(self) -> str:
+        bounds = f" [{self.low[-1]:.3f}, {self.high[-1]:.3f}]" if self.low else ""
+        first = f"{self.values[0]:.3f} (step {self.steps[0]})"
+        return f"{self.name}: {first} -> {self.values[-1]:.3f}{bounds} (step {self.steps[-1]})"
+
+
+def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
+    """Print a run's curves and completions.
+
+    Completions are those of a few prompts, newly solved ones first, or of the first `in_their_order` prompts.
+    """
+    metrics = MetricColumns(run_dir.metrics)
+    metrics.read()
+    curves = learning_curves(metrics, with_sources=True)
+    if not curves:
+        say(f"{run_dir.path.name}: no step has ended yet. hpc-grpo explain says what became of its attempts.")
+        return
+    if importlib.util.find_spec("plotext"):  # the light installation has none
+        say(draw_text(learning_curves(metrics, with_sources=False)))
+    for curve in curves:
+        say(str(curve))
+    say(f"\n{before_and_after(run_dir, in_their_order)}")
+
+
+def learning_curves(metrics: MetricColumns, *, with_sources: bool) -> list[Series]:
+    """Return the reward and every eval pass@k, those of single sources last; for SFT, which has neither, the loss."""
+    names = metrics.columns
+    wanted = [name for name in (REWARD, PASS_AT_1) if name in names]
+    others = {name for name in names if _PASS_AT_K.fullmatch(name)} - {PASS_AT_1}
+    wanted += sorted(others, key=lambda name: (name.count("/"), name))
+    shown = [name for name in wanted or ["loss/policy"] if with_sources or "/" not in name.partition("@")[2]]
+    return [curve for name in shown if (curve := _curve_of(name, metrics)).steps]
+
+
+def _curve_of(name: str, metrics: MetricColumns) -> Series:
+    """Return a metric over the steps that have it; its tuples are empty where no step has it."""
+    points = metrics.points(name)
+    low, high = (tuple(metrics.points(bound).values()) for bound in bounds_of(name))
+    if not len(low) == len(high) == len(points):
+        low = high = ()
+    return Series(name, tuple(points), tuple(points.values()), low, high, marked=name.startswith("eval/"))
+
+
+def draw_text(curves: Sequence[Series], num_columns: int = 80, num_rows: int = 18) -> str:
+    """Draw lines of braille dots, and a mark at each point of marked series, with the legend below.
+
+    Nothing needs colours: a job's log has none, and not every reader can tell them apart.
+    """
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.limit_size(False, False)  # not by this terminal: the output may go to a file
+    plotext.plotsize(num_columns, num_rows)
+    marks = list(zip(_MARKS, (curve for curve in curves if curve.marked), strict=False))
+    for curve in curves:
+        plotext.plot(_thinned(curve.steps), _thinned(curve.values), marker="braille")
+    for mark, curve in marks:
+        plotext.scatter(_thinned(curve.steps), _thinned(curve.values), marker=mark)
+    first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
+    plotext.xticks(sorted({first, (first + last) // 2, last}))
+    plotext.xlabel("step")
+    legend = [*marks, *((_LINE, curve) for curve in curves if not curve.marked)]
+    drawn = [row.rstrip() for row in plotext.uncolorize(plotext.build()).splitlines()]
+    return "\n".join([*drawn, f"  {'   '.join(f'{mark} {curve.name}' for mark, curve in legend)}"])
+
+
+def _thinned(column: Sequence[float]) -> Sequence[float]:
+    """Return the means of neighbours, at most 800."""
+    if len(column) <= _MAX_POINTS:
+        return column
+    edges = [index * len(column) // _MAX_POINTS for index in range(_MAX_POINTS + 1)]
+    return [fmean(column[a:b]) for a, b in pairwise(edges)]

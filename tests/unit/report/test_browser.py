@@ -1,0 +1,215 @@
+"""The page in a real Chromium: what a reader sees and does, and that nothing leaves the machine."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import axe_playwright_python
+import pytest
+from playwright.sync_api import Browser, Dialog, Page, Request, sync_playwright
+
+from hpc_grpo.report.page import write_page
+from tests.support.run_builder import RunBuilder
+from tests.support.run_pages import HOSTILE, finished_run, write_steps
+from tests.unit.report.test_dashboard import served
+
+CHROMIUM = shutil.which("chromium")
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: make browser-install")
+
+
+@dataclass
+class Tab:
+    """A page, with what its console said and what it asked for."""
+
+    page: Page
+    said: list[str]
+    asked: list[str]
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def check(self) -> None:
+        assert self.said == []
+        assert [url for url in self.asked if not url.startswith(("file:", "data:", "http://127.0.0.1:"))] == []
+
+
+Open = Callable[..., Tab]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_tab(browser: Browser) -> Iterator[Open]:
+    tabs = []
+
+    def open_tab(address: Path | str, width: int = 1400, scheme: Any = "light", bypass_csp: bool = False) -> Tab:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=bypass_csp
+        )
+        tab = Tab(context.new_page(), [], [])
+        tabs.append(tab)
+
+        def note(request: Request) -> None:
+            tab.asked.append(request.url)
+
+        def refuse(dialog: Dialog) -> None:
+            tab.said.append(f"a completion ran: {dialog.message}")
+            dialog.dismiss()
+
+        tab.page.set_default_timeout(15_000)
+        tab.page.on("console", lambda message: tab.said.append(message.text))
+        tab.page.on("pageerror", lambda error: tab.said.append(str(error)))
+        tab.page.on("request", note)
+        tab.page.on("dialog", refuse)
+        tab.page.goto(address.as_uri() if isinstance(address, Path) else address)
+        return tab
+
+    yield open_tab
+    for tab in tabs:
+        tab.check()
+        tab.page.context.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    return write_page([finished_run(folder / "adder").run], folder / "page.html")
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, one with another learning rate, one that failed at its start, one that is new."""
+    folder = tmp_path_factory.mktemp("comparison")
+    failed = RunBuilder(folder / "failed")
+    failed.attempt(1, "config", why="model.path: there is no such folder", exit_code=78)
+    built = (finished_run(folder / "one"), finished_run(folder / "other", "2.0e-6"), failed, RunBuilder(folder / "new"))
+    return write_page([one.run for one in built], folder / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("pages", "width", "scheme"),
+    [("report", 700, "light"), ("report", 1400, "dark"), ("comparison", 1400, "light"), ("comparison", 700, "dark")],
+)
+def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
+    request: pytest.FixtureRequest, open_tab: Open, pages: str, width: int, scheme: str
+) -> None:
+    tab = open_tab(request.getfixturevalue(pages), width, scheme, bypass_csp=True)
+    tab.page.locator(".prompts button").first.wait_for()
+    tab.page.evaluate(AXE)
+    found = tab.page.evaluate("axe.run()")["violations"]
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_a_finished_run_shows_its_result_and_a_click_on_a_curve_the_rollouts_of_that_step(
+    open_tab: Open, report: Path
+) -> None:
+    tab = open_tab(report)
+    assert tab.text("#headline") == "0.20 → 0.40 [0.10, 0.90]"
+    assert "CUDA out of memory" in tab.text("#attempts")
+    assert tab.page.locator("#facts a").get_attribute("href") == "https://wandb.ai/lab/hpc-grpo/runs/0123abcd"
+    assert tab.text("#detail h4 >> nth=2").startswith("step 20")
+    over = tab.page.locator("#chart-speed, #chart-lag").first.locator(".u-over")
+    box = over.bounding_box()
+    assert box
+    over.click(position={"x": box["width"] * 12.4 / 20.8, "y": 50})
+    tab.page.get_by_role("button", name="Training, by step").click()
+    tab.page.get_by_text("adder, step 12: 2 prompts").wait_for()
+    assert tab.text(".prompts button >> nth=0").split("\n")[0].startswith("3+1?")
+    about = ["reward 0.00", "advantage +0.50", "7 tokens"]
+    assert tab.text("#detail .answer.wrong").split("\n") == ["It is 3.", "", "✗ wrong", *about]
+
+
+def test_hostile_completions_are_text(open_tab: Open, report: Path) -> None:
+    tab = open_tab(report)
+    tab.page.locator("#step").evaluate("step => { step.value = 12; step.dispatchEvent(new Event('input')); }")
+    tab.page.get_by_role("button", name="Training, by step").click()
+    tab.page.locator(".prompts button").nth(1).click()
+    assert HOSTILE.split(" \x1b")[0] in tab.text("#detail")
+    assert tab.page.locator("#detail img, #detail svg").count() == 0
+
+
+def test_the_keyboard_alone_walks_through_prompts_and_steps_and_zooms(open_tab: Open, report: Path) -> None:
+    tab = open_tab(report)
+    tab.page.locator(".prompts button").first.focus()
+    tab.page.keyboard.press("ArrowDown")
+    assert tab.page.locator(".prompts button").nth(1).get_attribute("aria-current") == "true"
+    assert tab.page.evaluate("document.activeElement.getAttribute('aria-current')") == "true"
+    tab.page.locator("#step").focus()
+    tab.page.keyboard.press("ArrowLeft")
+    assert tab.text("#step-now") == "19"
+    tab.page.locator("#closer").press("Enter")
+    tab.page.locator("#whole").press("Enter")
+    tab.page.locator("#whole").wait_for(state="hidden")
+    tab.page.locator("#smoothing").press("ArrowRight")
+    assert tab.text("#smoothing-now") == "0.05"
+    tab.page.locator("#theme").press("Enter")
+    assert tab.page.locator("html").get_attribute("data-theme") == "dark"
+
+
+def test_an_episode_is_shown_turn_by_turn(open_tab: Open, report: Path) -> None:
+    tab = open_tab(report)
+    tab.page.get_by_role("button", name="Training, by step").click()
+    tab.page.locator(".turn").first.wait_for()
+    assert [own.split("\n") for own in tab.page.locator(".turn").all_inner_texts()] == [
+        ["model · reward 0.00", "[8]"],
+        ["environment", "Lower."],
+        ["model · reward 1.00", "[6]"],
+    ]
+
+
+def test_runs_are_drawn_over_each_other_with_what_differs_in_their_configs(open_tab: Open, comparison: Path) -> None:
+    tab = open_tab(comparison)
+    assert tab.page.locator("#chart-learned li").count() == 2
+    assert (
+        tab.text("#diff-table tbody tr >> nth=0").split()
+        == ["data.train.path", "sums.jsonl", "sums.jsonl"] + ["default"] * 2
+    )
+    assert tab.text("#diff-table tr:has-text('train.lr')").split()[:3] == ["train.lr", "1e-06", "2e-06"]
+    tab.page.get_by_role("button", name="failed").click()
+    assert tab.text("#state") == "✗ failed"
+    assert tab.text("#headline") == "No step has ended yet."
+    assert "model.path: there is no such folder" in tab.text("#notes")
+    tab.page.get_by_role("button", name="new", exact=True).click()
+    assert tab.text("#attempts") == "No attempt has begun."
+
+
+def test_the_dashboard_follows_a_run_and_rests_while_nobody_looks(open_tab: Open, tmp_path: Path) -> None:
+    built = RunBuilder(tmp_path / "adder")
+    built.attempt(1)
+    built.hold(1)
+    built.state(1, step=2)
+    write_steps(built.run, range(3))
+    with served(tmp_path) as server:
+        tab = open_tab(server.url)
+        tab.page.locator("#step-now", has_text="2").wait_for()
+        assert tab.text("#state") == "● training"
+        write_steps(built.run, range(3, 5))
+        built.state(1, step=4)
+        tab.page.locator("#step-now", has_text="4").wait_for()
+        tab.page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+        deadline, count = time.monotonic() + 15, -1
+        while count != len(tab.asked) and time.monotonic() < deadline:  # until what is under way has come
+            count = len(tab.asked)
+            tab.page.wait_for_timeout(300)
+        for _ in range(3):
+            tab.page.evaluate("poll()")
+        assert len(tab.asked) == count
+        with tab.page.expect_response("**/api/runs"):
+            tab.page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+        wrong = open_tab(server.url + "x")
+        wrong.page.get_by_text("The token in the address is not that of this dashboard").wait_for()
+        assert all("403" in text for text in wrong.said)
+        wrong.said.clear()
