@@ -1,15 +1,15 @@
-"""The folder of an attempt on its VM: what `visit` and `runner` tell each other, and how they know who lives.
+"""The folder of an attempt on its VM: the messages between `visit` and `runner`, and their signs of life.
 
-| file        | written by | what it says |
-|-------------|------------|--------------|
-| the folder  | visit      | the attempt has begun, or never will: making it is atomic, and the first one decides |
+| file        | written by | content |
+|-------------|------------|---------|
+| the folder  | visit      | the attempt has begun, or never will: creating it is atomic, and the first one decides |
 | spec.json   | visit      | what to run, on which GPUs, for how long without a visit |
 | lease       | visit      | the machine's uptime at the last visit that a controller has committed |
 | cancel      | visit      | end it, with a checkpoint |
-| key.json    | visit      | which attempt this is, and which machine has it: machines may share their homes |
-| runner.json | runner     | who it is: a ProcessIdentity |
-| output.log  | runner     | what the job prints |
-| exit.json   | runner     | how it ended; from `visit`, that it never began, or that its runner died |
+| key.json    | visit      | the attempt and its machine: machines may share their homes |
+| runner.json | runner     | its ProcessIdentity |
+| output.log  | runner     | the job's output |
+| exit.json   | runner     | how it ended; or from `visit`, that it never began, or that its runner died |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARK = "HPC_GRPO_FLEET_ATTEMPT"
 """The variable by which a job's processes are known although their runner died: the attempt's folder."""
 
 CONFIG_FILE = "config.yaml"
-"""Stands in a command for the config that the spec holds, which the runner writes into the attempt's folder."""
+"""Placeholder in a command for the spec's config. The runner writes the config into the attempt's folder."""
 
 _KEPT_S = 7 * 86_400.0
 _MARGIN_S = 30.0
@@ -46,7 +46,7 @@ class AttemptFolder:
         self.runner = path / "runner.json"
 
     def make(self) -> bool:
-        """Make the folder; False if it exists: somebody else has decided this attempt."""
+        """Create the folder. False if it exists: another visit has decided this attempt."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.path.mkdir(mode=0o700)
@@ -123,7 +123,7 @@ def prune(over: Path) -> None:
 
 
 def uptime() -> float:
-    """Return seconds since boot, those of a suspended machine too: no clock that anybody sets."""
+    """Return seconds since boot, including time of suspension. Nobody can set this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -1,4 +1,4 @@
-"""What the loops share: the database, the machines, the bell; and how they go on where one of those is away."""
+"""What the loops share: the database, the machines and the bell, and their behaviour while one of these is away."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The doorbell: it says that there is a new job, and nothing else. The database is the truth.
+"""The doorbell announces a new job, and carries nothing else. The database is the source of truth.
 
-A bell that is broken only delays: the dispatcher looks on its own every `sweep_s`.
+A broken bell only delays: the dispatcher also checks every `sweep_s`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _AGAIN_S = 2.0
 
 
 class Bell:
-    """Wakes who waits in this process, and with NATS every controller: by a plain publish of a job's id on `jobs.new`.
+    """Wakes waiting tasks of this process, and with NATS every controller: publishes a job's id on `jobs.new`.
 
-    Nothing is stored and nothing acknowledged: the sweep finds the jobs of announcements that nobody heard.
+    Stores and acknowledges nothing: the sweep finds jobs whose announcement was lost.
     """
 
     def __init__(self, url: str = "") -> None:
@@ -105,7 +105,7 @@ class Bell:
 
 
 async def announce(url: str, job_ids: Sequence[str]) -> bool:
-    """Ring once, from a command that ends; False if NATS does not answer: the sweep finds the jobs."""
+    """Ring once, from a command that then ends. False if NATS does not answer; the sweep then finds the jobs."""
     import nats.errors
 
     try:

@@ -43,9 +43,9 @@ _WITH_VM = sa.select(jobs, _STATE, _VM_NAME, attempts.c.gpus.label("gpus")).sele
 
 @dataclass(frozen=True)
 class NewJob:
-    """What a user asks for: a config (its text, or the name of a shipped one), or arguments of train_grpo.py.
+    """A user's request: a config (its text, or the name of a shipped one), or arguments of train_grpo.py.
 
-    `job_id` "" makes one up; `max_retries` None takes the fleet's.
+    `job_id` "" makes an id; `max_retries` None uses the fleet's number.
     """
 
     job_id: str = ""

@@ -9,7 +9,7 @@ from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen, file_name
 
 
 class JobLogs:
-    """Writes what visits bring, each byte at its own offset: to fetch a piece twice changes nothing."""
+    """Writes log pieces from visits, each at its offset: writing a piece twice changes nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -21,7 +21,7 @@ _END_S = 2.0
 _STDERR_S = 1.0
 
 Decide = Callable[[Observation], Awaitable[Orders | None]]
-"""Commits what was seen, and returns the orders; None for none."""
+"""Commits an observation, and returns the orders; None for no orders."""
 
 
 class VisitError(HpcGrpoError):
@@ -55,10 +55,10 @@ class Vm:
 
 
 class Machine(Protocol):
-    """Implemented by SshMachine and LocalMachine, and by a simulated one in tests and benchmarks."""
+    """Implemented by SshMachine and LocalMachine, and by a simulated machine in tests and benchmarks."""
 
     async def visit(self, request: Request, decide: Decide) -> Outcome:
-        """Look at the VM, have `decide` commit what was seen, and give its orders. Raises VisitError."""
+        """Observe the VM, let `decide` commit the observation, and deliver the orders. Raises VisitError."""
 
     async def close(self) -> None:
         """Close whatever is kept open between visits."""

@@ -1,4 +1,4 @@
-"""A fleet's folder and what its `fleet.yaml` says: where the truth is kept, and how long everything may take."""
+"""A fleet's folder and its `fleet.yaml`: the place of the database, and all time limits."""
 
 from __future__ import annotations
 

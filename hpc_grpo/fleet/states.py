@@ -1,4 +1,4 @@
-"""The states of a job, which follow which, and what becomes of a job when an attempt at it is over: pure functions.
+"""The states of a job, their transitions, and the next state after an attempt has ended: pure functions.
 
 | an attempt ended                        | the job is then | retry_count | again after |
 |-----------------------------------------|-----------------|-------------|-------------|
@@ -11,7 +11,8 @@
 | 73 (held), any other code, a signal     | failed          | + 1         | back-off    |
 | its VM was lost                         | failed          | + 1         | at once     |
 
-`failed` with a `retry_at` is queued again then. Without one, or with all retries used, the state is final.
+A `failed` job with a `retry_at` is queued again at that time. Without one, or with all retries used, the state is
+final.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class JobState(StrEnum):
 
 
 class VmState(StrEnum):
-    """`new`: never seen. `stale`: not seen lately, or its last visit failed. `lost`: what ran there is over."""
+    """`new`: never seen. `stale`: not seen lately, or its last visit failed. `lost`: its attempts have ended."""
 
     NEW = "new"
     READY = "ready"
@@ -65,9 +66,9 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended. `code` is its exit code, negative for a signal, None where nobody knows.
+    """How an attempt ended. `code` is its exit code, negative for a signal, None if unknown.
 
-    `why` is one line for the user. `step` is that of the run's newest checkpoint, None where the run has none.
+    `why` is one line for the user. `step` is the step of the run's newest checkpoint, None without one.
     """
 
     kind: EndKind

@@ -1,4 +1,4 @@
-"""VMs as users see them: add one, list them, keep jobs off one, take it out."""
+"""VMs as users see them: add one, list them, keep jobs away from one, remove it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_vm(db: Database, values: dict[str, Any]) -> int:
 
 
 def list_vms(db: Database) -> list[dict[str, Any]]:
-    """Return the rows of VMs, each with how many GPUs it has, how many are claimed, and how many somebody else uses."""
+    """Return the rows of VMs, each with its number of GPUs, of claimed GPUs, and of GPUs used by other processes."""
     has_jobs = sa.or_(gpus.c.job_id.is_not(None), gpus.c.claimed_mib > 0)
     claimed = sa.func.count(sa.case((has_jobs, 1))).label("claimed")
     busy = sa.func.coalesce(sa.func.sum(gpus.c.is_busy), 0).label("busy")
