@@ -224,7 +224,7 @@ def _prefix(of_set: str) -> str:
 
 
 def _write_completions(path: Path, groups: Sequence[EvalGroup]) -> None:
-    """Write a line for each completion; reward and solved are None where the reward failed."""
+    """Write a line for each completion; reward and solved are None if the reward failed."""
     lines = [
         {
             "ordinal": ordinal,

@@ -114,7 +114,7 @@ def as_raised(error: Exception) -> Exception:
 
 
 def death(cause: Exception) -> str:
-    """Say how the actor of a call died; "" where the call ended with another error."""
+    """Say how the actor of a call died; "" if the call ended with another error."""
     if isinstance(cause, OutOfMemoryError):
         return "was killed to free memory"
     return "died" if isinstance(cause, RayActorError | ActorLostError) else ""

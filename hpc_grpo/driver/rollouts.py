@@ -187,7 +187,7 @@ class RolloutScheduler:
             count -= len(prompts)
 
     def _choose(self) -> int | None:
-        """Return the next ordinal to start; None where each of the other prompts rests for ever."""
+        """Return the next ordinal to start; None if each of the other prompts rests forever."""
         if self._chosen:
             return self._chosen.popleft()
         if self.curriculum is None:

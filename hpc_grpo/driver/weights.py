@@ -60,7 +60,7 @@ class Canary:
     def judge(self, engine: object, completion: Completion, learner_logprobs: Float32Array, version: int) -> float:
         """Return how far engine and learners are apart, in nats a token.
 
-        `engine` is a key that changes when the engine is replaced. Raises WeightSyncError where it does not sample from
+        `engine` is a key that changes when the engine is replaced. Raises WeightSyncError if it does not sample from
         the weights of `version`.
         """
         if not (completion.policy_versions == version).all():
@@ -120,7 +120,7 @@ class WeightSync:
         ]
 
     def connect(self, canary: Canary) -> None:
-        """Check the contract, wait for the stores, join the groups. Raises ConfigError where the parameters differ."""
+        """Check the contract, wait for the stores, join the groups. Raises ConfigError if the parameters differ."""
         self._canary = canary
         contract = self._engines[0].actor.contract_differences.remote(self._store.layout)
         if differences := get_all([contract], None, "the weight contract")[0]:

@@ -61,7 +61,7 @@ class AttemptFolder:
         return read_record(self.path / "spec.json", dict)
 
     def key(self) -> AttemptKey | None:
-        """Return which attempt this is; None where no key was written into the folder."""
+        """Return which attempt this is; None if no key was written into the folder."""
         return read_record(self.path / "key.json", lambda values: AttemptKey(values["job_id"], values["attempt"]))
 
     def write_key(self, key: AttemptKey) -> None:

@@ -55,7 +55,7 @@ class Database:
             _prepare_sqlite(self._engine)
         else:
             parsed = parsed.set(drivername="postgresql+psycopg")
-            # Dead peers are noticed: a connection to a machine that is gone would wait for ever.
+            # Dead peers are noticed: a connection to a machine that is gone would wait forever.
             options = {"connect_timeout": _CONNECT_S, "tcp_user_timeout": 10_000, "application_name": "hpc-grpo fleet"}
             self._engine = sa.create_engine(parsed, pool_pre_ping=True, pool_size=10, connect_args=options)
 

@@ -61,7 +61,7 @@ class Bell:
         return rung
 
     async def listen(self) -> None:
-        """Hear announcements for ever, whatever becomes of NATS."""
+        """Hear announcements forever, whatever becomes of NATS."""
         if not self._url:
             await asyncio.Event().wait()
         import nats.errors

@@ -90,7 +90,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`retry_in_s` is None where no retry follows."""
+    """`retry_in_s` is None if no retry follows."""
 
     state: JobState
     retry_count: int

@@ -216,7 +216,7 @@ def _why_not_begun(folder: AttemptFolder, runner: subprocess.Popen[bytes], deadl
 
 
 def _orders_line() -> bytes:
-    """Return the orders, b"" where the controller has left or is late."""
+    """Return the orders, b"" if the controller has left or is late."""
     ready, _, _ = select.select([sys.stdin.buffer], [], [], 2 * ORDERS_S)
     return sys.stdin.buffer.readline() if ready else b""
 

@@ -51,7 +51,7 @@ def drain_vm(db: Database, name: str, is_drained: bool) -> None:
 
 
 def remove_vm(db: Database, name: str) -> None:
-    """Take a VM out, with its GPUs. Raises ConfigError where jobs run on it."""
+    """Take a VM out, with its GPUs. Raises ConfigError if jobs run on it."""
     with db.write() as connection:
         vm_id = _id_of(connection, name)
         is_on_it = sa.and_(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)

@@ -117,7 +117,7 @@ def family_model(size: str) -> Model:
 
 
 def read_model(path: str, environ: Mapping[str, str]) -> Model:
-    """Return the model of `model.path`. Raises ConfigError where it is not here, or is no dense decoder."""
+    """Return the model of `model.path`. Raises ConfigError if it is not here, or is no dense decoder."""
     try:
         folder = find_model(path, environ)
     except ConfigError as error:

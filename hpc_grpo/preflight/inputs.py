@@ -167,7 +167,7 @@ def judged_disk(disk: DiskBudget) -> Finding:
 
 
 def refuse_full_disk(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError where the checkpoints and exports of the run would not fit, or nobody knows whether they do."""
+    """Raise ConfigError if the checkpoints and exports of the run would not fit, or nobody knows whether they do."""
     disk = _disk(config, environ)
     if disk is not None and disk.is_too_large:
         raise ConfigError(f"run.root = {config.run.root}: {_sure(disk)}. To go on, {_MAKE_ROOM}.")
@@ -205,7 +205,7 @@ def refuse_wrong_environments(config: Config) -> None:
 
 
 def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
-    """Raise ConfigError where nodes could not copy `launch.stage.environment`."""
+    """Raise ConfigError if nodes could not copy `launch.stage.environment`."""
     named = launch.stage.environment
     path = working_dir / (named or "")
     if named is not None and not path.is_file() and not (path / "bin" / "python").exists():
@@ -274,7 +274,7 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError where a row of a .jsonl or .json file cannot be used, as the job would.
+    """Raise ConfigError if a row of a .jsonl or .json file cannot be used, as the job would.
 
     Reads no more than `_MAX_CHECKED_ROWS` of a file: the rest, and lengths in tokens, are the job's to check.
     """

@@ -17,7 +17,7 @@ class NodeNeeds:
     """The needs of a run on each node.
 
     Slurm is asked for `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
-    size of the weights in /dev/shm, None where the model is not known.
+    size of the weights in /dev/shm, None if the model is not known.
     """
 
     gpus_per_node: int = 0

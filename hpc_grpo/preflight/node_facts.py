@@ -102,7 +102,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
     free_port, ports_error = _tried(lambda: choose_ports(spec.tag, resources.num_cpus).gcs, 0)
     return NodeFacts(
         node=spec.node,
-        # "" where the resolver gives no address, or does not answer
+        # "" if the resolver gives no address, or does not answer
         host_address=run_command(["getent", "ahostsv4", socket.gethostname()], 5.0).text.partition(" ")[0],
         interface=interface,
         address=address,

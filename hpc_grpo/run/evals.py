@@ -51,7 +51,7 @@ class EvalRequest:
 
 
 def read_request(folder: RunDir) -> EvalRequest:
-    """Read the request. Raises ConfigError where it is not there, or damaged."""
+    """Read the request. Raises ConfigError if it is not there, or damaged."""
     path = folder.path / REQUEST
     try:
         return EvalRequest(**json.loads(path.read_text()))

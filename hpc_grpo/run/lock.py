@@ -118,7 +118,7 @@ class RunLock:
         asked: Callable[[LockOwner], bool | None] = lambda owner: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> RunLock:
-        """Become the run's owner. Raises RunHeldError where another one lives.
+        """Become the run's owner. Raises RunHeldError if another one lives.
 
         Waits up to 20 s for the beat of an owner on another host, or whose file is damaged. One of the job `before` is
         replaced all the same, and has 90 s to end itself. `asked` may know whether an owner on another host lives.

@@ -36,7 +36,7 @@ _RUN = Holding(
 
 
 def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding: Holding = _RUN) -> None:
-    """Raise ConfigError where another user owns or may write a folder or its children. Accepts a missing folder."""
+    """Raise ConfigError if another user owns or may write a folder or its children. Accepts a missing folder."""
     if environ.get(SHARED_VARIABLE) == "1" or not folder.is_dir():
         return
     outer = folder.stat()

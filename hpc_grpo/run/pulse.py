@@ -8,7 +8,7 @@ Only the code that does the work gives a sign, between two pieces of work:
 
 - The driver: at a change of phase, and when an actor answers. Every phase has a limit.
 - A learner: after a microbatch. An engine: after a step of vLLM. A grader: after a group. Only training steps, sampling
-  and grading have a limit, because the driver waits for everything else.
+  and grading have a limit, because the driver waits foreverything else.
 - Waiting for disk space or for Ray gives signs too.
 """
 
@@ -209,7 +209,7 @@ def read_pulse(descriptor: int) -> Beat:
 
 
 def _path_of_own(role: str) -> Path | None:
-    """Return where to publish; None where nobody watches. The name tells an actor from a later process of its id."""
+    """Return where to publish; None if nobody watches. The name tells an actor from a later process of its id."""
     if given := os.environ.pop(PULSE_VARIABLE, ""):  # Children of this process must not use its pulse file.
         return Path(given)
     folder = Path(os.environ.get(SHM_DIR_VARIABLE, "")) / PULSES_NAME

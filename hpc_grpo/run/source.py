@@ -112,7 +112,7 @@ def packed_source(run: RunDir) -> str:
 
 
 def unpack_source(run: RunDir, packed: str, digest: str) -> None:
-    """Make the run's copy on this node what was packed elsewhere. Raises HpcGrpoError where that is damaged."""
+    """Make the run's copy on this node what was packed elsewhere. Raises HpcGrpoError if that is damaged."""
     if not copy_problems(run, digest):
         return
     staging = start_staging(run.source_dir)
@@ -139,7 +139,7 @@ def written_sums(run: RunDir) -> dict[str, str]:
 
 
 def sums_digest(run: RunDir) -> str:
-    """Return the SHA-256 of SHA256SUMS, "" where there is none."""
+    """Return the SHA-256 of SHA256SUMS, "" if there is none."""
     path = run.source_dir / SUMS
     return _sha256(path) if path.is_file() else ""
 

@@ -82,7 +82,7 @@ def longest_step(plan: Plan) -> tuple[float, float] | None:
 
 
 def simulated(plan: Plan, lag: int) -> Forecast | None:
-    """Simulate the plan, with a tail of long completions; None where no time is known."""
+    """Simulate the plan, with a tail of long completions; None if no time is known."""
     config, longest, load = plan.config, plan.config.most_sampled, workload(plan)
     if load is None or longest_step(plan) is None:
         return None

@@ -55,12 +55,12 @@ class MeasuredAttempt:
 
     @property
     def num_remaining_steps(self) -> int | None:
-        """The steps to the end of the run; None where the length of the run is not known."""
+        """The steps to the end of the run; None if the length of the run is not known."""
         return None if self.total_steps is None else max(0, self.total_steps - self.last_step)
 
 
 def newest_attempt(run: RunDir, config: Config, fewest_steps: int = 1) -> MeasuredAttempt | None:
-    """Return the newest attempt that has taken so many steps; None where none has."""
+    """Return the newest attempt that has taken so many steps; None if none has."""
     lines = [
         line
         for step, line in read_metrics(run.metrics).items()

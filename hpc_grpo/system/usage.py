@@ -27,7 +27,7 @@ class Usage:
     """What a process used since the reading before, over `wall_s` seconds; memory as it is now, in bytes.
 
     `busy_s`: of these seconds, those in the process's own part of a step. `gpu_memory` is torch's most, None without a
-    GPU. `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None where nobody samples them.
+    GPU. `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None if nobody samples them.
     """
 
     wall_s: float
@@ -141,7 +141,7 @@ class GpuMeter:
 
 
 def find_handles(nvml: Any, names: Sequence[str]) -> list[Any]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID. Raises NVMLError where NVML lacks one."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID. Raises NVMLError if NVML lacks one."""
     nvml.nvmlInit()
     by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
     return [by_index(int(name)) if name.isdecimal() else by_uuid(name) for name in names]

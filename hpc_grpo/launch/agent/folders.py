@@ -73,7 +73,7 @@ class SharedDir:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take part in the folder. Raises FileNotFoundError where none is there, LaunchError for another user's."""
+        """Take part in the folder. Raises FileNotFoundError if none is there, LaunchError for another user's."""
         self.path = path
         with contextlib.ExitStack() as opened:
             folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
@@ -190,7 +190,7 @@ def sweep(parent: Path) -> list[Path]:
             lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
             # Another node's folder, because /tmp is shared after all. Its lock may not be visible from here.
             if os.read(lock, 256) == socket.gethostname().encode():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing; an OSError where it is held
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing; an OSError if it is held
                 _take_away(path)
                 removed.append(path)
     return removed

@@ -121,7 +121,7 @@ class NodeSpec:
 
     @classmethod
     def from_line(cls, line: bytes) -> NodeSpec:
-        """Return the spec in a line of the supervisor's. Raises LaunchError where that is another version's."""
+        """Return the spec in a line of the supervisor's. Raises LaunchError if that is another version's."""
         values = json.loads(line)
         if (version := values.get("version", "")) not in ("", __version__):
             raise LaunchError(

@@ -33,7 +33,7 @@ STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
 
 TEMP_DIR_NAME = "r"
-"""Ray's temp-dir is inside our own folder, because Ray makes it writable for everybody."""
+"""Ray's temp-dir is inside our own folder, because Ray makes it writable foreverybody."""
 
 RAY_LOG_NAME = "ray_start.log"
 """The output of `ray start`, in the node's log folder."""
@@ -125,7 +125,7 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
 
 
 def refuse_without_dashboard() -> None:
-    """Raise ConfigError where packages that the installed Ray's dashboard needs are missing."""
+    """Raise ConfigError if packages that the installed Ray's dashboard needs are missing."""
     from packaging.requirements import Requirement  # comes with Ray, which the light installation is without
 
     asked = [Requirement(text) for text in requires("ray") or ()]

@@ -225,7 +225,7 @@ def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hou
 def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
     """Return `launch` asking for no more walltime than `used` node-hours leave of `launch.slurm.max_node_hours`.
 
-    Raises ConfigError where that is too little for the nodes to come up.
+    Raises ConfigError if that is too little for the nodes to come up.
     """
     slurm = launch.slurm
     if slurm.max_node_hours is None:

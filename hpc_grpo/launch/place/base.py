@@ -119,7 +119,7 @@ class Place(Protocol):
         return self
 
     def allocation(self) -> Allocation:
-        """Return the nodes of this attempt. Raises LaunchError where they cannot be known; asking again may help."""
+        """Return the nodes of this attempt. Raises LaunchError if they cannot be known; asking again may help."""
 
     def node_resources(self) -> NodeResources:
         """Return the resources of the node under this process. Asks nothing of a scheduler."""
@@ -158,7 +158,7 @@ class Place(Protocol):
         return before.only(answering)
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Return whether a run's owner on another host lives; None where only its signs of life can tell."""
+        """Return whether a run's owner on another host lives; None if only its signs of life can tell."""
         return None
 
     def close(self, end: End) -> None:

@@ -84,7 +84,7 @@ class Container:
     named: list[str] = field(default_factory=list)
 
     def refuse_absent(self) -> None:
-        """Raise ConfigError where this node lacks the engine or the image."""
+        """Raise ConfigError if this node lacks the engine or the image."""
         node = socket.gethostname()
         if shutil.which(self.engine) is None:
             there = [engine for engine in GPU_OPTIONS if shutil.which(engine)]

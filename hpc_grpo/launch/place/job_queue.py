@@ -77,7 +77,7 @@ class Job(Protocol):
         """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
-        """Keep the pending job off further nodes. Raises LaunchError where too few would be left for it."""
+        """Keep the pending job off further nodes. Raises LaunchError if too few would be left for it."""
 
 
 class JobQueue(Protocol):

@@ -89,7 +89,7 @@ class RewardServer:
         return [pid for pid in below if pid in session | on_port]
 
     def _refuse_others(self) -> None:
-        """Raise NodesUnavailableError where a process that is not below this one listens on the server's port."""
+        """Raise NodesUnavailableError if a process that is not below this one listens on the server's port."""
         before = self._others()
         still = self._others() if before else {}  # not a socket whose process ended between two looks
         for user in (before[inode] for inode in before.keys() & still.keys()):

@@ -40,7 +40,7 @@ class _Caller:
 
 
 class Gate:
-    """The head's port, from its construction to `close`. Raises NodesUnavailableError where the port is taken.
+    """The head's port, from its construction to `close`. Raises NodesUnavailableError if the port is taken.
 
     `make_token` is called once the port is the head's. No worker gets the head's `own_name`.
     """

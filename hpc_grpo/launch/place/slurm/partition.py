@@ -76,7 +76,7 @@ class Association:
     max_minutes: int | None
 
     def is_charged(self, slurm: SlurmConfig, partition: Partition) -> bool:
-        """Return whether a job on `partition` is charged to it; False where launch.slurm.account does not say."""
+        """Return whether a job on `partition` is charged to it; False if launch.slurm.account does not say."""
         is_named = slurm.account is not None and self.account.lower() == slurm.account.lower()
         return is_named and self.partition in ("", partition.name)
 

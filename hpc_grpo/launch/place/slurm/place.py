@@ -197,7 +197,7 @@ def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by one of the commands above. Raises LaunchError where Slurm is not installed.
+    """Replace this process by one of the commands above. Raises LaunchError if Slurm is not installed.
 
     `environ` may be that of another allocation, whose settings must not leak into this one.
     """
