@@ -33,7 +33,7 @@ class LocalPlace(Place):
         self.stop_grace_s = float(environ.get(STOP_GRACE_VARIABLE, math.inf))
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
-        """Return this machine, or this one and others where the run asks for hosts."""
+        """Return this machine, or an SshPlace if the run names hosts."""
         if not launch.hosts:
             return self
         from hpc_grpo.launch.place.ssh import SshPlace  # which is made of this place

@@ -149,7 +149,7 @@ def read_order(connection: socket.socket) -> dict[str, Any] | None:
 
 
 LEFT = "ended its worker"
-"""The last words of an agent whose worker was told to end."""
+"""An agent's last message, if its worker was told to end."""
 
 
 class _Sending:
@@ -169,7 +169,7 @@ class _Sending:
 
 
 class JoinedProcess:
-    """A program of a worker's behind its connection, as a NodeConnection. It has ended once the connection has."""
+    """A program of a worker, as a NodeConnection. It ends with its connection."""
 
     def __init__(self, connection: socket.socket, node: str, log: IO[bytes], on_end: Callable[[], None]) -> None:
         self._connection, self._node, self._on_end = connection, node, on_end
