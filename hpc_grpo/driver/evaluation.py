@@ -199,7 +199,7 @@ def shown_metrics(
 
 
 def shown_completions(folder: RunDir, request: EvalRequest) -> str:
-    """Return the completions: of one prompt, model and sample the bare text."""
+    """Return the completions as text. With one prompt, model and sample, return the bare text."""
     lines = [(model, line) for model in request.models for line in read_jsonl(completions_file(folder, model))]
     if len(lines) == 1:
         return str(lines[0][1]["completion"]).strip()

@@ -1,6 +1,6 @@
-"""The driver's end of Ray: joins it, and waits for calls of actors.
+"""The driver's connection to Ray: connects, and waits for calls of actors.
 
-The first failure ends a wait, and errors arrive as they were raised.
+The first failure ends a wait. Errors arrive as they were raised.
 """
 
 from __future__ import annotations

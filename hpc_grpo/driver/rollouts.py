@@ -162,9 +162,10 @@ class RolloutScheduler:
 
     @property
     def ahead(self) -> list[int]:
-        """The ordinals that a curriculum has chosen and no step has taken.
+        """The ordinals that the curriculum chose in advance and no step has taken.
 
-        The curriculum knew less then than it will after a resume, which has to choose the same.
+        After a resume the curriculum would know more than at the choice, but the resumed run must use the same
+        ordinals.
         """
         if self.curriculum is None:
             return []

@@ -38,7 +38,7 @@ _MARGIN_S = 30.0
 
 
 class AttemptFolder:
-    """Reads and writes one attempt's files; both sides may be killed between any two of them."""
+    """Reads and writes the files of one attempt. Visit and runner may be killed between any two of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,7 +115,7 @@ class AttemptFolder:
 
 
 def prune(over: Path) -> None:
-    """Delete attempts that ended a week ago, as far as this user may: a visit's orders go on."""
+    """Delete attempts that ended a week ago. Skips what it may not delete, so that the visit continues."""
     for path in over.glob("*"):
         with contextlib.suppress(FileNotFoundError):  # another visit was first
             if time.time() - path.stat().st_mtime > _KEPT_S:

@@ -53,9 +53,9 @@ class Controller:
             raise VisitError(why, is_before_orders) from error
 
     async def run(self, loops: Sequence[Callable[[], Awaitable[None]]], *, listens: bool) -> None:
-        """Run the loops until a signal. Jobs go on without a controller, for the length of their lease.
+        """Run the loops until a signal. Without a controller, jobs continue for the length of their lease.
 
-        `listens`: one of the loops dispatches, and others may announce jobs.
+        `listens`: one of the loops dispatches, so other processes may announce jobs.
         """
         ended = asyncio.Event()
         for sig in (*end_signals(), signal.SIGINT):

@@ -38,7 +38,7 @@ class Dispatcher:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Claim GPUs for whatever fits, and begin to start it; the first are started while others are claimed."""
+        """Claim GPUs for all jobs that fit, and start the jobs. Starting overlaps with further claims."""
         db = self._controller.db
         placements, machines = await asyncio.to_thread(place_jobs, db)
         for first in range(0, len(placements), _CLAIMED_AT_ONCE):
@@ -49,12 +49,12 @@ class Dispatcher:
                 task.add_done_callback(self._starting.discard)
 
     async def round(self) -> None:
-        """Sweep, and wait until all that was claimed has been started or given back."""
+        """Sweep, and wait until all claimed jobs have started or were released."""
         await self.sweep()
         await asyncio.gather(*self._starting)
 
     async def start(self, vm: Vm, keys: Sequence[AttemptKey]) -> None:
-        """Start claimed jobs on their VM. What cannot be settled here the poller settles."""
+        """Start claimed jobs on their VM. The poller handles claims that stay undecided here."""
         controller = self._controller
         settings = controller.settings
 
@@ -75,7 +75,7 @@ class Dispatcher:
             return  # the claims stay, their start is overdue some time, and the poller revokes them
 
     def _specs(self, rows: Mapping[AttemptKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the specs for the VM; a job whose row says nothing that can be run has failed for good."""
+        """Return the specs for the VM. A job whose row has nothing to run fails permanently."""
         specs = []
         for key, row in rows.items():
             try:
@@ -99,7 +99,7 @@ class Dispatcher:
 
 
 class FreeGpus:
-    """The room on GPUs by VM, for placing jobs one after another: MiB of each, and which ones no job has."""
+    """Free room on GPUs by VM, used to place jobs one after another: MiB of each GPU, and which GPUs no job uses."""
 
     def __init__(self, rows: Iterable[tuple[int, int, int, bool]]) -> None:
         """`rows` have a VM's id, a GPU's index, its unclaimed MiB, and whether no job uses it."""

@@ -41,7 +41,10 @@ class Bell:
         self._event.set()
 
     async def ring(self, job_ids: Sequence[str]) -> None:
-        """Announce jobs to all controllers; where NATS is away the sweep finds the jobs, here at once."""
+        """Announce jobs to all controllers.
+
+        If NATS is away, this process sweeps at once, and others find the jobs in their sweep.
+        """
         self._event.set()
         if self._url and self._client is None:  # this process does not listen, or NATS is away
             await announce(self._url, job_ids)
@@ -100,7 +103,7 @@ class Bell:
             raise nats.errors.ConnectionClosedError
         finally:
             self._client = None
-            with contextlib.suppress(Exception):  # the library raises whatever its broken connection did
+            with contextlib.suppress(Exception):  # The library may raise any error of its broken connection.
                 await client.close()
 
 
@@ -126,6 +129,6 @@ async def connect(url: str, **options: Any) -> Client:
     async def ignore(_error: Exception) -> None:
         """The caller gets the exception as well."""
 
-    # `allow_reconnect` is about connections that were made: a server that is away counts as a reconnect.
+    # `allow_reconnect` is for connections that worked once. A server that is away counts as a reconnect.
     once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
     return await nats.connect(url, connect_timeout=_CONNECT_S, error_cb=ignore, **once, **options)

@@ -66,7 +66,7 @@ class NewJob:
 
 
 def submit_job(db: Database, job: NewJob, settings: FleetSettings) -> str:
-    """Add a job and return its id. Raises ConfigError for what could never run, or an id that is taken."""
+    """Add a job and return its id. Raises ConfigError for a job that can never run, or an id that is taken."""
     job_id = job.job_id or f"job-{secrets.token_hex(4)}"
     if len(job_id) > _LONGEST_ID:
         raise ConfigError(f"job_id = {job_id[:20]!r}… must have at most {_LONGEST_ID} characters.")

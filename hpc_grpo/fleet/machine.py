@@ -1,4 +1,4 @@
-"""A VM as a controller sees it: something that can be visited. Over ssh (ssh.py), or this machine itself."""
+"""A VM that a controller can visit: over ssh (ssh.py), or this machine itself."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ class Writer(Protocol):
 async def converse(
     stdout: Reader, stdin: Writer, stderr: Reader, request: Request, decide: Decide, *, is_marked: bool = False
 ) -> Outcome:
-    """Hold a visit over the streams of its program. Raises VisitError, with the cause and the last line of stderr.
+    """Run a visit over the streams of its program. Raises VisitError, with the cause and the last line of stderr.
 
-    `is_marked`: a shell started the program by `marked`, and the lines that the shell printed before are skipped.
+    `is_marked`: a shell started the program by `marked`; lines printed earlier by the shell are skipped.
     """
     ordered = False
     try:

@@ -158,7 +158,7 @@ def reader(kind: type[Message]) -> Callable[[bytes], Message]:
 
     Lone surrogates, which an error's text may contain, become "?": pydantic and databases refuse them.
     """
-    from pydantic import TypeAdapter  # here: VMs need none, and a visit is to start fast
+    from pydantic import TypeAdapter  # Imported here: VMs do not need it, and a visit must start fast.
 
     read = TypeAdapter(kind).validate_json
     return lambda line: read(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))

@@ -47,7 +47,7 @@ def _is_watched(now: float, settings: FleetSettings) -> sa.ColumnElement[bool]:
 
 
 def missed(db: Database, vm_id: int, why: str) -> None:
-    """Note a visit that failed: the VM gets no jobs until one succeeds."""
+    """Record a failed visit. The VM gets no jobs until a visit succeeds."""
     with db.write() as connection:
         state = sa.case((vms.c.state == VmState.READY, VmState.STALE.value), else_=vms.c.state)
         connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(error=printable(why), state=state))
@@ -93,7 +93,7 @@ def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """`frees_gpus`: the VM has more free GPUs than the database knew, which waiting jobs may have."""
+    """`frees_gpus`: the VM has more free GPUs than the database knew, so waiting jobs may fit."""
 
     orders: Orders
     frees_gpus: bool
@@ -109,9 +109,9 @@ def attempts_of(db: Database, vm_id: int) -> frozenset[AttemptKey]:
 def record(
     db: Database, vm_id: int, seen: Observation, has_log: frozenset[AttemptKey], settings: FleetSettings
 ) -> Recorded:
-    """Commit what a visit has seen, and return what is to be done there.
+    """Commit a visit's observation, and return the orders.
 
-    `has_log` are the attempts whose logs the controller has to their end.
+    `has_log` are the attempts whose complete logs the controller has.
     """
     with db.write() as connection:
         now = db.now(connection)
@@ -136,7 +136,7 @@ def _settle(
     settings: FleetSettings,
     now: float,
 ) -> Orders:
-    """End the jobs whose attempts are over, and sort the others by what they need."""
+    """End the jobs whose attempts have ended, and sort the others into orders."""
     running = sa.select(jobs).where(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)
     rows = connection.execute(running).mappings()
     current: dict[AttemptKey, Mapping[Any, Any]] = {AttemptKey(row["job_id"], row["attempt"]): row for row in rows}
@@ -164,7 +164,7 @@ def _settle(
 
 
 def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSettings) -> None:
-    """Queue the jobs again whose attempts the VM has never had and, from now on, refuses."""
+    """Queue jobs again whose attempts the VM never started and now refuses."""
     with db.write() as connection:
         for key in keys:
             is_it = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == key.attempt)

@@ -92,7 +92,7 @@ class Poller:
         return has_more
 
     def _keep_logs(self, seen: Sequence[AttemptSeen], offsets: dict[str, int]) -> tuple[frozenset[AttemptKey], bool]:
-        """Write the pieces of logs; return the attempts whose log is complete, and whether a VM has more."""
+        """Write the pieces of logs. Return the attempts whose log is complete, and whether a VM has more."""
         complete, has_more = set(), False
         for one in seen:
             try:

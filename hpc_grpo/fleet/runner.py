@@ -48,7 +48,7 @@ def main(path: str) -> None:
 
 
 def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> Ending:
-    """Run the job until it is over, and return how it ended."""
+    """Run the job until it ends, and return how it ended."""
     run = run_dir(folder.path, spec)
     argv = _argv(folder, spec, run)
     own = {

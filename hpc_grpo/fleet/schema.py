@@ -29,7 +29,7 @@ vms = sa.Table(
     _integer("port", 22),
     _text("host_key"),  # pinned: "ssh-ed25519 AAAA…"; empty: the fleet's known_hosts
     _text("transport", "ssh"),  # or local
-    _text("python", "python3"),  # one that has hpc_grpo
+    _text("python", "python3"),  # a Python with hpc_grpo
     _text("work_dir", "hpc-grpo-fleet"),  # below the user's home unless absolute
     _text("nvidia_smi", "nvidia-smi"),
     _integer("available_gpus", 0),
@@ -50,7 +50,7 @@ gpus = sa.Table(
     _integer("memory_mib", 0),
     _integer("used_mib", 0),
     _integer("claimed_mib", 0),  # Memory of jobs that share the GPU. An exclusive job is in job_id.
-    _integer("is_busy", 0),  # somebody else's processes, or memory in use that is no job's
+    _integer("is_busy", 0),  # used by other processes, or by memory that belongs to no job
     sa.Column("job_id", sa.Text),
     sa.Column("attempt", sa.Integer),
     sa.Index("gpus_by_job", "job_id"),
@@ -88,7 +88,7 @@ jobs = sa.Table(
     sa.Column("exit_code", sa.Integer),
     sa.Column("submitted_at", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("changed_at", sa.Double, nullable=False, server_default=sa.text("0")),
-    sa.Column("started_at", sa.Double),  # of the newest attempt, once its VM has it
+    sa.Column("started_at", sa.Double),  # of the newest attempt, once its VM has started it
     sa.Column("retry_at", sa.Double),
     sa.Index("jobs_by_status", "status", "priority", "submitted_at"),
 )

@@ -72,7 +72,7 @@ class FleetSettings(Section):
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet's folder with its settings; the URLs are whole, so they are never printed."""
+    """A fleet's folder with its settings. The URLs include passwords, so they are never printed."""
 
     folder: Path
     settings: FleetSettings

@@ -35,7 +35,7 @@ Int32 = Annotated[int, Interval(ge=-(1 << 31), lt=1 << 31)]
 
 
 class JobState(StrEnum):
-    """`pending` is in no row: jobs.py computes it for a queued job that the free GPUs of no VM fit."""
+    """No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs."""
 
     QUEUED = "queued"
     PENDING = "pending"
@@ -61,7 +61,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED}),
 }
-"""Only the user's own `requeue` leaves `completed` and `cancelled`. A retry that is due also leaves `failed`."""
+"""Only the user's `requeue` leaves `completed` and `cancelled`. A due retry also leaves `failed`."""
 
 
 @dataclass(frozen=True)

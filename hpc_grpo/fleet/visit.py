@@ -41,7 +41,7 @@ _NVIDIA_SMI_S = 7.0
 
 
 def main() -> None:
-    """Hold one visit over stdin and stdout. A controller that leaves in the middle changes nothing."""
+    """Run one visit over stdin and stdout. If the controller disconnects in the middle, nothing changes."""
     request = decode_request(sys.stdin.buffer.readline())
     if request.protocol != PROTOCOL:
         problem = f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"
@@ -66,7 +66,7 @@ def observe(work_dir: Path, request: Request) -> Observation:
     gpus, problem = _read_gpus(request.nvidia_smi)
     attempts = []
     for path in sorted(path for path in (work_dir / "attempts").glob("*") if path.is_dir()):
-        with contextlib.suppress(FileNotFoundError):  # another visit has forgotten it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another visit has moved it away
             if (seen := _seen(AttemptFolder(path), request)) is not None:
                 attempts.append(seen)
     return Observation(gpus, tuple(attempts), problem)
@@ -192,7 +192,7 @@ def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
 def _begin(
     folder: AttemptFolder, key: AttemptKey, spec: dict[str, Any], seen_at: float
 ) -> subprocess.Popen[bytes] | None:
-    """Start a runner; None if the attempt has begun before, or was revoked."""
+    """Start a runner. None if the attempt began before, or was revoked."""
     if (folder.path.parents[1] / "over" / key.folder).exists() or not folder.make():
         return None
     folder.write_spec(spec)

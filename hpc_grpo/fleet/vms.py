@@ -44,7 +44,7 @@ def list_vms(db: Database) -> list[dict[str, Any]]:
 
 
 def drain_vm(db: Database, name: str, is_drained: bool) -> None:
-    """Keep new jobs off a VM, or let them on again; what runs there goes on. Raises ConfigError."""
+    """Keep new jobs away from a VM, or allow them again. Running jobs continue. Raises ConfigError."""
     with db.write() as connection:
         change = sa.update(vms).where(vms.c.vm_id == _id_of(connection, name)).values(is_drained=int(is_drained))
         connection.execute(change)

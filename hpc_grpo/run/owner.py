@@ -15,7 +15,9 @@ from pathlib import Path
 from hpc_grpo.errors import ConfigError
 
 SHARED_VARIABLE = "HPC_GRPO_SHARED_RUNS"
-"""Set to 1 by a user who trusts all who may write their runs. Not a key of the config, which lies in the run."""
+"""Set to 1 by a user who trusts everybody with write access to the runs. Not a config key: others may write the
+config.
+"""
 
 PRIVATE_DIR_MODE = 0o700
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -41,7 +41,7 @@ _STARTS_OF_PHASE = {"resume": 8, "generate_wait": 4, ASKED_AGAIN: 4, "train": 4,
 """How many `deadlines.start_s` a phase of the driver may take while its longest time is not known."""
 
 _LATE_FACTOR = 10.0
-"""Work that repeats is late after so many times the longest pause it made in this run."""
+"""Repeating work is late after this many times its longest pause in this run."""
 
 _DRIVER_FACTOR = 5
 """How many `deadlines.silent_s` a phase of the driver has at least: it waits for many actors."""
@@ -148,7 +148,7 @@ class Pulse:
         self._clock.keep_looking()
         if path := _path_of_own(role):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            # Allocated: on a full tmpfs this raises, where a write into a hole would kill the process.
+            # Allocate it: on a full tmpfs this raises, while a write into a hole would kill the process.
             os.posix_fallocate(descriptor, 0, _RECORD.size)
             self._record = mmap.mmap(descriptor, _RECORD.size)
             os.close(descriptor)
