@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Weights:
     """Weights `[C]` of the policy term, 0.0 for a masked token.
 
-    `bounded` `[C]` is 1.0 where a bound changed the weight.
+    `bounded` `[C]` is 1.0 if a bound changed the weight.
 
     Both are without gradient.
     """

@@ -124,7 +124,7 @@ class RewardServerConfig(Section):
 
 
 class StageConfig(Section):
-    """Copies to each node's own disk, below launch.local_dir, made once a node before Ray starts there."""
+    """Copies to each node's own disk, below launch.local_dir, made once per node before Ray starts there."""
 
     environment: PathText | None = Field(
         None,

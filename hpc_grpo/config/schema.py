@@ -133,7 +133,7 @@ class Config(Section):
 
     @property
     def needs(self) -> Needs:
-        """Return what the run's algorithm needs. Raises ConfigError where `task` names none."""
+        """Return what the run's algorithm needs. Raises ConfigError if `task` names none."""
         needs: Needs = ALGORITHMS.find(self.task.name)(self).needs
         return needs
 

@@ -75,7 +75,7 @@ class DistillKeys(Section):
 
     @property
     def required_teacher(self) -> str:
-        """Return the teacher. Raises ConfigError where none is named."""
+        """Return the teacher. Raises ConfigError if none is named."""
         if self.teacher is None:
             raise ConfigError(
                 "task.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, "

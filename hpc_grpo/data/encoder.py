@@ -136,7 +136,7 @@ def _as_json_value(value: Any) -> Any:
 
 
 def check_item(source: SourceConfig, item: Item, number: int) -> None:
-    """Raise ConfigError where item `number` lacks a column that the config names, or a usable prompt or answer."""
+    """Raise ConfigError if item `number` lacks a column that the config names, or a usable prompt or answer."""
     where = f"Item {number} of {source.path} (counted from 0)"
 
     def column(key: str, hint: str = "") -> Any:
@@ -167,7 +167,7 @@ def check_item(source: SourceConfig, item: Item, number: int) -> None:
 
 
 def completion_text(source: SourceConfig, item: Item, number: int) -> str:
-    """Return the text to imitate, the answer of item `number`. Raises ConfigError where it is no text, or empty."""
+    """Return the text to imitate, the answer of item `number`. Raises ConfigError if it is no text, or empty."""
     text: Any = None if source.answer_field is None else answer_of(item, source.answer_field)
     if not isinstance(text, str) or not text:
         raise ConfigError(

@@ -48,7 +48,7 @@ def open_source(config: SourceConfig) -> Source:
 
 
 def read_items(config: SourceConfig) -> Iterator[Item]:
-    """Yield the items of a source, at most `max_items`. Raises ConfigError where it cannot be read."""
+    """Yield the items of a source, at most `max_items`. Raises ConfigError if it cannot be read."""
     return islice(open_source(config).items(), config.max_items)
 
 
@@ -117,10 +117,10 @@ class Source(ABC):
 
     @abstractmethod
     def items(self) -> Iterator[Item]:
-        """Yield all items. Raises ConfigError where they cannot be read."""
+        """Yield all items. Raises ConfigError if they cannot be read."""
 
     def identity(self) -> Mapping[str, str] | None:
-        """Return what changes when the items do; None where only the items themselves tell. Raises ConfigError."""
+        """Return what changes when the items do; None if only the items themselves tell. Raises ConfigError."""
         self.check_readable()
         return of_files(self.path, whole=True)
 

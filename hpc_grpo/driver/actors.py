@@ -46,7 +46,7 @@ _RESERVE_DEADLINE_S = 60.0
 _ANSWER_S = 10.0
 """Longer than a step of vLLM. A slower engine may hang, for example in a publish whose learner is dead."""
 _PIN = 0.001
-"""Share of a node's own `node:IP` resource: ties a bundle to that node without using any of it up."""
+"""Share of a node's resource `node:IP`. It ties a bundle to the node and leaves almost all of the resource."""
 _MAX_CALLS = 1_000_000
 """Far more calls than an engine or a grader ever holds. Each group is a waiting call, and so is a publish.
 
@@ -143,11 +143,11 @@ def keeps_engines(config: Config) -> bool:
 
 
 def kept_engines(config: Config) -> dict[str, Any]:
-    """Return the engines of the driver before that this driver can use, by `engine ADDRESS INDEX`; end the others."""
+    """Return the previous driver's engines that this driver can use, by `engine ADDRESS INDEX`. End the others."""
     found: dict[str, Any] = {}
     for name in list_named_actors():
         if name.startswith("engine "):
-            with suppress(ValueError):  # it died after it was listed
+            with suppress(ValueError):  # the actor died after it was listed
                 found[name] = ray.get_actor(name)
     asked = {name: engine.serve_next.remote(config) for name, engine in found.items()}
     calls = list(asked.values())
@@ -204,7 +204,7 @@ class Workers:
         self.learners = LearnerGroup([learner for node in self._nodes for learner in node.learners])
 
     def start(self) -> None:
-        """Wait until every actor is up; raises the first one's error. Engines that share their GPU sleep then."""
+        """Wait until every actor is up; raise the first error. Engines that share their GPU sleep after that."""
         engines = [engine.actor for node in self._nodes for engine in node.engines]
         ready = [engine.ready.remote() for engine in engines]
         if self._config.placement.colocate and self._num_learners:
@@ -221,7 +221,7 @@ class Workers:
         return self._weights
 
     def rollout_pool(self, weights: WeightSync | None = None) -> RolloutPool:
-        """Put the engines and graders to work; `weights` bring an engine that takes a dead one's place up to date."""
+        """Return the pool of engines and graders. `weights` loads the current weights into a replaced engine."""
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
         engines = [engine for rank in zip(*(node.engines for node in self._nodes), strict=True) for engine in rank]
         graders = [node.grader for node in self._nodes if node.grader is not None]
@@ -232,7 +232,7 @@ class Workers:
         return RolloutPool(engines, graders, restart if weights is None else weights.revive, self._start_deadline)
 
     def profiles(self, run_dir: RunDir) -> Profiles | None:
-        """Return the profiles that the config asks for, of the first learner and the first engine."""
+        """Return the configured profiles, of the first learner and the first engine."""
         if (steps := self._config.metrics.profile_steps) is None:
             return None
         first = self._nodes[0]

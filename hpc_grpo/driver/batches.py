@@ -67,7 +67,7 @@ class Batches(Protocol):
     """The batches of a run, in order."""
 
     def start(self, policy_version: int) -> None:
-        """Begin whatever may begin now that engines hold this version."""
+        """Start all prompts that may start now that engines hold this version."""
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch: ...
 
@@ -197,14 +197,14 @@ def _deal(items: Sequence[TrainItem], num_minibatches: int) -> list[Sequence[Tra
 
 
 def _lengths(groups: Sequence[GradedGroup]) -> dict[str, float]:
-    """Average the tokens of prompts, and of prompts with all that comes after them, over all rollouts."""
+    """Average the tokens of prompts, and of prompts with everything after them, over all rollouts."""
     lengths = [(group.grades.num_prompt_tokens, own) for group in groups for own in _after_prompt(group.grades)]
     prompts, others = (sum(each) / len(lengths) for each in zip(*lengths, strict=True))
     return {"tokens/prompt_mean": prompts, "tokens/sequence_mean": prompts + others}
 
 
 def _after_prompt(grades: GroupGrades) -> list[int]:
-    """Count each rollout's tokens after its first prompt, those of an environment among them."""
+    """Count each rollout's tokens after its first prompt, including the environment's."""
     observed = grades.num_observed_tokens or (0,) * len(grades.rewards)
     return [sum(each) for each in zip(grades.num_completion_tokens, observed, strict=True)]
 

@@ -88,7 +88,7 @@ class RemoteGrader(RemoteActor):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an engine or a grader, made of the actor that it had then."""
+    """A call of an engine or a grader, with the actor that was called."""
 
     of: RemoteActor
     actor: Any
@@ -102,10 +102,10 @@ class Call:
 
 @dataclass(eq=False)
 class StartedGroup:
-    """A group under way. `state` changes where the driver notes that a call has ended.
+    """A group in progress. The driver sets `state` when it sees that a call has ended.
 
-    Both calls are made at once: Ray hands the samples to the grader when the engine has them. The reference of
-    `sampling` ends together with `samples` and holds nothing, so that the driver never fetches samples.
+    Both calls are made at once: Ray gives the samples to the grader when the engine has them. The reference of
+    `sampling` ends together with `samples` and holds nothing, so the driver never fetches samples.
     """
 
     prompt: Prompt
@@ -197,7 +197,8 @@ class RolloutPool:
             self._follow(None)
             states = [group.state for group in started]
             self.on_progress(waiting_for, len(states), len(states) - states.count("sampling"), states.count("done"))
-        over = [group for group in started if not group.is_open]  # all, or one failed and its error is raised
+        # All have ended, or one failed and its error is raised.
+        over = [group for group in started if not group.is_open]
         grades = get_all([group.last.reference for group in over], None, waiting_for)
         for grader in self._graders:
             grader.note_success()

@@ -199,7 +199,7 @@ def shown_metrics(
 
 
 def shown_completions(folder: RunDir, request: EvalRequest) -> str:
-    """Return the completions: of one prompt, model and sample the bare text."""
+    """Return the completions as text. With one prompt, model and sample, return the bare text."""
     lines = [(model, line) for model in request.models for line in read_jsonl(completions_file(folder, model))]
     if len(lines) == 1:
         return str(lines[0][1]["completion"]).strip()
@@ -224,7 +224,7 @@ def _prefix(of_set: str) -> str:
 
 
 def _write_completions(path: Path, groups: Sequence[EvalGroup]) -> None:
-    """Write a line for each completion; reward and solved are None where the reward failed."""
+    """Write a line for each completion; reward and solved are None if the reward failed."""
     lines = [
         {
             "ordinal": ordinal,

@@ -106,7 +106,7 @@ def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[
 
 
 def refuse_shown_files(config: Config) -> None:
-    """Raise ConfigError where a model's programs could read the run or the expected answers."""
+    """Raise ConfigError if a model's programs could read the run or the expected answers."""
     sandboxed = any(reward.name in _SANDBOXED or ":" in reward.name for reward in config.all_rewards)
     if not sandboxed and not config.environments:
         return

@@ -36,7 +36,7 @@ _RECENT_STEPS = 20
 
 
 class Journal:
-    """Times the phases of a step and publishes its metrics when it ends."""
+    """Measures the phases of a step, and publishes the step's metrics at its end."""
 
     def __init__(
         self, config: Config, run_dir: RunDir, length: TrainLength, times: StepTimes, timer: StepTimer
@@ -130,7 +130,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Session:
-    """One driver process's part of a run, and when that ends."""
+    """One driver process's part of a run: when it ends, and what it records."""
 
     config: Config
     run_dir: RunDir
@@ -176,7 +176,8 @@ class Session:
         if not (num_kept := self.config.checkpoint.keep_batches):
             return None
         for number, folder in step_dirs(self.run_dir.batches(step).parent).items():
-            if not step - num_kept < number < step:  # later ones are of steps that a resume takes again
+            # Later steps are of an attempt before this one; the run trains them again.
+            if not step - num_kept < number < step:
                 shutil.rmtree(folder)
         return self.run_dir.batches(step)
 

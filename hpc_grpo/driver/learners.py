@@ -26,7 +26,7 @@ from hpc_grpo.run.retention import prune_exports
 from hpc_grpo.types import RemoteMinibatch
 
 _MIN_COPIES_OF_WEIGHTS = 3
-"""In a checkpoint: AdamW's two moments lie beside the weights."""
+"""A checkpoint holds the weights and AdamW's two moments."""
 
 
 class LearnerGroup:
@@ -34,7 +34,7 @@ class LearnerGroup:
 
     def __init__(self, learners: Sequence[Any]) -> None:
         self._learners = learners
-        self._rendezvous: Any = None  # an actor lives as long as its creator holds it
+        self._rendezvous: Any = None  # Keep a reference: an actor lives as long as its creator holds one.
 
     def start(self) -> None:
         """Let the learners meet, load the model and build their optimizers."""
@@ -153,7 +153,7 @@ class Checkpoints:
         return self._writing is not None
 
     def close(self) -> None:
-        """Wait for the pending checkpoint after the run failed. It is whole, if it gets to the disk."""
+        """Wait for the pending checkpoint after the run failed. It is valid if it reaches the disk."""
         try:
             self._take_written(waits=True)
         except (HpcGrpoError, RayError) as error:
@@ -169,7 +169,7 @@ class Checkpoints:
             prune_exports(self._run_dir, state.step, self._config.keep_exports)
 
     def _begin(self, state: DriverState, *, behind: bool) -> None:
-        """Stage a checkpoint once the one before is on the disk, and have it written."""
+        """Stage a checkpoint once the previous one is on the disk, and start writing it."""
         self._take_written(waits=True)
         wait_for_space(self._run_dir.path, self._num_bytes(), "A checkpoint")
         path = self._run_dir.checkpoint(state.step)
@@ -180,7 +180,7 @@ class Checkpoints:
             self._take_written(waits=True)
 
     def _take_written(self, *, waits: bool) -> None:
-        """If the pending checkpoint is on the disk, note how long it took and prune old ones."""
+        """If the pending checkpoint is on the disk, record its duration and prune old ones."""
         if self._writing is None:
             return
         writing, saved_step = self._writing, self._saved_step

@@ -38,7 +38,7 @@ from hpc_grpo.run.pulse import PULSE, patience_of_driver
 
 
 def train(run_dir: RunDir) -> bool:
-    """Train from the newest checkpoint; return True when the run is complete, False when it stopped early."""
+    """Train from the newest checkpoint. Return True if the run is complete, False if it stopped early."""
     config, timer, before = read_config(run_dir), StepTimer(on_phase=PULSE.turn_to), read_state(run_dir)
     PULSE.open("driver", patience_of_driver(config), before.longest_s if before else None)
     with timer.phase("inputs"):
@@ -67,7 +67,7 @@ def train(run_dir: RunDir) -> bool:
             state = _run_loop(session, workers, inputs)
         except (HpcGrpoError, RayError) as error:
             if isinstance(error, WeightSyncError | EngineLostError):
-                workers.stop()  # the next driver must not keep engines that this one blames
+                workers.stop()  # The next driver must not keep engines that this driver found faulty.
             with timer.phase("checkpoint"):
                 checkpoints.close()
             raise

@@ -1,6 +1,6 @@
-"""The driver's end of Ray: joins it, and waits for calls of actors.
+"""The driver's connection to Ray: connects, and waits for calls of actors.
 
-The first failure ends a wait, and errors arrive as they were raised.
+The first failure ends a wait. Errors arrive as they were raised.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def as_raised(error: Exception) -> Exception:
 
 
 def death(cause: Exception) -> str:
-    """Say how the actor of a call died; "" where the call ended with another error."""
+    """Say how the actor of a call died; "" if the call ended with another error."""
     if isinstance(cause, OutOfMemoryError):
         return "was killed to free memory"
     return "died" if isinstance(cause, RayActorError | ActorLostError) else ""

@@ -162,9 +162,10 @@ class RolloutScheduler:
 
     @property
     def ahead(self) -> list[int]:
-        """The ordinals that a curriculum has chosen and no step has taken.
+        """The ordinals that the curriculum chose in advance and no step has taken.
 
-        The curriculum knew less then than it will after a resume, which has to choose the same.
+        After a resume the curriculum would know more than at the choice, but the resumed run must use the same
+        ordinals.
         """
         if self.curriculum is None:
             return []
@@ -187,7 +188,7 @@ class RolloutScheduler:
             count -= len(prompts)
 
     def _choose(self) -> int | None:
-        """Return the next ordinal to start; None where each of the other prompts rests for ever."""
+        """Return the next ordinal to start; None if each of the other prompts rests forever."""
         if self._chosen:
             return self._chosen.popleft()
         if self.curriculum is None:

@@ -52,7 +52,7 @@ class TrainLength:
         return step * self.items_per_step // self.items_per_epoch
 
     def epoch_and_step(self, step: int) -> tuple[int, int]:
-        """Return the epoch of finished step `step` and its place in that epoch, all counted from 1."""
+        """Return the epoch of finished step `step`, and the step's number in the epoch, both counted from 1."""
         epoch, place = divmod((max(step, 1) - 1) * self.items_per_step, self.items_per_epoch)
         return epoch + 1, place // self.items_per_step + 1
 
@@ -112,7 +112,7 @@ class StepTimes:
 
     @staticmethod
     def after(state: RunState | None) -> StepTimes:
-        """Start an attempt with what the last state of the attempt before knows."""
+        """Start an attempt with the durations in the last state of the previous attempt."""
         earlier = (state.step_p95_s, state.eval_p95_s, state.save_p95_s) if state else (None, None, None)
         return StepTimes(*map(Durations, earlier))
 
@@ -146,7 +146,7 @@ class Schedule:
         self._last_s = clock()
 
     def is_due(self, step: int, in_s: float = 0.0) -> bool:
-        """Return whether it is due after `step`, which ends in `in_s` seconds."""
+        """Return whether an eval or a save is due after `step`, which ends in `in_s` seconds."""
         every, epochs = self._every, self._length.epochs_done
         return (
             (every.steps is not None and step % every.steps == 0)
@@ -179,7 +179,7 @@ class StopRequest:
             signal.signal(number, self._handle)
 
     def reason(self, step_and_save_s: float) -> str | None:
-        """Say why to stop now, or return None. `step_and_save_s`: what one more step and a checkpoint need."""
+        """Return why to stop now, or None. `step_and_save_s` is the time for one more step and a checkpoint."""
         if self._signal:
             return self._signal
         if self._run_dir.stop_marker.exists():
@@ -194,7 +194,7 @@ class StopRequest:
             raise KeyboardInterrupt
         left_s = None if self._ends_at is None else self._ends_at - time.time()
         if number == signal.SIGUSR1 and left_s is not None and left_s <= _EARLIEST_WARNING_S + _MARGIN_S:
-            return  # the warning of the end that is known; much earlier, the time limit was cut or a clock is wrong
+            return  # Expected: the known end is near. Much earlier, the time limit was cut or a clock is wrong.
         self._signal = f"signal {signal.Signals(number).name}"
 
 

@@ -48,7 +48,7 @@ class Meters:
                     self._pending[kind, number, node] = actor.usage.remote()
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of those that have answered."""
+        """Return the metrics of the processes that have answered."""
         calls = list(self._pending.values())
         done = set(ray.wait(calls, num_returns=len(calls), timeout=_PATIENCE_S)[0]) if calls else set()
         answers = {process: call for process, call in self._pending.items() if call in done}
@@ -81,7 +81,7 @@ class Profiles:
         self._profiled: dict[str, Any] = {}
 
     def before(self, step: int) -> None:
-        """Start where `step` is the first one to profile, also of an attempt that resumes between them."""
+        """Start profiling if `step` is in the range, also in an attempt that resumes inside it."""
         first, last = self._steps
         if self._own is not None or not first <= step <= last:
             return

@@ -34,7 +34,7 @@ _BOUNDS = {"float32": 0.05, "bfloat16": 1.0}
 differ.
 """
 _MOVED = {"float32": 1e-4, "bfloat16": 0.05}
-"""Nats by which a learner's logprob must move before an unchanged engine is stale: its rounding may hide less."""
+"""A stale engine is only detected after a learner's logprob moved by this many nats: rounding may hide less."""
 
 
 class Canary:
@@ -60,7 +60,7 @@ class Canary:
     def judge(self, engine: object, completion: Completion, learner_logprobs: Float32Array, version: int) -> float:
         """Return how far engine and learners are apart, in nats a token.
 
-        `engine` is a key that changes when the engine is replaced. Raises WeightSyncError where it does not sample from
+        `engine` is a key that changes when the engine is replaced. Raises WeightSyncError if it does not sample from
         the weights of `version`.
         """
         if not (completion.policy_versions == version).all():
@@ -120,7 +120,7 @@ class WeightSync:
         ]
 
     def connect(self, canary: Canary) -> None:
-        """Check the contract, wait for the stores, join the groups. Raises ConfigError where the parameters differ."""
+        """Check the contract, wait for the stores, join the groups. Raises ConfigError if the parameters differ."""
         self._canary = canary
         contract = self._engines[0].actor.contract_differences.remote(self._store.layout)
         if differences := get_all([contract], None, "the weight contract")[0]:
@@ -212,7 +212,7 @@ class WeightSync:
             raise WeightSyncError(f"Publishing weight version {version} failed: {error}") from error
 
     def _judge(self, version: int, loading: Mapping[RemoteEngine, Any]) -> float:
-        """Have the learners score what the engines said to the probe, each completion once."""
+        """Let the learners score the engines' answers to the probe, each distinct completion once."""
         answers = get_all(list(loading.values()), self._deadline, "the answers to the probe")
         said = [tuple(completion.token_ids.tolist()) for completion in answers]
         once = list(dict.fromkeys(said))
@@ -260,7 +260,7 @@ class WeightSync:
         return {}
 
     def _join(self, nodes: Sequence[NodeMembers]) -> dict[RemoteEngine, Exception]:
-        """Form the groups of `nodes`; return the engines that failed over it."""
+        """Form the groups of `nodes`. Return the engines that failed to join."""
         generation, deadline_s = next(self._generations), self._config.weights.deadline_s
         engine_ranks = self._config.engine.tensor_parallel
         joining: dict[RemoteEngine, Any] = {}

@@ -1,15 +1,15 @@
-"""The folder of an attempt on its VM: what `visit` and `runner` tell each other, and how they know who lives.
+"""The folder of an attempt on its VM: the messages between `visit` and `runner`, and their signs of life.
 
-| file        | written by | what it says |
-|-------------|------------|--------------|
-| the folder  | visit      | the attempt has begun, or never will: making it is atomic, and the first one decides |
+| file        | written by | content |
+|-------------|------------|---------|
+| the folder  | visit      | the attempt has begun, or never will: creating it is atomic, and the first one decides |
 | spec.json   | visit      | what to run, on which GPUs, for how long without a visit |
 | lease       | visit      | the machine's uptime at the last visit that a controller has committed |
 | cancel      | visit      | end it, with a checkpoint |
-| key.json    | visit      | which attempt this is, and which machine has it: machines may share their homes |
-| runner.json | runner     | who it is: a ProcessIdentity |
-| output.log  | runner     | what the job prints |
-| exit.json   | runner     | how it ended; from `visit`, that it never began, or that its runner died |
+| key.json    | visit      | the attempt and its machine: machines may share their homes |
+| runner.json | runner     | its ProcessIdentity |
+| output.log  | runner     | the job's output |
+| exit.json   | runner     | how it ended; or from `visit`, that it never began, or that its runner died |
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MARK = "HPC_GRPO_FLEET_ATTEMPT"
 """The variable by which a job's processes are known although their runner died: the attempt's folder."""
 
 CONFIG_FILE = "config.yaml"
-"""Stands in a command for the config that the spec holds, which the runner writes into the attempt's folder."""
+"""Placeholder in a command for the spec's config. The runner writes the config into the attempt's folder."""
 
 _KEPT_S = 7 * 86_400.0
 _MARGIN_S = 30.0
 
 
 class AttemptFolder:
-    """Reads and writes one attempt's files; both sides may be killed between any two of them."""
+    """Reads and writes the files of one attempt. Visit and runner may be killed between any two of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class AttemptFolder:
         self.runner = path / "runner.json"
 
     def make(self) -> bool:
-        """Make the folder; False if it exists: somebody else has decided this attempt."""
+        """Create the folder. False if it exists: another visit has decided this attempt."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.path.mkdir(mode=0o700)
@@ -61,7 +61,7 @@ class AttemptFolder:
         return read_record(self.path / "spec.json", dict)
 
     def key(self) -> AttemptKey | None:
-        """Return which attempt this is; None where no key was written into the folder."""
+        """Return which attempt this is; None if no key was written into the folder."""
         return read_record(self.path / "key.json", lambda values: AttemptKey(values["job_id"], values["attempt"]))
 
     def write_key(self, key: AttemptKey) -> None:
@@ -115,7 +115,7 @@ class AttemptFolder:
 
 
 def prune(over: Path) -> None:
-    """Delete attempts that ended a week ago, as far as this user may: a visit's orders go on."""
+    """Delete attempts that ended a week ago. Skips what it may not delete, so that the visit continues."""
     for path in over.glob("*"):
         with contextlib.suppress(FileNotFoundError):  # another visit was first
             if time.time() - path.stat().st_mtime > _KEPT_S:
@@ -123,7 +123,7 @@ def prune(over: Path) -> None:
 
 
 def uptime() -> float:
-    """Return seconds since boot, those of a suspended machine too: no clock that anybody sets."""
+    """Return seconds since boot, including time of suspension. Nobody can set this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -1,7 +1,7 @@
-"""The transactions on a job: claim it with its GPUs, confirm the claim, end an attempt, cancel, queue again.
+"""Transactions on a job: claim it with its GPUs, confirm the claim, end an attempt, cancel, queue again.
 
-Each is a compare-and-set on the job's row, and counts the rows that it changed. A claim gets all of its GPUs or none. A
-job's new state and the release of its GPUs are one transaction.
+Each is a compare-and-set on the job's row, and checks the number of changed rows. A claim gets all of its GPUs or none.
+One transaction changes a job's state and releases its GPUs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hpc_grpo.system.readable import printable
 
 @dataclass(frozen=True)
 class Placement:
-    """A job's newest attempt as a reader saw it, and the GPUs of a VM that would suit it.
+    """A job's newest attempt at the time of reading, and GPUs of a VM with room for the job.
 
-    `gpu_memory_mib` is what the job takes of each GPU, 0 for a GPU that it has alone.
+    `gpu_memory_mib` is the job's memory on each GPU, 0 for exclusive GPUs.
     """
 
     job_id: str
@@ -49,7 +49,7 @@ def claim(db: Database, place: Placement) -> AttemptKey | None:
 
 
 def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKey:
-    # A row that was deleted and added again counts from 0 again, and VMs refuse the attempts that they have had.
+    # A row that was deleted and added again starts at 0 again, and VMs refuse attempt numbers that they have seen.
     newest = connection.scalar(sa.select(sa.func.max(attempts.c.attempt)).where(attempts.c.job_id == place.job_id))
     key = AttemptKey(place.job_id, max(place.attempt, newest or 0) + 1)
     is_ready = sa.and_(vms.c.vm_id == place.vm_id, vms.c.state == VmState.READY, vms.c.is_drained == 0)
@@ -58,7 +58,7 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
     its_gpus = sa.and_(gpus.c.vm_id == place.vm_id, gpus.c.gpu_index.in_(place.gpus))
     is_free = sa.and_(its_gpus, gpus.c.job_id.is_(None), gpus.c.is_busy == 0, has_room)
     has_vm = connection.execute(sa.select(vms.c.vm_id).where(is_ready).with_for_update(read=True)).first()
-    # On PostgreSQL, GPUs that another claim has locked are not waited for; SQLite has one writer at a time anyway.
+    # On PostgreSQL, skip GPUs that another claim has locked. SQLite has one writer at a time anyway.
     locked = connection.execute(sa.select(gpus.c.gpu_index).where(is_free).with_for_update(skip_locked=True)).all()
     is_queued = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == place.attempt, jobs.c.status == JobState.QUEUED)
     taken_job = sa.update(jobs).where(is_queued).values(
@@ -88,10 +88,10 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
 def confirm(
     db: Database, vm_id: int, keys: Sequence[AttemptKey], seen: Sequence[GpuSeen], settings: FleetSettings
 ) -> dict[AttemptKey, Mapping[str, Any]]:
-    """Return the rows of the claims that may start now, on a VM that has just answered; the others are given back.
+    """Return the rows of claims that may start now, on a VM that has just answered. Release the others.
 
-    A claim on a GPU with load that is no job's is given back. The VM counts as seen: its jobs do not count as lost
-    before what is started now would have ended its lease.
+    Releases a claim on a GPU with a load that is no job's. The VM counts as seen: its jobs do not count as lost until
+    the lease of a job started now would have ended.
     """
     with db.write() as connection:
         now = db.now(connection)
@@ -135,7 +135,7 @@ def give_back(db: Database, keys: Sequence[AttemptKey], why: str, settings: Flee
 def end_attempt(
     connection: sa.Connection, key: AttemptKey, end: Ending, settings: FleetSettings, now: float
 ) -> Verdict | None:
-    """Give the job its next state and free its GPUs. Return None, and change nothing, for an older attempt."""
+    """Give the job its next state and release its GPUs. For an older attempt, change nothing and return None."""
     row = connection.execute(sa.select(jobs).where(_is_current(key)).with_for_update()).mappings().first()
     if row is None:
         return None
@@ -174,7 +174,7 @@ def mark_started(connection: sa.Connection, key: AttemptKey, now: float) -> None
 
 
 def cancel(db: Database, job_id: str) -> JobState:
-    """Cancel a job, or have its VM end it at the next visit; return the job's state then."""
+    """Cancel a job, or let its VM end it at the next visit. Return the job's new state."""
     with db.write() as connection:
         is_it = jobs.c.job_id == job_id
         row = connection.execute(sa.select(jobs).where(is_it).with_for_update()).mappings().one()
@@ -191,7 +191,7 @@ def cancel(db: Database, job_id: str) -> JobState:
 
 
 def queue_again(db: Database, job_id: str) -> JobState:
-    """Queue a job that is over, with all its retries; return the state that it had."""
+    """Queue a job again that has ended, with all its retries. Return its old state."""
     with db.write() as connection:
         is_it = jobs.c.job_id == job_id
         state = JobState(connection.scalars(sa.select(jobs.c.status).where(is_it).with_for_update()).one())
@@ -211,13 +211,13 @@ def _is_current(key: AttemptKey) -> sa.ColumnElement[bool]:
 
 
 def _claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[tuple[int, ...], int]:
-    """Return the indices of an attempt's GPUs, and the MiB that it has of each; 0 where it has them alone."""
+    """Return the indices of an attempt's GPUs, and its MiB on each; 0 for exclusive GPUs."""
     found = sa.select(attempts.c.gpus, attempts.c.gpu_memory_mib).where(_is_of(key, attempts))
     row = connection.execute(found).first()
     return (tuple(json.loads(row.gpus)), row.gpu_memory_mib) if row else ((), 0)
 
 
 def is_foreign(gpu: GpuSeen, settings: FleetSettings, shared_mib: int = 0) -> bool:
-    """Return whether somebody uses a GPU beside the jobs that share it, which may use `shared_mib`."""
+    """Return whether a process that is no job of the fleet uses a GPU. Jobs that share it may use `shared_mib`."""
     has_strangers = gpu.num_processes > 0 and not shared_mib
     return has_strangers or gpu.used_mib > settings.free_memory_mib + shared_mib

@@ -1,4 +1,4 @@
-"""What the loops share: the database, the machines, the bell; and how they go on where one of those is away."""
+"""What the loops share: the database, the machines and the bell, and their behaviour while one of these is away."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Controller:
             raise VisitError(why, is_before_orders) from error
 
     async def run(self, loops: Sequence[Callable[[], Awaitable[None]]], *, listens: bool) -> None:
-        """Run the loops until a signal. Jobs go on without a controller, for the length of their lease.
+        """Run the loops until a signal. Without a controller, jobs continue for the length of their lease.
 
-        `listens`: one of the loops dispatches, and others may announce jobs.
+        `listens`: one of the loops dispatches, so other processes may announce jobs.
         """
         ended = asyncio.Event()
         for sig in (*end_signals(), signal.SIGINT):

@@ -39,7 +39,7 @@ class Database:
     """Transactions on the fleet's tables. Threads may share it."""
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError for a URL of no known database, whose text is not repeated: it may hold a password."""
+        """Open the database. Raises ConfigError for an unknown URL without repeating it: it may contain a password."""
         try:
             parsed = make_url(url)
         except sa.exc.ArgumentError:
@@ -55,7 +55,7 @@ class Database:
             _prepare_sqlite(self._engine)
         else:
             parsed = parsed.set(drivername="postgresql+psycopg")
-            # Dead peers are noticed: a connection to a machine that is gone would wait for ever.
+            # Dead peers are noticed: a connection to a machine that is gone would wait forever.
             options = {"connect_timeout": _CONNECT_S, "tcp_user_timeout": 10_000, "application_name": "hpc-grpo fleet"}
             self._engine = sa.create_engine(parsed, pool_pre_ping=True, pool_size=10, connect_args=options)
 
@@ -77,21 +77,21 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """Open a transaction: committed at the end of the block, undone by an exception. Raises DatabaseAwayError.
+        """Open a transaction: committed at the end of the block, rolled back by an exception. Raises DatabaseAwayError.
 
-        On SQLite it is the only writer from its beginning on, so what it reads stays true.
+        On SQLite it is the only writer from its start, so its reads stay valid.
         """
         with self.read() as connection, connection.execution_options(writes=True).begin():
             yield connection
 
     def now(self, connection: sa.Connection) -> float:
-        """Return the time by the clock that all controllers share: the server's, or this machine's."""
+        """Return the time of the clock that all controllers share: the server's, or this machine's."""
         if self.is_sqlite:
             return time.time()
         return float(connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")))
 
     def create_tables(self) -> None:
-        """Make the tables that are missing; rows stay. Raises ConfigError for tables that lack columns."""
+        """Create missing tables and keep existing rows. Raises ConfigError for tables that lack columns."""
         with self.write() as connection:
             if not self.is_sqlite:  # one controller at a time
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(4862718)"))
@@ -106,9 +106,9 @@ class Database:
 
 
 def _make_private(file: Path) -> None:
-    """Make an SQLite database that this user alone may read and write, or take away the rights of others.
+    """Create an SQLite database that only this user may read and write, or remove others' permissions.
 
-    SQLite gives its other files the mode of this one. Raises ConfigError for another user's file.
+    SQLite gives its other files the same mode. Raises ConfigError for another user's file.
     """
     try:
         with contextlib.suppress(FileExistsError):
@@ -132,7 +132,7 @@ _OF_URL = (
 
 
 def _prepare_sqlite(engine: sa.Engine) -> None:
-    """Have SQLite keep a write-ahead log, so that readers do not wait, and transactions begin where they are begun."""
+    """Use a write-ahead log in SQLite, so that readers do not wait, and start transactions explicitly."""
 
     @sa.event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:

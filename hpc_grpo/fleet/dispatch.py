@@ -38,7 +38,7 @@ class Dispatcher:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Claim GPUs for whatever fits, and begin to start it; the first are started while others are claimed."""
+        """Claim GPUs for all jobs that fit, and start the jobs. Starting overlaps with further claims."""
         db = self._controller.db
         placements, machines = await asyncio.to_thread(place_jobs, db)
         for first in range(0, len(placements), _CLAIMED_AT_ONCE):
@@ -49,12 +49,12 @@ class Dispatcher:
                 task.add_done_callback(self._starting.discard)
 
     async def round(self) -> None:
-        """Sweep, and wait until all that was claimed has been started or given back."""
+        """Sweep, and wait until all claimed jobs have started or were released."""
         await self.sweep()
         await asyncio.gather(*self._starting)
 
     async def start(self, vm: Vm, keys: Sequence[AttemptKey]) -> None:
-        """Start claimed jobs on their VM. What cannot be settled here the poller settles."""
+        """Start claimed jobs on their VM. The poller handles claims that stay undecided here."""
         controller = self._controller
         settings = controller.settings
 
@@ -75,7 +75,7 @@ class Dispatcher:
             return  # the claims stay, their start is overdue some time, and the poller revokes them
 
     def _specs(self, rows: Mapping[AttemptKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the specs for the VM; a job whose row says nothing that can be run has failed for good."""
+        """Return the specs for the VM. A job whose row has nothing to run fails permanently."""
         specs = []
         for key, row in rows.items():
             try:
@@ -99,10 +99,10 @@ class Dispatcher:
 
 
 class FreeGpus:
-    """The room on GPUs by VM, for placing jobs one after another: MiB of each, and which ones no job has."""
+    """Free room on GPUs by VM, used to place jobs one after another: MiB of each GPU, and which GPUs no job uses."""
 
     def __init__(self, rows: Iterable[tuple[int, int, int, bool]]) -> None:
-        """`rows` are a VM's id, an index, the MiB that no job has claimed, and whether no job has any of it."""
+        """`rows` have a VM's id, a GPU's index, its unclaimed MiB, and whether no job uses it."""
         self._mib: dict[int, dict[int, int]] = defaultdict(dict)
         self._unused: dict[int, dict[int, None]] = defaultdict(dict)
         self._by_count: dict[int, dict[int, None]] = defaultdict(dict)
@@ -115,9 +115,9 @@ class FreeGpus:
             self._by_count[len(free)][vm_id] = None
 
     def take(self, count: int, preferred: int | None, share_mib: int = 0) -> tuple[int, tuple[int, ...]] | None:
-        """Take GPUs of one VM, or MiB of each; None if no VM has them.
+        """Take GPUs of one VM, or MiB of each. None if no VM has enough.
 
-        Takes the preferred VM, else the VM where the least is left over.
+        Takes the preferred VM, else the VM with the least left over.
         """
         found = self._find_shares(count, preferred, share_mib) if share_mib else self._find_unused(count, preferred)
         if found is not None:
@@ -152,9 +152,9 @@ class FreeGpus:
 
 
 def place_jobs(db: Database) -> tuple[list[Placement], dict[int, Vm]]:
-    """Find free GPUs for every queued job that fits, by priority and age; changes nothing. Return the VMs by id too.
+    """Find free GPUs forevery queued job that fits, by priority and age. Changes nothing. Also returns the VMs by id.
 
-    A job goes back to the VM where its newest attempt was, if that has room: its checkpoints may be there.
+    A job returns to the VM of its newest attempt, if that has room: its checkpoints may be there.
     """
     with db.read() as connection:
         room = (gpus.c.memory_mib - gpus.c.claimed_mib, gpus.c.claimed_mib == 0)
@@ -173,7 +173,7 @@ def place_jobs(db: Database) -> tuple[list[Placement], dict[int, Vm]]:
 
 
 def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[AttemptKey]]:
-    """Claim what is planned, each in a transaction of its own; return what was still free, by VM."""
+    """Claim each planned placement in its own transaction. Return the successful claims by VM."""
     claimed: dict[int, list[AttemptKey]] = defaultdict(list)
     for place in placements:
         if key := claim(db, place):
@@ -182,7 +182,7 @@ def claim_each(db: Database, placements: Sequence[Placement]) -> dict[int, list[
 
 
 def _report_unknown(db: Database, job_ids: Sequence[str]) -> None:
-    """Say which announced jobs have no row: an announcement is an id, and the job is its row."""
+    """Report announced jobs without a row: an announcement is only an id."""
     with db.read() as connection:
         known = set(connection.scalars(sa.select(jobs.c.job_id).where(jobs.c.job_id.in_(job_ids))))
     for job_id in dict.fromkeys(job_ids):

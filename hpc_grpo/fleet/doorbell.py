@@ -1,6 +1,6 @@
-"""The doorbell: it says that there is a new job, and nothing else. The database is the truth.
+"""The doorbell announces a new job, and carries nothing else. The database is the source of truth.
 
-A bell that is broken only delays: the dispatcher looks on its own every `sweep_s`.
+A broken bell only delays: the dispatcher also checks every `sweep_s`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _AGAIN_S = 2.0
 
 
 class Bell:
-    """Wakes who waits in this process, and with NATS every controller: by a plain publish of a job's id on `jobs.new`.
+    """Wakes waiting tasks of this process, and with NATS every controller: publishes a job's id on `jobs.new`.
 
-    Nothing is stored and nothing acknowledged: the sweep finds the jobs of announcements that nobody heard.
+    Stores and acknowledges nothing: the sweep finds jobs whose announcement was lost.
     """
 
     def __init__(self, url: str = "") -> None:
@@ -41,7 +41,10 @@ class Bell:
         self._event.set()
 
     async def ring(self, job_ids: Sequence[str]) -> None:
-        """Announce jobs to all controllers; where NATS is away the sweep finds the jobs, here at once."""
+        """Announce jobs to all controllers.
+
+        If NATS is away, this process sweeps at once, and others find the jobs in their sweep.
+        """
         self._event.set()
         if self._url and self._client is None:  # this process does not listen, or NATS is away
             await announce(self._url, job_ids)
@@ -61,7 +64,7 @@ class Bell:
         return rung
 
     async def listen(self) -> None:
-        """Hear announcements for ever, whatever becomes of NATS."""
+        """Hear announcements forever, whatever becomes of NATS."""
         if not self._url:
             await asyncio.Event().wait()
         import nats.errors
@@ -100,12 +103,12 @@ class Bell:
             raise nats.errors.ConnectionClosedError
         finally:
             self._client = None
-            with contextlib.suppress(Exception):  # the library raises whatever its broken connection did
+            with contextlib.suppress(Exception):  # The library may raise any error of its broken connection.
                 await client.close()
 
 
 async def announce(url: str, job_ids: Sequence[str]) -> bool:
-    """Ring once, from a command that ends; False if NATS does not answer: the sweep finds the jobs."""
+    """Ring once, from a command that then ends. False if NATS does not answer; the sweep then finds the jobs."""
     import nats.errors
 
     try:
@@ -126,6 +129,6 @@ async def connect(url: str, **options: Any) -> Client:
     async def ignore(_error: Exception) -> None:
         """The caller gets the exception as well."""
 
-    # `allow_reconnect` is about connections that were made: a server that is away counts as a reconnect.
+    # `allow_reconnect` is for connections that worked once. A server that is away counts as a reconnect.
     once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
     return await nats.connect(url, connect_timeout=_CONNECT_S, error_cb=ignore, **once, **options)

@@ -43,9 +43,9 @@ _WITH_VM = sa.select(jobs, _STATE, _VM_NAME, attempts.c.gpus.label("gpus")).sele
 
 @dataclass(frozen=True)
 class NewJob:
-    """What a user asks for: a config (its text, or the name of a shipped one), or arguments of train_grpo.py.
+    """A user's request: a config (its text, or the name of a shipped one), or arguments of train_grpo.py.
 
-    `job_id` "" makes one up; `max_retries` None takes the fleet's.
+    `job_id` "" makes an id; `max_retries` None uses the fleet's number.
     """
 
     job_id: str = ""
@@ -66,7 +66,7 @@ class NewJob:
 
 
 def submit_job(db: Database, job: NewJob, settings: FleetSettings) -> str:
-    """Add a job and return its id. Raises ConfigError for what could never run, or an id that is taken."""
+    """Add a job and return its id. Raises ConfigError for a job that can never run, or an id that is taken."""
     job_id = job.job_id or f"job-{secrets.token_hex(4)}"
     if len(job_id) > _LONGEST_ID:
         raise ConfigError(f"job_id = {job_id[:20]!r}… must have at most {_LONGEST_ID} characters.")

@@ -1,4 +1,4 @@
-"""Jobs' logs as the controller keeps them: logs/JOB/ATTEMPT.log, and logs/JOB.log for the newest attempt."""
+"""The jobs' logs in the controller's folder: logs/JOB/ATTEMPT.log, and logs/JOB.log for the newest attempt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpc_grpo.fleet.messages import AttemptKey, AttemptSeen, file_name
 
 
 class JobLogs:
-    """Writes what visits bring, each byte at its own offset: to fetch a piece twice changes nothing."""
+    """Writes log pieces from visits, each at its offset: writing a piece twice changes nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -24,7 +24,7 @@ class JobLogs:
         return path.stat().st_size if path.exists() else 0
 
     def add(self, seen: AttemptSeen, offset: int) -> bool:
-        """Write a piece of a log that begins at `offset`; return whether all that the VM has is here."""
+        """Write a piece of a log that begins at `offset`. Return whether the controller now has all of the VM's log."""
         path = self.path(*seen.key)
         if seen.log:
             path.parent.mkdir(parents=True, exist_ok=True)

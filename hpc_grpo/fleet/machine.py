@@ -1,4 +1,4 @@
-"""A VM as a controller sees it: something that can be visited. Over ssh (ssh.py), or this machine itself."""
+"""A VM that a controller can visit: over ssh (ssh.py), or this machine itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _END_S = 2.0
 _STDERR_S = 1.0
 
 Decide = Callable[[Observation], Awaitable[Orders | None]]
-"""Commits what was seen, and returns the orders; None for none."""
+"""Commits an observation, and returns the orders; None for no orders."""
 
 
 class VisitError(HpcGrpoError):
@@ -55,10 +55,10 @@ class Vm:
 
 
 class Machine(Protocol):
-    """Implemented by SshMachine and LocalMachine, and by a simulated one in tests and benchmarks."""
+    """Implemented by SshMachine and LocalMachine, and by a simulated machine in tests and benchmarks."""
 
     async def visit(self, request: Request, decide: Decide) -> Outcome:
-        """Look at the VM, have `decide` commit what was seen, and give its orders. Raises VisitError."""
+        """Observe the VM, let `decide` commit the observation, and deliver the orders. Raises VisitError."""
 
     async def close(self) -> None:
         """Close whatever is kept open between visits."""
@@ -107,9 +107,9 @@ class Writer(Protocol):
 async def converse(
     stdout: Reader, stdin: Writer, stderr: Reader, request: Request, decide: Decide, *, is_marked: bool = False
 ) -> Outcome:
-    """Hold a visit over the streams of its program. Raises VisitError, with the cause and the last line of stderr.
+    """Run a visit over the streams of its program. Raises VisitError, with the cause and the last line of stderr.
 
-    `is_marked`: a shell started the program by `marked`, and the lines that the shell printed before are skipped.
+    `is_marked`: a shell started the program by `marked`; lines printed earlier by the shell are skipped.
     """
     ordered = False
     try:

@@ -1,4 +1,4 @@
-"""The lines of JSON that a controller and a VM exchange in one visit, and what they mean.
+"""The JSON lines that a controller and a VM exchange in one visit, and their meaning.
 
     controller                          VM (visit.py)
     Request ──────────────────────────► looks at its GPUs and its attempts
@@ -7,8 +7,8 @@
     Orders  ──────────────────────────► renews leases, starts, cancels, unless they took longer than ORDERS_S
             ◄────────────────────────── Outcome
 
-Nothing on the VM changes before the controller has committed. So the database knows of every lease that is renewed, and
-a visit that a frozen VM finishes an hour later does nothing. `FleetSettings.lost_s` relies on both.
+Nothing on the VM changes before the controller has committed. So the database knows every renewed lease, and a visit
+that a frozen VM finishes an hour later changes nothing. `FleetSettings.lost_s` relies on both.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """`log_offsets`: how much of each attempt's log the controller has, by the attempt's folder. Default: nothing.
+    """`log_offsets` maps an attempt's folder to the number of log bytes that the controller has. Default: none.
 
-    Without `with_logs` no logs are sent: orders must come soon after the observation, whatever jobs have printed.
+    Without `with_logs` no logs are sent: orders must follow the observation soon, however much jobs have printed.
     """
 
     work_dir: str
@@ -81,9 +81,9 @@ class AttemptSeen:
 
 @dataclass(frozen=True)
 class Observation:
-    """`problem` says why the GPUs were not seen, "" if they were.
+    """`problem` says why the GPUs could not be read, "" if they were.
 
-    No default: an answer without a field is none, and would take the VM's GPUs out of the database.
+    No field has a default: an incomplete answer is refused, because it would remove the VM's GPUs from the database.
     """
 
     gpus: tuple[GpuSeen, ...]
@@ -123,7 +123,7 @@ class Outcome:
 
 
 def file_name(job_id: str) -> str:
-    """Return a name for a job's files: without separators, no word of a shell, and no other job's name.
+    """Return a unique file name for a job: without separators or shell syntax.
 
     >>> file_name("job123"), file_name("../a b"), file_name("..")
     ('job123', '%2E%2E%2Fa%20b', '%2E%2E')
@@ -154,11 +154,11 @@ def decode_orders(line: bytes) -> Orders:
 
 @functools.cache
 def reader(kind: type[Message]) -> Callable[[bytes], Message]:
-    """Return what reads a VM's line and checks every type. It raises ValueError or RecursionError for any other line.
+    """Return a parser for a VM's line that checks every type. For another line it raises ValueError or RecursionError.
 
-    Half characters (lone surrogates), which an error's text may hold, become "?": pydantic and databases take none.
+    Lone surrogates, which an error's text may contain, become "?": pydantic and databases refuse them.
     """
-    from pydantic import TypeAdapter  # here: VMs need none, and a visit is to start fast
+    from pydantic import TypeAdapter  # Imported here: VMs do not need it, and a visit must start fast.
 
     read = TypeAdapter(kind).validate_json
     return lambda line: read(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))

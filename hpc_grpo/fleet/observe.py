@@ -1,4 +1,4 @@
-"""The transactions on VMs: which are due for a visit, what a visit has seen, which were not seen for too long."""
+"""Transactions on VMs: which are due for a visit, what a visit has seen, which were not seen for too long."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NO_VM = "its VM has no row any more: somebody deleted it"
 
 
 def take_due(db: Database, settings: FleetSettings) -> list[Vm]:
-    """Return the VMs that are due for a visit, and set their next one: no other controller gets them.
+    """Return the VMs that are due for a visit, and schedule their next one: no other controller gets them.
 
-    Time in which no controller looked at a VM does not count towards its loss.
+    Time in which no controller visited a VM does not count towards its loss.
     """
     is_due = vms.c.poll_at <= sa.bindparam("now")
     with db.read() as connection:  # most looks find nothing, and take no lock
@@ -47,17 +47,17 @@ def _is_watched(now: float, settings: FleetSettings) -> sa.ColumnElement[bool]:
 
 
 def missed(db: Database, vm_id: int, why: str) -> None:
-    """Note a visit that failed: the VM gets no jobs until one succeeds."""
+    """Record a failed visit. The VM gets no jobs until a visit succeeds."""
     with db.write() as connection:
         state = sa.case((vms.c.state == VmState.READY, VmState.STALE.value), else_=vms.c.state)
         connection.execute(sa.update(vms).where(vms.c.vm_id == vm_id).values(error=printable(why), state=state))
 
 
 def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
-    """Mark the VMs that nobody has seen as stale or lost, and end what ran on the lost ones; return those attempts.
+    """Mark unseen VMs as stale or lost, and end the attempts on lost ones. Return these attempts.
 
-    What ran there has ended by itself: its lease is over, and the time for its checkpoint. Where no visit has failed,
-    or none was tried, the controllers were away: the next visit tells what became of the jobs.
+    Their processes have ended by themselves: the lease and the time for a checkpoint are over. If no visit has failed,
+    or none was tried, the controllers were away: the next visit reports what happened to the jobs.
     """
     with db.write() as connection:
         now = db.now(connection)
@@ -76,8 +76,8 @@ def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
             (AttemptKey(job_id, attempt), f"{name or address} was not seen for {settings.lost_s:.0f} s")
             for job_id, attempt, name, address in connection.execute(at_lost_vm).all()
         ]
-        # Jobs of VMs whose rows somebody has deleted. Nobody visits such a VM, so its runners have ended by themselves
-        # `lost_s` after the first look that missed the row. The jobs' rows say why they wait until then.
+        # Jobs of VMs whose rows were deleted. Nobody visits such a VM, so its runners end by themselves within
+        # `lost_s` of the first check that missed the row. Until then the jobs' rows say why they wait.
         is_running = jobs.c.status == JobState.RUNNING
         has_vm = sa.exists().where(vms.c.vm_id == jobs.c.vm_id)
         is_noted = jobs.c.failure_reason == _NO_VM
@@ -93,14 +93,14 @@ def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """`frees_gpus`: the VM has more free GPUs than the database knew, which waiting jobs may have."""
+    """`frees_gpus`: the VM has more free GPUs than the database knew, so waiting jobs may fit."""
 
     orders: Orders
     frees_gpus: bool
 
 
 def attempts_of(db: Database, vm_id: int) -> frozenset[AttemptKey]:
-    """Return the attempts that a VM was given, now or before: it has a say about no others."""
+    """Return all attempts that a VM was ever given: its reports count only for these."""
     with db.read() as connection:
         rows = connection.execute(sa.select(attempts.c.job_id, attempts.c.attempt).where(attempts.c.vm_id == vm_id))
         return frozenset(AttemptKey(*row) for row in rows)
@@ -109,14 +109,14 @@ def attempts_of(db: Database, vm_id: int) -> frozenset[AttemptKey]:
 def record(
     db: Database, vm_id: int, seen: Observation, has_log: frozenset[AttemptKey], settings: FleetSettings
 ) -> Recorded:
-    """Commit what a visit has seen, and return what is to be done there.
+    """Commit a visit's observation, and return the orders.
 
-    `has_log` are the attempts whose logs the controller has to their end.
+    `has_log` are the attempts whose complete logs the controller has.
     """
     with db.write() as connection:
         now = db.now(connection)
         is_it = vms.c.vm_id == vm_id
-        # Locks the row. Where it was deleted during the visit, its jobs' leases run out.
+        # This locks the row. If it was deleted during the visit, its jobs' leases run out.
         if connection.execute(sa.update(vms).where(is_it).values(last_seen=now)).rowcount == 0:
             return Recorded(Orders(), frees_gpus=False)
         had = connection.scalar(sa.select(vms.c.available_gpus).where(is_it)) or 0
@@ -136,7 +136,7 @@ def _settle(
     settings: FleetSettings,
     now: float,
 ) -> Orders:
-    """End the jobs whose attempts are over, and sort the others by what they need."""
+    """End the jobs whose attempts have ended, and sort the others into orders."""
     running = sa.select(jobs).where(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)
     rows = connection.execute(running).mappings()
     current: dict[AttemptKey, Mapping[Any, Any]] = {AttemptKey(row["job_id"], row["attempt"]): row for row in rows}
@@ -146,7 +146,7 @@ def _settle(
     for one in seen.attempts:
         row = current.get(one.key)
         if row is None and one.key.job_id not in ours:
-            continue  # of another fleet, or of a row that was deleted: its lease ends it
+            continue  # It belongs to another fleet, or to a deleted row. Its lease ends it.
         if one.ended is not None:
             if row is not None:
                 end_attempt(connection, one.key, one.ended, settings, now)
@@ -164,7 +164,7 @@ def _settle(
 
 
 def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSettings) -> None:
-    """Queue the jobs again whose attempts the VM has never had and, from now on, refuses."""
+    """Queue jobs again whose attempts the VM never started and now refuses."""
     with db.write() as connection:
         for key in keys:
             is_it = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == key.attempt)
@@ -175,9 +175,9 @@ def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSetti
 
 
 def _update_gpus(connection: sa.Connection, vm_id: int, seen: Observation, settings: FleetSettings) -> int:
-    """Bring the VM's GPUs up to date, writing those that changed; return how many are free.
+    """Update the VM's GPUs, writing only changed ones. Return the number of free GPUs.
 
-    A GPU of a live attempt that the database does not hold it for is busy too: its runner is being ended.
+    A GPU is also busy if a live attempt uses it without holding it in the database: its runner is being ended.
     """
     alive = {index for one in seen.attempts if one.ended is None for index in one.gpus}
     found = connection.execute(sa.select(gpus).where(gpus.c.vm_id == vm_id)).mappings()

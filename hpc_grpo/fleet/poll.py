@@ -1,4 +1,4 @@
-"""The loops that keep the database true: one visits VMs and renews leases, one mends what was lost or is due."""
+"""The loops that keep the database up to date: one visits VMs and renews leases, one handles lost VMs and due jobs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hpc_grpo.system.say import say
 _LOOK_S = 0.5
 _MAX_AT_ONCE = 256
 _MAX_PIECES = 64
-"""Of a log's pieces, in a row: a job that prints without end must not keep a VM from being polled."""
+"""Log pieces in a row. A job that prints without end must not delay its VM's visits."""
 
 
 class Poller:
-    """Visits each VM that is due in a task of its own: one that does not answer delays no other."""
+    """Visits each due VM in its own task: a VM that does not answer delays no other."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -92,7 +92,7 @@ class Poller:
         return has_more
 
     def _keep_logs(self, seen: Sequence[AttemptSeen], offsets: dict[str, int]) -> tuple[frozenset[AttemptKey], bool]:
-        """Write the pieces of logs; return the attempts whose log is complete, and whether a VM has more."""
+        """Write the pieces of logs. Return the attempts whose log is complete, and whether a VM has more."""
         complete, has_more = set(), False
         for one in seen:
             try:

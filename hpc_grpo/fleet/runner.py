@@ -1,7 +1,7 @@
-"""The process that owns one attempt on its VM: `python -m hpc_grpo.fleet.runner FOLDER`, started by a visit.
+"""The process that manages one attempt on its VM: `python -m hpc_grpo.fleet.runner FOLDER`, started by a visit.
 
-It outlives the visit and the controller. It starts the job's command on the claimed GPUs, collects what the job leaves,
-and writes exit.json. It ends the job on an order, and when nobody has visited for the length of the lease.
+It outlives the visit and the controller. It starts the job's command on the claimed GPUs, ends the processes that the
+job leaves, and writes exit.json. It ends the job on an order, and if nobody visits for the length of the lease.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOK_S = 0.2
 _TAIL_BYTES = 1 << 16
 _TEARDOWN_S = 10.0
 _OWN_TEARDOWN_S = 30.0
-"""Kept of `end_s` for what a job does after its checkpoint."""
+"""Part of `end_s` for the job's teardown after its checkpoint."""
 
 
 def main(path: str) -> None:
@@ -42,13 +42,13 @@ def main(path: str) -> None:
         sys.exit("there is nothing to run, or it was revoked")
     with Signals() as signals:
         folder.write_runner()
-        if folder.ending() is not None:  # a visit gave it up this moment; it looks at runner.json once more
+        if folder.ending() is not None:  # A visit gave it up at this moment, and will read runner.json once more.
             sys.exit("its start came too late")
         folder.end(run_job(folder, spec, signals))
 
 
 def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> Ending:
-    """Run the job until it is over, and return how it ended."""
+    """Run the job until it ends, and return how it ended."""
     run = run_dir(folder.path, spec)
     argv = _argv(folder, spec, run)
     own = {
@@ -81,9 +81,9 @@ def run_job(folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> En
 
 
 def run_dir(folder: Path, spec: dict[str, Any]) -> RunDir:
-    """Return where the job's run is: below its config's root, else below the VM's `runs`.
+    """Return the folder of the job's run: below its config's root, else below the VM's `runs`.
 
-    That of train_grpo.py is the folder `run` in its output_dir.
+    A run of train_grpo.py is in the folder `run` of its output_dir.
     """
     if spec["words"][0] != "train":
         return RunDir(folder.parents[1] / (spec["output_dir"] or Path("runs") / spec["run"]["name"]) / "run")
@@ -104,7 +104,7 @@ def _argv(folder: AttemptFolder, spec: dict[str, Any], run: RunDir) -> list[str]
 
 
 def _wait(job: subprocess.Popen[bytes], folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> str:
-    """Wait for the job; return why it was ended, "" if it ended by itself."""
+    """Wait for the job. Return why it was ended, "" if it ended by itself."""
     why, kill_at = "", float("inf")
     while job.poll() is None:
         if not why:
@@ -125,7 +125,7 @@ def _wait(job: subprocess.Popen[bytes], folder: AttemptFolder, spec: dict[str, A
 
 
 def _why(folder: AttemptFolder, run: RunDir, code: int) -> str:
-    """Return one line: what the run's own record says, or the last error that it printed."""
+    """Return one line: the end in the run's record, or the last error that it printed."""
     began = folder.runner.stat().st_mtime
     recorded = [record.why for record in read_attempts(run) if record.why and record.started_at > began]
     if recorded:

@@ -29,7 +29,7 @@ vms = sa.Table(
     _integer("port", 22),
     _text("host_key"),  # pinned: "ssh-ed25519 AAAA…"; empty: the fleet's known_hosts
     _text("transport", "ssh"),  # or local
-    _text("python", "python3"),  # one that has hpc_grpo
+    _text("python", "python3"),  # a Python with hpc_grpo
     _text("work_dir", "hpc-grpo-fleet"),  # below the user's home unless absolute
     _text("nvidia_smi", "nvidia-smi"),
     _integer("available_gpus", 0),
@@ -38,7 +38,7 @@ vms = sa.Table(
     sa.Column("last_seen", sa.Double),
     sa.Column("poll_at", sa.Double, nullable=False, server_default=sa.text("0")),
     _integer("is_drained", 0),
-    sqlite_autoincrement=True,  # a job's row names its VM: the id of one that was deleted is never another's
+    sqlite_autoincrement=True,  # A job's row names its VM by id, so the id of a deleted VM is never used again.
 )
 
 gpus = sa.Table(
@@ -49,8 +49,8 @@ gpus = sa.Table(
     _text("uuid"),
     _integer("memory_mib", 0),
     _integer("used_mib", 0),
-    _integer("claimed_mib", 0),  # of jobs that share the GPU; a job that has it alone is in job_id
-    _integer("is_busy", 0),  # somebody else's processes, or memory in use that is no job's
+    _integer("claimed_mib", 0),  # Memory of jobs that share the GPU. An exclusive job is in job_id.
+    _integer("is_busy", 0),  # used by other processes, or by memory that belongs to no job
     sa.Column("job_id", sa.Text),
     sa.Column("attempt", sa.Integer),
     sa.Index("gpus_by_job", "job_id"),
@@ -60,7 +60,7 @@ jobs = sa.Table(
     "jobs",
     metadata,
     sa.Column("job_id", sa.Text, primary_key=True),
-    # What to run: a config of hpc-grpo, or the arguments of train_grpo.py.
+    # What to run: a config of hpc-grpo, or arguments of train_grpo.py.
     _text("config_name"),
     _text("config"),
     _text("overrides", "[]"),
@@ -71,12 +71,12 @@ jobs = sa.Table(
     _text("output_dir"),
     _integer("use_unsloth", 0),
     _text("preprocessing"),
-    # What it needs.
+    # The resources of the job.
     _integer("num_gpus", 1),
-    _integer("gpu_memory_mib", 0),  # of each GPU, to share it with other jobs; 0: the GPU alone
+    _integer("gpu_memory_mib", 0),  # on each GPU, shared with other jobs; 0: exclusive GPUs
     _integer("priority", 0),
     sa.Column("max_retries", sa.Integer),
-    # Where it stands.
+    # The state of the job.
     _text("status", "queued"),
     _integer("retry_count", 0),
     _text("failure_reason"),
@@ -88,7 +88,7 @@ jobs = sa.Table(
     sa.Column("exit_code", sa.Integer),
     sa.Column("submitted_at", sa.Double, nullable=False, server_default=sa.text("0")),
     sa.Column("changed_at", sa.Double, nullable=False, server_default=sa.text("0")),
-    sa.Column("started_at", sa.Double),  # of the newest attempt, once its VM has it
+    sa.Column("started_at", sa.Double),  # of the newest attempt, once its VM has started it
     sa.Column("retry_at", sa.Double),
     sa.Index("jobs_by_status", "status", "priority", "submitted_at"),
 )
@@ -111,4 +111,4 @@ attempts = sa.Table(
 
 HAS_ROOM = sa.and_(vms.c.state == "ready", vms.c.is_drained == 0, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
 IS_FREE = sa.and_(HAS_ROOM, gpus.c.claimed_mib == 0)
-"""Of the GPUs, joined with their VMs, those that a job may have."""
+"""Of the GPUs joined with their VMs, those that a job may claim."""

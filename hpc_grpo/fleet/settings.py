@@ -1,4 +1,4 @@
-"""A fleet's folder and what its `fleet.yaml` says: where the truth is kept, and how long everything may take."""
+"""A fleet's folder and its `fleet.yaml`: the place of the database, and all time limits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FleetSettings(Section):
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet's folder with its settings; the URLs are whole, so they are never printed."""
+    """A fleet's folder with its settings. The URLs include passwords, so they are never printed."""
 
     folder: Path
     settings: FleetSettings

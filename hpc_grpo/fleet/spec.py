@@ -1,4 +1,6 @@
-"""What a job is to its VM: the words of a command, made from the job's row. Pure functions; no shell reads them."""
+"""The command of a job on its VM, built as a list of words from the job's row. Pure functions; no shell reads the
+words.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _TRAIN_GRPO = ("model", "dataset", "reward_function", "max_steps", "preprocessin
 
 
 def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSettings) -> dict[str, Any]:
-    """Return what the runner needs to know of an attempt. Raises ConfigError for a row that says nothing to run."""
+    """Return an attempt's spec for the runner. Raises ConfigError for a row without anything to run."""
     key = AttemptKey(job["job_id"], job["attempt"])
     overrides = _overrides_of(job)
     _refuse_several_nodes(job, overrides)
@@ -30,7 +32,7 @@ def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSett
         raise ConfigError("The job has neither a config nor a model: nothing to run.")
     elif missing := [name for name in ("dataset", "reward_function") if not job[name]]:
         raise ConfigError(f"{missing[0]} must say something where a job has a model: train_grpo.py needs it.")
-    else:  # each value in one word with its option, so that none becomes another
+    else:  # Each option and its value are one word, so that no value is read as an option.
         words = ["grpo", *(f"--{name}={job[name]}" for name in _TRAIN_GRPO if job[name])]
         words += ["--use_unsloth"] if job["use_unsloth"] else []
     return {
@@ -48,7 +50,7 @@ def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSett
 
 
 def config_text(path: Path) -> str:
-    """Return what a job is given of a config's file: its text, merged over the files that it builds on."""
+    """Return the text of a config file for a job, merged over its base files."""
     text = path.read_text()
     values = _yaml(text, "config")
     return to_yaml(read_layers(path)) if isinstance(values, dict) and "base" in values else text
@@ -75,9 +77,9 @@ def _overrides_of(job: Mapping[str, Any]) -> list[str]:
 
 
 def _run_of(config: str, overrides: list[str]) -> dict[str, str]:
-    """Return `name` and `root` of the job's run where its config or overrides say them.
+    """Return `name` and `root` of the job's run if its config or overrides set them.
 
-    A config's name alone does not count: the jobs of one config would share a folder below the VM's `runs`.
+    A name in the config alone does not count: all jobs of the config would share a folder below the VM's `runs`.
     """
     values = _yaml(config, "config")
     run = values.get("run") if isinstance(values, dict) else None
@@ -90,9 +92,9 @@ def _run_of(config: str, overrides: list[str]) -> dict[str, str]:
 
 
 def _refuse_several_nodes(job: Mapping[str, Any], overrides: list[str]) -> None:
-    """Raise ConfigError for a job of several nodes: a job's GPUs are of one VM.
+    """Raise ConfigError for a job of several nodes: a job's GPUs are on one VM.
 
-    Not known here is what a VM's own file says that the job names, or builds on.
+    Files on the VM that the job names, or builds on, are not checked here.
     """
     values = _yaml(job["config"], "config")
     if not job["config"] and (shipped := shipped_config(job["config_name"])) is not None:

@@ -1,4 +1,4 @@
-"""A VM over ssh, with its host key pinned: one connection that is kept, one session a visit."""
+"""A VM over ssh, with a pinned host key: one persistent connection, one session for each visit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEEPALIVE_S = 10.0
 
 
 class SshMachine:
-    """Visits over a connection that is made when it is needed, and again after it broke."""
+    """Visits over a connection that is opened on demand, and again after it broke."""
 
     def __init__(self, vm: Vm, known_hosts: Path) -> None:
         self._vm = vm
@@ -29,7 +29,7 @@ class SshMachine:
         self._connecting = asyncio.Lock()
 
     async def visit(self, request: Request, decide: Decide) -> Outcome:
-        """The command line is fixed: its one variable part, the row's `python`, is quoted."""
+        """Run a visit. The command line is fixed, except the row's `python`, which is quoted."""
         command = marked(f"{shlex.quote(self._vm.python)} -m hpc_grpo.fleet.visit")
         try:
             connection = await self._connected()
@@ -58,7 +58,7 @@ class SshMachine:
                     vm.ip_address,
                     port=vm.port,
                     known_hosts=pinned([vm.host_key], vm.port) if vm.host_key else str(self._known_hosts),
-                    config=None,  # nothing but the row decides, least of all a ProxyCommand
+                    config=None,  # Only the row decides, and no ProxyCommand of a config file.
                     keepalive_interval=_KEEPALIVE_S,
                     keepalive_count_max=3,
                     **options,
@@ -79,7 +79,7 @@ def pinned(keys: Sequence[str], port: int) -> asyncssh.SSHKnownHosts:
 
 
 async def fetch_host_key(address: str, port: int) -> tuple[str, str]:
-    """Return the host key that a VM shows, and its fingerprint. Raises ConfigError where it does not answer."""
+    """Return the host key that a VM shows, and its fingerprint. Raises ConfigError if it does not answer."""
     try:
         key = await asyncio.wait_for(asyncssh.get_server_host_key(address, port=port, config=None), _CONNECT_S)
     except (OSError, asyncssh.Error, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""The states of a job, which follow which, and what becomes of a job when an attempt at it is over: pure functions.
+"""The states of a job, their transitions, and the next state after an attempt has ended: pure functions.
 
 | an attempt ended                        | the job is then | retry_count | again after |
 |-----------------------------------------|-----------------|-------------|-------------|
@@ -11,7 +11,8 @@
 | 73 (held), any other code, a signal     | failed          | + 1         | back-off    |
 | its VM was lost                         | failed          | + 1         | at once     |
 
-`failed` with a `retry_at` is queued again then. Without one, or with all retries used, the state is final.
+A `failed` job with a `retry_at` is queued again at that time. Without one, or with all retries used, the state is
+final.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Int32 = Annotated[int, Interval(ge=-(1 << 31), lt=1 << 31)]
 
 
 class JobState(StrEnum):
-    """`pending` is in no row: jobs.py computes it for a queued job that the free GPUs of no VM fit."""
+    """No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs."""
 
     QUEUED = "queued"
     PENDING = "pending"
@@ -45,7 +46,7 @@ class JobState(StrEnum):
 
 
 class VmState(StrEnum):
-    """`new`: never seen. `stale`: not seen lately, or its last visit failed. `lost`: what ran there is over."""
+    """`new`: never seen. `stale`: not seen lately, or its last visit failed. `lost`: its attempts have ended."""
 
     NEW = "new"
     READY = "ready"
@@ -60,14 +61,14 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
     JobState.CANCELLED: frozenset({JobState.QUEUED}),
 }
-"""Only the user's own `requeue` leaves `completed` and `cancelled`. A retry that is due also leaves `failed`."""
+"""Only the user's `requeue` leaves `completed` and `cancelled`. A due retry also leaves `failed`."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended. `code` is its exit code, negative for a signal, None where nobody knows.
+    """How an attempt ended. `code` is its exit code, negative for a signal, None if unknown.
 
-    `why` is one line for the user. `step` is that of the run's newest checkpoint, None where the run has none.
+    `why` is one line for the user. `step` is the step of the run's newest checkpoint, None without one.
     """
 
     kind: EndKind
@@ -89,7 +90,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`retry_in_s` is None where no retry follows."""
+    """`retry_in_s` is None if no retry follows."""
 
     state: JobState
     retry_count: int

@@ -1,4 +1,4 @@
-"""Tables of VMs, jobs and attempts, as text and as one that is drawn anew."""
+"""Tables of VMs, jobs and attempts, as text or as a table that redraws."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLOURS = {
 
 
 def vm_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of VMs: `free` are GPUs that a job may have, `busy` those that somebody else uses."""
+    """Return a table of VMs: `free` GPUs may be claimed by a job, `busy` ones are used by other processes."""
     return table(_VM_TITLES, [_vm_cells(row) for row in rows])
 
 
@@ -64,7 +64,7 @@ def counts_line(counts: Mapping[str, int]) -> str:
 
 
 def watch(db: Database, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Draw the fleet on a terminal, again and again in place, until Ctrl+C; wait for a database that is away."""
+    """Redraw the fleet on a terminal, in place, until Ctrl+C. Waits while the database is away."""
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as live:
@@ -77,7 +77,7 @@ def watch(db: Database, console: Console, sleep: Callable[[float], None] = time.
 
 
 def picture(db: Database, height: int) -> RenderableType:
-    """Return the fleet as rich draws it: how many jobs, the VMs, and the jobs that run or changed last."""
+    """Return the fleet as a rich renderable: counts of jobs, the VMs, and the jobs that run or changed last."""
     from rich.console import Group
 
     now = time.time()

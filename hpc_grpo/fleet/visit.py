@@ -1,7 +1,7 @@
-"""The program of one visit, on a VM: `python -m hpc_grpo.fleet.visit`, a fixed command line; all else is on its stdin.
+"""The program of one visit, on a VM: `python -m hpc_grpo.fleet.visit`, a fixed command line; all data is on stdin.
 
-It looks, says what it sees, waits for orders, obeys and ends (messages.py); the jobs' runners stay. What a job's row
-says reaches this machine as JSON, and its processes as words: no shell reads any of it.
+It observes, reports, waits for orders, carries them out and ends (messages.py). The jobs' runners stay. A job's row
+reaches this machine as JSON, and its processes as words: no shell reads any of it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from hpc_grpo.system.commands import run_command
 _LOG_BYTES = 1 << 20
 _BEGIN_S = 10.0
 _NVIDIA_SMI_S = 7.0
-"""Twice that is less than `visit_s`: the jobs of a VM whose nvidia-smi hangs must not end for want of visits."""
+"""Twice this is less than `visit_s`: if nvidia-smi hangs on a VM, its jobs must not end for lack of visits."""
 
 
 def main() -> None:
-    """Hold one visit over stdin and stdout. A controller that leaves in the middle changes nothing."""
+    """Run one visit over stdin and stdout. If the controller disconnects in the middle, nothing changes."""
     request = decode_request(sys.stdin.buffer.readline())
     if request.protocol != PROTOCOL:
         problem = f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"
@@ -66,7 +66,7 @@ def observe(work_dir: Path, request: Request) -> Observation:
     gpus, problem = _read_gpus(request.nvidia_smi)
     attempts = []
     for path in sorted(path for path in (work_dir / "attempts").glob("*") if path.is_dir()):
-        with contextlib.suppress(FileNotFoundError):  # another visit has forgotten it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another visit has moved it away
             if (seen := _seen(AttemptFolder(path), request)) is not None:
                 attempts.append(seen)
     return Observation(gpus, tuple(attempts), problem)
@@ -92,7 +92,7 @@ def _read_gpus(command: str) -> tuple[tuple[GpuSeen, ...], str]:
 
 def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
     key, spec = folder.key(), folder.spec()
-    # Without a key: made this moment by another visit, or by one that was killed there, which `revoke` settles.
+    # Without a key: another visit is creating it now, or was killed doing so; `revoke` settles that.
     if key is None or not folder.is_of_this_machine():
         return None
     lives = folder.runner_lives()
@@ -111,7 +111,7 @@ def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
 def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, Any] | None) -> Ending | None:
     """Write the end of an attempt whose runner was killed; None while processes of its job are left.
 
-    The kernel has told the job's first process to end. What is left after the time for a checkpoint is killed.
+    The kernel has told the job's first process to end. After the time for a checkpoint, the rest is killed.
     """
     if not folder.runner.exists() and time.time() - folder.path.stat().st_mtime < 2 * _BEGIN_S:
         return None  # it is being started
@@ -135,7 +135,7 @@ def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, Any] | None) -> E
 
 
 def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
-    """Do what a controller has committed; a lease counts from `seen_at`, before the controller could commit it."""
+    """Carry out a controller's committed orders. A lease counts from `seen_at`, before the controller could commit."""
 
     def folder_of(key: AttemptKey) -> AttemptFolder:
         return AttemptFolder(work_dir / "attempts" / key.folder)
@@ -169,10 +169,10 @@ def obey(work_dir: Path, orders: Orders, seen_at: float) -> Outcome:
 
 
 def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
-    """Decide that an attempt never starts here, or never goes on; False if it has begun and may still run.
+    """Decide that an attempt never starts here, or ends here. False if it has begun and may still run.
 
-    A runner whose folder was deleted ends its job, which may take `end_s`: the attempt is not over before that. A
-    renamed machine takes none of its attempts for its own: their leases run out.
+    A runner whose folder was deleted ends its job, which may take `end_s`; the attempt has not ended before that. A
+    renamed machine recognizes none of its attempts: their leases run out.
     """
     if not folder.path.exists() and marked_processes(folder.path):
         return False
@@ -192,7 +192,7 @@ def _revoke(folder: AttemptFolder, key: AttemptKey) -> bool:
 def _begin(
     folder: AttemptFolder, key: AttemptKey, spec: dict[str, Any], seen_at: float
 ) -> subprocess.Popen[bytes] | None:
-    """Start a runner; None if the attempt has begun before, or was revoked."""
+    """Start a runner. None if the attempt began before, or was revoked."""
     if (folder.path.parents[1] / "over" / key.folder).exists() or not folder.make():
         return None
     folder.write_spec(spec)
@@ -204,7 +204,7 @@ def _begin(
 
 
 def _why_not_begun(folder: AttemptFolder, runner: subprocess.Popen[bytes], deadline: float) -> str:
-    """Wait for a runner's record; return why there is none, "" also for a slow runner that lives."""
+    """Wait for a runner's record. Return why there is none; "" also for a slow runner that lives."""
     while not folder.runner.exists() and runner.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     if folder.runner.exists() or runner.poll() is None:
@@ -216,7 +216,7 @@ def _why_not_begun(folder: AttemptFolder, runner: subprocess.Popen[bytes], deadl
 
 
 def _orders_line() -> bytes:
-    """Return the orders, b"" where the controller has left or is late."""
+    """Return the orders, b"" if the controller has left or is late."""
     ready, _, _ = select.select([sys.stdin.buffer], [], [], 2 * ORDERS_S)
     return sys.stdin.buffer.readline() if ready else b""
 

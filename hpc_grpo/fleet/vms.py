@@ -1,4 +1,4 @@
-"""VMs as users see them: add one, list them, keep jobs off one, take it out."""
+"""VMs as users see them: add one, list them, keep jobs away from one, remove it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_vm(db: Database, values: dict[str, Any]) -> int:
 
 
 def list_vms(db: Database) -> list[dict[str, Any]]:
-    """Return the rows of VMs, each with how many GPUs it has, how many are claimed, and how many somebody else uses."""
+    """Return the rows of VMs, each with its number of GPUs, of claimed GPUs, and of GPUs used by other processes."""
     has_jobs = sa.or_(gpus.c.job_id.is_not(None), gpus.c.claimed_mib > 0)
     claimed = sa.func.count(sa.case((has_jobs, 1))).label("claimed")
     busy = sa.func.coalesce(sa.func.sum(gpus.c.is_busy), 0).label("busy")
@@ -44,14 +44,14 @@ def list_vms(db: Database) -> list[dict[str, Any]]:
 
 
 def drain_vm(db: Database, name: str, is_drained: bool) -> None:
-    """Keep new jobs off a VM, or let them on again; what runs there goes on. Raises ConfigError."""
+    """Keep new jobs away from a VM, or allow them again. Running jobs continue. Raises ConfigError."""
     with db.write() as connection:
         change = sa.update(vms).where(vms.c.vm_id == _id_of(connection, name)).values(is_drained=int(is_drained))
         connection.execute(change)
 
 
 def remove_vm(db: Database, name: str) -> None:
-    """Take a VM out, with its GPUs. Raises ConfigError where jobs run on it."""
+    """Take a VM out, with its GPUs. Raises ConfigError if jobs run on it."""
     with db.write() as connection:
         vm_id = _id_of(connection, name)
         is_on_it = sa.and_(jobs.c.vm_id == vm_id, jobs.c.status == JobState.RUNNING)

@@ -89,7 +89,7 @@ def read_script(path: Path, words: Sequence[str], program: str) -> tuple[list[st
     """Return the words before and after `program`, a pattern, on the command line that a script comes to.
 
     `words` are the script's arguments, its `$@`. Where a script sets TRAINING_ARGS instead, these are the words, and
-    None stands before. The text names the programs that were not run. Raises ConfigError where there is neither.
+    None stands before. The text names the programs that were not run. Raises ConfigError if there is neither.
     """
     # An outer shell, since the inner one is killed; a script may set its own traps and options.
     command = ["/bin/bash", "--noprofile", "--norc", "-c", _PROGRAM, "bash", program, str(path.absolute()), *words]

@@ -271,7 +271,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def positive(value: Any, _theirs: Theirs) -> int | None:
-    """Return a number of steps, None where 0, -1 or null stands for never."""
+    """Return a number of steps, None if 0, -1 or null stands for never."""
     return int(value) if value is not None and int(value) > 0 else None
 
 
@@ -303,7 +303,7 @@ def length(steps: Any, epochs: Any) -> dict[str, Any]:
 
 
 def share_of_steps(share: Any, steps: Any, key: str) -> float:
-    """Return a share of the run's `steps`. Raises ByHandError where only the data tells their number."""
+    """Return a share of the run's `steps`. Raises ByHandError if only the data tells their number."""
     if share and not steps:
         raise ByHandError(f"{share:g} of the steps of the run, whose number only the data tells", key)
     return float(share or 0) * int(steps or 0)
@@ -355,7 +355,7 @@ def split_sequences(value: Any, _theirs: Theirs) -> Any:
 def node_shape(learners: int, engines: int, tensor: int, nodes: int, gpus_per_node: int) -> dict[str, Any]:
     """Return our keys for so many learners and engines in all; each node here has as many as every other.
 
-    Raises RefusedError where that cannot be; --lenient takes the nearest shape that uses all GPUs.
+    Raises RefusedError if that cannot be; --lenient takes the nearest shape that uses all GPUs.
     """
     shape = {
         "launch.num_nodes": nodes, "launch.slurm.gpus_per_node": gpus_per_node, "engine.tensor_parallel": tensor,

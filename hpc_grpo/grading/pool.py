@@ -194,7 +194,7 @@ class PendingGroup:
         return self.result()
 
     def result(self, timeout: float | None = None) -> RewardOutcome:
-        """Wait for every reward, and add up the parts. Raises RewardError when a reward broke its contract."""
+        """Wait forevery reward, and add up the parts. Raises RewardError when a reward broke its contract."""
         zeros = (0.0,) * self.num_completions
         parts: dict[str, tuple[float, ...]] = {}
         errors: list[str] = []
@@ -251,7 +251,7 @@ class WorkerSlot:
                 self._worker.kill()
 
     def usage(self) -> Usage | None:
-        """Return what the worker has used since the call before; None where none is, or one just starts or ends."""
+        """Return what the worker has used since the call before; None if none is, or one just starts or ends."""
         if not self._lock.acquire(blocking=False):  # a killed worker may take long to end, and all grading would wait
             return None
         try:

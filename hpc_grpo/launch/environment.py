@@ -153,7 +153,7 @@ def is_allowed(name: str, pass_env: Iterable[str] = ()) -> bool:
 
 
 def is_named(name: str, entries: Iterable[str]) -> bool:
-    """Return whether an entry names the variable; one that ends in `*` is a prefix."""
+    """Return whether an entry names the variable. An entry that ends in `*` is a prefix."""
     return any(name == entry or (entry.endswith("*") and name.startswith(entry[:-1])) for entry in entries)
 
 
@@ -258,7 +258,7 @@ class Variable:
 def environment_report(
     environ: Mapping[str, str], launch: LaunchConfig, engine_settings: Mapping[str, str] | None = None
 ) -> list[Variable]:
-    """Report on each variable of `environ`, launch.env and our own; engines set `engine_settings` for themselves."""
+    """Report on each variable of `environ`, launch.env and our own. Engines set `engine_settings` themselves."""
     kept = filtered(environ, launch.pass_env, launch.env, [ALL_NODES])
     left_out = set() if launch.keep_compiled else {COMPILED_DIR_VARIABLE, COMPILED_ARCHIVE_VARIABLE, *CACHES}
     left_out |= set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE}
@@ -324,7 +324,7 @@ def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
 
 
 def report_text(variables: Sequence[Variable]) -> str:
-    """Write the report for a terminal; dropped variables by reason, without values."""
+    """Write the report for a terminal: dropped variables by reason, without values."""
     passed = [variable for variable in variables if variable.outcome == "passed"]
     fixed = [variable for variable in variables if variable.outcome == "set"]
     dropped = [variable for variable in variables if variable.outcome == "dropped"]
@@ -336,7 +336,7 @@ def report_text(variables: Sequence[Variable]) -> str:
 
 
 def _by_prefix(name: str, reasons: Mapping[str, str]) -> str:
-    """Return the reason of the longest prefix that fits; "" without one."""
+    """Return the reason of the longest matching prefix; "" for none."""
     fitting = [prefix for prefix in reasons if name.startswith(prefix)]
     return reasons[max(fitting, key=len)] if fitting else ""
 

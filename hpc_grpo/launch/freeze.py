@@ -197,7 +197,7 @@ def _extends(changed: Collection[str]) -> bool:
 
 
 def _never_trained(run: RunDir) -> bool:
-    """Return whether nothing depends on the config: no job waits, no step was done and there is no checkpoint."""
+    """Return whether nothing depends on the config yet: no waiting job, no finished step and no checkpoint."""
     chain = read_chain(run)
     is_queued = bool(chain.links) and not chain.ended
     has_steps = next(read_jsonl(run.ledger), None) is not None
@@ -214,7 +214,7 @@ def _write_source(run: RunDir, source: dict[str, Any]) -> None:
 
 
 def refuse_secrets(config: Config) -> None:
-    """Raise ConfigError that names the keys whose texts hold a secret."""
+    """Raise ConfigError with the keys whose values contain a secret."""
     if found := secret_keys(config.model_dump(mode="json")):
         raise ConfigError(
             f"The config must not hold secrets, and these keys do: {', '.join(found)}. config.yaml is kept and shared, "
@@ -230,7 +230,7 @@ _SHOWN = 4
 
 
 def take_snapshot(run: RunDir, config: Config, folder: Path) -> dict[str, Any]:
-    """Copy the package and the user's functions into the run; return what `source.json` says of it.
+    """Copy the package and the user's functions into the run. Return the content of `source.json`.
 
     Relative paths of the config are relative to `folder`.
     """
@@ -244,7 +244,8 @@ def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folde
     Another installed package is no error: the run continues with its copy, and says so.
     """
     digest = source.get("copy")
-    if digest is None or runs_from_copy():  # begun before there were copies; a link, whose start has looked
+    # The run is older than copies; or this is a job, which checked its copy at its start.
+    if digest is None or runs_from_copy():
         return
     again = "the same command with --accept-changes"
     if wrong := copy_problems(run, digest):

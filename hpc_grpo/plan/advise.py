@@ -1,4 +1,4 @@
-"""Advise what to change where a run does not fit, and how large a model the same settings carry.
+"""Suggest changes if a run does not fit, and the largest model that fits with the same settings.
 
 Nothing is guessed: every suggestion was planned, and fits.
 """
@@ -33,7 +33,9 @@ class Change:
 
 
 def changes_that_fit(plan: Plan) -> list[Change]:
-    """Return the smallest sets of changes with which the plan fits: on as many nodes, then on the fewest nodes more."""
+    """Return the smallest sets of changes with which the plan fits: on the same nodes, then on the fewest additional
+    nodes.
+    """
     found: list[Settings] = []
     for size in range(1, _MAX_CHANGES + 1):
         for group in itertools.combinations(_candidates(plan), size):
@@ -70,7 +72,9 @@ def _candidates(plan: Plan) -> list[Settings]:
 
 
 def _more_nodes(plan: Plan) -> list[Change]:
-    """Find the fewest nodes that do, as set, then with sharding and offload; engines that lack memory get more GPUs."""
+    """Find the fewest nodes that fit: with the same settings, then with sharding and offload, then with more GPUs per
+    engine.
+    """
     train = plan.config.train
     wider = _wider_engines(plan) if any(b.device == ENGINE_GPU and not b.fits for b in plan.budgets) else ()
     sharded = (("train.zero_stage", 3),) if train.zero_stage < 3 else ()
@@ -87,7 +91,7 @@ def _more_nodes(plan: Plan) -> list[Change]:
 
 
 def _wider_engines(plan: Plan) -> Settings:
-    """Give each engine twice the GPUs, and have half as many engines; nothing where that is not possible."""
+    """Give each engine twice the GPUs, and use half as many engines. Return nothing if that is impossible."""
     engine = plan.config.engine
     wider = 2 * engine.tensor_parallel
     in_turn = plan.config.placement.colocate
@@ -97,7 +101,7 @@ def _wider_engines(plan: Plan) -> Settings:
 
 
 def shortfall(plan: Plan) -> str:
-    """Name the device that lacks most, in a few words; empty when the plan fits."""
+    """Name the device that lacks the most memory; "" if the plan fits."""
     missing = [budget for budget in plan.budgets if not budget.fits]
     if not missing:
         return "; ".join(plan.problems)

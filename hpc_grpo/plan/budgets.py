@@ -1,4 +1,4 @@
-"""Add up each device at the peak of a step: one learner's GPU, one engine's GPU, a node's host and shared memory."""
+"""Memory of each device at the peak of a step: one learner's GPU, one engine's GPU, a node's host and shared memory."""
 
 from __future__ import annotations
 
@@ -53,13 +53,15 @@ ENGINE_CONTEXT_BYTES, CUDA_GRAPH_BYTES = 1 * GIB, 1 * GIB
 _RUNTIME = ("CUDA context", "CUDA context and graphs")
 
 GPU_PROCESS_GIB, CPU_PROCESS_GIB, GRADING_PROCESS_GIB, SYSTEM_GIB = 5.0, 1.5, 0.25, 4.0
-"""Assumed: libraries and staging buffers of a learner or engine; a process of rewards or environments; the system."""
+"""Assumed memory: libraries and staging buffers of a learner or engine; a process of rewards or environments; the
+system.
+"""
 SHARED_MEMORY_SHARE = 0.5
-"""A share of a node's memory: the kernel's default size of /dev/shm (tmpfs(5), option `size`)."""
+"""Share of a node's memory that /dev/shm has by default (tmpfs(5), option `size`)."""
 
 
 def is_checkpointed(config: Config, *, on_gpu: bool) -> bool:
-    """Say whether gradient checkpointing is on: where the config leaves it open, on GPUs alone."""
+    """Return whether gradient checkpointing is on. If the config does not say: only on GPUs."""
     chosen = config.train.gradient_checkpointing
     return on_gpu if chosen is None else chosen
 
@@ -68,7 +70,7 @@ def learner_budget(model: Model, config: Config, num_learners: int, hardware: Ha
     """Return one learner's GPU at the peak of a step."""
     states, working = state_parts(model, config, num_learners), activation_parts(model, config, on_gpu=True)
     parts = [*states, *working, communication_part(model, config)]
-    # What the optimizer's step needs beyond the room that activations, gone by then, have left. Stages 1 and 2 take the
+    # The optimizer step's memory beyond the room left by activations, which are freed by then. Stages 1 and 2 take the
     # norm of the largest gradient in float64; stage 3 copies a sub-group's gradients.
     needed, formula = 8 * model.shape.largest_parameter, "8 V d"
     if config.train.zero_stage == 3:
@@ -83,7 +85,7 @@ def learner_budget(model: Model, config: Config, num_learners: int, hardware: Ha
 
 
 def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
-    """List weights, gradients, optimizer and reference, where the learner computes."""
+    """List weights, gradients, optimizer and reference, on the device where the learner computes."""
     states = STATES[config.model.dtype, config.train.zero_stage, config.train.offload_optimizer != "none"]
     p, dtype = model.num_parameters, config.model.dtype
 
@@ -92,7 +94,7 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
         return Part(name, whole * parameters + shard * parameters // num_learners, " + ".join(terms) or "0")
 
     def frozen(name: str, size: int, parameters: int) -> Part:
-        """Count a model that is not trained: whole on each learner, or sharded by ZeRO-3."""
+        """Count a model that is not trained: complete on each learner, or sharded by ZeRO-3."""
         return part(name, *((0, size) if config.train.zero_stage == 3 else (size, 0)), parameters)
 
     parts = [
@@ -112,11 +114,11 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
 
 
 def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part]:
-    """List what the fullest microbatch keeps for its backward pass, and works with in it."""
+    """List the activations of the fullest microbatch: kept for its backward pass, and used in it."""
     train, b, saves = config.train, DTYPE_BYTES[config.model.dtype], is_checkpointed(config, on_gpu=on_gpu)
     tokens = train.max_tokens_per_microbatch
     peak = activations(model.shape, b, tokens, LOGPROB_CHUNK_TOKENS, is_checkpointed=saves)
-    # On a GPU a kernel with a mask takes as many heads of keys as of queries: own ones are repeated, too.
+    # On a GPU a masked kernel needs as many key heads as query heads, so a sequence's own keys are repeated too.
     copies, size = (
         (KEYS_OF_A_TOKEN, model.shape.attention_size) if on_gpu else (KEYS_OF_A_TOKEN - 1, model.shape.kv_size)
     )
@@ -171,9 +173,9 @@ def host_parts(model: Model, config: Config, num_learners: int, learners_on_node
 
 @dataclass(frozen=True)
 class KvCache:
-    """The KV cache of one engine. `num_bytes` and `bytes_per_token` are of one GPU; tokens and sequences of the engine.
+    """The KV cache of one engine. `num_bytes` and `bytes_per_token` are per GPU; tokens and sequences per engine.
 
-    `num_sequences` counts full-length ones (max_model_len): shorter ones share the same tokens.
+    `num_sequences` counts sequences of full length (max_model_len). More shorter ones fit.
     """
 
     num_bytes: int
@@ -194,7 +196,7 @@ class KvCache:
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int = 1) -> int:
-    """Return 2 L k b: a key and a value of every layer; tensor parallelism divides the heads, down to one a GPU.
+    """Return 2 L k b: a key and a value in every layer. Tensor parallelism divides the heads, down to one per GPU.
 
     >>> from hpc_grpo.plan.model import FAMILY
     >>> kv_bytes_per_token(FAMILY["7B"], 2)
@@ -210,10 +212,12 @@ def kv_cache(model: Model, config: Config, num_bytes: int) -> KvCache:
 
 
 def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
-    """Return one GPU of one engine; its cache holds at least one sequence of full length, whether it fits or not.
+    """Return the budget of one engine's GPU.
 
-    vLLM (Kwon et al. 2023, arXiv:2309.06180) takes `gpu_memory_utilization` of the GPU, runs the largest batch once to
-    see what the model needs, and gives the rest to the KV cache in blocks.
+    Its cache holds at least one sequence of full length, even if that does not fit.
+
+    vLLM (Kwon et al. 2023, arXiv:2309.06180) takes `gpu_memory_utilization` of the GPU. It runs the largest batch once
+    to measure the model's memory, and gives the rest to the KV cache in blocks.
     """
     engine, given_gib = config.engine, kv_cache_gib(config, on_gpu=True)
     runtime = Part(_RUNTIME[1], ENGINE_CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")
@@ -247,10 +251,10 @@ def model_parts(model: Model, config: Config) -> list[Part]:
 
 
 def shared_gpu_budget(learner: MemoryBudget, states: Sequence[Part], engine: MemoryBudget) -> MemoryBudget:
-    """Return a GPU that learner and engine have in turn (placement.colocate), in the fuller of the two phases.
+    """Return the budget of a GPU shared by learner and engine in turns (placement.colocate), in the fuller phase.
 
-    While the engine samples, the learner's `states` and its context stay; while the learner trains, of the engine its
-    own context and CUDA graphs alone: vLLM's sleep, level 2, gives back weights and KV cache.
+    While the engine samples, the learner's `states` and its context stay. While the learner trains, only the engine's
+    context and CUDA graphs stay: vLLM's sleep, level 2, frees weights and KV cache.
     """
     asleep = next(replace(part, name=f"engine asleep: {part.name}") for part in engine.parts if part.name in _RUNTIME)
     context = Part("learner: CUDA context, NCCL", LEARNER_CONTEXT_BYTES, "assumed")
@@ -263,7 +267,7 @@ def shared_gpu_budget(learner: MemoryBudget, states: Sequence[Part], engine: Mem
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
     """Return a node's host memory at the peak of a step.
 
-    On CPU learners and engines lie in it, but for communication buffers: untouched pages take nothing.
+    On CPU, learners and engines are in host memory, without communication buffers: untouched pages use no memory.
     """
     learners, engines = config.placement.learners_per_node, engines_per_node(config)
     parts = [*shared_memory_parts(model, config), *host_parts(model, config, num_learners, learners)]
@@ -284,7 +288,7 @@ def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, 
 
 
 def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> MemoryBudget:
-    """Return the part of it in /dev/shm, whose size is half of a node's memory unless the site changed it."""
+    """Return the part of host memory in /dev/shm, whose size is half of a node's memory by default."""
     capacity = int(hardware.host_bytes * SHARED_MEMORY_SHARE)
     return MemoryBudget(SHARED_MEMORY, shared_memory_parts(model, config), capacity)
 

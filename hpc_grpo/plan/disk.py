@@ -21,21 +21,24 @@ OPTIMIZER_BYTES = 12
 BYTES_PER_TOKEN = 4
 """Bytes of a logged completion for each token, assumed: four letters."""
 RECORD_BYTES = 400
-"""Bytes of a logged rollout beside its text, assumed: rewards, advantage and the names of both."""
+"""Assumed bytes of a logged rollout besides its text: rewards, advantage and their names."""
 BATCH_BYTES_PER_TOKEN = 17
-"""Bytes of a kept batch for each token: its id, advantage, logprob and version in four each, and its mask."""
+"""Bytes of a kept batch for each token: its id, advantage, logprob and version with four bytes each, and its mask."""
 FILES_OF_RUN, FILES_PER_SHARD, FILES_PER_EXPORT = 1000, 4, 20
-"""Files of a run beside those of its steps (the copy of hpc-grpo, logs), of each learner's part of a checkpoint, and of
-an export, assumed. Each step has one file of rollouts."""
+"""Assumed numbers of files: of a run besides its steps (the copy of hpc-grpo, logs), of each learner's part of a
+checkpoint, and of an export. Each step has one file of rollouts.
+"""
 STEP_BYTES = 4096
 """Bytes of a step's lines in metrics.jsonl and ledger.jsonl, assumed."""
 
 
 @dataclass(frozen=True)
 class DiskBudget:
-    """Counts what a run writes below its folder. `sure` is known from the model's size; `estimated` is at most that.
+    """The bytes that a run writes below its folder.
 
-    `room` is what may be written there, counting what the run has written already.
+    `sure` follows from the model's size; `estimated` is an upper limit.
+
+    `room` is the space there, including what the run has already written.
     """
 
     folder: Path
@@ -72,7 +75,7 @@ def read_disk(plan: Plan) -> DiskBudget:
 
 
 def room_for(run: RunDir) -> Room:
-    """Return the room for a run: what it has written already is replaced, not added to."""
+    """Return the room for a run. Its existing files count as room, because they are replaced."""
     room, taken = room_in(run.path), taken_on_disk(run.path)
     files = None if room.num_files is None else room.num_files + taken.num_files
     return replace(room, num_bytes=room.num_bytes + taken.num_bytes, num_files=files)
@@ -97,10 +100,10 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
 
 
 def checkpoint_bytes(config: Config, num_parameters: int) -> int:
-    """Return the size of a checkpoint: 12 P under ZeRO-3, whose float32 shards are all; stages 1 and 2 add b P.
+    """Return the size of a checkpoint: 12 P under ZeRO-3, whose shards are all float32; stages 1 and 2 add b P.
 
-    A reference that follows the policy adds b P, or 4 P where it is an average.
-    Counted in the files that DeepSpeed 0.19.8 writes; a test compares them.
+    A reference that follows the policy adds b P, or 4 P for an average. Counted in the files that DeepSpeed 0.19.8
+    writes; a test compares them.
     """
     whole = 0 if config.train.zero_stage == 3 else DTYPE_BYTES[config.model.dtype]
     reference = 0
@@ -110,7 +113,7 @@ def checkpoint_bytes(config: Config, num_parameters: int) -> int:
 
 
 def num_checkpoints(config: Config, num_steps: int | None) -> int:
-    """Count the checkpoints on disk at the same time: those kept, and a new one, whole before the oldest goes."""
+    """Count the checkpoints on disk at the same time: the kept ones, and a new one before the oldest is removed."""
     every, at_once = config.checkpoint.every, config.checkpoint.keep_last + 1
     if every is None:
         return min(at_once, 2)
@@ -120,9 +123,9 @@ def num_checkpoints(config: Config, num_steps: int | None) -> int:
 
 
 def num_exports(config: Config, num_steps: int | None) -> int:
-    """Count the exports that are on disk at the same time: those kept, the one being written, at least the last.
+    """Count the exports on disk at the same time: the kept ones and the one being written; at least the last.
 
-    Where epochs or seconds have a say, as many as may be kept; where all are kept, those that come by steps.
+    If epochs or seconds decide, the number is the limit of kept exports; if all are kept, those due by steps.
     """
     every, keep = config.checkpoint.export_every, config.checkpoint.keep_exports
     if every is None:

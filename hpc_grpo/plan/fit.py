@@ -1,4 +1,4 @@
-"""Decide whether a run fits the nodes it is planned for: the memory of learner, engine and node, side by side."""
+"""Decide whether a run fits its planned nodes: the memory of learner, engine and node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Settings = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on so many nodes, with the budget of every kind of device; `kv_cache` is None without engines (SFT)."""
+    """A run on a number of nodes, with the budget of every kind of device. `kv_cache` is None without engines (SFT)."""
 
     model: Model
     config: Config
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Say what fits while training but may not in a moment beside it."""
+        """Return warnings about short peaks that may not fit although training fits."""
         host = next(budget for budget in self.budgets if budget.device == HOST_MEMORY)
         export = weight_bytes(self.config, self.model.num_parameters)
         if not host.fits or host.num_bytes + export <= host.capacity_bytes:
@@ -80,10 +80,10 @@ class Plan:
 def plan_of(
     config: Config, environ: Mapping[str, str], hardware: Hardware, *, nodes: int | None = None, size: str | None = None
 ) -> Plan:
-    """Plan `config` on `nodes`, else on its own, with the shape of `size`, else of its model.path.
+    """Plan `config` on `nodes`, by default its own, with the shape of `size`, by default that of its model.path.
 
-    `environ` is the environment that the job starts from: it says where the model is looked for. Raises ConfigError
-    where the model is not on this machine, or is none that can be planned.
+    `environ` is the job's start environment: it says where to find the model. Raises ConfigError if the model is not on
+    this machine, or cannot be planned.
     """
     if size is None:
         model = read_model(config.model.path, job_environ(environ, config.launch.env))

@@ -1,6 +1,6 @@
-"""Count bytes: a device's memory as a sum of named parts, what DeepSpeed keeps a parameter, what a microbatch keeps.
+"""Count bytes: a device's memory as a sum of named parts, DeepSpeed's bytes per parameter, a microbatch's activations.
 
-Which of a run's settings go in is said in budgets.py.
+budgets.py says which settings of a run are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The parts that lie on one device at the same time, and what the device holds; both in bytes."""
+    """The parts on one device at the same time, and the device's capacity, in bytes."""
 
     device: str
     parts: tuple[Part, ...]
@@ -48,7 +48,7 @@ def nonzero(*parts: Part) -> tuple[Part, ...]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A node. `gpu_bytes` is one GPU's memory, `host_bytes` what a job may use of the node's.
+    """A node. `gpu_bytes` is one GPU's memory, `host_bytes` the node's memory for a job.
 
     The others are one GPU's peaks, in one direction: dense bfloat16 arithmetic, reading its memory, its link to another
     GPU of the node, its share of the network between nodes, its link to the host, and its share of the host's memory.
@@ -65,7 +65,7 @@ class Hardware:
 
 
 GH200 = Hardware(gpu_bytes=96 * GIB, host_bytes=460 * GIB)
-"""Assumed where nothing else is said: four GH200, each with a 200 Gb/s network interface and a Grace CPU."""
+"""The default hardware: four GH200, each with a 200 Gb/s network interface and a Grace CPU."""
 
 _HOPPER = Hardware(
     gpu_bytes=80 * GIB,
@@ -97,16 +97,17 @@ HARDWARE = {
         host_memory_bytes_per_s=51e9,
     ),
 }
-"""Nodes by name, from NVIDIA's data sheets. SXM boards as in DGX and HGX nodes: eight GPUs share two CPUs, each GPU has
-its own network interface (400 Gb/s, on A100 200 Gb/s). H100 PCIe: no NVLink, the GPUs of a node talk over PCIe. `a100`
-has 80 GB of memory."""
+"""Nodes by name, from NVIDIA's data sheets. SXM boards as in DGX and HGX nodes: eight GPUs share two CPUs, and each GPU
+has its own network interface (400 Gb/s, on A100 200 Gb/s). H100 PCIe: no NVLink; the GPUs of a node communicate over
+PCIe. `a100` has 80 GB of memory.
+"""
 
 _NAMES = {"gh200": "gh200", "h200": "h200", "h100 pcie": "h100-pcie", "h100": "h100-sxm", "a100": "a100"}
-"""Words in the name that nvidia-smi gives a GPU, the longer before those that they contain."""
+"""Parts of a GPU's name in nvidia-smi -> key of HARDWARE. A longer part comes before one that it contains."""
 
 
 def hardware_named(gpu_name: str) -> str | None:
-    """Return the key of HARDWARE for a GPU as nvidia-smi names it; None for another GPU.
+    """Return the key of HARDWARE for a GPU name of nvidia-smi; None for another GPU.
 
     >>> hardware_named("NVIDIA H100 80GB HBM3"), hardware_named("NVIDIA GH200 120GB"), hardware_named("NVIDIA L4")
     ('h100-sxm', 'gh200', None)
@@ -160,8 +161,8 @@ STATES: dict[tuple[str, int, bool], StateBytes] = {
 # fmt: on
 """By the model's dtype, the ZeRO stage and whether the optimizer is offloaded; columns: the fields of `StateBytes`.
 
-Stage 1 in bfloat16 has the gradients of the whole backward pass beside their float32 sum (BF16_Optimizer). Stage 3 with
-offload has the sum over microbatches, and the optimizer's own copy of it.
+Stage 1 in bfloat16 has the gradients of the whole backward pass besides their float32 sum (BF16_Optimizer). Stage 3
+with offload has the sum over microbatches, and the optimizer's copy of it.
 """
 
 
@@ -177,19 +178,18 @@ def pinned_rounding_bytes(arrays: Iterable[int]) -> int:
 
 
 LOGIT_BYTES = 20
-"""A chunk's logit in float32, and four more arrays of its size: normalised logits, probabilities, gradients."""
+"""Bytes of a chunk's logit: float32, and four more arrays of its size (normalised logits, probabilities, gradients)."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes at the peak of a backward pass. `kept` waits for it; `one_layer` and `head` come one after the other.
+    """Bytes at the peak of a backward pass. `kept` waits for it; `one_layer` and `head` follow one after the other.
 
-    The way of counting is that of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
-    Models" (arXiv:2205.05198), section 4: what autograd keeps for the backward pass, operation by operation. The
-    operations are those of transformers' Llama and Qwen2 layers with a fused attention kernel (nothing of size T x T).
-    Letters: `T` tokens of a microbatch, `d` hidden size, `a` and `k` channels of all query and of all key heads, `H`
-    query heads, `f` intermediate size, `V` vocabulary, `L` layers, `b` bytes of the model's dtype, `c` tokens of a
-    logits chunk.
+    Counts as Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
+    (arXiv:2205.05198), section 4: what autograd keeps for the backward pass, operation by operation. The operations are
+    those of transformers' Llama and Qwen2 layers with a fused attention kernel (nothing of size T x T). Letters: `T`
+    tokens of a microbatch, `d` hidden size, `a` and `k` channels of all query and of all key heads, `H` query heads,
+    `f` intermediate size, `V` vocabulary, `L` layers, `b` bytes of the model's dtype, `c` tokens of a logits chunk.
     """
 
     kept: int
@@ -206,8 +206,8 @@ def layer_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
     """Return (8 + 4 b) d + b (3 a + 2 k) + 4 H + 4 b f.
 
     Two norms keep their float32 input (4 d each), the normalised value and their output (b d each). Attention keeps
-    queries, keys, values and its output, which the output projection keeps once more, and 4 bytes a head of
-    log-sum-exps. The MLP keeps gate, its activation, up and their product.
+    queries, keys, values and its output, which the output projection keeps again, and 4 bytes a head of log-sum-exps.
+    The MLP keeps gate, its activation, up and their product.
     """
     d, a, k, f, b = shape.hidden_size, shape.attention_size, shape.kv_size, shape.intermediate_size, dtype_bytes
     return (8 + 4 * b) * d + b * (3 * a + 2 * k) + 4 * shape.num_heads + 4 * b * f
@@ -218,9 +218,9 @@ def activations(
 ) -> Activations:
     """Return the peak of one microbatch of `num_tokens`.
 
-    With gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) only each layer's input is kept, b d a token,
-    and one layer's activations exist again while its backward pass runs, with gradients of about 2 b f beside them.
-    The output layer computes logits chunk by chunk and adds two weight gradients of the chunks up.
+    With gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) only each layer's input is kept, b d a token.
+    During a layer's backward pass its activations exist again, with gradients of about 2 b f. The output layer computes
+    logits in chunks, and adds up two weight gradients of the chunks.
     """
     per_layer = num_tokens * layer_bytes_per_token(shape, dtype_bytes)
     boundary = num_tokens * dtype_bytes * shape.hidden_size

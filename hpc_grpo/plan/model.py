@@ -1,7 +1,7 @@
 """Shapes of dense decoders with grouped-query attention and a gated MLP (Llama, Mistral, Qwen2, Qwen3).
 
-A shape is read from a model's folder without loading the model, or is one of Qwen2.5's. The number of parameters is
-exact where the folder holds safetensors files, whose headers list every tensor; otherwise a formula counts.
+A shape comes from a model's folder, without loading the model, or from the Qwen2.5 family. The number of parameters is
+exact if the folder has safetensors files, whose headers list every tensor. Otherwise it comes from a formula.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "interme
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that memory depends on: channels, layers, heads and tokens of the vocabulary.
+    """The sizes that decide memory: channels, layers, heads and vocabulary.
 
     `has_qkv_bias`: Qwen2, or `attention_bias`; `has_output_bias`: `attention_bias` of Llama and Qwen3;
     `has_query_key_norm`: Qwen3.
@@ -53,7 +53,7 @@ class ModelShape:
 
     @property
     def num_layer_parameters(self) -> int:
-        """Count one layer: q, k, v, o; gate, up, down; two norms; biases where the model has them."""
+        """Count one layer: q, k, v, o; gate, up, down; two norms; biases if the model has them."""
         d, a, k, f = self.hidden_size, self.attention_size, self.kv_size, self.intermediate_size
         matrices = d * (a + 2 * k) + a * d + 3 * d * f
         biases = self.has_qkv_bias * (a + 2 * k) + self.has_output_bias * d + self.has_mlp_bias * (2 * f + d)
@@ -78,10 +78,10 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Model:
-    """A shape with a parameter count; `counted_from` says in words where the count comes from.
+    """A shape with a parameter count. `counted_from` describes the source of the count.
 
-    `teacher_parameters` counts those of the model that it is distilled from, `reference_parameters` those of another
-    model that is the KL's reference.
+    `teacher_parameters` counts the teacher of a distillation, `reference_parameters` a separate reference model of the
+    KL.
     """
 
     name: str
@@ -117,7 +117,7 @@ def family_model(size: str) -> Model:
 
 
 def read_model(path: str, environ: Mapping[str, str]) -> Model:
-    """Return the model of `model.path`. Raises ConfigError where it is not here, or is no dense decoder."""
+    """Return the model of `model.path`. Raises ConfigError if it is not here, or is no dense decoder."""
     try:
         folder = find_model(path, environ)
     except ConfigError as error:
@@ -167,7 +167,7 @@ def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
 
 
 def count_parameters(folder: Path, *, is_tied: bool) -> int | None:
-    """Count the elements in the safetensors files, a tied output layer once; None unless every file is there."""
+    """Count the elements in the safetensors files, a tied output layer once. None unless every file exists."""
     files = weight_files(folder)
     if not files or not all(file.suffix == ".safetensors" and file.is_file() for file in files):
         return None

@@ -20,9 +20,10 @@ from hpc_grpo.plan.fit import Plan
 
 @dataclass(frozen=True)
 class Workload:
-    """A step of sequences that are all as long as may be: nobody knows before sampling how long completions get.
+    """A step whose sequences all have the maximal length: lengths are unknown before sampling.
 
-    `learner_tokens` are the tokens that learners compute, a shared prompt once; `num_microbatches` is of one learner.
+    `learner_tokens` are the tokens that learners compute; a shared prompt counts once. `num_microbatches` is for one
+    learner.
     """
 
     num_sequences: int
@@ -70,9 +71,9 @@ def _num_microbatches(config: Config, num_learners: int) -> int:
 
 
 def num_steps(plan: Plan) -> int | None:
-    """Return the run's length; None where it depends on data that is no file here, or no readable one.
+    """Return the run's length in steps. None if it depends on data that is no readable local file.
 
-    Prompts that data.drop_long_prompts drops are counted: nothing is tokenized here.
+    Includes prompts that data.drop_long_prompts drops, because nothing is tokenized here.
     """
     config = plan.config
     sources, evals = ([source for _, source in config.data.sources(for_eval=which)] for which in (False, True))

@@ -35,7 +35,7 @@ _RESULT, _ENDED = "result.json", "ended"
 def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
     """Return every group of findings that can be had from here, on `asked_nodes` nodes; None: on those at hand.
 
-    Waits `wait_min` minutes at most for a job that examines nodes. Raises ConfigError where so many cannot be had.
+    Waits `wait_min` minutes at most for a job that examines nodes. Raises ConfigError if so many cannot be had.
     """
     place = find_place(context.environ)
     try:

@@ -1,4 +1,4 @@
-"""Folders: the file system under one, its free space, whether it can be written; and the folder of an examination."""
+"""Folders: the file system of one, its free space, whether it is writable; and the folder of an examination."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_FREE_GIB = 20.0
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
-    """Return the type of the file system that `path` is on, or would be; `mounts` is as in /proc/self/mounts.
+    """Return the type of the file system of `path`. `mounts` has the format of /proc/self/mounts.
 
     >>> file_system(Path("/x/y"), "a / ext4 rw 0 0\\nb /x lustre rw 0 0\\n")
     'lustre'
@@ -33,7 +33,7 @@ def free_gib(path: Path) -> float:
 
 
 def write_error(path: Path) -> str:
-    """Try to make a file in the folder, and remove it; return why that failed, or ""."""
+    """Create and remove a file in the folder. Return the reason of a failure, or ""."""
     try:
         with tempfile.TemporaryFile(dir=path) as probe:
             probe.write(b"doctor")
@@ -43,7 +43,7 @@ def write_error(path: Path) -> str:
 
 
 def own_folder(root: Path) -> Path:
-    """Name, without making it, a folder for one examination below `root`; `hpc-grpo list` does not show it."""
+    """Return a path for the folder of one examination below `root`. `hpc-grpo list` does not show it."""
     return root / ".doctor" / f"doctor-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}"
 
 

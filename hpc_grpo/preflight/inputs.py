@@ -1,7 +1,7 @@
 """The inputs of a run and its disk, checked on the login node.
 
-A job that would fail on one of them queues for hours to say so. `submit` and `resume` refuse it (`refusals`), and the
-doctor prints a finding for each (`input_findings`).
+A job with a wrong input would wait in the queue for hours before it fails. `submit` and `resume` refuse such a run
+(`refusals`), and the doctor prints a finding for each error (`input_findings`).
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def refuse_what_fails(config: Config, *, accepts_changes: bool = False) -> None:
 def refusals(
     config: Config, environ: Mapping[str, str] = os.environ, *, only: str = "", accepts_changes: bool = False
 ) -> Iterator[ConfigError]:
-    """Yield each reason why the job would never start, or fail at once, as far as a login node can tell.
+    """Yield each error that would stop the job at its start, if a login node can find it.
 
-    `only` limits them to those that belong to one check of the doctor.
+    `only` selects the errors of one check of the doctor.
     """
     run = RunDir(config.run_path)
     start = working_dir(run) if run.has_config() else Path.cwd()
@@ -89,7 +89,7 @@ def refusals(
 
 
 def input_findings(context: Context) -> list[Finding]:
-    """Return the doctor's findings about what the job reads, and the disk that it writes to."""
+    """Return the doctor's findings about the job's inputs and its disk."""
     judges: dict[str, Callable[[Config, Context], Finding]] = {
         MODEL: model_finding,
         DATA: data_finding,
@@ -119,7 +119,7 @@ def model_finding(config: Config, context: Context) -> Finding:
 
 
 def data_finding(config: Config, context: Context) -> Finding:
-    """Check that the data sets of the config are files, folders, or in the cache that the job will use."""
+    """Check that the config's data sets are files, folders, or in the job's cache."""
     environ = context.job_environ
     if missing := _missing_paths(config, "data."):
         return failure(DATA, missing, "set data.train.path and data.eval.path")
@@ -135,14 +135,14 @@ def data_finding(config: Config, context: Context) -> Finding:
 
 
 def other_inputs_finding(config: Config, context: Context) -> Finding:
-    """Check the rest of what `submit` would refuse: programs, rows of the data, GPUs of a node."""
+    """Check the other reasons for which `submit` would refuse: programs, rows of the data, GPUs of a node."""
     errors = [says for key, says in missing_inputs(config, Path.cwd()) if not key.startswith(("model.", "data."))]
     errors += map(str, refusals(config, context.environ, only=INPUTS))
     return failure(INPUTS, "\n".join(errors), "correct what it names") if errors else ok(INPUTS, "nothing is missing")
 
 
 def disk_finding(config: Config, context: Context) -> Finding:
-    """Check that what a run writes has room below run.root: a full disk or quota stops it in the middle of a job."""
+    """Check that there is room for the run below run.root: a full disk or quota stops a run in the middle of a job."""
     try:
         disk = _disk(config, context.environ)
     except ConfigError as error:
@@ -153,7 +153,7 @@ def disk_finding(config: Config, context: Context) -> Finding:
 
 
 def judged_disk(disk: DiskBudget) -> Finding:
-    """Judge a run's budget: what is sure must fit, what is estimated at its most should."""
+    """Judge a run's budget. The sure part must fit; the upper limit of the estimate should."""
     room = f"{disk.room.num_bytes / GIB:,.0f} GiB {disk.room.limit} in {disk.folder}"
     says = f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}"
     if disk.is_too_large:
@@ -167,7 +167,7 @@ def judged_disk(disk: DiskBudget) -> Finding:
 
 
 def refuse_full_disk(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError where the checkpoints and exports of the run would not fit, or nobody knows whether they do."""
+    """Raise ConfigError if the checkpoints and exports of the run would not fit, or nobody knows whether they do."""
     disk = _disk(config, environ)
     if disk is not None and disk.is_too_large:
         raise ConfigError(f"run.root = {config.run.root}: {_sure(disk)}. To go on, {_MAKE_ROOM}.")
@@ -179,7 +179,7 @@ def _sure(disk: DiskBudget) -> str:
 
 
 def _disk(config: Config, environ: Mapping[str, str]) -> DiskBudget | None:
-    """Return the budget; None for a model that is not here. Raises ConfigError where the disk does not say its room."""
+    """Return the budget; None for a model that is not here. Raises ConfigError if the disk does not report its room."""
     try:
         plan = plan_of(config, environ, GH200)
     except ConfigError:
@@ -188,7 +188,7 @@ def _disk(config: Config, environ: Mapping[str, str]) -> DiskBudget | None:
 
 
 def refuse_missing_python(launch: LaunchConfig) -> None:
-    """Raise ConfigError where a job could not start `launch.python`: it would queue, end, and leave no successor."""
+    """Raise ConfigError if a job could not start `launch.python`: the job would end without a successor."""
     if launch.python is not None and shutil.which(launch.python) is None:
         raise ConfigError(
             f"launch.python = {launch.python}: must be a file that can be executed, and here it is none. "
@@ -205,7 +205,7 @@ def refuse_wrong_environments(config: Config) -> None:
 
 
 def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
-    """Raise ConfigError where nodes could not copy `launch.stage.environment`."""
+    """Raise ConfigError if nodes could not copy `launch.stage.environment`."""
     named = launch.stage.environment
     path = working_dir / (named or "")
     if named is not None and not path.is_file() and not (path / "bin" / "python").exists():
@@ -216,9 +216,9 @@ def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
 
 
 def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
-    """Raise ConfigError where `launch.notify` names a file that is no program: it would be missed when it matters.
+    """Raise ConfigError if `launch.notify` names a file that is no program.
 
-    Not judged: a name without a folder, which the nodes may have and this machine not; `~`, which may be theirs.
+    Does not check a name without a folder, which may exist on the nodes only, and `~`, which may be the nodes' own.
     """
     program = launch.notify[0] if launch.notify else ""
     if "/" in program and not program.startswith("~") and shutil.which(working_dir / program) is None:
@@ -239,9 +239,9 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
 
 
 def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError where learners could not load the model, or not publish its weights to engines.
+    """Raise ConfigError if learners could not load the model, or not publish its weights to engines.
 
-    Not judged: a model that is not on this machine, or whose config.json cannot be read.
+    Does not check a model that is not on this machine, or whose config.json cannot be read.
     """
     path = config.model.path
     name = str(working_dir / path) if is_there(working_dir / path) else path
@@ -257,9 +257,9 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
 
 
 def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError where the vocabulary of a reference or teacher is not that of the model, by tokenizer.json.
+    """Raise ConfigError if a reference or teacher has another vocabulary than the model in its tokenizer.json.
 
-    Not judged: models that are not on this machine, and tokenizers in other files; the driver compares those.
+    Does not check models that are not on this machine, and tokenizers in other files; the driver compares those.
     """
     for key, scoring in config.scoring_models.items():
         paths = (config.model.path, scoring)
@@ -274,7 +274,7 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError where a row of a .jsonl or .json file cannot be used, as the job would.
+    """Raise ConfigError if a row of a .jsonl or .json file cannot be used, as the job would.
 
     Reads no more than `_MAX_CHECKED_ROWS` of a file: the rest, and lengths in tokens, are the job's to check.
     """
@@ -293,17 +293,17 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
 
 
 def refuse_changed_inputs(run: RunDir, config: Config, working_dir: Path, accepts_changes: bool) -> None:
-    """Raise ConfigError where local data are not those that the run started with, as its driver would."""
+    """Raise ConfigError if local data changed since the run started, as its driver would."""
     if not accepts_changes and read_inputs(run).fingerprints:
         found = local_fingerprints(config, working_dir)
         refuse_changed(run, {key: parts for key, parts in found.items() if key.startswith("data.")})
 
 
 def refuse_too_few_gpus(config: Config) -> None:
-    """Raise ConfigError where a node of the job could not hold its learners and engines.
+    """Raise ConfigError if a node of the job could not hold its learners and engines.
 
-    Not judged: GPUs asked for by `launch.slurm.extra`, those of whole nodes, and the CPUs of a node, which Slurm rounds
-    up to whole cores.
+    Does not check GPUs requested by `launch.slurm.extra`, GPUs of whole nodes, and CPUs, which Slurm rounds up to
+    cores.
     """
     slurm = config.launch.slurm
     if config.placement.gpus == "none" or slurm.has_other_gpus:
@@ -333,10 +333,10 @@ def _not_cached(check: str, name: str, cache: Path, environ: Mapping[str, str]) 
 
 
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield the key of each path that the run would read and that is not there, below `working_dir`, and say so.
+    """Yield the key of each missing path of the run, below `working_dir`, with a message.
 
-    Not judged: names of the Hugging Face hub, modules of another Python, and modules where the job's PYTHONPATH names a
-    variable that is not set here.
+    Does not check names on the Hugging Face hub, modules of another Python, and modules if the job's PYTHONPATH uses an
+    unset variable.
     """
     for key, name, path in _local_paths(config, working_dir):
         place = working_dir / path
@@ -358,7 +358,7 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
 def _is_importable(name: str, folders: Sequence[str]) -> bool:
     """Return whether the job would find a module there or in this Python, without running any of its code.
 
-    A module that is one file may make others as it is imported: those below it are not judged.
+    A module of one file may create other modules at its import, so modules below it are not checked.
     """
     if name in sys.modules:
         return True
@@ -395,7 +395,7 @@ def _functions(config: Config) -> dict[str, str]:
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:
-    """Yield the model and data that the run would read: it may need no eval data."""
+    """Yield the model and data that the run would read. It may need no eval data."""
     for item in items_of(config, working_dir):
         if not item.key.startswith(("data.eval.", "data.eval_sets.")) or config.reads_eval_data:
             yield item

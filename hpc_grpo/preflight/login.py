@@ -38,7 +38,7 @@ NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options
 _ASK_AGAIN = "try the same command by hand; the site's Slurm may be down"
 _SBATCH_DEADLINE_S = 10.0
 _REACH_LAUNCHING = ("LD_PRELOAD",)
-"""Variables that training is spared, but not the supervisor and the node agents, which start first."""
+"""Variables dropped for training that still reach the supervisor and the node agents, which start first."""
 
 _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -61,7 +61,7 @@ def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> 
 
 
 def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> Iterator[Finding]:
-    """Check Slurm, partition, account, walltime and options; with `partitions`, three calls to the scheduler in all."""
+    """Check Slurm, partition, account, walltime and options. With `partitions`, makes three calls to the scheduler."""
     launch, associations = context.launch, ask_associations()
     found = [
         guarded("slurm", lambda: version_finding(ask_version())),
@@ -79,7 +79,7 @@ def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> 
 
 
 def version_finding(answer: Answer) -> Finding:
-    """Check that this site's Slurm is not older than the oldest that is tested; `answer` is that of --version."""
+    """Check that this site's Slurm is not older than the oldest tested one. `answer` is the output of --version."""
     check = "slurm"
     if answer.error:
         return skipped(check, answer.error)
@@ -94,7 +94,7 @@ def version_finding(answer: Answer) -> Finding:
 
 
 def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> Finding:
-    """Check that the partition exists, is up, and has as many nodes and GPUs as are asked for."""
+    """Check that the partition exists, is up, and has the requested number of nodes and GPUs."""
     check, slurm = "partition", launch.slurm
     if answer.error:
         return _unanswered(check, answer)
@@ -127,7 +127,7 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
 
 
 def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answer) -> Finding:
-    """Check that the user may charge the account, and that the partition takes it."""
+    """Check that the user may charge the account, and that the partition accepts it."""
     check, wanted = "account", launch.slurm.account
     if associations.error:  # a site may do without accounting
         return skipped(check, associations.error)
@@ -180,7 +180,7 @@ def _config(context: Context) -> Finding:
 
 
 def _submit_options(context: Context, num_nodes: int) -> Finding:
-    """Check that sbatch, which submits nothing for this, would take the job of `hpc-grpo submit`."""
+    """Check that sbatch would accept the job of `hpc-grpo submit`, without submitting it."""
     check = "submit options"
     launch = context.launch.model_copy(update={"num_nodes": num_nodes})
     run = RunDir(context.root / (context.config.run.name if context.config else "doctor"))
@@ -196,7 +196,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
 
 
 def variables_finding(context: Context) -> Finding:
-    """Check that no secret is in the config, and that nothing harmful reaches training or what starts it."""
+    """Check that the config holds no secret, and that no harmful variable reaches training or its start."""
     check, launch = "variables", context.launch
     for error in refusals(context.config, only=check) if context.config else ():
         return failure(check, str(error), "take it out of the config, in which it is written down")
@@ -215,7 +215,7 @@ def variables_finding(context: Context) -> Finding:
 
 
 def proxies_finding(context: Context) -> Finding:
-    """Check that a proxy reaches training where the job may download, and that no_proxy keeps it from the nodes."""
+    """Check that a proxy reaches training if the job may download, and that no_proxy excludes the nodes from it."""
     check, environ = "proxies", context.environ
     found = [name for name in environ if name.lower() in PROXIES and environ[name]]
     if not found:

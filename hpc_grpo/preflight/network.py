@@ -19,9 +19,9 @@ _MAX_NAMED_PACKAGES = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of one node's torch probe; bandwidths in 10^9 bytes a second, None where not measured.
+    """The measurements of one node's torch probe. Bandwidths are in 10^9 bytes a second, None if not measured.
 
-    `nccl_library` and `nccl_plugin` are the files that were loaded; "" for what there is not.
+    `nccl_library` and `nccl_plugin` are the loaded files; "" for none.
     """
 
     sees_gpus: int = 0
@@ -118,7 +118,7 @@ def _nccl_in_words(found: Measured, *, is_alone: bool) -> str:
 
 
 def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Finding:
-    """Judge NCCL's bandwidth with one GPU a node, and its network; `wanted_network` is NCCL_NET of launch.env."""
+    """Judge NCCL's bandwidth with one GPU per node, and its network. `wanted_network` is NCCL_NET of launch.env."""
     check = "nccl"
     if not any(found.sees_gpus for found in measured.values()):
         return skipped(check, "torch sees no GPU")

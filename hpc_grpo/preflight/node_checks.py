@@ -1,4 +1,4 @@
-"""Judge nodes one by one: pure functions from `NodeFacts` to findings, merged into one line a check."""
+"""Judge nodes one by one: pure functions from `NodeFacts` to findings, merged into one line for each check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NodeNeeds:
     """The needs of a run on each node.
 
     Slurm is asked for `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
-    size of the weights in /dev/shm, None where the model is not known.
+    size of the weights in /dev/shm, None if the model is not known.
     """
 
     gpus_per_node: int = 0
@@ -98,7 +98,7 @@ def shared_memory(node: NodeFacts, needs: NodeNeeds) -> Finding:
 
 
 def limits(node: NodeFacts, needs: NodeNeeds) -> Finding:
-    """Check the hard limits, and the soft one of open files, which Ray's own processes live with."""
+    """Check the hard limits, and the soft limit of open files, which Ray's processes have."""
     check, found = "limits", node.limits
     for name, least in (("nofile", _LEAST_FILES), ("nproc", _LEAST_PROCESSES)):
         if 0 <= found.get(name, -1) < least:
@@ -117,7 +117,7 @@ def limits(node: NodeFacts, needs: NodeNeeds) -> Finding:
 
 
 def cpus(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    """Check that processes on the node may use all CPUs that the job has of it."""
+    """Check that processes on the node may use all CPUs of the job there."""
     expected = min(node.num_cpus, node.num_machine_cpus)
     if node.num_usable_cpus < expected:
         says = f"pinned to {node.num_usable_cpus} of {expected} CPUs"
@@ -138,7 +138,7 @@ def placement(node: NodeFacts, needs: NodeNeeds) -> Finding:
 
 
 def gpus(node: NodeFacts, needs: NodeNeeds) -> Finding:
-    """Check that GPUs are visible, as many as asked for, and idle."""
+    """Check that the requested number of GPUs is visible and idle."""
     check = "gpus"
     if node.has_rocm and not node.gpus:
         says, fix = "AMD GPUs (ROCm) are not supported", "a partition with NVIDIA GPUs, or model.device=cpu"
@@ -203,7 +203,9 @@ def compile_caches(node: NodeFacts, _needs: NodeNeeds) -> Finding:
 
 
 def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    """Check what a Slingshot network needs: the one setting without which Ray hangs, and the steps' part of it."""
+    """Check the needs of a Slingshot network: the setting without which Ray hangs, and the steps' part of the
+    network.
+    """
     check = "slingshot"
     if not node.has_slingshot:
         return skipped(check, "no such network here")

@@ -1,4 +1,4 @@
-"""The facts of one node: gathered by the process on it (`gather`), judged on the head (node_checks.py)."""
+"""The facts of one node: a process on it gathers them (`gather`), the head judges them (node_checks.py)."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _COMPILE_CACHES = {
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node. An error is "" where there is none; limits are hard limits, -1 for none.
+    """One node. An error is "" for none. Limits are hard limits, -1 for none.
 
-    `wheel_cuda` is torch's: "" for a CPU build, None without torch. `cannot_compile` says what Triton lacks to
-    compile a kernel's launcher: a C compiler, or Python's headers. `caches` maps a compile cache's variable to the
-    file system it would lie on. `has_vni`: the step has its part of a Slingshot network; `has_rocm`: AMD's GPUs.
+    `wheel_cuda` is torch's: "" for a CPU build, None without torch. `cannot_compile` says what Triton lacks to compile
+    a kernel's launcher: a C compiler, or Python's headers. `caches` maps the variable of a compile cache to its file
+    system. `has_vni`: the step has its part of a Slingshot network. `has_rocm`: the GPUs are AMD's.
     """
 
     node: str
@@ -102,7 +102,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
     free_port, ports_error = _tried(lambda: choose_ports(spec.tag, resources.num_cpus).gcs, 0)
     return NodeFacts(
         node=spec.node,
-        # "" where the resolver gives no address, or does not answer
+        # "" if the resolver gives no address, or does not answer
         host_address=run_command(["getent", "ahostsv4", socket.gethostname()], 5.0).text.partition(" ")[0],
         interface=interface,
         address=address,
@@ -129,7 +129,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
 
 
 def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `NodeFacts` holds of this machine's GPUs, of their driver, and of the torch that is to use them."""
+    """Return the fields of `NodeFacts` about GPUs, their driver, and torch."""
     listed = ask_nvidia_smi()
     return {
         "gpus": gpus_of_job(parse_gpus(listed.text), os.environ),
@@ -160,7 +160,7 @@ def _temp_dir(spec: NodeSpec) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of packages, Python and hpc-grpo, from metadata: nothing is imported."""
+    """Return the versions of packages, Python and hpc-grpo, from metadata, without imports."""
     found = {"hpc-grpo": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -171,7 +171,7 @@ def _versions() -> dict[str, str]:
 
 
 def cannot_compile(environ: Mapping[str, str]) -> str:
-    """Look for what `triton/runtime/build.py` needs: the compiler `$CC`, clang or gcc, and Python.h."""
+    """Find the needs of `triton/runtime/build.py`: the compiler `$CC`, clang or gcc, and Python.h."""
     if not (environ.get("CC") or any(shutil.which(name, path=environ.get("PATH")) for name in ("clang", "gcc"))):
         return "no C compiler (gcc or clang) on PATH, and CC is not set"
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -190,7 +190,7 @@ def gpus_of_job(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, 
 
 
 def parse_driver_cuda(text: str) -> str:
-    """Read the newest CUDA that the driver can run in the heading of nvidia-smi; "" if it does not say.
+    """Parse from nvidia-smi's heading the newest CUDA that the driver can run; "" if it is not there.
 
     >>> parse_driver_cuda("| NVIDIA-SMI 565.57.01   Driver Version: 565.57.01   CUDA Version: 12.7 |")
     '12.7'
@@ -200,7 +200,7 @@ def parse_driver_cuda(text: str) -> str:
 
 
 def _wheel_cuda() -> str | None:
-    """Return torch's CUDA, "" for a CPU build, None without torch; from its version file: an import takes seconds."""
+    """Return torch's CUDA, "" for a CPU build, None without torch. Reads its version file: an import takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

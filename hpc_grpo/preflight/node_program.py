@@ -1,8 +1,8 @@
 """The doctor's process on one node: `python -m hpc_grpo.preflight.node_program`, started by nodes.py.
 
 Reads the line of a `NodeSpec`, then one JSON request a line: {"ask": NAME, …arguments}, where NAME is a method of
-`Node`. Writes one JSON line an answer: {"value": …} or {"error": …}. Ends when stdin does. It runs where training
-would: inside launch.container if there is one, while a node agent runs outside.
+`Node`. Writes one JSON line an answer: {"value": …} or {"error": …}. Ends with its stdin. It runs where training would:
+inside launch.container if there is one, while a node agent runs outside.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Node:
         return False
 
     def measure(self, probe: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        """Run the torch probe with the environment of a learner; return what it measured, and its error."""
+        """Run the torch probe with a learner's environment. Return its measurements and its error."""
         environ = filtered(os.environ, self._spec.pass_env, self._spec.env)
         interface, _ = node_address(self._spec)
         environ |= {**collective_interfaces(interface, environ), "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
@@ -77,7 +77,7 @@ class Node:
         return {**(results[-1] if results else {}), "error": error, "nccl_network": nccl_network(lines)}
 
     def close(self) -> None:
-        """Remove the canary and its folder: where each node has a disk of its own, only this node sees them."""
+        """Remove the canary and its folder. If nodes have their own disks, only this node sees them."""
         if self._canary is not None:
             remove_own_folder(self._canary.parent)
 

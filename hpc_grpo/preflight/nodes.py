@@ -1,7 +1,7 @@
-"""Examine nodes: ask a process on each (node_program.py) for facts and measurements, and judge the answers.
+"""Examine nodes: get facts and measurements from a process on each (node_program.py), and judge them.
 
-Runs where the command runs: in a job, on its first node. Produces the groups "nodes" and "between nodes". Takes less
-than a minute whatever hangs: every question has a deadline, and all of them have one together.
+Runs in the calling process; in a job, on its first node. Produces the groups "nodes" and "between nodes". Takes less
+than a minute even if something hangs: each question has a deadline, and all together have one.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class NodeLinks:
         return {node: replies[node] for node in requests}
 
     def close(self, grace_s: float) -> None:
-        """End the processes: by closing their stdin, then with SIGTERM, then SIGKILL, all of them side by side."""
+        """End the processes, all at the same time: by closing their stdin, then with SIGTERM, then SIGKILL."""
         for program in self._programs.values():
             with suppress(BrokenPipeError):  # it has ended before
                 program.stdin.close()
@@ -117,7 +117,7 @@ class NodeLinks:
             self._programs[node].stdin.flush()
 
     def _reply(self, node: str, sent: float) -> Reply | None:
-        """Return the reply that has arrived, an error once the process has ended, or None where neither is so yet."""
+        """Return the reply that has arrived, or an error if the process has ended. None while neither is the case."""
         program = self._programs[node]
         for line in program.lines():
             if line.startswith((b'{"value"', b'{"error"')):  # srun and modules print too

@@ -1,8 +1,8 @@
 """`hpc-grpo prefetch`: fill the caches that a job will read, and prove that the job then needs no network.
 
-`items_of` lists what a config names: the model and the data sets, from the Hugging Face hub or from disk. `prefetch`
-has one process fetch, and another one verify with the network off. Both are prefetch_worker.py, with the job's caches
-in its environment.
+`items_of` lists the config's model and data sets, from the Hugging Face hub or from disk. `prefetch` has one process
+fetch, and another one verify with the network off. Both are prefetch_worker.py, with the job's caches in its
+environment.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _CACHE_VARIABLES = (
 
 @dataclass(frozen=True)
 class Item:
-    """A model or data set. `key` is where the config names it, such as data.train.path or data.train.mix.0.path; one
-    that `is_local` is only verified.
+    """A model or data set. `key` is its config key, such as data.train.path or data.train.mix.0.path. An `is_local` one
+    is only verified.
     """
 
     key: str
@@ -52,9 +52,9 @@ class Item:
 
 
 def items_of(config: Config, working_dir: Path) -> list[Item]:
-    """Return the items of a run, the model first: data are tokenized with it.
+    """Return the items of a run, the model first, because data are tokenized with it.
 
-    `working_dir` is the folder that the run would read from: one named like ORGANISATION/NAME wins over the hub.
+    `working_dir` is the run's working folder. A folder there named like ORGANISATION/NAME overrides the hub.
     """
     items = [Item(key, name, _is_local_model(name, working_dir)) for key, name in config.models.items()]
     for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
@@ -96,7 +96,7 @@ def _is_local_dataset(path: str, working_dir: Path) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """An item with the folder it lies in, or with the `error` for which the job would not find it."""
+    """An item with its folder, or with the `error` for which the job would not find it."""
 
     item: Item
     folder: str = ""
@@ -105,9 +105,9 @@ class Outcome:
 
 
 def prefetch(config: Config, environ: Mapping[str, str], *, verify_only: bool) -> Iterator[Outcome]:
-    """Yield the outcome of each item the config names, as it is known; those that could not be fetched come first.
+    """Yield the outcome of each item in the config as soon as it is known. Failed downloads come first.
 
-    Raises ConfigError when a library is missing or the job's caches cannot be named here.
+    Raises ConfigError if a library is missing or the job's caches are unknown here.
     """
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"prefetch needs {', '.join(missing)}: install hpc-grpo[train], [cpu] or [gpu] here.")

@@ -1,8 +1,8 @@
 """The worker of prefetch: `python -m hpc_grpo.preflight.prefetch_worker fetch|verify KEY...`.
 
-A process of its own, since the Hugging Face libraries find their caches in the environment it was started with.
-Consumes the resolved config (YAML) on stdin. Prints one JSON object per item as soon as it is done: `key`, and `error`
-(null if there was none); `verify` adds `folder` and `num_bytes`.
+A separate process, because the Hugging Face libraries read the cache folders from their start environment. Reads the
+resolved config (YAML) from stdin. Prints one JSON object for each finished item: `key`, and `error` (null for none).
+`verify` adds `folder` and `num_bytes`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
     try:
         from huggingface_hub import HfApi, snapshot_download
 
-        # A question first that fails at once: other calls try for 23 s to reach a hub that this machine has no way to.
+        # First make a request that fails at once. Other calls try for 23 s to reach a hub without a network.
         if item.key in config.models:
             siblings = HfApi().model_info(item.name).siblings or []
             files = needed_files(item.name, [file.rfilename for file in siblings])
@@ -85,7 +85,7 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
 def needed_files(name: str, files: Sequence[str]) -> list[str]:
     """Return the files of a model repository that training reads: settings, tokenizer and one form of the weights.
 
-    Raises ConfigError when there is no form that transformers can load.
+    Raises ConfigError if transformers can load none of its forms.
 
     >>> needed_files("m", ["config.json", "README.md", "model.safetensors", "pytorch_model.bin", "onnx/model.onnx"])
     ['config.json', 'model.safetensors']
@@ -109,9 +109,9 @@ def _matches(file: str, patterns: Sequence[str]) -> bool:
 
 
 def problem(item: Item, error: BaseException) -> str:
-    """Say in one line what the failed download of `item` means, with the fix.
+    """Return one line about the failed download of `item`, with the fix.
 
-    Each library raises errors of its own for the same few causes: the chain of errors tells them apart.
+    Each library raises other errors for the same few causes. The chain of errors distinguishes them.
     """
     chain = list(_chain(error))
     names = {type(one).__name__ for one in chain}
@@ -152,7 +152,7 @@ def _is_full(chain: list[BaseException]) -> bool:
 
 
 def _http_status(chain: list[BaseException]) -> int | None:
-    """Return the status that the hub answered with, or None: who refuses was reached, so the network is there."""
+    """Return the hub's HTTP status, or None. A status means that the hub was reached, so the network works."""
     responses = (getattr(error, "response", None) for error in chain)
     return next((int(answer.status_code) for answer in responses if answer is not None), None)
 
@@ -205,7 +205,7 @@ def _verify_model(config: Config, item: Item) -> tuple[Path, list[Path]]:
 
 
 def _verify_dataset(config: Config, item: Item) -> tuple[Path, list[Path]]:
-    """Check and tokenize every row, which leaves it in the cache of tokenized data: the run finds it there."""
+    """Check and tokenize every row, which fills the cache of tokenized data for the run."""
     source = source_of(config, item)
     rows = load_rows(config, source, load_tokenizer(config), tokenizer_identity(config, os.environ))
     files = open_source(source).files() or list(rows.folder.iterdir())

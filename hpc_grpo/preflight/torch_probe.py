@@ -1,7 +1,7 @@
 """Measure collectives between nodes: `python -m hpc_grpo.preflight.torch_probe '{"rank": 0, …}'`, a process on each.
 
-The only program of the doctor that imports torch. Consumes a `ProbeSpec` in JSON. Prints a JSON line after each step,
-the last with the bandwidth of an all-reduce over Gloo, and over NCCL where torch sees a GPU; and which NCCL that is.
+The only program of the doctor that imports torch. Reads a `ProbeSpec` in JSON. Prints a JSON line after each step. The
+last has the bandwidth of an all-reduce over Gloo, and over NCCL if torch sees a GPU, with NCCL's version.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(spec: ProbeSpec) -> None:
 
 
 def nccl_in_use() -> dict[str, str]:
-    """Return NCCL's version, its library and its network plugin in this process; "" for what there is not."""
+    """Return NCCL's version, its library and its network plugin in this process; "" for missing ones."""
     import torch
     import torch.distributed as dist
 

@@ -50,7 +50,7 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
         await self._opener.sleep(seconds)
 
     async def _prove(self, stream: httpcore.AsyncNetworkStream, timeout: float | None) -> None:
-        """Do the caller's part. Raises ConnectError where the listener does not prove that it knows the token."""
+        """Do the caller's part. Raises ConnectError if the listener does not prove that it knows the token."""
         await stream.write(MAGIC, timeout)
         said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
         await stream.write(said, timeout)

@@ -67,7 +67,7 @@ class Scorer:
         """Held by the thread that uses the child: answers have no names."""
 
     def load(self, built_in: BuiltIn) -> None:
-        """Import a built-in's libraries, which the next child then has. Raises ConfigError where one is missing."""
+        """Import a built-in's libraries, which the next child then has. Raises ConfigError if one is missing."""
         if built_in.load is not None and built_in.name not in self._loaded:
             built_in.load()
             self._loaded.add(built_in.name)
@@ -203,7 +203,7 @@ def _answer(connection: Connection, parent: int) -> None:
 
 
 def _scored(name: str, settings: Any, group: Group, budget_s: float) -> Iterator[tuple[_Kind, Any]]:
-    """Yield each score, and what ended them. `budget_s` is 0 where there is none."""
+    """Yield each score, and what ended them. `budget_s` is 0 if there is none."""
     from hpc_grpo.registry import REWARDS
 
     try:

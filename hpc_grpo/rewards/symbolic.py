@@ -25,7 +25,7 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 
 def are_equal(given: str, answer: str) -> bool:
-    """Return whether `given` equals `answer`; False where either is no mathematics."""
+    """Return whether `given` equals `answer`; False if either is no mathematics."""
     if max(len(given), len(answer)) > _MAX_CHARACTERS:
         return False
     # Parse both as notation, even without dollars. A box has been removed already.

@@ -18,7 +18,7 @@ ExitKind = Literal[
 """A finished attempt with `running` in its record was killed before it could write its end."""
 
 NEAR_THE_LIMIT_S = 300.0
-"""An attempt that ended no earlier than this before its allocation did was ended by the time limit."""
+"""An attempt that ended this close to its allocation's end was ended by the time limit."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class AttemptRecord:
 
 
 def read_attempts(run: RunDir) -> list[AttemptRecord]:
-    """Return a run's attempts in order, without records that cannot be read: their disk was full."""
+    """Return a run's attempts in order, without unreadable records: the disk was full when they were written."""
     records = []
     for folder in run.attempts.glob("[0-9]*-*"):
         with contextlib.suppress(OSError):

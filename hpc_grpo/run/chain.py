@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
 _OF_A_JOB = frozenset(["time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "exclusive", "extra"])
-"""The keys of `launch.slurm` that describe a job. The others say how a chain goes on: as the config has it now."""
+"""The keys of `launch.slurm` that describe a job. Other keys, about the chain, always come from the current config."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ChainRecord:
     slurm: dict[str, Any] = field(default_factory=dict)
 
     def launch(self, configured: LaunchConfig) -> LaunchConfig:
-        """Return `configured`, asking for what was noted for the next link."""
+        """Return `configured` with the request recorded for the next job."""
         if not self.slurm:
             return configured
         had = {key: value for key, value in self.slurm.items() if key in _OF_A_JOB}
@@ -60,7 +60,7 @@ class ChainRecord:
         return configured.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})
 
     def asking_for(self, launch: LaunchConfig) -> ChainRecord:
-        """Note what the next link is to ask for."""
+        """Record the request of the next job."""
         return replace(self, slurm={"num_nodes": launch.num_nodes, **launch.slurm.model_dump(mode="json")})
 
     def link(self, job_id: str) -> Link | None:
@@ -69,7 +69,7 @@ class ChainRecord:
     def with_link(
         self, job_id: str, successor_of: str = "", first_step: int | None = None, output: str = ""
     ) -> ChainRecord:
-        """Enter a job, or bring what is known of it up to date."""
+        """Add a job, or update its known facts."""
         known = self.link(job_id)
         if known is None:
             return replace(self, links=(*self.links, Link(job_id, time.time(), successor_of, first_step, output)))
@@ -88,7 +88,7 @@ class ChainRecord:
         return replace(self, successor="", ended=why) if not others or others[-1] == job_id else self
 
     def successor_behind(self, job_id: str) -> str:
-        """Return the recorded successor if it is this job's, else ""."""
+        """Return the recorded successor if it belongs to this job, else ""."""
         link = self.link(self.successor)
         return self.successor if link is not None and link.successor_of == job_id else ""
 
@@ -111,7 +111,7 @@ class ChainRecord:
         return "" if is_known else next(iter(self.followers(successor_of)), "")
 
     def since_the_user(self) -> tuple[Link, ...]:
-        """Return the links from the last one on that the user submitted: limits count from there."""
+        """Return the jobs since the user's last submission: limits count from there."""
         users_own = [index for index, link in enumerate(self.links) if not link.successor_of]
         return self.links[users_own[-1] :] if users_own else self.links
 

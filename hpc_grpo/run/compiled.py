@@ -68,7 +68,7 @@ def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
         return
     try:
         with archive.open("rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():  # it is code: nobody else's is run
+            if os.fstat(file.fileno()).st_uid != os.getuid():  # The archive contains code: use no other user's.
                 return
             with tarfile.open(fileobj=file) as packed:
                 packed.extractall(folder, filter="data")
@@ -112,7 +112,7 @@ def save(folder: Path, archive: Path) -> bool:
     finally:
         beside.unlink(missing_ok=True)
     for other in archive.parent.glob("*.tar"):
-        with suppress(FileNotFoundError):  # removed by another run
+        with suppress(FileNotFoundError):  # another run has removed it
             if time.time() - other.stat().st_mtime > _UNUSED_S:
                 other.unlink()
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DEFAULT_DRIVER = "hpc_grpo.driver.main"
-"""The driver's module: the supervisor runs it with the run directory as its argument."""
+"""The default driver module. The supervisor runs it with the run directory as argument."""
 
 EVAL_DRIVER = "hpc_grpo.driver.evaluation"
 """Evaluates without learners. No template starts for it (launch.templates)."""
@@ -44,12 +44,12 @@ COMPILED_ARCHIVE_VARIABLE = "HPC_GRPO_COMPILED_ARCHIVE"
 """The archive beside the runs that keeps compiled kernels for later jobs."""
 
 WEIGHTS_DIR_VARIABLE = "HPC_GRPO_WEIGHTS_DIR"
-"""The node's own copy of `model.path` (launch.stage.model); absent where there is none."""
+"""The node's copy of `model.path` (launch.stage.model). Unset: no copy."""
 
 COPY_VARIABLES = (COMPILED_DIR_VARIABLE, COMPILED_ARCHIVE_VARIABLE, WEIGHTS_DIR_VARIABLE)
 
 KEEPS_ENGINES_VARIABLE = "HPC_GRPO_KEEPS_ENGINES"
-"""Set where a driver that crashes is started again in the same Ray, which the supervisor ends with the attempt."""
+"""Set if a crashed driver is restarted in the same Ray, which the supervisor ends with the attempt."""
 
 PYTHON_VARIABLES = {"engine": "HPC_GRPO_ENGINE_PYTHON", "learner": "HPC_GRPO_LEARNER_PYTHON"}
 """Kind of actor -> the variable with the command that starts its process on this node. Unset: Python itself."""

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def refuse_damage(folder: Path) -> None:
-    """Exit with 78, naming the first file that is not as SHA256SUMS has it."""
+    """Exit with 78 if a file differs from SHA256SUMS, naming the first one."""
     sums = folder / "SHA256SUMS"
     lines = sums.read_text(errors="replace").splitlines() if sums.is_file() else []
     for line in lines or [""]:

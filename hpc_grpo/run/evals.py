@@ -18,7 +18,7 @@ from hpc_grpo.run.owner import PRIVATE_DIR_MODE
 from hpc_grpo.run.paths import RunDir
 
 REQUEST, RESULT, ANSWER = "request.json", "result.json", "answer.txt"
-"""Files in the folder besides those of a run; the answer is what the command prints."""
+"""Files in the folder besides those of a run. The answer is the command's output."""
 
 _OF_SOURCE = (
     "prompt_field", "answer_field", "messages_field", "rewards", "environment", "template", "preprocessing",
@@ -33,15 +33,15 @@ _NO_TRAINING: dict[str, Any] = {
     "loss": {"correction": "none"},
     "train": {"total_steps": 1, "max_tokens_per_microbatch": _MANY},
 }
-"""Sections whose rules are about training: no learner, critic or teacher is there to break them."""
+"""Sections whose rules concern training. An eval has no learner, critic or teacher."""
 
 _NO_JUDGEMENT: dict[str, Any] = {"name": "length", "args": {"most": _MANY, "unit": "characters"}}
-"""A reward that needs no column and says nothing."""
+"""A placeholder reward that needs no column and always gives the same score."""
 
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """`models` are folders or names by label. With `prompts`, their completions are wanted, and no metrics."""
+    """`models` maps labels to folders or names. With `prompts`, the eval returns their completions and no metrics."""
 
     models: Mapping[str, str]
     prompts: Sequence[str] = ()
@@ -51,7 +51,7 @@ class EvalRequest:
 
 
 def read_request(folder: RunDir) -> EvalRequest:
-    """Read the request. Raises ConfigError where it is not there, or damaged."""
+    """Read the request. Raises ConfigError if it is not there, or damaged."""
     path = folder.path / REQUEST
     try:
         return EvalRequest(**json.loads(path.read_text()))

@@ -37,10 +37,10 @@ _BLOCK_BYTES = 1 << 16
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
-    """Publish `content` at `path`, and make missing folders.
+    """Publish `content` at `path`, and create missing folders.
 
-    The content goes to a new file whose name nobody can guess. Otherwise another user who may write the folder could
-    redirect it through a link, or into a file of theirs.
+    Writes to a new file with a random name. Otherwise another user who may write the folder could redirect the content
+    through a link, or into their file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_STAGED}")
@@ -52,7 +52,7 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(descriptor)
         beside.replace(path)
-    except BaseException:  # nobody else knows the name
+    except BaseException:  # no other process knows the name
         beside.unlink(missing_ok=True)
         raise
 
@@ -63,10 +63,11 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False) -> None:
     """Publish `values` with their digest. Use `keep_copy` for facts that no other file has."""
-    values = json.loads(json.dumps(values))  # as they are read: its digest sorts keys, and numbers come back as text
+    # Convert values as a reader will see them: the digest sorts keys, and JSON keys are text.
+    values = json.loads(json.dumps(values))
     text = json.dumps({**values, _DIGEST: digest_of(values)}, indent=2) + "\n"
     if keep_copy:
-        write_atomic(copy_path(path), text)  # first: where this fails, nothing has changed
+        write_atomic(copy_path(path), text)  # The copy first: if this fails, nothing has changed.
     write_atomic(path, text)
 
 
@@ -93,7 +94,7 @@ def is_damaged(path: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> boo
 
 
 def copy_path(path: Path) -> Path:
-    """Return where the copy of a small file is, beside it."""
+    """Return the path of the copy of a small file, beside it."""
     return path.with_name(f".{path.name}.copy")
 
 
@@ -104,7 +105,7 @@ def digest_of(value: Any) -> str:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a JSONL file that are objects; skip what a crash or a bad disk left."""
+    """Yield the complete lines of a JSONL file that are objects. Skip lines damaged by a crash or a bad disk."""
     yield from (values for _, values in read_jsonl_from(path, 0))
 
 
@@ -121,7 +122,7 @@ def read_jsonl_from(path: Path, offset: int) -> Iterator[tuple[int, dict[str, An
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished: the next append would continue it. Reads the file's end."""
+    """Remove an incomplete last line, left by a crash: the next append would continue it. Reads only the file's end."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -146,7 +147,7 @@ def staging_path(final: Path) -> Path:
 
 
 def start_staging(final: Path) -> Path:
-    """Make an empty staging folder for `final`; remove what an interrupted attempt left there."""
+    """Create an empty staging folder for `final`. Removes the leftovers of an interrupted attempt."""
     staging = staging_path(final)
     if staging.exists():
         shutil.rmtree(staging)
@@ -244,7 +245,7 @@ def _parsed(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
     try:
         if (values := _object(path.read_bytes())) is None:
             return None
-        written = values.pop(_DIGEST, None)  # None: a record from before there were digests
+        written = values.pop(_DIGEST, None)  # None: the record is older than digests
         return parse(values) if written is None or written == digest_of(values) else None
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None

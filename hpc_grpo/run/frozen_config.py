@@ -102,7 +102,7 @@ def _is_new(key: str, config: Config, written: Any) -> bool:
         elif isinstance(value, list) and isinstance(written, list) and int(part) < min(len(value), len(written)):
             value, written = value[int(part)], written[int(part)]
         else:
-            return False  # a name of the user's own, or an item of a list that one of the two does not have
+            return False  # a name of the user's own, or a list item that only one side has
     return False
 
 

@@ -22,9 +22,8 @@ _NOT_THERE = "not there"
 
 @dataclass(frozen=True)
 class InputsRecord:
-    """`accepted` are changes that the user wanted, in order.
-
-    `accepting` is the command line that asked for the next start's changes to be taken; empty when none did.
+    """`accepted` are the changes that the user accepted, in order. `accepting` is the command line that accepts the
+    changes of the next start; empty for none.
     """
 
     fingerprints: Fingerprints
@@ -43,7 +42,7 @@ def read_inputs(run: RunDir) -> InputsRecord:
 
 
 def accept_changes(run: RunDir, argv: Sequence[str]) -> None:
-    """Note that the next start is to go on with its inputs as they are then."""
+    """Record that the next start accepts its inputs at that time."""
     _write(run, replace(read_inputs(run), accepting=tuple(argv)))
 
 

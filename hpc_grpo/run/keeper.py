@@ -40,7 +40,7 @@ class Keeper:
     def commit(self, sent: FileEntry, final: str) -> None:
         """Sync a file to the disk and rename it to `final`. Raises HpcGrpoError if it differs from what was `sent`."""
         path = self._path(sent.name)
-        os.truncate(path, sent.size)  # an attempt before this one may have left a longer one
+        os.truncate(path, sent.size)  # an earlier attempt may have left a longer file
         fsync(path)
         (there,) = hash_files(self.root, [sent.name])
         if there != sent:
@@ -49,13 +49,13 @@ class Keeper:
             path.replace(self._path(final))
 
     def files(self, folder: str) -> list[tuple[str, int]]:
-        """List the files in a folder, by their names in it, with their sizes in bytes."""
+        """List the files in a folder, as names within the folder, with their sizes in bytes."""
         path = self._path(folder)
         found = sorted(file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
         return [(str(file.relative_to(path)), file.stat().st_size) for file in found]
 
     def read(self, name: str, offset: int) -> bytes:
-        """Return the chunk of a file that begins at `offset`; b"" at its end."""
+        """Return the chunk of a file from `offset`; b"" at its end."""
         descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW)
         try:
             return os.pread(descriptor, CHUNK_BYTES, offset)

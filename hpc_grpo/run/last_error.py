@@ -24,7 +24,7 @@ def last_error(text: str) -> str:
 
 
 def last_error_in_a_line(text: str) -> str:
-    """Return the last error of a log without its frames, in one line of at most 300 characters; "" without one.
+    """Return the last error of a log without frames, in one line of at most 300 characters; "" without one.
 
     >>> last_error_in_a_line("Traceback (most recent call last):\\n  File a\\nValueError: no\\n  data.\\n\\nbye\\n")
     'ValueError: no data'

@@ -28,7 +28,7 @@ from hpc_grpo.system.say import not_worth_the_run, say
 
 BEAT_S = 5.0
 _SILENT_S = 4 * BEAT_S
-"""An owner that has not beaten for so long is gone: a shared file system may show a beat late."""
+"""An owner without a beat for this long is gone. A shared file system may show a beat late."""
 
 _RECENT_S = 60.0
 
@@ -94,12 +94,12 @@ def abandoned_by(run: RunDir, before: EndedJob | None) -> LockOwner | None:
 
 
 def remove_abandoned(run: RunDir, owner: LockOwner) -> None:
-    """Remove what is left by a killed owner, where no attempt takes the run over."""
+    """Remove the leftovers of a killed owner, if no attempt takes over the run."""
     _retire(run.holder, owner)
 
 
 class RunLock:
-    """The hold on a run: kept beating by a thread, from `take` to `release`."""
+    """The lease on a run. A thread renews it from `take` to `release`."""
 
     def __init__(self, run: RunDir, owner: LockOwner) -> None:
         self._run = run
@@ -118,7 +118,7 @@ class RunLock:
         asked: Callable[[LockOwner], bool | None] = lambda owner: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> RunLock:
-        """Become the run's owner. Raises RunHeldError where another one lives.
+        """Become the run's owner. Raises RunHeldError if another one lives.
 
         Waits up to 20 s for the beat of an owner on another host, or whose file is damaged. One of the job `before` is
         replaced all the same, and has 90 s to end itself. `asked` may know whether an owner on another host lives.
@@ -154,7 +154,7 @@ class RunLock:
         while not self._released.wait(BEAT_S):
             if not self.beat():
                 if not self._released.wait(_CHECKPOINT_S):
-                    os.kill(os.getpid(), signal.SIGTERM)  # the second one does not wait for a checkpoint
+                    os.kill(os.getpid(), signal.SIGTERM)  # A second signal ends the process without a checkpoint.
                 return
 
     def beat(self) -> bool:
@@ -199,7 +199,7 @@ def _linked(source: Path, path: Path) -> bool:
 
 
 def _retire(path: Path, judged: LockOwner | None) -> None:
-    """Move the file of an owner judged dead away, and back if another had taken its place meanwhile."""
+    """Move away the file of an owner declared dead. Move it back if another owner has replaced it meanwhile."""
     aside = path.with_name(f".{path.name}.dead.{socket.gethostname()}.{os.getpid()}.{pid_namespace()}")
     try:
         path.replace(aside)

@@ -15,7 +15,9 @@ from pathlib import Path
 from hpc_grpo.errors import ConfigError
 
 SHARED_VARIABLE = "HPC_GRPO_SHARED_RUNS"
-"""Set to 1 by a user who trusts all who may write their runs. Not a key of the config, which lies in the run."""
+"""Set to 1 by a user who trusts everybody with write access to the runs. Not a config key: others may write the
+config.
+"""
 
 PRIVATE_DIR_MODE = 0o700
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -36,7 +38,7 @@ _RUN = Holding(
 
 
 def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding: Holding = _RUN) -> None:
-    """Raise ConfigError where another user owns or may write a folder or its children. Accepts a missing folder."""
+    """Raise ConfigError if another user owns or may write a folder or its children. Accepts a missing folder."""
     if environ.get(SHARED_VARIABLE) == "1" or not folder.is_dir():
         return
     outer = folder.stat()

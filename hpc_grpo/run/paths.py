@@ -1,4 +1,4 @@
-"""The run directory, the only state of a run: every path of it is made here."""
+"""The run directory, the only state of a run. All its paths are defined here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP_DIR = re.compile(r"step_(\d+)$")
 
 
 class _Inside:
-    """A path inside the run directory, under the name that `RunDir` gives it."""
+    """A path in the run directory. `RunDir` gives its attribute name."""
 
     def __init__(self, *parts: str) -> None:
         self._parts = parts
@@ -64,7 +64,7 @@ class RunDir:
         return self.path / "rollouts" / f"step_{step}.jsonl"
 
     def eval_rollouts(self, step: int, eval_set: str = "") -> Path:
-        """Return the graded completions of an eval; those of a named set lie in a folder of its name."""
+        """Return the graded completions of an eval. Those of a named set are in a folder of that name."""
         return self.path / "rollouts" / eval_set / f"eval_step_{step}.jsonl"
 
     def profiles(self, first: int, last: int) -> Path:
@@ -99,7 +99,10 @@ class RunDir:
         return steps[max(steps)] if steps else None
 
     def create(self) -> None:
-        """Make the directory, for this user alone. Raises ConfigError when it cannot be written, or others may too."""
+        """Create the directory, for this user alone.
+
+        Raises ConfigError if it cannot be written, or if others may write it.
+        """
         refuse_shared(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ Only the code that does the work gives a sign, between two pieces of work:
 
 - The driver: at a change of phase, and when an actor answers. Every phase has a limit.
 - A learner: after a microbatch. An engine: after a step of vLLM. A grader: after a group. Only training steps, sampling
-  and grading have a limit, because the driver waits for everything else.
+  and grading have a limit, because the driver waits foreverything else.
 - Waiting for disk space or for Ray gives signs too.
 """
 
@@ -41,7 +41,7 @@ _STARTS_OF_PHASE = {"resume": 8, "generate_wait": 4, ASKED_AGAIN: 4, "train": 4,
 """How many `deadlines.start_s` a phase of the driver may take while its longest time is not known."""
 
 _LATE_FACTOR = 10.0
-"""Work that repeats is late after so many times the longest pause it made in this run."""
+"""Repeating work is late after this many times its longest pause in this run."""
 
 _DRIVER_FACTOR = 5
 """How many `deadlines.silent_s` a phase of the driver has at least: it waits for many actors."""
@@ -148,7 +148,7 @@ class Pulse:
         self._clock.keep_looking()
         if path := _path_of_own(role):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            # Allocated: on a full tmpfs this raises, where a write into a hole would kill the process.
+            # Allocate it: on a full tmpfs this raises, while a write into a hole would kill the process.
             os.posix_fallocate(descriptor, 0, _RECORD.size)
             self._record = mmap.mmap(descriptor, _RECORD.size)
             os.close(descriptor)
@@ -209,7 +209,7 @@ def read_pulse(descriptor: int) -> Beat:
 
 
 def _path_of_own(role: str) -> Path | None:
-    """Return where to publish; None where nobody watches. The name tells an actor from a later process of its id."""
+    """Return where to publish; None if nobody watches. The name tells an actor from a later process of its id."""
     if given := os.environ.pop(PULSE_VARIABLE, ""):  # Children of this process must not use its pulse file.
         return Path(given)
     folder = Path(os.environ.get(SHM_DIR_VARIABLE, "")) / PULSES_NAME

@@ -38,7 +38,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Removable:
-    """A folder of a run that the run does not need, and why."""
+    """A folder that the run does not need, and the reason."""
 
     path: Path
     taken: Taken

@@ -42,12 +42,12 @@ _ENTRY = PACKAGE / "run" / "copied_main.py"
 
 
 def own_command(*words: str, flags: Sequence[str] = (), python: str = sys.executable) -> list[str]:
-    """Return the command that starts `-m MODULE` or a .py file with the copy of this package that runs here."""
+    """Return the command that starts `-m MODULE` or a .py file with this copy of the package."""
     return [python, *flags, *([str(PACKAGE.parent)] if runs_from_copy() else []), *words]
 
 
 def command_anywhere(*words: str) -> list[str]:
-    """Return `own_command` for a node that may not see the run's copy, and takes the installed package then."""
+    """Return `own_command` for a node that may not see the run's copy. It then uses the installed package."""
     start = ["-c", _COPY_OR_INSTALLED, str(PACKAGE.parent)] if runs_from_copy() else []
     return [sys.executable, "-E", *start, *words]
 
@@ -84,7 +84,8 @@ def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
     staging = start_staging(run.source_dir)
     shutil.copytree(PACKAGE, staging / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
     for copied in (staging / PACKAGE.name, *(staging / PACKAGE.name).rglob("*")):
-        copied.chmod(copied.stat().st_mode | stat.S_IWUSR)  # else that of a read-only installation could never go
+        # Otherwise the copy of a read-only installation could not be removed.
+        copied.chmod(copied.stat().st_mode | stat.S_IWUSR)
     shutil.copy(_ENTRY, staging / "__main__.py")
     for name, file in functions.items():
         folder = (staging / copied_as(name)).parent
@@ -112,7 +113,7 @@ def packed_source(run: RunDir) -> str:
 
 
 def unpack_source(run: RunDir, packed: str, digest: str) -> None:
-    """Make the run's copy on this node what was packed elsewhere. Raises HpcGrpoError where that is damaged."""
+    """Make the run's copy on this node what was packed elsewhere. Raises HpcGrpoError if that is damaged."""
     if not copy_problems(run, digest):
         return
     staging = start_staging(run.source_dir)
@@ -139,7 +140,7 @@ def written_sums(run: RunDir) -> dict[str, str]:
 
 
 def sums_digest(run: RunDir) -> str:
-    """Return the SHA-256 of SHA256SUMS, "" where there is none."""
+    """Return the SHA-256 of SHA256SUMS, "" if there is none."""
     path = run.source_dir / SUMS
     return _sha256(path) if path.is_file() else ""
 

@@ -1,6 +1,6 @@
 """Write the Python stacks of a run's processes below the attempt's folder, on a signal.
 
-A module of its own because every process of training imports it, and the launching half its two names.
+A separate module: every training process imports it, and the launching half imports its two names.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Forecast what a run would take on other nodes, by its driver's own code on simulated clocks."""
+"""Forecast the time of a run on other nodes, by its driver's code on simulated clocks."""

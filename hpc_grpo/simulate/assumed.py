@@ -1,6 +1,6 @@
-"""Rates of a run before it starts: from the peaks of GPUs, links and memory, and assumed shares of them.
+"""Rates of a run before it starts, computed from the peaks of GPUs, links and memory, and assumed shares of them.
 
-Nothing here was measured. Not counted: prefill, publishing, grading, environments, and microbatches that are not full.
+Nothing here was measured. Leaves out prefill, publishing, grading, environments, and microbatches that are not full.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALL_REDUCE_S = 10e-6
 MEAN_SHARE = 0.25
 """The mean of the lengths, a share of `Config.most_sampled`. Lengths are lognormal, and cut there. Assumed."""
 MOST_ROLLOUTS = 2048
-"""Of a step with more, some of the nodes are simulated, with their share of it."""
+"""Limit of simulated rollouts. For a larger step, only some nodes are simulated, with their share of the step."""
 _ROLLOUTS, _MOST_STEPS = 8192, 100
 """A simulation counts so many rollouts: a tenth of a second or two."""
 
@@ -52,10 +52,10 @@ class _Advantage(AdvantageSettings):
 
 @dataclass(frozen=True)
 class DecodeRate(Rate):
-    """The seconds of a decode step of n sequences: `fixed_s` + `part_s` n on the GPU, and those of the CPU.
+    """The seconds of a decode step of n sequences: `fixed_s` + `part_s` n on the GPU, and the CPU's seconds.
 
-    The KV cache holds `held` sequences of average length. vLLM starts more, and preempts some of them once the cache is
-    full: then n sequences take turns. A CPU that `is_ahead` works while the GPU does (vLLM's async_scheduling).
+    The KV cache holds `held` sequences of average length. vLLM starts more, and preempts some once the cache is full:
+    then n sequences take turns. A CPU that `is_ahead` works while the GPU does (vLLM's async_scheduling).
     """
 
     held: float
@@ -68,9 +68,9 @@ class DecodeRate(Rate):
 
 
 def longest_step(plan: Plan) -> tuple[float, float] | None:
-    """Return the seconds of sampling and of training a step of longest completions, each on its own.
+    """Return the seconds of sampling and of training a step whose completions have full length, each alone.
 
-    None on CPUs, without engines, and where an engine holds no full sequence: there no time is known.
+    None on CPUs, without engines, and if an engine's cache holds no full sequence: no time is known then.
     """
     load, config = workload(plan), plan.config
     if not expects_gpus(config) or load is None or not load.cache.num_sequences:
@@ -82,7 +82,7 @@ def longest_step(plan: Plan) -> tuple[float, float] | None:
 
 
 def simulated(plan: Plan, lag: int) -> Forecast | None:
-    """Simulate the plan, with a tail of long completions; None where no time is known."""
+    """Simulate the plan, with a tail of long completions; None if no time is known."""
     config, longest, load = plan.config, plan.config.most_sampled, workload(plan)
     if load is None or longest_step(plan) is None:
         return None
@@ -93,7 +93,7 @@ def simulated(plan: Plan, lag: int) -> Forecast | None:
     decoding = _decoding(plan, likely * (config.longest_rollout / longest))
     per_node = load.num_sequences / plan.num_nodes
     nodes = min(plan.num_nodes, max(1, int(MOST_ROLLOUTS / per_node)))
-    # Steps that begin together end together: with a lag they come in bursts, of which whole ones are counted.
+    # Steps that begin together end together. With a lag they come in bursts, so count whole bursts.
     ahead = lag // config.train.num_minibatches
     num_bursts = max(1, round(min(_MOST_STEPS, _ROLLOUTS / (per_node * nodes)) / (ahead + 1)))
     # Some of the prompts for some of the nodes. No algorithm or advantage of a user's is run.
@@ -117,10 +117,10 @@ def mean_tokens(config: Config) -> int:
 
 
 def _decoding(plan: Plan, tokens: float) -> DecodeRate:
-    """Rate a decode step of completions of so many tokens: on average a prompt and half of the completion are there.
+    """Return the rate of a decode step. On average a sequence has its prompt and half of its completion, of `tokens`.
 
-    A decode step is bound by memory: each token of a batch reads the weights and the batch's KV cache once. Tensor
-    parallelism adds two all-reduces a layer, of the sequences' hidden states.
+    Memory bounds a decode step: each token of a batch reads the weights and the batch's KV cache once. Tensor
+    parallelism adds two all-reduces of the hidden states in each layer.
     """
     config, shape, cache = plan.config, plan.model.shape, plan.kv_cache
     assert cache is not None
@@ -139,11 +139,12 @@ def _decoding(plan: Plan, tokens: float) -> DecodeRate:
 
 
 def training_rate(plan: Plan) -> Rate:
-    """Rate a learner's part of a step, of n sampled tokens with their prompts.
+    """Return the rate of a learner's part of a step, for n sampled tokens with their prompts.
 
-    Arithmetic is F P T / (W c): F FLOPs a parameter and token, P parameters, T tokens, W learners, c the FLOP/s one
-    reaches (Kaplan et al. 2020, section 2.1). DeepSpeed moves the bytes of a microbatch behind it (`overlap_comm`,
-    ZeRO-3's prefetch); those of the optimizer step follow. An offloaded AdamW reads and writes 40 bytes a parameter.
+    The arithmetic takes F P T / (W c): F FLOPs per parameter and token, P parameters, T tokens, W learners, c the
+    reached FLOP/s (Kaplan et al. 2020, section 2.1). DeepSpeed moves the bytes of a microbatch at the same time
+    (`overlap_comm`, ZeRO-3's prefetch). The bytes of the optimizer step follow. An offloaded AdamW reads and writes 40
+    bytes a parameter.
     """
     config, hardware, workers, load = plan.config, plan.hardware, plan.num_learners, workload(plan)
     assert load is not None
@@ -167,11 +168,11 @@ def training_rate(plan: Plan) -> Rate:
 
 
 def _flops_per_token(config: Config) -> float:
-    """Return F: 2 forward and 4 backward, and 2 for each further forward pass over all or some of the tokens.
+    """Return F: 2 for the forward pass, 4 for the backward pass, and 2 for each further forward pass over the tokens.
 
-    Those are gradient checkpointing's, and the proximal logprobs' of those minibatches that need one: all but the
-    first, unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated, and
-    none with engine.
+    Further passes are gradient checkpointing's, and those for proximal logprobs. The first minibatch needs no proximal
+    pass, unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated. `loss.proximal: engine`
+    needs none.
     """
     proximal = 1.0 - 1.0 / config.train.num_minibatches
     if config.loss.proximal == "engine":
@@ -184,9 +185,10 @@ def _flops_per_token(config: Config) -> float:
 
 
 def _communicated_bytes(config: Config) -> tuple[int, int]:
-    """Return the bytes a parameter that learners exchange in a microbatch and in an optimizer step (DeepSpeed 0.19.8).
+    """Return the bytes per parameter that learners exchange in a microbatch and in an optimizer step (DeepSpeed
+    0.19.8).
 
-    Gradients travel in float32. Stage 1 all-reduces them once a step (4 there, 4 back), stage 2 in every microbatch
+    Gradients travel in float32. Stage 1 all-reduces them once a step (4 bytes each way), stage 2 in every microbatch
     (`use_multi_rank_bucket_allreduce`); both gather the new weights. Stage 3 gathers weights for the forward and the
     backward pass of every microbatch, and scatters the gradients' sum.
     """

@@ -1,7 +1,7 @@
-"""Simulate a run: the driver's own loop, batches and scheduler, with simulated engines and learners.
+"""Simulate a run: the driver's loop, batches and scheduler, with simulated engines and learners.
 
-Nothing is sampled or trained, so a day passes in seconds. Not simulated: the network between nodes (gradients, the
-publish to another number of nodes), failures, and processes that slow each other down on the same cores.
+Nothing is sampled or trained, so a day passes in seconds. Leaves out the network between nodes (gradients, publishing
+to another number of nodes), failures, and processes that slow each other down on shared cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The speed of a run. Idle: the share of the time in which engines sample nothing, or learners train nothing."""
+    """The speed of a run. Idle is the share of time in which engines sample nothing, or learners train nothing."""
 
     setting: Setting
     steps_per_h: float
@@ -59,10 +59,10 @@ class Forecast:
 
 
 def forecast(config: Config, rates: Rates, setting: Setting, num_steps: int | None = None, edge: int = 0) -> Forecast:
-    """Simulate a run of `config` at `setting`, with the same numbers each time.
+    """Simulate a run of `config` at `setting`. Repeated calls return the same numbers.
 
-    The default of `num_steps` is enough for a mean. `edge` steps before and after are simulated and not counted: with a
-    lag the first steps of a run fill the pipeline, and the last steps have nothing to sample ahead.
+    The default of `num_steps` is enough for a mean. `edge` steps before and after are simulated but not counted: with a
+    lag the first steps fill the pipeline, and the last steps have nothing to sample ahead.
     """
     if num_steps is None:
         per_step = config.rollout.prompts_per_step * config.rollout.group_size
@@ -76,7 +76,7 @@ def forecast(config: Config, rates: Rates, setting: Setting, num_steps: int | No
     return Forecast(
         setting,
         steps_per_h=3600 * num_steps / elapsed_s,
-        # Not below 0: both are sums of many rounded numbers.
+        # At least 0: both are sums of many rounded numbers.
         engines_idle=max(0.0, 1 - sampled_s / (elapsed_s * len(run.engines))),
         learners_idle=max(0.0, 1 - trained_s / (elapsed_s * setting.nodes * setting.learners)),
     )
@@ -84,16 +84,16 @@ def forecast(config: Config, rates: Rates, setting: Setting, num_steps: int | No
 
 @dataclass
 class Call:
-    """One group in an engine; it ends with its last completion."""
+    """One group in an engine. It ends with its last completion."""
 
     num_left: int
     ended_at: float = 0.0
 
 
 class SimulatedEngine:
-    """Samples as vLLM does: sequences in the order they came, `max_num_seqs` at once, a token of each a decode step.
+    """Samples like vLLM: sequences in their order of arrival, `max_num_seqs` at once, one token each per decode step.
 
-    It has a time of its own: at least that of the last call, and later where somebody waited for an end.
+    It has its own clock, at least the time of the last call, and later after a wait for a group's end.
     """
 
     def __init__(self, decoding: Callable[[float], float], max_num_seqs: int) -> None:
@@ -168,10 +168,13 @@ class _Started:
 
 
 class SimulatedRun:
-    """All that the driver's loop works with. `now` is the driver's clock: whatever the driver waits for moves it."""
+    """The parts that the driver's loop works with, simulated.
+
+    `now` is the driver's clock; each wait of the driver advances it.
+    """
 
     def __init__(self, config: Config, rates: Rates, setting: Setting, seed: int = 0) -> None:
-        # Without what needs the data itself: a curriculum, texts.
+        # Without the parts that need real data: the curriculum and texts.
         rollout = config.rollout.model_copy(update={"max_policy_lag": setting.lag, "logged_fraction": 0.0})
         data = config.data.model_copy(update={"curriculum": None})
         self.config = config.model_copy(update={"rollout": rollout, "data": data})
@@ -199,12 +202,12 @@ class SimulatedRun:
         return self.now, sum(engine.busy_s for engine in self.engines), self._trained_s
 
     def _draw(self, step: int) -> DrawnStep:
-        """Return the step of the run that this one is like: each of them once, in any order, and so on."""
+        """Return the measured step that stands for `step`: each comes once, in random order, then again."""
         while len(self._draws) <= step:
             self._draws += self._drawing.sample(self.rates.draws, len(self.rates.draws))
         return self._draws[step]
 
-    # The session: it goes on to the last step, and records nothing.
+    # The session: continues to the last step, and records nothing.
     step_p95_s = None
 
     def should_go_on(self, state: DriverState, *, evaluates: bool) -> bool:

@@ -1,7 +1,7 @@
-"""What a run has measured of itself: how long its completions are, and what sampling and training them takes.
+"""A run's own measurements: the lengths of its completions, and the time of sampling and training them.
 
-Seconds of sampling are not in its metrics as such. Without a policy lag they are what the driver waited. With a lag
-engines sample while learners train, several steps at a time, and no line tells what that takes.
+Its metrics have no seconds of sampling. Without a policy lag these are the driver's wait. With a lag, engines sample
+several steps while learners train, and no line has the time of this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _LEFT_OUT = "tokens/left_out_fraction"
 
 @dataclass(frozen=True)
 class MeasuredAttempt:
-    """The steps of one attempt, in their lines of metrics.jsonl. `num_nodes` is None where its record is gone."""
+    """The steps of one attempt, from its lines of metrics.jsonl.
+
+    `num_nodes` is None if the attempt's record is missing.
+    """
 
     number: int
     lines: tuple[Mapping[str, Any], ...]
@@ -52,12 +55,12 @@ class MeasuredAttempt:
 
     @property
     def num_remaining_steps(self) -> int | None:
-        """The steps to the end of the run; None where the length of the run is not known."""
+        """The steps to the end of the run; None if the length of the run is not known."""
         return None if self.total_steps is None else max(0, self.total_steps - self.last_step)
 
 
 def newest_attempt(run: RunDir, config: Config, fewest_steps: int = 1) -> MeasuredAttempt | None:
-    """Return the newest attempt that has taken so many steps; None where none has."""
+    """Return the newest attempt that has taken so many steps; None if none has."""
     lines = [
         line
         for step, line in read_metrics(run.metrics).items()
@@ -80,10 +83,11 @@ def newest_attempt(run: RunDir, config: Config, fewest_steps: int = 1) -> Measur
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One step's seconds and tokens, `trained_tokens` those that learners computed.
+    """The seconds and tokens of one step. `trained_tokens` are the tokens that learners computed.
 
-    `wait_s` is what the driver waited for rollouts; without a lag also over the save of the step before, as engines
-    sample then. `between_s` is the rest beside training and publishing: evals, records, saves that learners wait for.
+    `wait_s` is the driver's wait for rollouts. Without a lag it includes the save of the previous step, because engines
+    sample during it. `between_s` is all other time besides training and publishing: evals, records, saves that block
+    learners.
     """
 
     num_tokens: float
@@ -113,7 +117,7 @@ class Measurements:
 
 
 def read_measurements(run: RunDir, config: Config) -> Measurements:
-    """Read a run. Raises ConfigError where it samples nothing, or has taken too few steps."""
+    """Read a run's measurements. Raises ConfigError if it samples nothing, or has too few steps."""
     if not config.needs.rollouts:
         raise ConfigError(f"task = {config.task.name} samples nothing: there is nothing to divide between engines.")
     attempt = newest_attempt(run, config, _FEWEST_STEPS)
@@ -171,9 +175,9 @@ def _trained_share(line: Mapping[str, Any], config: Config) -> float:
 
 
 def _relative_lengths(run: RunDir) -> tuple[float, ...]:
-    """Return lengths in shares of their step's mean: tokens where rollouts tell them, else characters.
+    """Return lengths relative to their step's mean: in tokens if rollouts have them, else in characters.
 
-    Rollouts of training first, else those of evals; without any, an exponential distribution's.
+    Uses rollouts of training, else those of evals. Without any, uses an exponential distribution.
     """
     folder = run.rollouts(0).parent
     for pattern in ("step_*.jsonl", "eval_step_*.jsonl"):
@@ -187,7 +191,10 @@ def _relative_lengths(run: RunDir) -> tuple[float, ...]:
 
 
 def measured_rates(measured: Measurements, config: Config) -> Rates:
-    """Fit the rates of a run. With a lag, a decode step takes what makes the simulated run wait as the run did."""
+    """Fit the rates of a run.
+
+    With a lag, choose the decode step's time so that the simulated run waits as long as the run did.
+    """
     rates, rollout = fit_rates(measured, config), config.rollout
     if not rollout.max_policy_lag:
         return rates
@@ -215,10 +222,10 @@ def measured_rates(measured: Measurements, config: Config) -> Rates:
 
 
 def fit_rates(measured: Measurements, config: Config) -> Rates:
-    """Fit both rates to a run's steps. With a lag `decoding` is but a beginning: that of the first step's wait.
+    """Fit both rates to a run's steps. With a lag, `decoding` is only a first guess, from the first step's wait.
 
-    Where the steps are too alike to tell, a decode step costs the same whatever is in it (it reads the weights), and
-    training costs by the token (it computes), as `plan` assumes.
+    If the steps are too similar to fit two numbers, a decode step costs the same for any batch (it reads the weights),
+    and training costs by the token (it computes), as in `plan`.
     """
     engines = measured.num_nodes * config.engine.engines_per_node
     learners = measured.num_nodes * config.placement.learners_per_node
@@ -253,7 +260,7 @@ def fit(
 ) -> Rate:
     """Fit seconds = fixed_s counts + part_s parts by least squares, neither below 0.
 
-    `otherwise` fits one of the two alone; both are taken where they leave a fifth less of its squared errors.
+    `otherwise` fits one of the two alone. Both are used only if they reduce its squared error by a fifth.
 
     >>> fit([1.0, 1.0, 1.0], [10.0, 20.0, 30.0], [3.0, 5.0, 7.0], otherwise=_proportional)
     Rate(fixed_s=1.0, part_s=0.2)

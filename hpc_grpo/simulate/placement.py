@@ -1,7 +1,7 @@
-"""Rank placements: how many of a node's GPUs learn and how many sample, under which ZeRO stage, with which offload.
+"""Rank placements: how many of a node's GPUs learn and how many sample, with which ZeRO stage and offload.
 
-Every split is planned, and simulated where it fits. Not ranked, since the code cannot place them: nodes with engines
-alone or learners alone. Where each GPU does both in turn (placement.colocate) there is nothing to split.
+Plans every split, and simulates those that fit. Leaves out nodes with only engines or only learners, which the code
+cannot place. With placement.colocate each GPU does both in turns, so there is nothing to split.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from hpc_grpo.simulate.assumed import longest_step, simulated
 from hpc_grpo.simulate.cluster import Forecast
 
 CARD_DEFAULT = (1, 3, 1)
-"""Learners and engines a node, GPUs an engine: the layout where the config says nothing."""
+"""Default layout: learners and engines a node, GPUs an engine."""
 CLOSE, _EQUAL = 1.05, 1.01
-"""A step longer by less than that is not worth another split, or another ZeRO stage of one: the shares are assumed."""
+"""A split, or another ZeRO stage of a split, must be faster by this factor to be worth a change: the rates are
+assumed.
+"""
 LAG = "rollout.max_policy_lag"
 _KEYS = (
     "placement.learners_per_node",
@@ -52,11 +54,11 @@ def layout(plan: Plan) -> tuple[int, int, int]:
 
 
 def ranked_splits(plan: Plan) -> list[Split]:
-    """Return the best split of each layout that fits the plan's nodes, fastest first; none where no time is known.
+    """Return the best split of each layout that fits the plan's nodes, fastest first; [] if no time is known.
 
-    All sample a step ahead, the shortest lag with which engines and learners work side by side, unless the plan's own
-    lag is longer. Splits whose export may not fit the head node's memory come last. Of splits that take equally
-    long, those with the simplest engines come first.
+    All splits sample one step ahead, the shortest lag with which engines and learners work at the same time, or use the
+    plan's lag if it is longer. Splits whose export may not fit the head node's memory come last. Among equally fast
+    splits, those with the simplest engines come first.
     """
     found = [
         Split(best, in_turn, ahead)
@@ -81,7 +83,7 @@ def fastest_in_turn(splits: Sequence[Split]) -> Split:
 
 
 def changed_settings(plan: Plan, split: Split) -> Settings:
-    """Return the keys in which a split differs from the plan, with its values."""
+    """Return the keys that a split changes in the plan, with the split's values."""
     values = ((key, attrgetter(key)(split.plan.config)) for key in _KEYS)
     return tuple((key, value) for key, value in values if value != attrgetter(key)(plan.config))
 
@@ -103,9 +105,9 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
 
 
 def _plainest(plan: Plan, same_layout: Sequence[Plan]) -> Plan:
-    """Return the candidate of one layout that changes least of the plan, of those whose learners are as good as any.
+    """Return the near-fastest candidate of one layout that changes the fewest keys of the plan.
 
-    They differ in the learners' part alone, so that the longest step in turn tells them apart.
+    The candidates differ only in the learners' part, so the longest step, run in turns, compares them.
     """
     safe = [each for each in same_layout if not each.warnings] or same_layout
     in_turn_s = [sum(longest_step(each) or ()) for each in safe]

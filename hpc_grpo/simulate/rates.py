@@ -14,7 +14,7 @@ from dataclasses import dataclass
 EXPONENTIAL = tuple(-math.log(1 - percent / 100) for percent in range(1, 100))
 """Lengths of which half are below 0.7 of the mean."""
 LOGNORMAL = tuple(math.exp(statistics.NormalDist(-0.5).inv_cdf((n + 0.5) / 400)) for n in range(400))
-"""Lengths with a tail: half are below 0.6 of the mean, two in a hundred above five times it; sigma is 1."""
+"""Lengths with a long tail: half are below 0.6 of the mean, two in a hundred above five times the mean; sigma is 1."""
 
 
 @dataclass(frozen=True)

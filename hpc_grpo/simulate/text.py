@@ -1,4 +1,4 @@
-"""Write what a run would take, before its first step (`hpc-grpo plan`) and from its own (`hpc-grpo simulate`)."""
+"""Write the time of a run before its first step (`hpc-grpo plan`) and from its measurements (`hpc-grpo simulate`)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _TITLES = ("nodes", "learners", "engines", "lag", "step, s", "steps/h", "engines
 def settings_of(
     config: Config, nodes: Sequence[int], learners: Sequence[int] | None, lags: Sequence[int] | None
 ) -> list[Setting]:
-    """List the settings asked for; a node's learners and engines share its slots as they do in `config`.
+    """List the requested settings. A node's learners and engines share its slots as they do in `config`.
 
-    Raises ConfigError for learners that leave a node no engine.
+    Raises ConfigError if the learners leave no slot for an engine.
     """
     own, width = config.placement.learners_per_node, config.engine.tensor_parallel
     shared = config.placement.colocate
@@ -92,13 +92,13 @@ def simulation_text(config: Config, measured: Measurements, settings: Sequence[S
 
 
 def _best(forecasts: Sequence[Forecast]) -> Forecast:
-    """Return the fastest, or one before it in the table that is as good."""
+    """Return the fastest forecast, or an earlier one in the table that is as fast."""
     enough = _AS_GOOD * max(each.steps_per_h for each in forecasts)
     return next(each for each in forecasts if each.steps_per_h >= enough)
 
 
 def _table(rows: Sequence[tuple[Forecast, str, str]], num_steps: int | None) -> Iterator[str]:
-    """Write forecasts, each with a mark and what it is beside its setting; node-hours are those of `num_steps`."""
+    """Write the forecasts, each with its setting and a mark. Node-hours are those of `num_steps`."""
     notes = "ZeRO, offload" if any(note for _, _, note in rows) else ""
     titles = (*_TITLES, notes)
     cells = [
@@ -123,7 +123,7 @@ def _table(rows: Sequence[tuple[Forecast, str, str]], num_steps: int | None) -> 
 
 
 def time_sections(plan: Plan, measured: MeasuredAttempt | None) -> Iterator[str]:
-    """Return what a plan tells of time: of its steps, if it has taken some, else of what they should take."""
+    """Yield the plan's text about time: from measured steps if there are any, else from assumed rates."""
     yield "\n".join(_measured_time(plan, measured) if measured else _longest_step(plan))
     yield "\n".join(_placement(plan, has_trained=measured is not None))
 

@@ -45,7 +45,7 @@ def keep_near_gpus(
         return f"Cores are not bound: only {len(cores)} of {len(allowed)} are {where}."
     try:
         for thread in Path("/proc/self/task").iterdir():
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+            with suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(int(thread.name), cores)
     except OSError as error:  # a container may forbid it
         return f"Cores are not bound: {error.strerror}."
@@ -53,7 +53,7 @@ def keep_near_gpus(
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Return the numbers or UUIDs of CUDA_VISIBLE_DEVICES, in which Ray tells an actor its GPUs."""
+    """Return the numbers or UUIDs of CUDA_VISIBLE_DEVICES, by which Ray assigns GPUs to an actor."""
     return [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
 
 

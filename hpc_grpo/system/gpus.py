@@ -1,6 +1,6 @@
-"""List the GPUs of this machine, by nvidia-smi.
+"""List the GPUs of this machine, by nvidia-smi, which uses no CUDA.
 
-nvidia-smi touches no GPU. CUDA in this process would keep it from forking workers that use one.
+CUDA in this process would keep it from forking workers that use a GPU.
 """
 
 from __future__ import annotations

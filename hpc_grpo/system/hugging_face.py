@@ -120,7 +120,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> WeightsHeader:
-    """Read a safetensors file's header and no tensors. Raises ConfigError where it is damaged."""
+    """Read a safetensors file's header and no tensors. Raises ConfigError if it is damaged."""
     with file.open("rb") as stream:  # The file starts with the header's length, 8 bytes, little-endian, then JSON.
         length = int.from_bytes(stream.read(8), "little")
         text = stream.read(length) if length <= _MAX_HEADER_BYTES else b""

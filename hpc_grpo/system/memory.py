@@ -19,16 +19,17 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Memory:
-    """In bytes."""
+    """Memory in bytes."""
 
     total: int
     available: int
 
 
 def host_memory(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) -> Memory:
-    """Return the memory of the node or of the cgroup around this process, whichever has less left.
+    """Return the memory of the node or of this process's cgroup, whichever has less left.
 
-    Slurm bounds a job's memory by cgroups (`ConstrainRAMSpace`): the kernel ends who takes more, however much is free.
+    Slurm limits a job's memory by cgroups (`ConstrainRAMSpace`): the kernel kills a process above the limit, even if
+    the node has free memory.
     """
     node = psutil.virtual_memory()
     found = [Memory(node.total, node.available)]
@@ -43,7 +44,7 @@ def host_memory(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) ->
 
 
 def _memory_cgroups(own: Path, root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Yield the cgroup of this process and those around it; each of them may have a limit."""
+    """Yield the cgroup of this process and its parents. Each may have a limit."""
     lines = []
     with contextlib.suppress(OSError):  # a container without cgroups, or without /proc: the node's memory counts
         lines = own.read_text().splitlines()

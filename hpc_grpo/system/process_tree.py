@@ -80,7 +80,7 @@ def _signal_all(pids: Iterable[int], sig: int) -> None:
 
 
 def listeners(port: int) -> dict[int, int]:
-    """Return the sockets that listen on a TCP port, whatever their address: inode -> user. Linux only."""
+    """Return the sockets that listen on a TCP port, on any address: inode -> user. Linux only."""
     found: dict[int, int] = {}
     for table in map(Path, _TCP_TABLES):
         rows = table.read_text().splitlines()[1:] if table.exists() else []
@@ -91,7 +91,7 @@ def listeners(port: int) -> dict[int, int]:
 
 
 def holders(inodes: Iterable[int], pids: Iterable[int]) -> dict[int, list[int]]:
-    """Return which of the processes hold which of the sockets: inode -> pids."""
+    """Return which processes hold which of the sockets: inode -> pids."""
     names = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[int, list[int]] = {inode: [] for inode in names.values()}
     for pid in pids if names else ():

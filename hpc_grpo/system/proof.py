@@ -25,7 +25,7 @@ REFUSAL = bytes(PROOF_BYTES)
 
 LEAST_TOKEN_LENGTH = 16
 MOST_OF_ADDRESS = 32
-"""Callers of one address that have not proved the token."""
+"""Limit of callers from one address that have not proved the token."""
 MOST_UNPROVED = 256
 """Callers of all addresses that have not proved the token."""
 
@@ -58,7 +58,7 @@ def answer(token: bytes, purpose: bytes, listener_nonce: bytes) -> tuple[bytes, 
 
 
 def judge(token: bytes, purpose: bytes, listener_nonce: bytes, said: bytes) -> bytes:
-    """Return a listener's proof to a caller that has `said` this, REFUSAL where the caller does not know the token."""
+    """Return a listener's proof for a caller's answer, or REFUSAL if the caller does not know the token."""
     caller_nonce, proved = said[:NONCE_BYTES], said[NONCE_BYTES:]
     if not hmac.compare_digest(proved, proof(token, purpose, b"caller", listener_nonce, caller_nonce)):
         return REFUSAL

@@ -24,7 +24,7 @@ _UNPRINTABLE = re.compile(
     "\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff])"
 )
 _LONGEST_LINE = 20_000
-"""Characters: a terminal takes minutes for one of megabytes."""
+"""In characters. A terminal takes minutes for a line of megabytes."""
 
 _LINE_WIDTH = 100
 
@@ -120,7 +120,7 @@ def decimal(value: float | None) -> str:
 
 
 def short_number(value: float | None) -> str:
-    """Return a number with two digits or three, and the letter of its thousands.
+    """Return a number with two or three digits, and a letter for thousands.
 
     >>> [short_number(n) for n in (7, 950, 1234, 56_789, 1.2e6, None)]
     ['7', '950', '1.2k', '57k', '1.2M', '-']

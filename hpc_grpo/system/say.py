@@ -1,6 +1,6 @@
-"""Print for the user: lines that must not cost the run, and another program's output.
+"""Print for the user: lines that must not fail the run, and another program's output.
 
-What is printed may hold what others wrote, so it is made printable here: on a terminal, text is also commands.
+Printed text may come from others, so it is escaped here: on a terminal, text can contain commands.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TextIO
 from hpc_grpo.system.readable import printable
 
 _DRAWING = re.compile(r"(\r|\x1b\[(?:[0-9;]{0,32}[A-HJKm]|\?25[hl]))")
-"""Colours, the cursor's moves, erasing, hiding the cursor: what a live panel is drawn with."""
+"""Drawing commands of a live panel: colours, cursor moves, erasing, hiding the cursor."""
 
 _UNFINISHED = re.compile(r"(\r|\x1b(\[[0-9;?]{0,32})?)\Z")
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print to `stream`, by default stdout, also where the disk below is full or the encoding lacks characters."""
+    """Print to `stream`, by default stdout. Works on a full disk, and with an encoding that lacks characters."""
     text = printable(text)
     with contextlib.suppress(OSError):
         try:
@@ -46,7 +46,7 @@ class ForeignOutput:
         self._held = ""
 
     def take(self, data: bytes, final: bool = False) -> str:
-        """Return the text that is complete by now; an escape sequence that is cut waits for its rest."""
+        """Return the text that is complete. An incomplete escape sequence waits for its rest."""
         text = self._held + self._decoder.decode(data, final)
         cut = None if final else _UNFINISHED.search(text)
         self._held = cut[0] if cut else ""
@@ -54,7 +54,7 @@ class ForeignOutput:
 
 
 def drawn(text: str) -> str:
-    """Return a program's output for a terminal: drawing passes, other commands to the terminal are spelled out.
+    """Return a program's output for a terminal: drawing passes, other terminal commands are escaped.
 
     >>> drawn("\\x1b[1mbold\\x1b[0m \\x1b]0;title\\x07")
     '\\x1b[1mbold\\x1b[0m \\\\x1b]0;title\\\\x07'
@@ -64,7 +64,7 @@ def drawn(text: str) -> str:
 
 
 def undrawn(text: str) -> str:
-    """Return a program's output for a file: without drawing, each version of a line that was drawn over on its own.
+    """Return a program's output for a file: without drawing. Each version of a redrawn line becomes a line.
 
     >>> undrawn("\\x1b[1mbold\\x1b[0m 10 %\\r20 %\\r\\n")
     'bold 10 %\\n20 %\\n'

@@ -1,7 +1,7 @@
-"""Know a secret by its name or by its value: it must stay out of every file, argument, log and copy of the config.
+"""Recognize a secret by its name or its value, to keep it out of every file, argument, log and copy of the config.
 
-`secret_keys` judges a config, `is_secret` a variable, and `without_secrets` masks a text. Some values have a service's
-prefix. Other values are judged by what they are given to: a variable, key, option, header or part of a URL.
+`secret_keys` checks a config, `is_secret` a variable, and `without_secrets` masks a text. Some values have a service's
+prefix. Others are judged by their name: a variable, key, option, header or part of a URL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"_(PATH|FILE|DIR|ENV|NAME|VAR|VARIABLE|FIELD|COLUMN|LIMIT|BUDGET)$", re.IGNORECASE)
-"""A name that ends so says where a secret lies, or how many tokens there are."""
+"""A name with this ending says where a secret is, or how many tokens there are."""
 
 _COUNT = re.compile(r"\d{1,3}")
 """A number as in `sort --key=2` and MAX_KEYS=16: too short for a secret."""
@@ -56,20 +56,20 @@ _ASSIGNMENT = re.compile(
 _SHORTEST_KEY = 16
 _KEY_LIKE = re.compile(r"[\w+/=.-]*\d[\w+/=.-]*")
 _RANDOM = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{12,}")
-"""A run of letters with digits among them, longer than the words of a name: `final_answer_2024` has none."""
+"""A run of letters and digits, longer than the words of a name: `final_answer_2024` has none."""
 
 _ONLY_SECRET = re.compile(
     r"(^|_)(PASS(WORDS?|WD|PHRASE)|SECRET|API_?KEY|(ACCESS|AUTH|BEARER|API)_TOKEN|SECRET_KEY|AUTHORIZATION)$",
     re.IGNORECASE,
 )
-"""A name that ends so has no other meaning: every value that is written out counts."""
+"""A name with this ending has no other meaning: every literal value counts as a secret."""
 
 _OF_TEXT = re.compile(r"(^|_)(STOP|PAD|EOS|BOS|END|START|MASK|SEP|CLS|UNK|SPECIAL|IMAGE)_TOKEN$", re.IGNORECASE)
 _SCHEME = re.compile(r"\A(bearer|basic|token)\s+", re.IGNORECASE)
 _REFERENCE = re.compile(
     r"[-$`<~./{*%]|([A-Z][A-Z0-9]*(_[A-Z0-9]+)+|EMPTY|VALUE|(?i:none|null|true|false|auto)|\W*|\d{1,3})$"
 )
-"""A variable, a path, a placeholder or a number: what stands where a secret would, and is none."""
+"""A variable, a path, a placeholder or a number: a value in place of a secret that is none."""
 
 _WRITTEN = r"[\"']?(?P<value>[^\s\"'`;#,&|()\[\]{}]+)"
 _SET = re.compile(r"(?:(?<![\w-])|(?<=-e))(?P<name>[A-Za-z_][\w-]*)=(?=" + _WRITTEN + r")")
@@ -79,7 +79,7 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _SPACED = re.compile(r"(?<![\w-])(?P<name>[A-Za-z_]\w*)[\"']?(?:\s*:\s*|[ \t]+(?:<<<[ \t]*)?)(?=" + _WRITTEN + r")")
-"""A name and a value behind a blank or a colon, as in netrc, csh, YAML and JSON. Other words stand so too."""
+"""A name and a value after a blank or a colon, as in netrc, csh, YAML and JSON. Other words look the same."""
 
 _OF_COMMANDS = {
     re.compile(
@@ -88,7 +88,7 @@ _OF_COMMANDS = {
     re.compile(r"\b(?:(?:docker|podman|apptainer)\s+login\b.*?|sshpass)\s-p[ \t]*" + _WRITTEN): "PASSWORD",
     re.compile(r"\bwandb[ \t]+login\b[^\n;&|]*?[ \t](?!-)" + _WRITTEN): "key",
 }
-"""What commands take without a name -> the name that it would have."""
+"""Command arguments without a name -> the name that they would have."""
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -102,7 +102,7 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def environ_for(named: Collection[object]) -> dict[str, str]:
-    """Return this process's variables for one that runs a user's function: no secret but those that are named."""
+    """Return this process's variables for a process that runs a user's function: no secrets except the named ones."""
     return {name: value for name, value in os.environ.items() if name in named or not is_secret(name, value)}
 
 
@@ -127,7 +127,7 @@ def secret_keys(values: Any, prefix: str = "", name: str = "") -> list[str]:
 
 
 def _writes_secret(text: str) -> bool:
-    """Return whether a text holds a secret of a known form, or gives one to a variable, an option or a header."""
+    """Return whether a text contains a secret of a known form, or assigns one to a variable, an option or a header."""
     text = text.replace("\\\n", "")
     return any(pattern.search(text) for pattern in _VALUES) or any(_is_given(*pair) for pair in _pairs(text))
 
@@ -144,7 +144,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_given(name: str, value: str) -> bool:
-    """Return whether a value that has such a name is a secret. Many names are those of other things: `answer_key`."""
+    """Return whether a value with this name is a secret. Many similar names are not secret: `answer_key`."""
     name = re.sub(r"-|(?<=[a-z0-9])(?=[A-Z])", "_", name)  # clientSecret
     value = _SCHEME.sub("", value.strip())
     if not is_secret(name) or _REFERENCE.match(value) or _OF_TEXT.search(name):

@@ -12,7 +12,9 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def end_signals() -> list[int]:
-    """Return the signals that ask for the end, without those that this process was started to ignore, as by nohup."""
+    """Return the signals that ask for the end, except those that this process ignores from its start, as under
+    nohup.
+    """
     return [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -30,9 +32,9 @@ def signal_name(number: int) -> str:
 
 @contextmanager
 def outliving_the_warning() -> Iterator[None]:
-    """Have SIGUSR1, the queue's warning of which this process would die by default, do nothing in the block.
+    """Ignore SIGUSR1 in the block: the queue's warning, which would end this process by default.
 
-    By a handler, since children would inherit that it is ignored.
+    Uses a handler, because children would inherit an ignored signal.
     """
     old = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:

@@ -1,6 +1,6 @@
-"""Measure what a process uses: CPU seconds, memory, its GPUs, and how long it was busy with its part of a step.
+"""Measure what a process uses: CPU seconds, memory, its GPUs, and its busy time in a step.
 
-Every process of a run has one METER, as it has one PULSE (run/pulse.py). A reading opens a few files of /proc.
+Every process of a run has one METER and one PULSE (run/pulse.py). A reading opens a few files of /proc.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Usage:
     """What a process used since the reading before, over `wall_s` seconds; memory as it is now, in bytes.
 
     `busy_s`: of these seconds, those in the process's own part of a step. `gpu_memory` is torch's most, None without a
-    GPU. `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None where nobody samples them.
+    GPU. `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None if nobody samples them.
     """
 
     wall_s: float
@@ -39,9 +39,9 @@ class Usage:
 
 
 class Meter:
-    """Measures a process, with all that it has started, from one reading to the next; the first counts from its start.
+    """Measures a process, with all its children, from one reading to the next. The first reading counts from its start.
 
-    Reads the process only in `read`: a meter that was inherited over a fork measures the child.
+    It reads the process id only in `read`, so a meter inherited over a fork measures the child.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -52,7 +52,7 @@ class Meter:
         self._busy_s = 0.0
         self._gpus = GpuMeter()
         self._lock = threading.Lock()
-        """The thread that works adds to `busy_s`, another one reads."""
+        """The working thread adds to `busy_s`, another thread reads it."""
 
     def watch_gpus(self) -> None:
         """Measure from here on how busy the GPUs of this process are."""
@@ -72,7 +72,7 @@ class Meter:
             self._busy_s += seconds
 
     def read(self, *, with_children: bool = True) -> Usage:
-        """Return what was used since the reading before. Raises psutil.NoSuchProcess for a process that is gone."""
+        """Return the usage since the last reading. Raises psutil.NoSuchProcess for a process that has ended."""
         process, now = psutil.Process(self._pid), time.monotonic()
         if self._read_at is None:
             self._read_at = now - (time.time() - process.create_time())
@@ -81,7 +81,7 @@ class Meter:
             busy_s, self._busy_s = self._busy_s, 0.0
         usage = Usage(
             wall_s=max(now - self._read_at, 0.0),
-            cpu_s=max(cpu_s - self._cpu_s, 0.0),  # a child that nobody waited for has taken its seconds with it
+            cpu_s=max(cpu_s - self._cpu_s, 0.0),  # A child that nobody waited for takes its seconds with it.
             memory=memory,
             busy_s=busy_s,
             gpu_memory=_gpu_memory() if self._pid is None else None,
@@ -92,17 +92,17 @@ class Meter:
 
 
 class GpuMeter:
-    """Averages how busy GPUs are: the share of the time in which a kernel ran, whichever process's it was.
+    """Averages how busy GPUs are: the share of time in which a kernel of any process ran.
 
-    NVIDIA's driver samples that several times a second and keeps 100 samples, less than 20 s. A step takes longer, so a
-    thread fetches them. Another thread reads: a driver that hangs holds up no reading.
+    NVIDIA's driver samples this several times a second and keeps 100 samples, less than 20 s. A step takes longer, so a
+    thread fetches the samples. Another thread reads the average: a hanging driver blocks no reading.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sum = self._count = 0
         self._seen_us: dict[int, int] = {}
-        """Position of a GPU -> the driver's time of its last sample that was fetched."""
+        """Index of a GPU -> the driver's time of its last fetched sample."""
 
     def keep_fetching(self) -> None:
         """Fetch the samples of this process's GPUs as long as it runs, where nvidia-ml-py is installed."""
@@ -125,7 +125,7 @@ class GpuMeter:
             seen_us = self._seen_us.get(number, 0)
             try:
                 _, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, seen_us)
-            except nvml.NVMLError:  # no new sample, or a GPU that is not sampled (MIG, vGPU)
+            except nvml.NVMLError:  # No new sample, or a GPU without sampling (MIG, vGPU).
                 continue
             new = [sample for sample in samples if sample.timeStamp > seen_us]
             self._seen_us[number] = max((sample.timeStamp for sample in new), default=seen_us)
@@ -134,14 +134,14 @@ class GpuMeter:
                 self._count += len(new)
 
     def read(self) -> float | None:
-        """Return the mean of what was fetched since the reading before, from 0 to 1; None without samples."""
+        """Return the mean of the samples since the last reading, from 0 to 1; None without samples."""
         with self._lock:
             total, count, self._sum, self._count = self._sum, self._count, 0, 0
         return total / count / 100.0 if count else None
 
 
 def find_handles(nvml: Any, names: Sequence[str]) -> list[Any]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID. Raises NVMLError where NVML lacks one."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID. Raises NVMLError if NVML lacks one."""
     nvml.nvmlInit()
     by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
     return [by_index(int(name)) if name.isdecimal() else by_uuid(name) for name in names]
@@ -154,11 +154,11 @@ def _measured(process: psutil.Process, *, with_children: bool) -> tuple[float, i
     cpu_s = times.user + times.system
     if not with_children:
         return cpu_s, memory
-    cpu_s += times.children_user + times.children_system  # those that have ended
+    cpu_s += times.children_user + times.children_system  # children that have ended
     for pid in children(process.pid):
         try:
             own_cpu_s, own_memory = _measured(psutil.Process(pid), with_children=True)
-        except psutil.Error:  # it has ended, or is another user's on a site that hides those
+        except psutil.Error:  # It has ended, or is hidden as another user's.
             continue
         cpu_s, memory = cpu_s + own_cpu_s, memory + own_memory
     return cpu_s, memory

@@ -1,4 +1,4 @@
-"""A clock that stands still while nobody looks at it: in a stopped process, a suspended job, a machine that sleeps."""
+"""A clock that stops while nobody reads it: in a stopped process, a suspended job, a sleeping machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 
 LOOK_S = 5.0
-"""Whoever keeps such a clock looks at it so often."""
+"""Interval at which the thread of such a clock reads it."""
 
 
 class WakingClock:
-    """Counts time, at most `most_s` between two looks. One thread looks, which does no work itself; any may read."""
+    """Counts time, at most `most_s` between two reads.
+
+    One thread without other work reads it regularly; any thread may read.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most_s: float = 2 * LOOK_S) -> None:
         self._clock, self._most_s = clock, most_s

@@ -75,7 +75,7 @@ class NodeAgent:
             signal.signal(number, on_signal)
 
     def run(self) -> int:
-        """Serve until the end; returns 0 when asked to end, 1 when Ray failed."""
+        """Serve until the end. Return 0 if asked to end, 1 if Ray failed."""
         signs = threading.Thread(target=self._show_life, name="signs-of-life")
         signs.start()
         failure = ""
@@ -104,7 +104,7 @@ class NodeAgent:
             return ""
         for tries in range(_MAX_RAY_STARTS):
             ray, ended = self._start_ray(skip_ports=tries)
-            if ended is None:  # it is up: watch over it until the lease ends
+            if ended is None:  # Ray is up: watch it until the lease ends.
                 while self._goes_on():
                     self._look(ray)
                     if why := ray.why_ended():
@@ -208,7 +208,7 @@ class NodeAgent:
         return self._is_deaf or self._is_told  # SIGKILL may be near
 
     def _own_dirs(self) -> tuple[Path, Path]:
-        """Make the folders of Ray and of the weight store, after removing what dead agents left beside them."""
+        """Make the folders of Ray and of the weight store. Removes leftovers of dead agents first."""
         paths = (temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
         if not self._dirs:
             for path in paths:
@@ -218,7 +218,7 @@ class NodeAgent:
         return paths
 
     def _tear_down(self) -> int:
-        """End Ray, copy its logs and remove the folders; returns how many processes had to be killed."""
+        """End Ray, copy its logs and remove the folders. Return how many processes had to be killed."""
         num_killed = self._end_ray()
         # The weight store first: it holds the node's memory, and copying logs can be slow.
         for owned in reversed(self._dirs):

@@ -55,7 +55,7 @@ class OwnedDir:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             os.write(self._lock, socket.gethostname().encode())
         except OSError:
-            shutil.rmtree(self.path)  # a full disk: no later agent would know it for a leftover
+            shutil.rmtree(self.path)  # A full disk. No later agent would recognize it as a leftover.
             raise
 
     def remove(self) -> None:
@@ -73,7 +73,7 @@ class SharedDir:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take part in the folder. Raises FileNotFoundError where none is there, LaunchError for another user's."""
+        """Take part in the folder. Raises FileNotFoundError if none is there, LaunchError for another user's."""
         self.path = path
         with contextlib.ExitStack() as opened:
             folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
@@ -88,7 +88,7 @@ class SharedDir:
                 raise
             _keep_from_cleaners(folder)
             self._open = opened.pop_all()
-        if not self._takes(fcntl.LOCK_SH):  # the last agent in it removes it
+        if not self._takes(fcntl.LOCK_SH):  # the last agent that uses it removes it
             self.close()
             raise FileNotFoundError(path)
 
@@ -104,7 +104,7 @@ class SharedDir:
         self._open.close()
 
     def _takes(self, kind: int) -> bool:
-        """Take the lock, and say whether the folder is still at its path."""
+        """Take the lock. Return whether the folder is still at its path."""
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
             return os.path.samestat(os.fstat(self._lock), (self.path / _LOCK_NAME).lstat())
@@ -151,7 +151,7 @@ def _take_away(path: Path) -> None:
 def _replace_torn(path: Path, folder: int) -> None:
     """Remove a shared folder whose lock file a cleaner of /tmp removed: other files may be missing too."""
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of several agents one does it
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # only one of several agents does this
     except BlockingIOError:
         raise LaunchError(f"{path} is in use and has lost its file {_LOCK_NAME}. Remove it once no job does.") from None
     if os.path.samestat(os.fstat(folder), path.lstat()):
@@ -190,7 +190,7 @@ def sweep(parent: Path) -> list[Path]:
             lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
             # Another node's folder, because /tmp is shared after all. Its lock may not be visible from here.
             if os.read(lock, 256) == socket.gethostname().encode():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing; an OSError where it is held
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing; an OSError if it is held
                 _take_away(path)
                 removed.append(path)
     return removed

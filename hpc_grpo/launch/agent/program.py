@@ -47,7 +47,7 @@ class Inside:
 
 
 def inside_of(spec: NodeSpec, program: str, folder: Path) -> Inside | None:
-    """Return where a program of a node runs, None: on the node itself."""
+    """Return the container of a program on this node, None for no container."""
     return Inside(Container(**spec.container), spec.tag, program, folder) if spec.container else None
 
 
@@ -83,7 +83,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process id; the client's until the program has begun in its container."""
+        """The process id: the client's until the program has begun in its container."""
         if self._inside and self._found is None:
             with suppress(OSError, ValueError):
                 pid = int(self._inside.pid_file.read_text())
@@ -96,7 +96,7 @@ class Program:
         return exit_code(code) if self._inside else code
 
     def send(self, number: int) -> None:
-        """Send a living program a signal. Not by the client, which cannot pass on all of them."""
+        """Send a signal to a living program, directly: the client cannot forward all signals."""
         if self.process.poll() is None and self._lives():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -115,7 +115,7 @@ class Program:
 
 
 class RayProcess(Program):
-    """`ray start` in the foreground, with its output in a log that earlier tries wrote to as well."""
+    """`ray start` in the foreground. Its log also has the output of earlier tries."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, inside: Inside | None = None
@@ -179,7 +179,7 @@ class LineReader:
         return self._pipe.fileno()
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines that have arrived since the last call, without their ends."""
+        """Yield the lines that have arrived since the last call, without line ends."""
         while True:
             try:
                 data = os.read(self._pipe.fileno(), 65536)

@@ -37,7 +37,7 @@ ALIVE = b"alive\n"
 
 
 class Order(enum.Enum):
-    """Names what the supervisor has an agent do; the value is the line that says so."""
+    """Orders of the supervisor to an agent. The value is the line that is sent."""
 
     STACKS = b"stacks\n"
     """Ask all processes for their Python stacks."""
@@ -121,7 +121,7 @@ class NodeSpec:
 
     @classmethod
     def from_line(cls, line: bytes) -> NodeSpec:
-        """Return the spec in a line of the supervisor's. Raises LaunchError where that is another version's."""
+        """Return the spec in a line of the supervisor's. Raises LaunchError if that is another version's."""
         values = json.loads(line)
         if (version := values.get("version", "")) not in ("", __version__):
             raise LaunchError(
@@ -209,7 +209,7 @@ class Lease:
         return True
 
     def take_orders(self) -> list[Order]:
-        """Return the orders that came since the last call, and take in the head's address."""
+        """Return the orders since the last call. Also reads the head's address."""
         whole, newline, self._buffer = self._buffer.rpartition(b"\n")
         lines = (whole + newline).splitlines(keepends=True)
         for line in lines:

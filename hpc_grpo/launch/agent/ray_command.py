@@ -33,7 +33,7 @@ STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
 
 TEMP_DIR_NAME = "r"
-"""Ray's temp-dir is inside our own folder, because Ray makes it writable for everybody."""
+"""Ray's temp-dir is inside our own folder, because Ray makes it writable foreverybody."""
 
 RAY_LOG_NAME = "ray_start.log"
 """The output of `ray start`, in the node's log folder."""
@@ -59,10 +59,11 @@ def ray_environment(
     kept |= collective_interfaces(interface, kept)
     if environ.get("DEBUG_RAY") == "1":
         kept["RAY_DEBUG"] = "legacy"  # breakpoints of actors wait on loopback for `ray debug`, on their own node
-    kept["TMPDIR"] = str(temp_dir_path(spec, environ))  # vLLM leaves files in it; this one goes with the attempt
+    # vLLM leaves files in it. This folder is removed with the attempt.
+    kept["TMPDIR"] = str(temp_dir_path(spec, environ))
     kept |= spec.contract_env
     for name in COPY_VARIABLES:
-        kept.pop(name, None)  # of another run, in whose job this one was started
+        kept.pop(name, None)  # from another run, whose job started this one
     kept |= staged_environment(spec.stage, local_dir(spec, environ), kept)
     python = python_of(spec, environ)
     if python != sys.executable:
@@ -77,7 +78,10 @@ def python_of(spec: NodeSpec, environ: Mapping[str, str]) -> str:
 
 
 def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep collectives on `interface`; NCCL may use several, so there the user's wins."""
+    """Return the variables that keep collectives on `interface`.
+
+    For NCCL, which may use several, the user's setting wins.
+    """
     only = f"={interface}"  # without "=" NCCL takes all whose names begin so
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": given.get("NCCL_SOCKET_IFNAME", only)}
 
@@ -125,7 +129,7 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
 
 
 def refuse_without_dashboard() -> None:
-    """Raise ConfigError where packages that the installed Ray's dashboard needs are missing."""
+    """Raise ConfigError if packages that the installed Ray's dashboard needs are missing."""
     from packaging.requirements import Requirement  # comes with Ray, which the light installation is without
 
     asked = [Requirement(text) for text in requires("ray") or ()]
@@ -165,7 +169,7 @@ def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
 
 
 LOOPBACK_IP = "127.0.0.2"
-"""Ray replaces 127.0.0.1 by an address it finds by a probe of 8.8.8.8; the rest of 127/8 it leaves alone."""
+"""Ray replaces 127.0.0.1 by an address that it finds by a probe of 8.8.8.8. It keeps other addresses of 127/8."""
 
 _LOWEST_PORT = 10240
 _HIGHEST_PORT = 65535
@@ -212,7 +216,7 @@ def choose_interface(named: str | None) -> tuple[str, str]:
 
 
 def node_address(spec: NodeSpec) -> tuple[str, str]:
-    """Return (interface, address) that Ray uses on this node. Raises NodesUnavailableError as `choose_interface`."""
+    """Return (interface, address) that Ray uses on this node. Raises NodesUnavailableError like `choose_interface`."""
     return ("lo", LOOPBACK_IP) if spec.loopback else choose_interface(spec.interface)
 
 
@@ -224,7 +228,7 @@ def _default_route(table: str) -> str:
 
 @dataclass(frozen=True)
 class RayPorts:
-    """Every port Ray listens on, on one node; workers use first_worker to last_worker."""
+    """All ports of Ray on one node. Workers use first_worker to last_worker."""
 
     gcs: int
     object_manager: int
@@ -241,10 +245,11 @@ _NUM_FIXED_PORTS = 7
 
 
 def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None = None) -> RayPorts:
-    """Return a free block of ports, outside the ephemeral range if there is one. Raises LaunchError if none is free.
+    """Return a free block of ports, outside the ephemeral range if possible. Raises LaunchError if none is free.
 
-    `dashboard` is the preferred port of Ray's dashboard; a retry does without. The attempt's tag says where the search
-    starts, so two jobs on one node start apart. `skip` passes over free blocks, for a retry after losing a race.
+    `dashboard` is the preferred port of Ray's dashboard; a retry does without it. The search starts at a place that
+    depends on the attempt's tag, so that two jobs on one node use different blocks. `skip` passes over free blocks, for
+    a retry after another process took a port.
     """
     preferred = dashboard if dashboard and not skip and _is_free(dashboard) else None
     stride = _NUM_FIXED_PORTS + 64 + 2 * num_cpus

@@ -155,7 +155,7 @@ def _copy_weights(source: Path, folder: Path, goes_on: Callable[[], bool]) -> bo
 
 
 def _run(command: Sequence[str], what: str, goes_on: Callable[[], bool]) -> bool:
-    """Run a copying program; False where it was ended. Raises LaunchError with its last words."""
+    """Run a copying program; False if it was ended. Raises LaunchError with its last words."""
     with tempfile.TemporaryFile() as said:
         try:
             options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}

@@ -82,7 +82,7 @@ class _Seen:
 
 
 class Watch:
-    """Remembers when each process last showed progress, and was last seen running. Ask it every few seconds."""
+    """Remembers when each process last made progress, and last ran. Call it every few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = WakingClock(clock)
@@ -115,7 +115,7 @@ class Watch:
         return _Seen(process, silent_s, before.stopped_s + since_s if is_stopped else 0.0, is_stopped)
 
     def _once(self, found: Sequence[Late]) -> list[Late]:
-        """Leave out those of before: a dead disk may keep one from ending."""
+        """Leave out processes that were reported before: a dead disk may keep one from ending."""
         new = [late for late in found if late.process.key not in self._told]
         self._told.update(late.process.key for late in new)
         return new
@@ -143,7 +143,7 @@ def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:
         command = b""
         with suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if command != b"fuse-shim\0":  # enroot's process that keeps a container's image mounted: it stops itself
+        if command != b"fuse-shim\0":  # enroot's process that mounts a container's image: it stops itself
             yield Watched("process of Ray", pid, start_time(pid))
 
 

@@ -125,7 +125,7 @@ class StartDecision:
 
 
 def decide_start(facts: StartFacts) -> StartDecision:
-    """Decide whether a link that starts trains, and what the user has to hear."""
+    """Decide whether a starting job trains, and what the user must hear."""
     if facts.replaced_by:
         why = f"Job {facts.replaced_by} carries on in place of this one: nothing is left to it."
         return StartDecision(False, why, ends_chain=False)
@@ -197,7 +197,7 @@ def news_at_end(attempt: AttemptRecord, is_complete: bool, has_successor: bool, 
 
 
 def node_hours_asked(launch: LaunchConfig) -> float:
-    """Return the node-hours of a job that goes on to its time limit."""
+    """Return the node-hours of a job that runs up to its time limit."""
     return launch.num_nodes * launch.slurm.time_min / 60
 
 
@@ -225,7 +225,7 @@ def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hou
 def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
     """Return `launch` asking for no more walltime than `used` node-hours leave of `launch.slurm.max_node_hours`.
 
-    Raises ConfigError where that is too little for the nodes to come up.
+    Raises ConfigError if that is too little for the nodes to come up.
     """
     slurm = launch.slurm
     if slurm.max_node_hours is None:

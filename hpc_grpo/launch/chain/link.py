@@ -190,7 +190,7 @@ class ChainLink:
         self.tell()
 
     def start(self) -> None:
-        """Enter this job into the record as the one that holds the run; a failure is reported and tried again."""
+        """Record this job as the one that holds the run. A failure is reported and retried."""
         try:
             successors, own = self._successors, self._job
             successors.holds_run = True
@@ -219,7 +219,7 @@ class ChainLink:
             self.start()
 
     def finish(self, attempt: AttemptRecord) -> None:
-        """Do with the successor what the end of the attempt asks for."""
+        """Update the successor according to the attempt's end."""
         try:
             with not_worth_the_run(_NO_RECORD):
                 match decide_succession(attempt, self._run.stop_marker.exists()):
@@ -339,7 +339,7 @@ class Successors:
             write_chain(self.run, closed)
 
     def withdraw(self) -> None:
-        """Cancel what waits behind this job, and take it and this job out of the record."""
+        """Cancel the jobs that wait behind this one. Remove them and this job from the record."""
         record = self._cancel_followers()
         write_chain(self.run, record.without([self.job.job_id, *record.followers(self.job.job_id)]))
 

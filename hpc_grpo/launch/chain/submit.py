@@ -34,7 +34,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 
-_BETWEEN_SIGNALS_S = 0.5  # two signals in one breath are one to their receiver
+_BETWEEN_SIGNALS_S = 0.5  # The receiver may see two signals in quick succession as one.
 
 
 def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str = "") -> str:
@@ -94,7 +94,7 @@ def complete_until_queued(run: RunDir) -> Iterator[None]:
     links = read_chain(run).links
     try:
         yield
-    except BaseException:  # also at Ctrl+C: no job was queued, so nothing has changed
+    except BaseException:  # Also at Ctrl+C: no job was queued, so restore the files.
         if read_chain(run).links == links:
             for path, text in kept.items():
                 write_atomic(path, text)
@@ -150,7 +150,7 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
     jobs = [link.job_id for link in read_chain(run).since_the_user()]
     owner = read_lock_owner(run)
     if jobs:
-        queue.cancel(list(reversed(jobs)))  # what waits before what runs
+        queue.cancel(list(reversed(jobs)))  # waiting jobs before running ones
         # The running link may be killed before it can say so.
         record = read_chain(run)
         write_chain(run, replace(record, successor="", ended=record.ended or "Cancelled by hpc-grpo cancel."))
@@ -167,5 +167,5 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
         os.kill(owner.pid, signal.SIGTERM)
         time.sleep(_BETWEEN_SIGNALS_S)
         if owner.has_process:
-            os.kill(owner.pid, signal.SIGTERM)  # the second one does not wait for a checkpoint
+            os.kill(owner.pid, signal.SIGTERM)  # a second signal ends it without a checkpoint
         yield f"Told process {owner.pid} to end."

@@ -119,13 +119,13 @@ class Place(Protocol):
         return self
 
     def allocation(self) -> Allocation:
-        """Return the nodes of this attempt. Raises LaunchError where they cannot be known; asking again may help."""
+        """Return the nodes of this attempt. Raises LaunchError if they cannot be known; asking again may help."""
 
     def node_resources(self) -> NodeResources:
         """Return the resources of the node under this process. Asks nothing of a scheduler."""
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
-        """Wrap `command` so that it runs on a node of the allocation, over the stdin and stdout of the wrapper."""
+        """Wrap `command` to run on a node of the allocation, over the wrapper's stdin and stdout."""
 
     def start_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a start command: `environ` without variables that would change the start."""
@@ -139,7 +139,7 @@ class Place(Protocol):
         return None
 
     def carried_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that an agent has to be sent, as its start command does not bring them."""
+        """Return the variables to send to an agent, because its start command does not carry them."""
         return {}
 
     def interface(self, node: str) -> str | None:
@@ -158,11 +158,11 @@ class Place(Protocol):
         return before.only(answering)
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Return whether a run's owner on another host lives; None where only its signs of life can tell."""
+        """Return whether a run's owner on another host lives; None if only its signs of life can tell."""
         return None
 
     def close(self, end: End) -> None:
-        """Tell nodes that wait how the attempt ended, and let go of them."""
+        """Tell waiting nodes how the attempt ended, and disconnect them."""
         return
 
 
@@ -176,12 +176,12 @@ def refuse_hosts(launch: LaunchConfig, why: str) -> None:
 
 
 class PlaceKind(Protocol):
-    """A class of places; calling it makes the place of a process from its environment."""
+    """A class of places. A call makes the place of a process from its environment."""
 
     name: str
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
-        """Tell from its environment whether a process is in such a place."""
+        """Return whether a process with this environment is in this kind of place."""
 
     def __call__(self, environ: Mapping[str, str]) -> Place: ...
 
@@ -191,6 +191,6 @@ KINDS: list[PlaceKind] = []
 
 
 def place_kind(kind: Kind) -> Kind:
-    """Decorate a class of places: `find_place` asks it whether it is here."""
+    """Register a class of places for `find_place`."""
     KINDS.append(kind)
     return kind

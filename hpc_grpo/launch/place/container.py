@@ -84,7 +84,7 @@ class Container:
     named: list[str] = field(default_factory=list)
 
     def refuse_absent(self) -> None:
-        """Raise ConfigError where this node lacks the engine or the image."""
+        """Raise ConfigError if this node lacks the engine or the image."""
         node = socket.gethostname()
         if shutil.which(self.engine) is None:
             there = [engine for engine in GPU_OPTIONS if shutil.which(engine)]
@@ -161,7 +161,7 @@ class Container:
         error = listed.error
         if found := listed.text.split():
             error = run_command([self.engine, "rm", "--force", *found], _ASK_S).error
-        if error and "no such container" not in error.lower():  # one that has just ended removes itself
+        if error and "no such container" not in error.lower():  # a container that has just ended removes itself
             say(f"Containers with the labels {', '.join(labels)} may be left: {error}", sys.stderr)
 
 
@@ -193,7 +193,7 @@ def exit_code(code: int | None) -> int | None:
 
 
 def node_command(container: Container | None, module: str) -> list[str]:
-    """Return the command that runs a module of ours on a node, in a container where there is one."""
+    """Return the command that runs a module of ours on a node, in a container if there is one."""
     if container is None:
         return own_command("-m", module, flags=["-E"])
     return own_command("-m", __name__, json.dumps(asdict(container)), module, flags=["-E"])
@@ -222,7 +222,7 @@ def _run_options(engine: Engine, labels: Sequence[str]) -> list[str]:
 
 
 def _limit(name: str) -> str:
-    """Return this process's soft and hard limit; -1 stands for none, here as there."""
+    """Return this process's soft and hard limit; -1 stands for no limit."""
     limits = list(resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")))
     if name == "nproc":  # podman lowers its own limit to this value, and may not raise it again.
         most = int(Path("/proc/sys/kernel/pid_max").read_text())
@@ -234,7 +234,7 @@ def _folders(texts: Iterable[str]) -> list[str]:
     """Return the folders in `texts`, or of files in `texts`. Leaves out nested folders and those of the system."""
     folders: list[Path] = []
     for text in texts:
-        with suppress(OSError, ValueError):  # of a text that is too long for a path, or none at all
+        with suppress(OSError, ValueError):  # text that is no path, or too long for one
             folder = existing(Path("/", text if text.startswith("/") else ""))
             if folder != Path("/") and not any(map(folder.is_relative_to, _NOT_MOUNTED)):
                 folders.append(folder)

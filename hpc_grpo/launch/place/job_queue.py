@@ -77,32 +77,32 @@ class Job(Protocol):
         """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
-        """Keep the pending job off further nodes. Raises LaunchError where too few would be left for it."""
+        """Keep the pending job off further nodes. Raises LaunchError if too few would be left for it."""
 
 
 class JobQueue(Protocol):
-    """A scheduler's queue. All but `end_of` and `preempted_until` raise LaunchError when it does not answer.
+    """A scheduler's queue. All methods except `end_of` and `preempted_until` raise LaunchError if it does not answer.
 
-    Each method asks the scheduler once or twice, `Job.exclude_nodes` a few times; `render` never.
+    Each method makes one or two queries, `Job.exclude_nodes` a few, `render` none.
     """
 
     def in_a_hurry(self) -> JobQueue:
-        """Return this queue for a caller that can wait ten seconds for an answer, but not a minute."""
+        """Return this queue with a limit of ten seconds for an answer, instead of a minute."""
 
     def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
         """Return `launch`, with unset values filled from the user's variables for this queue."""
 
     def render(self, request: JobRequest) -> str:
-        """Return the job script. Raises ConfigError for options that cannot be asked for."""
+        """Return the job script. Raises ConfigError for options that may not be requested."""
 
     def submit(self, request: JobRequest) -> str:
         """Queue the job and return its id. Raises LaunchError in the scheduler's words, ConfigError as `render`."""
 
     def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
-        """Return when the job would start, in the scheduler's words; queues nothing."""
+        """Return when the job would start, in the scheduler's words. Queues nothing."""
 
     def show(self, job_id: str) -> Job | None:
-        """Return the job; None once the queue has forgotten it."""
+        """Return the job; None if the queue has forgotten it."""
 
     def end_of(self, job_id: str) -> JobEnd:
         """Return how the job ended; with state "" if it has not ended, or the scheduler does not answer."""

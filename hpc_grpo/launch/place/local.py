@@ -33,7 +33,7 @@ class LocalPlace(Place):
         self.stop_grace_s = float(environ.get(STOP_GRACE_VARIABLE, math.inf))
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
-        """Return this machine, or this one and others where the run asks for hosts."""
+        """Return this machine, or an SshPlace if the run names hosts."""
         if not launch.hosts:
             return self
         from hpc_grpo.launch.place.ssh import SshPlace  # which is made of this place
@@ -56,13 +56,13 @@ class LocalPlace(Place):
 
 
 def visible_gpus(environ: Mapping[str, str]) -> int | None:
-    """Count the GPUs of CUDA_VISIBLE_DEVICES; None where it is not set."""
+    """Count the GPUs of CUDA_VISIBLE_DEVICES; None if it is not set."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     return None if visible is None else len([device for device in visible.split(",") if device not in ("", "-1")])
 
 
 def count_nvidia_gpus() -> int:
-    """Count the GPUs that nvidia-smi lists. Raises LaunchError where it hangs: the node is broken, not without GPUs."""
+    """Count the GPUs that nvidia-smi lists. Raises LaunchError if it hangs: the node is broken, not without GPUs."""
     answer = run_command(["nvidia-smi", "--list-gpus"], _LIST_GPUS_S)
     if answer.is_late:
         raise LaunchError(f"The GPUs of {socket.gethostname()} are not known: {answer.error}.")

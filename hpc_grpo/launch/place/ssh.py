@@ -29,7 +29,7 @@ _OPTIONS = (
     "-oBatchMode=yes",
     "-oStrictHostKeyChecking=yes",
     "-oConnectTimeout=15",
-    "-oServerAliveInterval=10",  # a host that is cut off ends its ssh after half a minute
+    "-oServerAliveInterval=10",  # ssh to an unreachable host ends after half a minute
     "-oServerAliveCountMax=3",
     "-oClearAllForwardings=yes",
     "-oForwardAgent=no",
@@ -52,13 +52,13 @@ class Host:
     port: str = ""
 
     def command(self, words: str) -> list[str]:
-        """Return the ssh that has the host's shell run `words`; its output begins after a line with MARK."""
+        """Return the ssh command that runs `words` in the host's shell. Its output begins after a line with MARK."""
         port = ["-p", self.port] if self.port else []
         whom = f"{self.user}@{self.address}" if self.user else self.address
         return ["ssh", *_OPTIONS, *port, "--", whom, marked(words)]
 
     def ask(self, words: str) -> Answer:
-        """Have the host's shell run `words`, without what its start prints."""
+        """Run `words` in the host's shell. The answer leaves out the output of startup files."""
         answer = run_command(self.command(words), _PROBE_S, stdin="")
         return replace(answer, text=answer.text.partition(f"{MARK}\n")[2])
 
@@ -79,7 +79,7 @@ def parse_hosts(entries: Sequence[str]) -> list[Host]:
 
 
 class SshPlace(LocalPlace):
-    """The hosts of `launch.hosts`, this machine among them: it is the head."""
+    """The hosts of `launch.hosts`. This machine is one of them, and the head."""
 
     name = "ssh"
     is_attended = False
@@ -153,7 +153,7 @@ class SshPlace(LocalPlace):
 
 
 def _count_cpus(host: Host) -> int:
-    """Ask a host for its CPUs. Raises NodesUnavailableError in ssh's words."""
+    """Query a host's number of CPUs. Raises NodesUnavailableError with ssh's message."""
     answer = host.ask("nproc")
     if answer.error or not answer.text.strip().isdecimal():
         why = (answer.error or answer.text.strip()).rstrip(".")

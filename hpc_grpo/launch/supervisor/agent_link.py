@@ -82,7 +82,7 @@ class AgentLink(NodeProcess):
                 self._writing.release()
 
     def read_reports(self) -> None:
-        """Take in what the agent has reported since the last call."""
+        """Read the agent's reports since the last call."""
         self._now = self._clock.look()
         for line in self.lines():
             self._heard_at = self._now

@@ -67,7 +67,7 @@ def run_attempt(
         say(f"launch.pass_env: training goes without {', '.join(missing)}, which this shell does not have.")
     place = (place or find_place()).for_run(run, config.launch)
     queue = place.queue if origin else None
-    if run.is_complete() and queue is None:  # a link also has to say that its chain is over
+    if run.is_complete() and queue is None:  # Even for a complete run, a job must record that its chain has ended.
         say(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
         _close(place, End("complete", EXIT_COMPLETE, "The run is complete."))
         return EXIT_COMPLETE
@@ -99,7 +99,7 @@ def run_attempt(
         )
         program = [driver] if driver.endswith(".py") else ["-m", driver]
         supervisor = Supervisor(setup, Nodes(setup), own_command(*program, str(run.path)))
-    except HpcGrpoError as error:  # nothing runs yet, and nodes may wait
+    except HpcGrpoError as error:  # Nothing runs yet, but nodes may wait.
         if link is not None and isinstance(error, ConfigError):
             link.give_up(str(error))
         _close(place, end_by_error(error, ""))
@@ -168,7 +168,7 @@ def close_record(run: RunDir, owner: LockOwner) -> None:
 
 
 def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None, place: Place) -> int:
-    """Hold the run while the attempt lasts, and see to the link's successor; return the attempt's exit code."""
+    """Hold the run during the attempt, and update the successor. Return the attempt's exit code."""
     record = supervisor.record
     before = link.before if link else None
     try:

@@ -36,10 +36,11 @@ def new_nonce() -> str:
 
 @dataclass(frozen=True)
 class AttemptSetup:
-    """All that every part of an attempt must know.
+    """Data that all parts of an attempt need.
 
-    `container` is around all of training. `has_templates`: actors of its driver are forked. `stage`: what nodes copy to
-    their own disks. `nonce` makes folder names on nodes unguessable; a Ray brought up anew has another.
+    `container` surrounds all of training. `has_templates`: the driver's actors are forked from templates. `stage`:
+    copies that nodes make on their own disks. `nonce` makes folder names on nodes unguessable; each start of Ray has a
+    new one.
     """
 
     run: RunDir
@@ -68,7 +69,7 @@ class AttemptSetup:
 
     @property
     def ray_address_file(self) -> Path:
-        """The file in which the driver waits for the address of Ray."""
+        """The file in which the driver finds Ray's address."""
         return self.dir / "ray_address"
 
     def new_record(self, first_step: int) -> AttemptRecord:
@@ -142,7 +143,7 @@ class AttemptSetup:
 
 
 def stage_of(config: Config, working_dir: Path, environ: Mapping[str, str]) -> Stage:
-    """Return what the nodes of a run copy to their own disks. Raises ConfigError for a model that is not here."""
+    """Return the copies that a run's nodes make on their own disks. Raises ConfigError for a model that is not here."""
     asked, weights, compiled = config.launch.stage, "", ""
     if asked.model:
         beside = working_dir / config.model.path

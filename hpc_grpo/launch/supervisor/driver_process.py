@@ -72,7 +72,7 @@ class Driver:
         return self._printed.decode(errors="replace")
 
     def pump(self) -> bool:
-        """Pass on what was printed; returns False once nothing more can come."""
+        """Forward the output. Returns False once no more can come."""
         while True:
             try:
                 data = os.read(self._reader, 65536)
@@ -105,12 +105,12 @@ class Driver:
         is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
         if not is_request or catches(self.program.pid, sig):
             if sig == signal.SIGKILL and hold_on(self.program.pid) == "stopped":
-                self.program.send(signal.SIGCONT)  # it answers a request for its stacks only now
+                self.program.send(signal.SIGCONT)  # A stopped driver writes its stacks only now.
                 time.sleep(WAKING_S)
             self.program.send(sig)
 
     def why_late(self) -> str:
-        """Return why the driver is late, in a sentence; "" if it is not. Ask every second or so."""
+        """Return why the driver is late, in a sentence; "" if it is not late. Call it about every second."""
         pid = self.program.pid
         process = Watched("driver", pid, start_time(pid), read_pulse(self._pulse))
         return next((late.why for late in self._watch.late([process])), "")

@@ -71,7 +71,7 @@ class ProcessLate:
 
 @dataclass(frozen=True)
 class Loss:
-    """Why a node's agent or Ray ended. `is_machine`: the node itself is gone, not only what ran there."""
+    """Why a node's agent or Ray ended. `is_machine`: the node itself is gone, not only its processes."""
 
     why: str
     is_machine: bool = False
@@ -79,7 +79,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class NodesLost:
-    """Every node that is gone by now, also those reported before."""
+    """All nodes lost until now, including those reported before."""
 
     nodes: Mapping[str, Loss]
 
@@ -112,7 +112,7 @@ Event = (
 
 
 class Do(enum.Enum):
-    """Actions without parameters; each value says what it does."""
+    """Actions without parameters. Each value describes its action."""
 
     PUBLISH_RAY = "tell the driver, which waits for it, where Ray is"
     KILL_DRIVER = "send the driver SIGKILL"
@@ -131,7 +131,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class StartDriver:
-    """Start the driver again, from the newest checkpoint; `why` is how the one before ended."""
+    """Start the driver again, from the newest checkpoint. `why` is how the previous driver ended."""
 
     why: str
 

@@ -32,7 +32,7 @@ _PROBE_RETRY_S = 1.0
 
 
 class Nodes:
-    """Holds the nodes from `start` to `tear_down`; `ray_address` and `num_gpus` hold once Ray has all: `is_ready`."""
+    """Holds the nodes from `start` to `tear_down`. `ray_address` and `num_gpus` are valid once `is_ready`."""
 
     def __init__(self, setup: AttemptSetup) -> None:
         self._setup = setup
@@ -182,7 +182,7 @@ class Nodes:
 
 
 class RayWatch:
-    """Watches with a probe which nodes and GPUs have joined Ray; a probe that dies is started again."""
+    """Watches with a probe which nodes and GPUs have joined Ray. Restarts a dead probe."""
 
     def __init__(self, address: str, env: Mapping[str, str], log_path: Path, inside: Inside | None = None) -> None:
         self._command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "probe", address)
@@ -193,7 +193,7 @@ class RayWatch:
         self._program, self._reader = self._start()
 
     def missing(self, reports: Mapping[str, NodeReport | None]) -> list[str]:
-        """Return the nodes that have not reported Ray up, or that Ray does not show with all their GPUs."""
+        """Return the nodes that have not reported Ray up, or whose GPUs have not all joined Ray."""
         return [node for node, up in reports.items() if up is None or self._gpus.get(up.ip, -1) < up.num_gpus]
 
     def fileno(self) -> int:
@@ -212,7 +212,7 @@ class RayWatch:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._program.send(signal.SIGKILL)  # it holds nothing: Ray drops its connection
+            self._program.send(signal.SIGKILL)  # It can be killed: Ray drops its connection.
             self._program.end(grace_s=2.0)
 
     def _start(self) -> tuple[Program, LineReader]:

@@ -33,7 +33,7 @@ while kill -0 -- "-$0"; do
   kill -KILL -- "-$0"
 done 2> /dev/null
 """
-"""Ends the process group $0 when its stdin closes, and leaves once there is no such group."""
+"""Ends the process group $0 when its stdin closes. Exits once the group is empty."""
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -89,7 +89,7 @@ class RewardServer:
         return [pid for pid in below if pid in session | on_port]
 
     def _refuse_others(self) -> None:
-        """Raise NodesUnavailableError where a process that is not below this one listens on the server's port."""
+        """Raise NodesUnavailableError if a process that is not below this one listens on the server's port."""
         before = self._others()
         still = self._others() if before else {}  # not a socket whose process ended between two looks
         for user in (before[inode] for inode in before.keys() & still.keys()):
@@ -100,9 +100,9 @@ class RewardServer:
             )
 
     def _others(self) -> dict[int, int]:
-        """Return the sockets on the server's port that no process below this one holds: inode -> user.
+        """Return sockets on the server's port that no process below this one holds: inode -> user.
 
-        Leaves out root's, which has the ports of containers.
+        Leaves out root's, which holds the ports of containers.
         """
         found = listeners(self._port)
         ours = holders(found, descendants(os.getpid())) if found else {}
@@ -134,7 +134,7 @@ class RewardServer:
             with _DIRECTLY.open(self._asked.health_url, timeout=_ANSWER_S):
                 return True
         except urllib.error.HTTPError as error:
-            return error.code < 500  # it is there, and wants a token, say
+            return error.code < 500  # It is there, and may need a token.
         except (OSError, ValueError):
             return False
 

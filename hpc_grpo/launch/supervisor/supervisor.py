@@ -2,7 +2,7 @@
 
 Takes an `AttemptSetup`. It starts Ray on the nodes, runs the driver and restarts it if that may help, tears down what
 it started, and records the attempt. `Supervisor` observes events, `transitions.react` decides the actions, `Processes`
-performs them. It waits at one place, `Processes.wait`, for everything: nodes, the driver's output, signals.
+performs them. It waits at one place, `Processes.wait`, foreverything: nodes, the driver's output, signals.
 
 Runs in the main thread only, because the kernel ties a child's parent-death signal to the thread that started it. If
 the run directory stalls, this thread waits; only the heartbeats continue.
@@ -175,7 +175,7 @@ class Processes:
         self._begun = time.monotonic()
 
     def wait(self) -> None:
-        """Wait a moment for anything to happen, and take in what the nodes and the driver have to say."""
+        """Wait a moment for an event, and read the reports of nodes and the output of the driver."""
         ready = select.select([*self.nodes.sources(), self.driver.fileno()], [], [], 0.2)[0]
         self.nodes.advance()
         if self._reward_server is not None:
@@ -228,7 +228,7 @@ class Processes:
         return None
 
     def tear_down(self) -> None:
-        """End what was started, and everything below it."""
+        """End everything that was started, with all descendants."""
         begun = time.monotonic()
         self._close_driver()
         for node in self.nodes.tear_down(_TEARDOWN_DEADLINE_S):
@@ -253,7 +253,7 @@ class Processes:
             say(f"Ray's dashboard: {where}, which asks for the token in {self._setup.run.secret}")
 
     def _form_again(self) -> Event:
-        """Replace the nodes by those of them that still answer, if they are enough."""
+        """Continue with the nodes that still answer, if they are enough."""
         self._close_driver()
         self.nodes.tear_down(_REFORM_DEADLINE_S)
         self._judge_nodes()

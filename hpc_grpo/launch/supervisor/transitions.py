@@ -148,7 +148,7 @@ def _on_signal(state: State, number: int, now: float) -> Reaction:
         return state, [Forward(number)]
     if number == signal.SIGHUP and state.signalled:
         return state, []  # A closed terminal sends two signals: one from the kernel, one from its shell.
-    # Saved at once, since SIGKILL may follow before anything else is said.
+    # Save at once: SIGKILL may follow immediately.
     asked = signal.SIGTERM if number in END_SIGNALS else number  # a driver takes a hangup for nothing
     actions: list[Action] = [Forward(asked), Do.SAVE_RECORD]
     if state.signalled:
@@ -203,11 +203,11 @@ def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reactio
 
 
 def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> Reaction:
-    """Give a lost node or a stopped process a moment to be known, unless the end needs no such explanation."""
+    """Wait a moment until a lost node or a stopped process may be known, unless the end is already explained."""
     explains = now - state.late_at <= _EXPLAINS_S
     state = replace(state, ended=ended, late=state.late if explains else "")
     if state.phase == "settling":
-        return state, []  # what the run directory says by the end of it counts
+        return state, []  # The run directory's state after the wait decides.
     # Another process killed the driver, so no node or process is to blame for an error.
     was_killed = ended.returncode < 0 and not (state.stuck or state.late)
     is_plain = state.signalled or state.told or ended.returncode in (EXIT_COMPLETE, EXIT_RESUMABLE)

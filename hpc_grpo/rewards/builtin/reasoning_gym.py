@@ -57,7 +57,7 @@ def load() -> None:
 
 
 def prepare(settings: ReasoningGymSettings, timeout_s: float, is_resume: bool) -> str:
-    """Say what isolation there is. Raises ConfigError where it is weaker than wanted."""
+    """Say what isolation there is. Raises ConfigError if it is weaker than wanted."""
     _start(settings)
     return describe(find_isolation(settings.isolation))
 

@@ -92,7 +92,7 @@ def open_client(endpoint: Endpoint) -> httpx.AsyncClient:
 async def ask_all(endpoint: Endpoint, path: str, bodies: Sequence[Any], timeout_s: float) -> list[Any]:
     """Post each body and return the JSON of the answers, at most `concurrency` at a time.
 
-    Raises ConfigError where the server refuses for good, AnswerError where one is not answered within `timeout_s`.
+    Raises ConfigError if the server refuses for good, AnswerError if one is not answered within `timeout_s`.
     """
     endpoint.check()
     deadline = time.monotonic() + timeout_s - _MARGIN_S
@@ -266,7 +266,7 @@ class LlmJudgeSettings(Section):
 
 
 async def prepare_llm_judge(settings: LlmJudgeSettings, timeout_s: float, is_resume: bool) -> str:
-    """Wait for the server, and look whether it has the model. Raises ConfigError where it has others only."""
+    """Wait for the server, and look whether it has the model. Raises ConfigError if it has others only."""
     url, model = settings.url, settings.model
     found = await wait_for(settings.endpoint, "/models", timeout_s, is_resume=is_resume)
     served = [entry.get("id") for entry in found.get("data", [])] if isinstance(found, dict) else []

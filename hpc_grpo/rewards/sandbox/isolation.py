@@ -152,7 +152,7 @@ class SandboxedScorer:
             return None
 
     def _answer_to(self, job: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the answer to a job; None where the sandbox has ended."""
+        """Return the answer to a job; None if the sandbox has ended."""
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
@@ -189,7 +189,7 @@ class SandboxedScorer:
 
 @lru_cache
 def find_isolation(wanted: str) -> str:
-    """Return the isolation to use. Raises ConfigError where this machine does not give what is wanted."""
+    """Return the isolation to use. Raises ConfigError if this machine does not give what is wanted."""
     refuse_shown([Path.home(), Path.cwd()])
     if wanted == "limits":
         if os.geteuid() == 0:

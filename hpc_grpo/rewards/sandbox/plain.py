@@ -61,7 +61,7 @@ class Channel:
             data = data[self._writes.write(data) :]
 
     def receive(self) -> Any:
-        """Return the next message. Raises BrokenMessageError where there will be none."""
+        """Return the next message. Raises BrokenMessageError if there will be none."""
         try:
             return json.loads(self._reads.readline())
         except (ValueError, RecursionError, MemoryError) as error:

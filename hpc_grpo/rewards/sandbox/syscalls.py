@@ -75,7 +75,7 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
 
 
 def refuse_calls() -> None:
-    """Install the filter for this process and all its children. Raises OSError where the kernel has no filters."""
+    """Install the filter for this process and all its children. Raises OSError if the kernel has no filters."""
     instructions = program(os.uname().machine)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in instructions))
     # struct sock_fprog: a count and a pointer.

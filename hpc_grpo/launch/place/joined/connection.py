@@ -38,9 +38,9 @@ class NotProvedError(Exception):
 
 
 def prove_to_head(connection: socket.socket, token: bytes) -> None:
-    """Do the worker's part. Raises NotProvedError where the head does not know the token, or refuses ours.
+    """Do the worker's part. Raises NotProvedError if the head does not know the token, or refuses ours.
 
-    Raises EOFError where the head hangs up without a word: it has no place for this worker now.
+    Raises EOFError if the head hangs up without a word: it has no place for this worker now.
     """
     connection.settimeout(HANDSHAKE_S)
     challenge = read_exactly(connection, len(MAGIC) + NONCE_BYTES)
@@ -57,7 +57,7 @@ def prove_to_head(connection: socket.socket, token: bytes) -> None:
 
 
 def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    """Return so many bytes, and take no more. Raises EOFError where the connection ends before, TimeoutError."""
+    """Return so many bytes, and take no more. Raises EOFError if the connection ends before, TimeoutError."""
     data = b""
     while len(data) < num_bytes:
         part = connection.recv(num_bytes - len(data))
@@ -149,7 +149,7 @@ def read_order(connection: socket.socket) -> dict[str, Any] | None:
 
 
 LEFT = "ended its worker"
-"""The last words of an agent whose worker was told to end."""
+"""An agent's last message, if its worker was told to end."""
 
 
 class _Sending:
@@ -169,7 +169,7 @@ class _Sending:
 
 
 class JoinedProcess:
-    """A program of a worker's behind its connection, as a NodeConnection. It has ended once the connection has."""
+    """A program of a worker, as a NodeConnection. It ends with its connection."""
 
     def __init__(self, connection: socket.socket, node: str, log: IO[bytes], on_end: Callable[[], None]) -> None:
         self._connection, self._node, self._on_end = connection, node, on_end

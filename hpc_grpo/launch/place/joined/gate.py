@@ -29,7 +29,7 @@ _TURN_S = 0.25
 
 @dataclass
 class _Caller:
-    """A connection whose other side has not said who it is."""
+    """A connection whose other side has not identified itself."""
 
     connection: socket.socket
     address: str
@@ -40,7 +40,7 @@ class _Caller:
 
 
 class Gate:
-    """The head's port, from its construction to `close`. Raises NodesUnavailableError where the port is taken.
+    """The head's port, from its construction to `close`. Raises NodesUnavailableError if the port is taken.
 
     `make_token` is called once the port is the head's. No worker gets the head's `own_name`.
     """
@@ -73,7 +73,7 @@ class Gate:
             return {name: self._waiting[name][0] for name in sorted(self._waiting)}
 
     def own_address(self) -> str | None:
-        """Return the address by which a worker that waits has reached this machine."""
+        """Return this machine's address that a waiting worker has dialed."""
         with self._lock:
             connection = next((connection for _, connection in self._waiting.values()), None)
             return None if connection is None else str(connection.getsockname()[0])
@@ -131,7 +131,7 @@ class Gate:
     def _accept(self) -> None:
         try:
             connection, (address, *_) = self._listener.accept()
-        except OSError:  # gone again; or too many files are open, which callers' deadlines mend
+        except OSError:  # The caller has left; or too many files are open, which the callers' deadlines solve.
             time.sleep(_TURN_S)
             return
         connection.setblocking(False)
@@ -199,7 +199,7 @@ class Gate:
             self._waiting[name] = (hello, caller.connection)
 
     def forget(self, name: str) -> None:
-        """Let another worker have the name of one whose connection has ended."""
+        """Free the name of a worker whose connection has ended."""
         with self._lock:
             self._given.pop(name, None)
 

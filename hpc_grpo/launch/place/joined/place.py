@@ -57,7 +57,7 @@ _FIRST_WAIT_S = 1800.0  # people may start workers by hand
 _FIRST_WAIT = 15  # of `launch.rejoin_s`, where that is longer
 _FAREWELL_S = 20.0
 _ENDS_WORKERS = ("complete", "stopped", "config", "crash")
-"""Endings after which nobody comes back: workers end too. After the others the head may be started again."""
+"""Ends of an attempt after which workers end too. After other ends the head may restart."""
 
 
 @place_kind
@@ -117,16 +117,16 @@ class JoinedPlace(Place):
         if node == self._head:
             return None
         gate = self._opened()
-        if (found := gate.take(node)) is None:  # it has left: a connection whose other side has hung up
+        if (found := gate.take(node)) is None:  # The worker has left: its connection is closed.
             found, theirs = socket.socketpair()
             theirs.close()
-        words = list(command[command.index("-m") :])  # a worker has a Python, and a package, of its own
+        words = list(command[command.index("-m") :])  # a worker uses its own Python and package
         with suppress(OSError):  # It has left since it joined. Treat it as an agent that began and ended.
             found.send(json.dumps({"run": words, "node": node}).encode() + b"\n")
         return JoinedProcess(found, node, log, on_end=lambda: gate.forget(node))
 
     def interface(self, node: str) -> str | None:
-        """Return the interface of the node's connection: that of the default route may lead elsewhere, as on pods."""
+        """Return the interface of the node's connection. On pods the default route may use another one."""
         return self._interfaces.get(node)
 
     def is_node_failure(self, said: str) -> bool:
@@ -143,7 +143,7 @@ class JoinedPlace(Place):
         if end.kind in _ENDS_WORKERS:
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
             line = farewell(end.kind, end.code, end.why)
-            with suppress(NodesUnavailableError):  # the port is another head's, whose workers it tells
+            with suppress(NodesUnavailableError):  # Another head has the port, and informs its workers.
                 self._opened(with_new_token=False).say_farewell(line, names, _FAREWELL_S)
         if self._gate is not None:
             self._gate.close()

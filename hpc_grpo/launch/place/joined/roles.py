@@ -60,7 +60,7 @@ def _runpod(environ: Environ) -> Role:
 
 
 def _ranked(rank: str, number: str, addresses: str) -> Callable[[Environ], Role]:
-    """Return the reader of a convention that counts its nodes from 0; the first of `addresses` is the head's."""
+    """Return the reader of a convention that counts nodes from 0. The first of `addresses` is the head's."""
 
     def read(environ: Environ) -> Role:
         found = re.split(r"[\s,]+", environ.get(addresses, "").strip())
@@ -128,7 +128,7 @@ def node_name(environ: Environ = os.environ) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has an address of this machine; None for loopback."""
+    """Return the interface that has this address on this machine; None for loopback."""
     for name, found in psutil.net_if_addrs().items():
         if name != "lo" and address in (each.address for each in found):
             return str(name)

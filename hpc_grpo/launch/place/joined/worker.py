@@ -55,7 +55,7 @@ class _ToldError(Exception):
 
 @dataclass
 class Worker:
-    """One node's part in a run that is led elsewhere. `head` is a name or address; `is_over`: no head will come."""
+    """One node's part in a run whose head is elsewhere. `head` is a name or address. `is_over`: no head will come."""
 
     run: RunDir
     head: str

@@ -1,1 +1,1 @@
-"""Slurm, and the only code that knows it."""
+"""Slurm. Only this folder knows Slurm."""

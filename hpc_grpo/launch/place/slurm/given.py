@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
 Options = dict[str, Any]
-"""Options of sbatch by their long names; True: given without a value."""
+"""Options of sbatch by their long names. True means given without a value."""
 
 _VARIABLES = {
     f"SBATCH_{name.replace('-', '_').upper()}": name
@@ -65,7 +65,7 @@ def given_options(script: str, environ: Mapping[str, str], submit_line: str, scr
 
 
 def directives(script: str) -> Options:
-    """Return the options in the `#SBATCH` lines of a job script, which end with its first command."""
+    """Return the options in the `#SBATCH` lines of a job script. They end at its first command."""
     words: list[str] = []
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
@@ -135,7 +135,7 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
                 values["cpus_per_node"] = int(text)
             case "gpus-per-node" if text.isdigit():
                 values["gpus_per_node"] = int(text)
-            case "gpus-per-node":  # of a type, such as gh200:4
+            case "gpus-per-node":  # with a type, such as gh200:4
                 extra["gres"] = ",".join(f"gpu:{part}" for part in text.split(","))
             case "exclusive" if value is True:
                 values["exclusive"] = True

@@ -26,7 +26,7 @@ step.
 """
 
 _NO_CLUSTER = "Could not establish a configuration source"
-"""Slurm's word on a machine where its tools are installed and belong to no cluster."""
+"""Slurm's message on a machine whose Slurm tools have no cluster."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Partition:
 
     @property
     def max_minutes(self) -> int | None:
-        """Return the longest walltime; None: no limit."""
+        """Return the longest walltime; None for no limit."""
         return minutes(self.fields.get("MaxTime", ""))
 
     def admits(self, account: str) -> bool:
@@ -76,24 +76,24 @@ class Association:
     max_minutes: int | None
 
     def is_charged(self, slurm: SlurmConfig, partition: Partition) -> bool:
-        """Return whether a job on `partition` is charged to it; False where launch.slurm.account does not say."""
+        """Return whether a job on `partition` is charged to it; False if launch.slurm.account does not say."""
         is_named = slurm.account is not None and self.account.lower() == slurm.account.lower()
         return is_named and self.partition in ("", partition.name)
 
 
 def ask_version() -> Answer:
-    """Ask which Slurm is installed here; asks no scheduler."""
+    """Query the version of the installed Slurm, without the scheduler."""
     return run_command(["sbatch", "--version"], _DEADLINE_S)
 
 
 def ask_partitions() -> Answer:
-    """Ask Slurm for all partitions; `is_absent` also where its tools belong to no cluster."""
+    """Query all partitions. `is_absent` is also True if the tools have no cluster."""
     answer = run_command(_SHOW_PARTITIONS, _DEADLINE_S)
     return replace(answer, is_absent=answer.is_absent or _NO_CLUSTER in answer.error)
 
 
 def ask_associations() -> Answer:
-    """Ask Slurm for the accounts of the user; it fails where a site does without accounting."""
+    """Query the user's accounts. Fails on a site without accounting."""
     words = [f"user={getpass.getuser()}", "format=Account,Partition,MaxWall"]
     return run_command([*_SHOW_ASSOCIATIONS, *words], _DEADLINE_S)
 

@@ -83,7 +83,7 @@ class SlurmPlace(Place):
             return NodeResources(cpus, min(int(gpus), asked or int(gpus)))
         if (visible := visible_gpus(self._environ)) is not None:
             return NodeResources(cpus, visible)
-        # A site without GRES for GPUs gives whole nodes. On a part of a node the other GPUs are another job's.
+        # A site without GRES for GPUs gives whole nodes. On a part of a node, other GPUs belong to another job.
         found = count_nvidia_gpus()
         return NodeResources(cpus, found if found and cpus >= self._cpus_of_node() else 0)
 
@@ -167,9 +167,9 @@ _STEP_LEAKS: dict[str, str] = {
     "SLURM_STDINMODE": "takes away the pipe that the step is told through",
     "SLURM_STDOUTMODE": "takes away the pipe that the step reports through",
 }
-"""Options that srun reads from the job's environment -> why a step of ours must not have it.
+"""Options that srun reads from the job's environment -> why our steps must not have them.
 
-A name that ends in `*` is a prefix. The command line wins over a variable of the same option, not over the others.
+A name that ends in `*` is a prefix. srun's command line overrides only a variable of the same option.
 """
 
 
@@ -187,7 +187,7 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
     nodes = {key.replace("_", "-"): value for key, value in node_options(launch).items()}
     wanted = {"job-name": "hpc-grpo-shell", **nodes, **extra_options(launch.slurm)}
     options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]
-    # Sites differ in where salloc leaves its shell: a step of our own is on the first node everywhere.
+    # Sites differ in where salloc's shell runs. Our own step always runs on the first node.
     return ["salloc", *options, *_SHELL_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
 
 
@@ -197,7 +197,7 @@ def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by one of the commands above. Raises LaunchError where Slurm is not installed.
+    """Replace this process by one of the commands above. Raises LaunchError if Slurm is not installed.
 
     `environ` may be that of another allocation, whose settings must not leak into this one.
     """

@@ -13,7 +13,7 @@ from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.slurm.text import OVER_STATES, output_of, unix_time
 from hpc_grpo.run.files import write_json_atomic
 
-_QUERY_MIN_S = 60.0  # sites ask for no more than one question a minute
+_QUERY_MIN_S = 60.0  # Sites ask for at most one query a minute.
 _LOCK_S = 120.0
 """Longer than squeue takes. Without flock, filelock leaves a file, which would outlive a killed owner forever."""
 
@@ -81,7 +81,7 @@ def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
 
 
 def cache_path(environ: Mapping[str, str]) -> Path:
-    """Return the path of the last answer. It is the user's, not a run's: sites count the calls of a user."""
+    """Return the path of the last answer. The cache is the user's, not a run's, because sites count a user's calls."""
     caches = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(caches).expanduser() / "hpc-grpo" / "slurm_queue.json"
 

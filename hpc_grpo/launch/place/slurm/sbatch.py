@@ -32,7 +32,7 @@ def render(request: JobRequest) -> str:
     from submitit.slurm.slurm import _make_sbatch_string
 
     program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
-    # -E: a PYTHONPATH of the submitting shell or of a module reaches neither training nor what starts it
+    # -E: no PYTHONPATH of the submitting shell or of a module reaches training or its start
     line = f"{shlex.quote(job_python(request.launch))} -E -u {shlex.join(program)} {request.command}"
     if not request.keeps_shell:  # Slurm signals the batch shell, and a shell would pass nothing on
         line = f"exec {line}"
@@ -46,7 +46,7 @@ def parameters(request: JobRequest) -> dict[str, Any]:
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
     further = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra_options(launch.slurm)}
     if launch.min_nodes is not None and launch.min_nodes < launch.num_nodes:
-        further["no-kill"] = True  # else Slurm ends the job with the first node it loses
+        further["no-kill"] = True  # Otherwise Slurm ends the job when it loses its first node.
     if request.after:
         further["dependency"] = f"afterany:{':'.join(request.after)}"
     if request.is_held:
@@ -59,7 +59,7 @@ def parameters(request: JobRequest) -> dict[str, Any]:
         "setup": [_IGNORE_WARNING, f"hostname > {mark} || true", *setup_lines(launch), path_line(launch.python)],
         "stderr_to_stdout": True,
         "use_srun": False,
-        "wckey": "",  # submitit's default breaks sites that check it
+        "wckey": "",  # submitit's default fails on sites that check it
         "additional_parameters": further,
     }
 
@@ -82,7 +82,7 @@ def node_options(launch: LaunchConfig) -> dict[str, Any]:
 
 
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
-    """Return `launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have a key of their own."""
+    """Return `launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have their own key."""
     extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
     if owned := sorted(extra.keys() & _OWNED.keys()):
         told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
@@ -143,7 +143,7 @@ def _queued(request: JobRequest, deadline_s: float) -> str:
 
 
 def start_estimate(script: str, deadline_s: float) -> str:
-    """Return when Slurm would start the job, in its own words; submits nothing. Raises LaunchError."""
+    """Return when Slurm would start the job, in its own words. Submits nothing. Raises LaunchError."""
     environ = submission_environment(os.environ)
     answer = run_command(["sbatch", "--test-only"], deadline_s, environ=environ, stdin=script)
     if answer.error:

@@ -24,9 +24,9 @@ _NAMED_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 
 def output_of(argv: Sequence[str], *, deadline_s: float = _TIMEOUT_S) -> str:
-    """Return what a command of Slurm prints. Raises LaunchError with its words.
+    """Return the output of a Slurm command. Raises LaunchError with its message.
 
-    The user's own settings of these commands would filter jobs, or have times in another form.
+    Drops the user's settings for these commands, which could filter jobs or change the format of times.
     """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_", "SCONTROL_"))
@@ -49,12 +49,12 @@ def fields(record: str) -> dict[str, str]:
 
 
 def records(shown: str) -> list[dict[str, str]]:
-    """Return the fields of each record, of at least one: an array or a heterogeneous job has several."""
+    """Return the fields of each record. An array or a heterogeneous job has several records."""
     return [fields(record) for record in re.split(r"\n\s*\n", shown.strip())]
 
 
 def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
-    """Keep the lines that Slurm itself printed about a job: several jobs may append to one file."""
+    """Return the lines that Slurm itself printed about a job. Several jobs may append to one file."""
     own = (line for line in printed if line.startswith(("slurmstepd: ", "srun: error")))
     return [line for line in own if (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
 
