@@ -16,6 +16,7 @@ import click
 from hpc_grpo.cli.evaluate import as_overrides, find_subject, with_options
 from hpc_grpo.cli.options import SET, echo
 from hpc_grpo.config import Config, with_overrides
+from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.evals import sample_config
 from hpc_grpo.run.paths import RunDir
@@ -54,7 +55,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     on_gpu = uses_cuda(config)
     os.environ |= engine_environment(config, on_gpu=on_gpu)  # before vLLM is imported
     from hpc_grpo.engine.actor import StepLoop
-    from hpc_grpo.engine.chats import Chats, Limits
+    from hpc_grpo.engine.chats import Chats
     from hpc_grpo.engine.endpoint import Endpoint
     from hpc_grpo.engine.sampler import Sampler
     from hpc_grpo.engine.vllm import start_vllm
@@ -68,7 +69,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     settings, longest = config.eval_settings(""), config.rollout.max_new_tokens
     assert settings.top_p is not None, "eval_settings resolves it"
     sampling = config.rollout.sampling(settings.temperature, settings.top_p)
-    limits = Limits(max_turns=1, max_tokens=longest, max_prompt_tokens=config.data.max_prompt_tokens, timeout_s=0.0)
+    limits = EnvironmentConfig(name="serve", max_turns=1, max_tokens=longest)
     endpoint = Endpoint(config.model.path, config.max_model_len)
     await endpoint.start(host, port)
     with redirect_stdout(sys.stderr):  # vLLM's lines
@@ -82,6 +83,6 @@ async def _serve(config: Config, host: str, port: int) -> None:
         [future] = await asyncio.wrap_future(loop.call(lambda sampler: sampler.add([request]), drains=False))
         return await asyncio.wrap_future(future)
 
-    key = await endpoint.open(lambda: Chats(dialogue, limits, ask))
+    key = await endpoint.open(lambda: Chats(dialogue, limits, config.data.max_prompt_tokens, ask))
     echo(f"OPENAI_BASE_URL={endpoint.base_url}\nOPENAI_API_KEY={key}")
     await asyncio.Event().wait()

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes.builtin.tools import Call, calls_of
 from hpc_grpo.episodes.dialogue import Conversation, Dialogue
 from hpc_grpo.errors import ConfigError
@@ -48,7 +49,6 @@ class Asked:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
-    reads_calls: bool = True
     max_tokens: int | None = None
     is_retry: bool = False
 
@@ -76,21 +76,12 @@ class Answered:
         return ids
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Of an episode (`max_turns`), and of each of its conversations, in tokens before and behind its first answer."""
-
-    max_turns: int
-    max_tokens: int
-    max_prompt_tokens: int
-    timeout_s: float
-
-
 class Chats:
-    """The conversations of one episode. Requests may come side by side."""
+    """The conversations of one episode, with the limits of its environment. Requests may come side by side."""
 
-    def __init__(self, dialogue: Dialogue, limits: Limits, ask: Ask) -> None:
+    def __init__(self, dialogue: Dialogue, limits: EnvironmentConfig, max_prompt_tokens: int, ask: Ask) -> None:
         self.dialogue, self._limits, self._ask = dialogue, limits, ask
+        self._max_prompt_tokens = max_prompt_tokens
         self._clock = asyncio.get_running_loop().time
         self._last_answer = self._clock()
         self._num_turns = self._num_open = 0
@@ -139,6 +130,8 @@ class Chats:
             task.cancel()
 
     async def _answer(self, asked: Asked) -> Answered:
+        import numpy as np
+
         limits = self._limits
         if self._num_turns >= limits.max_turns:
             self.is_cut = True
@@ -149,7 +142,7 @@ class Chats:
         conversation = self._conversation(before, asked)
         prompt, context = conversation.prompt, conversation.context
         num_first = len(prompt) if before is None else before.num_first
-        left = limits.max_tokens - (len(prompt) - min(num_first, limits.max_prompt_tokens))
+        left = limits.max_tokens - (len(prompt) - min(num_first, self._max_prompt_tokens))
         if left <= 0:
             self.is_cut = True
             raise RefusedError(
@@ -175,11 +168,13 @@ class Chats:
             self._num_open -= 1
             self._last_answer = self._clock()
         self.is_cut = False
-        self._note(prompt if starts_anew else context.token_ids, completion, sequence, starts_anew=starts_anew)
-        text, calls = conversation.text_of(completion.token_ids.tolist()), []
-        if asked.tools and asked.reads_calls:
-            calls = list(calls_of(text))
-            calls = [] if any(call.error for call in calls) else calls  # the agent sees the text, and what is wrong
+        given = np.asarray(prompt if starts_anew else context.token_ids, dtype=np.int32)
+        sequence.append(Turn(given, completion, starts_anew))
+        self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
+        text = conversation.text_of(completion.token_ids.tolist())
+        calls = list(calls_of(text)) if asked.tools else []
+        if any(call.error for call in calls):  # the agent reads the text
+            calls = []
         said = [*map(_compared, asked.messages), _said(text, [(call.name, call.arguments) for call in calls])]
         text = _BEFORE_CALL.split(text.rpartition("</think>")[2], maxsplit=1)[0] if calls else text
         answered = Answered(text, calls, completion, len(prompt), said, asked.tools, conversation, num_first, sequence)
@@ -210,14 +205,6 @@ class Chats:
         if not len(conversation.context.token_ids):
             raise RefusedError("the new messages have no token")
         return conversation
-
-    def _note(
-        self, context_ids: Sequence[int], completion: Completion, sequence: list[Turn], *, starts_anew: bool
-    ) -> None:
-        import numpy as np
-
-        sequence.append(Turn(np.asarray(context_ids, dtype=np.int32), completion, starts_anew))
-        self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
 
 
 def messages_of(value: Any) -> list[Mapping[str, Any]]:

@@ -26,13 +26,14 @@ _REFUSED = {
     "stop": "end answers by rollout.stop of the config",
     "n": "ask n times",
     "top_logprobs": "the log probability of the sampled token alone is known",
+    "tool_choice": "a call can be neither forced nor forbidden",
     "response_format": "the format of an answer cannot be forced",
     "functions": "use tools",
     "audio": "the model writes text",
     "logit_bias": "it would change the distribution that is trained",
 }
 """Fields of a request that would change its answer, and cannot -> what to do."""
-_HARMLESS = {"n": (1,), "top_logprobs": (0,), "response_format": ({"type": "text"},)}
+_HARMLESS = {"n": (1,), "tool_choice": ("auto",), "response_format": ({"type": "text"},)}
 
 
 class Endpoint:
@@ -150,15 +151,12 @@ def _asked(body: Any, *, is_retry: bool) -> Asked:
     limits = [own for own in (body.get("max_completion_tokens"), body.get("max_tokens")) if own is not None]
     if not all(type(limit) is int and limit > 0 for limit in limits):
         raise RefusedError(f"max_tokens must be a positive integer, not {json.dumps(limits[-1])[:100]}")
-    choice, tools = body.get("tool_choice") or "auto", body.get("tools") or []
-    if choice not in ("auto", "none"):
-        raise RefusedError("tool_choice must be auto or none: a call cannot be forced")
+    tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RefusedError("tools must be a list of objects")
-    options = body.get("stream_options")
-    if not isinstance(options or {}, dict):
+    if not isinstance(body.get("stream_options") or {}, dict):
         raise RefusedError("stream_options must be an object")
-    return Asked(messages_of(body.get("messages")), tools, choice == "auto", min(limits, default=None), is_retry)
+    return Asked(messages_of(body.get("messages")), tools, min(limits, default=None), is_retry)
 
 
 def _message(answered: Answered) -> dict[str, Any]:

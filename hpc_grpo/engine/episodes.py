@@ -29,7 +29,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
-from hpc_grpo.engine.chats import Chats, Limits
+from hpc_grpo.engine.chats import Chats
 from hpc_grpo.engine.endpoint import Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.episodes.workers import Answer, EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers, Session
@@ -170,11 +170,12 @@ class _Stage:
 
         Raises EnvironmentLostError, and what the engine raised.
         """
-        own, scene = self._environment, request.scene
+        scene = request.scene
         assert scene is not None
         chats = Chats(
             self._dialogue,
-            Limits(own.max_turns, own.max_tokens, self._max_prompt_tokens, own.timeout_s),
+            self._environment,
+            self._max_prompt_tokens,
             lambda prompt, turn, most: ask(_completion_request(request, index, prompt, turn, most)),
         )
         key = await self._endpoint.open(lambda: chats)

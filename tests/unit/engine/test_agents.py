@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -43,6 +44,12 @@ def test_an_agent_is_given_an_address_and_its_episode_has_the_sampled_ids_and_it
     assert engine.calls[0][0].seed == 7
 
 
+def test_a_sites_proxy_is_not_asked_for_the_engines_address(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "example.org")
+    assert played(tokenizer, "").failure == ""
+
+
 def test_play_may_be_async(tokenizer: Any) -> None:
     assert played(tokenizer, "", name="AsyncAgent").turns[0].reward == 0.25
 
@@ -68,6 +75,13 @@ def test_what_an_agent_does_wrong_is_the_failure_of_its_episode_and_others_end_w
     assert told in episodes[1].failure
     if do != "exit":  # its process ends with all its sessions, each time
         assert [episode.failure for episode in (episodes[0], episodes[2])] == ["", ""]
+
+
+def test_agents_beside_three_that_hang_begin_again_and_end_well(tokenizer: Any) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    requests = [GroupRequest(number, (), (7,), SAMPLING, scene=scene(do="hang" * (number < 3))) for number in range(5)]
+    groups = play(config_of(timeout_s=1.0), engine, *requests)
+    assert [bool(only([group]).failure) for group in groups] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("keys", [{"max_turns": 1}, {"max_tokens": 8}])
@@ -112,9 +126,11 @@ def test_a_synchronous_run_queues_the_turns_of_all_agents_at_once(tokenizer: Any
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_an_agent_may_ask_side_by_side(tokenizer: Any, lag: int) -> None:
-    episode = played(tokenizer, "side by side", lag=lag)
-    assert (len(episode.turns), episode.turns[-1].reward, episode.failure) == (5, 4.0, "")
-    assert all(turn.starts_anew for turn in episode.turns)
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    [group] = play(config_of(lag=lag), engine, GroupRequest(0, (), (7, 8), SAMPLING, scene=scene(do="side by side")))
+    for episode in group.episodes:
+        assert (len(episode.turns), episode.turns[-1].reward, episode.failure) == (5, 4.0, "")
+        assert all(turn.starts_anew for turn in episode.turns)
 
 
 def test_what_the_engine_raises_is_no_failure_of_the_agent(tokenizer: Any) -> None:
@@ -133,7 +149,10 @@ def test_what_the_engine_raises_is_no_failure_of_the_agent(tokenizer: Any) -> No
     asyncio.run(asyncio.wait_for(playing(), 30.0))
 
 
-def test_an_agent_runs_under_its_own_python_with_its_own_packages(tokenizer: Any, tmp_path: Path) -> None:
+def test_an_agent_runs_under_its_own_python_with_its_own_packages(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", sysconfig.get_path("purelib"))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     assert played(tokenizer, "modules", python=python).metrics == {"found": 0.0, "is_own": 1.0}

@@ -10,8 +10,9 @@ import aiohttp
 import numpy as np
 import pytest
 
+from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.templates import PromptStyle
-from hpc_grpo.engine.chats import Chats, Limits
+from hpc_grpo.engine.chats import Chats
 from hpc_grpo.engine.endpoint import Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.types import Completion, Turn
@@ -38,8 +39,8 @@ class Scene:
         self.mays: list[int | None] = []
         self.gate: asyncio.Event | None = None
         style = PromptStyle("chat", "{prompt}", None, None, {})
-        known = Limits(**{"max_turns": 8, "max_tokens": 400, "max_prompt_tokens": 400, "timeout_s": 5.0, **limits})
-        self.chats = Chats(Dialogue(tokenizer, style), known, self.ask)
+        known = EnvironmentConfig(name="x", **{"max_tokens": 400, **limits})
+        self.chats = Chats(Dialogue(tokenizer, style), known, 400, self.ask)
         self.endpoint = Endpoint("/models/tiny", 800)
 
     async def ask(self, prompt: Any, turn: int, most: int | None) -> Completion:
@@ -133,19 +134,22 @@ def test_what_the_model_wrote_stays_as_sampled_where_the_agent_strips_it(with_sc
 
 
 @pytest.mark.parametrize(
-    ("messages", "shared"),
+    ("messages", "tools", "shared"),
     [
-        ([user("a"), {"role": "assistant", "content": "no"}, user("b")], False),
-        ([{"role": "system", "content": "be short"}, user("a")], False),
-        ([user("a"), {"role": "assistant", "content": "yes"}, user("c")], True),
+        ([user("a"), {"role": "assistant", "content": "no"}, user("b")], [], False),
+        ([{"role": "system", "content": "be short"}, user("a")], [], False),
+        ([user("a"), {"role": "assistant", "content": "yes"}, user("c")], [ADD], False),
+        ([user("a"), {"role": "assistant", "content": "yes"}, user("c")], [], True),
     ],
-    ids=["rewritten", "other conversation", "branch"],
+    ids=["rewritten", "other conversation", "other tools", "branch"],
 )
-def test_another_history_is_another_sequence(with_scene: Any, messages: list[Any], shared: bool) -> None:
+def test_another_history_is_another_sequence(
+    with_scene: Any, messages: list[Any], tools: list[Any], shared: bool
+) -> None:
     async def test(scene: Scene) -> None:
         first = await scene.say([user("a")])
         await scene.say([user("a"), first, user("b")])
-        await scene.say(messages)
+        await scene.say(messages, tools=tools)
         one, two = scene.sequences()
         assert (len(one), len(two)) == (2, 1)
         assert two[0].context_ids.tolist() == scene.seen[2]
