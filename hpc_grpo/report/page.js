@@ -393,16 +393,16 @@ function showEvals() {
 
 const clock = (unix) => new Date(1000 * unix).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 function showAttempts() {
-  const { attempts, seconds, metrics, slowest } = focus();
+  const { attempts, seconds, metrics } = focus();
   byId("time-note").textContent = attempts.length ? `${FORMATS.seconds(seconds)} in ${counted(attempts.length, "attempt")}` : "no attempt yet";
   const begin = Math.min(...attempts.map((own) => own.started_at - own.queued_s)), end = Math.max(...attempts.map((own) => own.started_at + (own.seconds ?? 0))), all = end - begin || 1;
   const isSpread = attempts.length > 1 || attempts.some((own) => own.queued_s > 1);
   const place = (from, length) => ({ left: `${(100 * (from - begin)) / all}%`, width: `${(100 * length) / all}%` });
   const entry = (own) => make("div", { class: "attempt" },
-    make("p", {}, make("strong", {}, `Attempt ${own.number} `), make("span", { class: `kind ${moodOf(own.kind)}` }, `${shapeOf(own.kind)} ${own.kind}`),
-      soft(` · job ${own.job} on ${own.nodes.slice(0, 4).join(", ")}${own.nodes.length > 4 ? ` and ${own.nodes.length - 4} more` : ""} · ${clock(own.started_at)}${own.seconds == null ? "" : `, for ${FORMATS.seconds(own.seconds)}`}${own.queued_s > 1 ? `, queued ${FORMATS.seconds(own.queued_s)}` : ""}${own.num_steps == null ? "" : ` · ${counted(own.num_steps, "step")} from step ${own.first_step}`}`)),
-    own.why && make("p", {}, own.why), own.events.map((text) => make("p", {}, text)),
-    own.cause && moodOf(own.kind) === "bad" && make("p", {}, make("strong", {}, own.cause), `: ${own.todo}`),
+    make("p", {}, make("strong", {}, `Attempt ${own.attempt} `), make("span", { class: `kind ${moodOf(own.kind)}` }, `${shapeOf(own.kind)} ${own.kind}`),
+      soft(` · job ${own.job_id} on ${own.nodes.slice(0, 4).join(", ")}${own.nodes.length > 4 ? ` and ${own.nodes.length - 4} more` : ""} · ${clock(own.started_at)}${own.seconds == null ? "" : `, for ${FORMATS.seconds(own.seconds)}`}${own.queued_s > 1 ? `, queued ${FORMATS.seconds(own.queued_s)}` : ""}${own.num_steps == null ? "" : ` · ${counted(own.num_steps, "step")} from step ${own.first_step}`}`)),
+    own.why && make("p", {}, own.why), [...Object.entries(own.lost_nodes).map(([node, why]) => `lost ${node}: ${why}`), ...own.restarts.map((why) => `restarted: ${why}`), ...own.late.map((why) => `stood still: ${why}`)].map((text) => make("p", {}, text)),
+    own.advice && moodOf(own.kind) === "bad" && make("p", {}, make("strong", {}, own.advice[0]), `: ${own.advice[1]}`),
     own.error && make("details", {}, make("summary", {}, "its log says"), make("pre", {}, own.error)),
     isSpread && make("div", { class: "span", "aria-hidden": "true" }, own.queued_s > 1 && make("span", { class: "queued", style: place(own.started_at - own.queued_s, own.queued_s) }), make("span", { style: { ...place(own.started_at, own.seconds ?? 0), ...keyOf(moodOf(own.kind) === "bad" ? "wrong" : "a") } })),
     make("div", { class: "bar", "aria-hidden": "true" }, own.parts.map(([name, length]) => make("span", { style: { ...keyOf(PHASE_COLORS[name] ?? "f"), flex: String(length) } }))),
@@ -417,7 +417,7 @@ function showAttempts() {
     isSpread && make("div", { class: "ticks", "aria-hidden": "true" }, [0, 0.25, 0.5, 0.75, 1].map((part) => make("span", {}, FORMATS.seconds(part * all)))),
     older.length > 0 && make("details", {}, make("summary", {}, `${counted(older.length, "earlier attempt")}`), older.map(entry)), ...attempts.slice(-12).map(entry), !attempts.length && make("p", { class: "soft" }, "No attempt has begun."),
     nodes.length > 1 && make("div", { class: "nodes" }, nodes.flatMap(([node, mean]) => [make("span", {}, node), make("div", { class: "span", "aria-hidden": "true" }, make("span", { style: { left: "0", width: `${(100 * mean) / nodes[0][1]}%`, ...keyOf("a") } })), make("b", {}, `${FORMATS.seconds(mean)} a step`)])),
-    nodes.length > 1 && slowest && make("p", { class: "soft" }, `The slowest ${slowest}.`)].filter(Boolean));
+  ].filter(Boolean));
 }
 
 /** Draw everything that the shown runs say: the same charts get new data, others are drawn anew. */
@@ -480,9 +480,11 @@ async function poll() {
   if (document.hidden) return;
   try {
     list = await ask("runs");
-    view.focus = list.some((run) => run.name === view.focus) ? view.focus : (list.find((run) => BUSY.includes(run.state)) ?? list[0])?.name;
+    view.focus = list.some((run) => run.name === view.focus) ? view.focus : [...list].sort((one, other) => BUSY.includes(other.state) - BUSY.includes(one.state) || other.created_at - one.created_at)[0]?.name;
+    showRuns();
     for (const { name, version } of list.filter((run) => run.name === view.focus || view.compared.has(run.name))) {
       if (versions.get(name) === version) continue;
+      if (!loaded.has(name)) byId("link").textContent = `Reading ${name} …`;
       const known = loaded.get(name), run = await ask(`run?run=${encodeURIComponent(name)}&evals=${known?.eval_version ?? ""}`);
       loaded.set(name, { ...run, held_out: run.held_out ?? known.held_out });
       versions.set(name, version);
