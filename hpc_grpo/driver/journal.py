@@ -77,7 +77,7 @@ class Journal:
 
     def publish_state(self, step: int, phase: Phase) -> None:
         slowest = slowest_node(self._recent)
-        self._state = RunState(
+        state = RunState(
             step=step,
             total_steps=self._length.total_steps,
             attempt=self._attempt,
@@ -91,25 +91,22 @@ class Journal:
             longest_s=PULSE.longest_s,
             slow_node=str(slowest) if slowest is not None and slowest.is_notable else "",
         )
-        self._write_state(self._state)
+        self._write_state(state)
 
     def note_groups(self, waits_for: str, num_groups: int, sampled: int, graded: int) -> None:
         """Publish how many of the groups that the step waits for are sampled and graded, at most every 5 s."""
-        if self._state is None:
-            return
         is_due = time.monotonic() - self._published_at >= _NOTED_EVERY_S
-        if is_due or (self._state.num_groups and graded == num_groups):
-            self._state = replace(
-                self._state, waits_for=waits_for, num_groups=num_groups, sampled=sampled, graded=graded
+        if self._state is not None and (is_due or (self._state.num_groups and graded == num_groups)):
+            self._write_state(
+                replace(self._state, waits_for=waits_for, num_groups=num_groups, sampled=sampled, graded=graded)
             )
-            self._write_state(self._state)
 
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
 
     def _write_state(self, state: RunState) -> None:
-        self._published_at = time.monotonic()
+        self._state, self._published_at = state, time.monotonic()
         write_state(self._run_dir, state)
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -14,35 +14,32 @@ import yaml
 
 from hpc_grpo.metrics.evals import bounds_of
 from hpc_grpo.metrics.record import PASS_AT_1, REWARD
-from hpc_grpo.metrics.usage import slowest_node
 from hpc_grpo.report.explain import explain_attempts
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs
 from hpc_grpo.report.samples import held_out, rollout_files
 from hpc_grpo.report.status import RunRecords, read_records, summarize
 from hpc_grpo.report.watch import find_alerts
-from hpc_grpo.run.files import copy_path, read_record
+from hpc_grpo.run.files import read_record
 from hpc_grpo.run.frozen_config import flat
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import MetricColumns
 from hpc_grpo.system.readable import counted, moment, printable
 
 _MOST_POINTS = 1500
-_NODE_STEPS = 200
 _LOG_LINES = 20_000
 _WANDB_RUN = re.compile(r"W&B run [0-9a-f]{8}: (https://\S+)")
-_PHASES = dict.fromkeys(("head", "ray"), "bringing up Ray")
-_PHASES |= dict.fromkeys(("inputs", "connect", "start", "resume", "weights"), "loading the model")
+_PHASES = dict.fromkeys(("inputs", "connect", "start", "resume", "weights"), "loading the model")
 _PHASES["generate_wait"] = "generate"
-_ORDER = {name: at for at, name in enumerate((*_PHASES.values(), "train", "publish", "eval", "checkpoint"))}
+_ORDER = ("bringing up Ray", "loading the model", "generate", "train", "publish", "eval", "checkpoint")
 
 
 def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict[str, Any]:
     """Describe a run at `now`, in unix seconds; `columns` are read. Rollouts of training are not in it."""
-    records, config = read_records(run), read_values(run.config)
+    records = read_records(run)
+    config = {key: value for key, value in flat(read_values(run.config)).items() if value is not None}
     summary, last = summarize(records, now), columns.last()
     attempts = _attempts(records, columns, now)
     steps, metrics = columns.thinned(_MOST_POINTS)
-    flat_config = {key: value for key, value in flat(config).items() if value is not None}
     data = {
         **asdict(summary),
         "name": name,
@@ -54,10 +51,9 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
         "rollout_steps": list(rollout_files(run)),
         "attempts": attempts,
         "alerts": find_alerts(records, summary, last),
-        "slowest": str(slowest_node(_recent(columns)) or ""),
         "facts": _facts(records, config),
         "wandb": _wandb_url(run),
-        "config": {key: str(value) for key, value in flat_config.items()},
+        "config": {key: str(value) for key, value in config.items()},
     }
     columns_of = {printable(key): [_rounded(row) for row in rows] for key, rows in metrics.items() if key != "attempt"}
     return {**clean(data), "steps": steps, "metrics": columns_of}
@@ -65,14 +61,11 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
 
 def read_values(path: Path) -> dict[str, Any]:
     """Return the config's values as they are written: a look at a run loads no code of it and refuses nothing."""
-    for candidate in (path, copy_path(path)):
-        try:
-            values = yaml.safe_load(candidate.read_text())
-        except (OSError, ValueError, yaml.YAMLError):
-            continue
-        if isinstance(values, dict):
-            return values
-    return {}
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def clean(value: Any) -> Any:
@@ -125,84 +118,58 @@ def _attempts(records: RunRecords, columns: MetricColumns, now: float) -> list[d
     found = []
     for attempt in explain_attempts(records, now):
         record, length = attempt.record, attempt.duration_s
-        parts: dict[str, float] = {}
-        for phase, seconds in record.phases_s.items():
-            if phase not in ("driver", "teardown"):
-                parts[_PHASES.get(phase, phase)] = parts.get(_PHASES.get(phase, phase), 0.0) + seconds
+        parts = {"bringing up Ray": sum(record.phases_s.get(phase, 0.0) for phase in ("head", "ray"))}
         parts |= {phase: seconds for (number, phase), seconds in phases.items() if number == record.attempt}
         if length is not None and (other := length - sum(parts.values())) > 0:
             parts["other"] = other
         found.append(
             {
-                "number": record.attempt,
-                "job": record.job_id,
-                "nodes": record.nodes,
-                "started_at": record.started_at,
+                **asdict(record),
                 "queued_s": max(0.0, record.started_at - submitted.get(record.job_id, record.started_at)),
                 "seconds": length,
-                "first_step": record.first_step,
                 "num_steps": attempt.num_steps,
                 "kind": attempt.kind,
-                "why": record.why,
-                "events": [
-                    *(f"lost {node}: {why}" for node, why in record.lost_nodes.items()),
-                    *(f"restarted: {why}" for why in record.restarts),
-                    *(f"stood still: {why}" for why in record.late),
-                ],
                 "error": attempt.error,
-                "cause": attempt.advice.cause if attempt.advice else "",
-                "todo": attempt.advice.todo if attempt.advice else "",
-                "parts": sorted(parts.items(), key=lambda part: _ORDER.get(part[0], 99)),
+                "advice": attempt.advice,
+                "parts": sorted(parts.items(), key=lambda part: (*_ORDER, part[0]).index(part[0])),
             }
         )
     return found
 
 
 def _facts(records: RunRecords, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a reader wants to know first, as far as the config and the records say it."""
+    """Return what a reader wants to know first, as far as the config, by dotted keys, and the records say it."""
 
-    def get(key: str) -> Any:
-        value: Any = config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
+    def named(pattern: str) -> str:
+        return ", ".join(str(value) for key, value in config.items() if re.fullmatch(pattern, key))
 
-    rewards = [str(own.get("name")) for own in get("rewards") or [] if isinstance(own, dict)]
-    sizes = [text.format(get(key)) for key, text in _SIZES.items() if get(key) is not None]
+    sizes = [text.format(config[key]) for key, text in _SIZES.items() if key in config]
     source = read_record(records.run.source, dict) or {}
     git = source.get("git") or {}
     commit = f", commit {str(git.get('commit'))[:7]}{', changed since' if git.get('dirty') else ''}" if git else ""
     newest = records.newest
     nodes = f"{counted(len(newest.nodes), 'node')} ({', '.join(newest.nodes[:4])})" if newest else ""
-    mix = get("data.train.mix") or []
-    data = [get("data.train.path"), *(own.get("path") for own in mix if isinstance(own, dict))]
     facts = {
-        "method": ", ".join([str(get("task.name") or ""), *sizes]).strip(", "),
-        "model": get("model.path"),
-        "data": ", ".join(str(path) for path in data if path),
-        "reward": ", ".join(rewards),
-        "environment": get("environment.name"),
+        "method": ", ".join(sizes),
+        "model": named(r"model\.path"),
+        "data": named(r"data\.train\.(mix\.\d+\.)?path"),
+        "reward": named(r"rewards\.\d+\.name"),
+        "environment": named(r"environment\.name"),
         "nodes": f"{nodes}, {counted(newest.num_gpus, 'GPU')} in all" if newest and newest.num_gpus else nodes,
         "began": moment(records.created_at) if records.created_at else "",
         "code": f"hpc-grpo {source['version']}{commit}" if "version" in source else "",
         "folder": str(records.run.path),
     }
-    return [(name, str(value)) for name, value in facts.items() if value]
+    return [(name, value) for name, value in facts.items() if value]
 
 
 _SIZES = {
+    "task.name": "{}",
     "rollout.prompts_per_step": "{} prompts a step",
     "rollout.group_size": "{} completions a prompt",
-    "train.lr": "learning rate {:g}",
+    "train.lr": "learning rate {}",
     "run.seed": "seed {}",
 }
-
-
-def _recent(columns: MetricColumns) -> list[dict[str, float]]:
-    """Return the last steps with what they say of nodes."""
-    named = {name: column for name, column in columns.columns.items() if name.startswith("node/")}
-    last = range(max(0, len(columns.steps) - _NODE_STEPS), len(columns.steps))
-    return [{name: column[at] for name, column in named.items() if at < len(column)} for at in last]
 
 
 def _wandb_url(run: RunDir) -> str:

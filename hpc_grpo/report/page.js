@@ -34,7 +34,7 @@ const FORMATS = {
 };
 const tick = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential().replace("e-", "e−") : String(+value.toPrecision(6)));
 const two = (value) => (Math.abs(value) < 10 ? value.toFixed(2) : FORMATS.plain(value));
-const MOST_LINES = 12, COLORS = "abcdef", DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
+const MOST_LINES = 12, COLORS = "abcdef", DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]], STROKES = ["solid", "dashed", "dotted", "double"];
 const GOOD = ["complete"], BAD = ["failed", "lost", "cancelled", "crash", "node_lost", "walltime", "killed", "config", "bringup_failed"], BUSY = ["training", "starting", "running"];
 const moodOf = (state) => (GOOD.includes(state) ? "good" : BAD.includes(state) ? "bad" : BUSY.includes(state) ? "busy" : "");
 const shapeOf = (state) => ({ good: "✓", bad: "✗", busy: "●" })[moodOf(state)] ?? "○";
@@ -55,7 +55,7 @@ function chartsOf(run) {
   const bounds = new Set(Object.values(run.bounds).flat());
   const names = Object.keys(run.metrics).filter((name) => !bounds.has(name) && name !== "time").sort();
   const matching = (pattern) => names.filter((name) => pattern.test(name)).map((name, index) => (
-    { name, label: name.replace(pattern, "$1"), color: COLORS[index % 6], dash: DASHES[Math.floor(index / 6) % 4], points: name.startsWith("eval/") }));
+    { name, label: name.replace(pattern, "$1"), color: COLORS[index % 6], dash: index % 4, points: name.startsWith("eval/") }));
   const one = (name, hue) => [{ name, color: hue }];
   const hero = [{ name: PASS, label: "pass@1, held out", color: "a", points: true, width: 2.5 }, { name: "reward/mean", label: "reward, training", color: "b", width: 1.5 }];
   const hasHero = hero.some((line) => run.metrics[line.name]);
@@ -84,7 +84,7 @@ function chartsOf(run) {
     { id: "gpus", title: "GPU utilization", range: [0, 1], format: "percent", lines: matching(/^process\/gpu_utilization\/(.+)$/) },
     ...[...view.extra].map((name) => ({ id: `extra-${name}`, title: name, lines: one(name, "a") })),
   ];
-  for (const chart of charts) chart.lines = chart.lines.filter((line) => run.metrics[line.name]?.[0].some((value) => value != null)).slice(0, MOST_LINES);
+  for (const chart of charts) chart.lines = chart.lines.filter((line) => run.metrics[line.name]?.[0].some((value, index) => value != null && !(chart.stacked && run.steps[index] === 0))).slice(0, MOST_LINES);
   return { charts: charts.filter((chart) => chart.lines.length), names };
 }
 
@@ -96,7 +96,7 @@ function chartsOver(runs) {
     { ...chart, id: index ? `learned-${index}` : "learned", hero: !index, title: line.label, lines: [line] })) : [chart]))
     .map((chart) => (chart.stacked ? { ...chart, stacked: false, lines: [{ name: "time/step_s" }] } : chart))
     .map((chart) => ({ ...chart, title: chart.lines.length > 1 ? `${chart.title}: ${chart.lines[0].label}` : chart.title, lines: runs.filter((run) => run.metrics[chart.lines[0].name])
-      .map((run) => { const at = runs.indexOf(run); return { name: chart.lines[0].name, run, label: run.name, color: COLORS[at % 6], dash: DASHES[(at + Math.floor(at / 6)) % 4], points: chart.lines[0].points }; }) }))
+      .map((run) => { const at = runs.indexOf(run); return { name: chart.lines[0].name, run, label: run.name, color: COLORS[at % 6], dash: at % 4, points: chart.lines[0].points }; }) }))
     .filter((chart) => chart.lines.length);
 }
 
@@ -134,7 +134,7 @@ function columns(spec) {
 }
 
 function draw(spec) {
-  const keys = spec.lines.map((line) => make("li", { style: keyOf(line.color), class: spec.stacked ? "block" : "" }));
+  const keys = spec.lines.map((line) => make("li", { style: { ...keyOf(line.color), "--stroke": STROKES[line.dash ?? 0] }, class: spec.stacked ? "block" : "" }));
   const plot = make("div", { class: "plot", role: "img" });
   byId(spec.hero ? "hero" : "charts").append(make("div", { class: `card chart${spec.hero ? " hero" : ""}`, id: `chart-${spec.id}` },
     make(spec.hero ? "h2" : "h3", {}, spec.title), make("ul", {}, ...keys), plot));
@@ -143,7 +143,7 @@ function draw(spec) {
   take();
   for (const line of spec.lines) {
     const stroke = () => color(line.color);
-    series.push({ stroke, width: line.width ?? 2, dash: line.dash, spanGaps: true, points: { show: line.points || steps.length < 40, size: line.points ? 9 : 5, fill: stroke },
+    series.push({ stroke, width: line.width ?? 2, dash: DASHES[line.dash ?? 0], spanGaps: true, points: { show: line.points || steps.length < 40, size: line.points ? 9 : 5, fill: stroke },
       ...(spec.stacked ? { width: 0, fill: stroke, points: { show: false }, ...(steps.length < 200 && { paths: uPlot.paths.bars({ size: [0.7, 44], radius: 0.08 }) }) } : {}) });
     if (spec.stacked) continue;
     series.push({ stroke: () => faint(line.color, 35), width: 1, spanGaps: true, points: { show: false } });
@@ -234,6 +234,7 @@ function tellingPart(texts) {
     while (start < shortest - 1 && words.every((own) => own[start] === words[0][start])) start++;
     while (end < shortest - start - 1 && words.every((own) => own.at(-1 - end) === words[0].at(-1 - end))) end++;
   }
+  if (new Set(texts).size === 1) start = end = 0;
   return words.map((own) => own.slice(start, own.length - end).join("").trim().replace(/[.,;:]$/, "").slice(0, 300));
 }
 const VERDICTS = { true: ["right", "✓"], false: ["wrong", "✗"], null: ["unknown", "?"] };
@@ -325,9 +326,9 @@ function showDetail(prompt, of) {
 
 // The rest of the page -----------------------------------------------------------------------------------------------
 
-const table = (caption, head, rows) => make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, head.map((cell) => make("th", { scope: "col" }, cell)))), make("tbody", {}, rows));
+const table = (caption, head, rows) => make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, head.map((cell) => make("th", { scope: "col", class: ["step", "result", "left"].includes(cell) && "number" }, cell)))), make("tbody", {}, rows));
 const progressOf = (run) => (run.step == null ? "–" : `${run.step.toLocaleString("en")} of ${run.total_steps?.toLocaleString("en") ?? "–"}`);
-const gainOf = (run) => { const own = loaded.get(run.name)?.headline; return own ? `${own.measure} ${two(own.from)} → ${two(own.to)}${own.low == null ? "" : ` [${two(own.low)}, ${two(own.high)}]`}` : run.reward == null ? "–" : `reward ${two(run.reward)}`; };
+const gainOf = (run) => { const own = loaded.get(run.name)?.headline; return own ? `${own.measure} ${own.begin === own.end ? "" : `${two(own.from)} → `}${two(own.to)}${own.low == null ? "" : ` [${two(own.low)}, ${two(own.high)}]`}` : run.reward == null ? "–" : `reward ${two(run.reward)}`; };
 
 function showRuns() {
   byId("runs").hidden = !page.live && list.length < 2;
@@ -361,7 +362,7 @@ function showHead() {
   byId("state").className = `state ${moodOf(run.state)}`;
   const length = run.total_steps && !isOver ? `in ${progressOf(run)} steps` : `in ${counted(run.step ?? own?.end ?? 0, "step")}`;
   byId("measure").textContent = own ? `${own.measure}${own.measure === "pass@1" ? " on held-out prompts" : ""}, ${length} and ${FORMATS.seconds(run.seconds)}` : "";
-  byId("headline").replaceChildren(...(own ? [`${two(own.from)} `, make("i", {}, "→"), ` ${two(own.to)} `, own.low == null ? "" : make("small", {}, `[${two(own.low)}, ${two(own.high)}]`)] : [make("small", {}, "No step has ended yet.")]));
+  byId("headline").replaceChildren(...(own ? [...(own.begin === own.end ? [] : [`${two(own.from)} `, make("i", {}, "→"), " "]), `${two(own.to)} `, own.low == null ? "" : make("small", {}, `[${two(own.low)}, ${two(own.high)}]`)] : [make("small", {}, "No step has ended yet.")]));
   byId("progress").hidden = isOver || !run.total_steps;
   byId("progress").firstChild.style.width = `${(100 * (run.step ?? 0)) / (run.total_steps || 1)}%`;
   byId("said").textContent = [run.in_step && `Now ${run.in_step}.`, run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
@@ -392,16 +393,16 @@ function showEvals() {
 
 const clock = (unix) => new Date(1000 * unix).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 function showAttempts() {
-  const { attempts, seconds, metrics, slowest } = focus();
+  const { attempts, seconds, metrics } = focus();
   byId("time-note").textContent = attempts.length ? `${FORMATS.seconds(seconds)} in ${counted(attempts.length, "attempt")}` : "no attempt yet";
   const begin = Math.min(...attempts.map((own) => own.started_at - own.queued_s)), end = Math.max(...attempts.map((own) => own.started_at + (own.seconds ?? 0))), all = end - begin || 1;
   const isSpread = attempts.length > 1 || attempts.some((own) => own.queued_s > 1);
   const place = (from, length) => ({ left: `${(100 * (from - begin)) / all}%`, width: `${(100 * length) / all}%` });
   const entry = (own) => make("div", { class: "attempt" },
-    make("p", {}, make("strong", {}, `Attempt ${own.number} `), make("span", { class: `kind ${moodOf(own.kind)}` }, `${shapeOf(own.kind)} ${own.kind}`),
-      soft(` · job ${own.job} on ${own.nodes.slice(0, 4).join(", ")}${own.nodes.length > 4 ? ` and ${own.nodes.length - 4} more` : ""} · ${clock(own.started_at)}${own.seconds == null ? "" : `, for ${FORMATS.seconds(own.seconds)}`}${own.queued_s > 1 ? `, queued ${FORMATS.seconds(own.queued_s)}` : ""}${own.num_steps == null ? "" : ` · ${counted(own.num_steps, "step")} from step ${own.first_step}`}`)),
-    own.why && make("p", {}, own.why), own.events.map((text) => make("p", {}, text)),
-    own.cause && moodOf(own.kind) === "bad" && make("p", {}, make("strong", {}, own.cause), `: ${own.todo}`),
+    make("p", {}, make("strong", {}, `Attempt ${own.attempt} `), make("span", { class: `kind ${moodOf(own.kind)}` }, `${shapeOf(own.kind)} ${own.kind}`),
+      soft(` · job ${own.job_id} on ${own.nodes.slice(0, 4).join(", ")}${own.nodes.length > 4 ? ` and ${own.nodes.length - 4} more` : ""} · ${clock(own.started_at)}${own.seconds == null ? "" : `, for ${FORMATS.seconds(own.seconds)}`}${own.queued_s > 1 ? `, queued ${FORMATS.seconds(own.queued_s)}` : ""}${own.num_steps == null ? "" : ` · ${counted(own.num_steps, "step")} from step ${own.first_step}`}`)),
+    own.why && make("p", {}, own.why), [...Object.entries(own.lost_nodes).map(([node, why]) => `lost ${node}: ${why}`), ...own.restarts.map((why) => `restarted: ${why}`), ...own.late.map((why) => `stood still: ${why}`)].map((text) => make("p", {}, text)),
+    own.advice && moodOf(own.kind) === "bad" && make("p", {}, make("strong", {}, own.advice[0]), `: ${own.advice[1]}`),
     own.error && make("details", {}, make("summary", {}, "its log says"), make("pre", {}, own.error)),
     isSpread && make("div", { class: "span", "aria-hidden": "true" }, own.queued_s > 1 && make("span", { class: "queued", style: place(own.started_at - own.queued_s, own.queued_s) }), make("span", { style: { ...place(own.started_at, own.seconds ?? 0), ...keyOf(moodOf(own.kind) === "bad" ? "wrong" : "a") } })),
     make("div", { class: "bar", "aria-hidden": "true" }, own.parts.map(([name, length]) => make("span", { style: { ...keyOf(PHASE_COLORS[name] ?? "f"), flex: String(length) } }))),
@@ -416,7 +417,7 @@ function showAttempts() {
     isSpread && make("div", { class: "ticks", "aria-hidden": "true" }, [0, 0.25, 0.5, 0.75, 1].map((part) => make("span", {}, FORMATS.seconds(part * all)))),
     older.length > 0 && make("details", {}, make("summary", {}, `${counted(older.length, "earlier attempt")}`), older.map(entry)), ...attempts.slice(-12).map(entry), !attempts.length && make("p", { class: "soft" }, "No attempt has begun."),
     nodes.length > 1 && make("div", { class: "nodes" }, nodes.flatMap(([node, mean]) => [make("span", {}, node), make("div", { class: "span", "aria-hidden": "true" }, make("span", { style: { left: "0", width: `${(100 * mean) / nodes[0][1]}%`, ...keyOf("a") } })), make("b", {}, `${FORMATS.seconds(mean)} a step`)])),
-    nodes.length > 1 && slowest && make("p", { class: "soft" }, `The slowest ${slowest}.`)].filter(Boolean));
+  ].filter(Boolean));
 }
 
 /** Draw everything that the shown runs say: the same charts get new data, others are drawn anew. */
@@ -479,9 +480,11 @@ async function poll() {
   if (document.hidden) return;
   try {
     list = await ask("runs");
-    view.focus = list.some((run) => run.name === view.focus) ? view.focus : (list.find((run) => BUSY.includes(run.state)) ?? list[0])?.name;
+    view.focus = list.some((run) => run.name === view.focus) ? view.focus : [...list].sort((one, other) => BUSY.includes(other.state) - BUSY.includes(one.state) || other.created_at - one.created_at)[0]?.name;
+    showRuns();
     for (const { name, version } of list.filter((run) => run.name === view.focus || view.compared.has(run.name))) {
       if (versions.get(name) === version) continue;
+      if (!loaded.has(name)) byId("link").textContent = `Reading ${name} …`;
       const known = loaded.get(name), run = await ask(`run?run=${encodeURIComponent(name)}&evals=${known?.eval_version ?? ""}`);
       loaded.set(name, { ...run, held_out: run.held_out ?? known.held_out });
       versions.set(name, version);

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -47,45 +49,32 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
 
 def make_page(data: dict[str, Any], rollouts: Sequence[tuple[str, Any]] = (), connect: str = "'none'") -> str:
     """Return the HTML. Rollouts come last, by id: the curves are drawn before the browser has read them."""
-
-    def read(name: str) -> str:
-        return (_HERE / name).read_text()
-
-    blocks = {
-        "UPLOT_CSS": read("vendor/uPlot.min.css"),
-        "STYLE": read("page.css"),
-        "UPLOT": read("vendor/uPlot.iife.min.js"),
-        "SCRIPT": read("page.js"),
-    }
+    files = {"UPLOT": "vendor/uPlot.iife.min.js", "UPLOT_CSS": "vendor/uPlot.min.css", "LICENSE": "vendor/LICENSE"}
+    files |= {"SCRIPT": "page.js", "STYLE": "page.css"}
+    blocks = {key: (_HERE / name).read_text() for key, name in files.items()}
     hashes = {key: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for key, text in blocks.items()}
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; connect-src {connect}; "
         f"style-src 'sha256-{hashes['UPLOT_CSS']}' 'sha256-{hashes['STYLE']}'; "
         f"script-src 'sha256-{hashes['UPLOT']}' 'sha256-{hashes['SCRIPT']}'"
     )
-    titles = ", ".join(run["name"] for run in data["runs"][:3]) or "runs"
     values = {
         **blocks,
         "POLICY": policy,
-        "TITLE": _escaped(titles),
-        "LICENSE": _escaped(read("vendor/LICENSE")),
+        "TITLE": html.escape(", ".join(run["name"] for run in data["runs"][:3]) or "runs"),
         "DATA": _json(data),
         "ROLLOUTS": "\n".join(
             f'<script type="application/json" id="{name}">{_json(groups)}</script>' for name, groups in rollouts
         ),
     }
-    return re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], read("page.html"))
+    return re.sub(r"@([A-Z_]+)@", lambda found: values[found[1]], (_HERE / "page.html").read_text())
 
 
 def names_of(runs: Sequence[RunDir]) -> list[str]:
-    """Return the folders' names, with as many of their parents' as tell all of them apart."""
-    paths = [run.path.absolute().parts for run in runs]
-    names: list[str] = []
-    for depth in range(1, max(map(len, paths), default=0) + 1):
-        names = ["/".join(parts[-depth:]) for parts in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
+    """Return the folders' names, with those of their parents that not all have."""
+    paths = [run.path.absolute() for run in runs]
+    common = os.path.commonpath([path.parent for path in paths])
+    return [str(path.relative_to(common)) for path in paths]
 
 
 def judge_of(run: RunDir) -> dict[str, Any]:
@@ -104,10 +93,6 @@ def _chosen(run: RunDir, most_bytes: int) -> dict[int, Path]:
     steps = list(files)
     wanted = {steps[index * (len(steps) - 1) // (count - 1)] for index in range(count)}
     return {step: files[step] for step in sorted(wanted)}
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _json(values: Any) -> str:

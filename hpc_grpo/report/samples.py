@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate, count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ _MOST_CHARACTERS = 4 << 20
 
 _SHOWN_CHARACTERS = 6000
 _SHOWN_PROMPTS = 4
-_USER_TURN = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.DOTALL)
-
 _ROLE = r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(\w+)(?:<\|end_header_id\|>)?\s*"
 _END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|endoftext\|>)\s*$")
 _MODEL = ("assistant", "model")
@@ -51,7 +49,7 @@ def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> li
 
 
 def held_out(run: RunDir) -> list[dict[str, Any]]:
-    """Return the first prompts of each eval set with their completions at the first eval, the last, and some between.
+    """Return prompts of each eval set with their completions at the first eval, the last, and some between.
 
     `evals` has the completions of a prompt, a list for each of `steps`.
     """
@@ -60,8 +58,8 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
     for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
         files = _files_by_step(folder / name, "eval_step_")
         steps = sorted(files)
-        if (count := len(steps)) > _MAX_EVALS:
-            steps = [steps[index * (count - 1) // (_MAX_EVALS - 1)] for index in range(_MAX_EVALS)]
+        if (num := len(steps)) > _MAX_EVALS:
+            steps = [steps[index * (num - 1) // (_MAX_EVALS - 1)] for index in range(_MAX_EVALS)]
         stamps = tuple((step, files[step], files[step].stat().st_mtime_ns) for step in steps)
         if prompts := _through_time(stamps):
             found.append({"set": name, "steps": steps, "prompts": prompts})
@@ -71,17 +69,21 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
 @lru_cache(maxsize=16)
 def _through_time(files: tuple[tuple[int, Path, int], ...]) -> list[dict[str, Any]]:
     """Return the prompts with the completions that each file has of them; files have a step and a time of change."""
-    prompts: dict[Any, dict[str, Any]] = {}
+    ordinals = sorted({line["ordinal"] for _, path, _ in files[-1:] for line in read_jsonl(path) if _is_whole(line)})
+    chosen = frozenset(ordinals[:: -(-len(ordinals) // _MAX_PROMPTS) or 1])
+    prompts: dict[int, dict[str, Any]] = {}
     for position, (_, path, _) in enumerate(files):
         for line in read_jsonl(path):
-            ordinal = line.get("ordinal")
-            if ordinal not in prompts and len(prompts) == _MAX_PROMPTS:
-                continue
-            prompt = prompts.setdefault(ordinal, {**_prompt(line), "evals": [[] for _ in files]})
-            prompt["evals"][position].append(_answer(line, line.get("solved")))
-    asked_each_time = [prompt for prompt in prompts.values() if all(prompt["evals"])]
-    sizes = accumulate(len(str(prompt)) for prompt in asked_each_time)
-    return [prompt for prompt, size in zip(asked_each_time, sizes, strict=True) if size <= _MOST_CHARACTERS]
+            if _is_whole(line) and (ordinal := line["ordinal"]) in chosen:
+                prompt = prompts.setdefault(ordinal, {**_prompt(line), "evals": [[] for _ in files]})
+                prompt["evals"][position].append(_answer(line, line.get("solved")))
+    asked_twice = [own for _, own in sorted(prompts.items()) if own["evals"][0] and own["evals"][-1]]
+    sizes = accumulate(len(str(prompt)) for prompt in asked_twice)
+    return [prompt for prompt, size in zip(asked_twice, sizes, strict=True) if size <= _MOST_CHARACTERS]
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    return isinstance(line.get("ordinal"), int)
 
 
 def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,50 +149,35 @@ def _solved(line: Mapping[str, Any], judged_by: Mapping[str, Any]) -> bool | Non
 
 
 def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
-    """Compare the same held-out prompts at the first and at the last eval, newly solved ones first.
+    """Compare held-out prompts at the first and at the last eval, newly solved ones first.
 
     With `in_their_order` the first so many instead, of each source in turn: not chosen by how they ended.
     """
-    files = _files_by_step(run.eval_rollouts(0).parent, "eval_step_")
-    if len(files) < 2:
+    main = next((own for own in held_out(run) if not own["set"]), None)
+    if main is None or len(main["steps"]) < 2:
         return "Completions are compared once two evals have been written."
-    begin, end = min(files), max(files)
-    first, last = _first_samples(files[begin]), _first_samples(files[end])
-    shared = sorted(first.keys() & last.keys())
+    shown = []
+    for prompt in main["prompts"]:
+        judged = [[own for own in prompt["evals"][at] if own["right"] is not None] for at in (0, -1)]
+        if all(judged):
+            shown.append((prompt, judged[0][0], judged[1][0]))
     if in_their_order:
-        counts = Counter[str]()
-        turns = {}
-        for ordinal in shared:
-            turns[ordinal] = counts[last[ordinal]["source"]]
-            counts[last[ordinal]["source"]] += 1
-        shared.sort(key=turns.__getitem__)
+        turns = defaultdict[str, Iterator[int]](count)
+        shown.sort(key=lambda own: next(turns[own[0]["source"]]))
     else:
-        shared.sort(key=lambda ordinal: (bool(first[ordinal]["solved"]), not last[ordinal]["solved"], ordinal))
+        shown.sort(key=lambda own: (own[1]["right"], not own[2]["right"]))
     blocks = []
-    for ordinal in shared[: in_their_order or _SHOWN_PROMPTS]:
-        prompt, answer = str(last[ordinal]["prompt"]), str(last[ordinal]["answer"])
-        asked = (_USER_TURN.findall(prompt) or [prompt])[-1]
-        result = answer.rpartition("####")[2]  # GSM8K's form; of another form, everything
-        lines = [f"{_shortened(asked)}   (answer: {_shortened(result)})"]
-        for step, sample in ((begin, first[ordinal]), (end, last[ordinal])):
-            verdict = "right" if sample["solved"] else "wrong"
-            lines.append(f"  step {step:>4} {verdict} {_shortened(sample['completion'])}")
-        blocks.append("\n".join(lines))
+    for prompt, *ends in shown[: in_their_order or _SHOWN_PROMPTS]:
+        result = str(prompt["answer"]).rpartition("####")[2]  # GSM8K's form; of another form, everything
+        blocks.append(f"{_shortened(prompt['asked'])}   (answer: {_shortened(result)})")
+        for step, own in zip((main["steps"][0], main["steps"][-1]), ends, strict=True):
+            blocks.append(f"  step {step:>4} {'right' if own['right'] else 'wrong'} {_shortened(own['text'])}")
     return "\n".join(blocks)
 
 
 def _files_by_step(folder: Path, prefix: str) -> dict[int, Path]:
     found = ((re.fullmatch(rf"{prefix}(\d+)\.jsonl", path.name), path) for path in folder.glob(f"{prefix}*.jsonl"))
     return {int(match[1]): path for match, path in found if match}
-
-
-def _first_samples(path: Path) -> dict[int, dict[str, Any]]:
-    """Return the first completion of every prompt whose reward did not fail, by ordinal."""
-    samples: dict[int, dict[str, Any]] = {}
-    for line in read_jsonl(path):
-        if line["solved"] is not None:
-            samples.setdefault(line["ordinal"], line)
-    return samples
 
 
 def _cut(text: str) -> str:

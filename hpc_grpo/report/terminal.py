@@ -25,22 +25,20 @@ _LINE, _MARKS = "⠤", "●■▲◆○□△◇"
 
 @dataclass(frozen=True)
 class Series:
-    """One curve; all tuples have the same length. `low` and `high` bound a 95% interval, and are empty without one.
-
-    A `marked` series has few points and a mark at each.
-    """
+    """One curve: its values by step, and the bounds of the last one's 95% interval, if it has one."""
 
     name: str
-    steps: Sequence[float]
-    values: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    marked: bool = False
+    points: dict[int, float]
+    bounds: str = ""
+
+    @property
+    def is_marked(self) -> bool:
+        """Tell whether it has few points, and a mark at each."""
+        return self.name.startswith("eval/")
 
     def __str__(self) -> str:
-        bounds = f" [{self.low[-1]:.3f}, {self.high[-1]:.3f}]" if self.low else ""
-        first = f"{self.values[0]:.3f} (step {self.steps[0]})"
-        return f"{self.name}: {first} -> {self.values[-1]:.3f}{bounds} (step {self.steps[-1]})"
+        (first, begin), *_, (last, end) = [*self.points.items()] * 2
+        return f"{self.name}: {begin:.3f} (step {first}) -> {end:.3f}{self.bounds} (step {last})"
 
 
 def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
@@ -68,16 +66,13 @@ def learning_curves(metrics: MetricColumns, *, with_sources: bool) -> list[Serie
     others = {name for name in names if _PASS_AT_K.fullmatch(name)} - {PASS_AT_1}
     wanted += sorted(others, key=lambda name: (name.count("/"), name))
     shown = [name for name in wanted or ["loss/policy"] if with_sources or "/" not in name.partition("@")[2]]
-    return [curve for name in shown if (curve := _curve_of(name, metrics)).steps]
+    return [_curve_of(name, metrics) for name in shown if metrics.points(name)]
 
 
 def _curve_of(name: str, metrics: MetricColumns) -> Series:
-    """Return a metric over the steps that have it; its tuples are empty where no step has it."""
     points = metrics.points(name)
-    low, high = (tuple(metrics.points(bound).values()) for bound in bounds_of(name))
-    if not len(low) == len(high) == len(points):
-        low = high = ()
-    return Series(name, tuple(points), tuple(points.values()), low, high, marked=name.startswith("eval/"))
+    low, high = (metrics.points(bound).get(max(points)) for bound in bounds_of(name))
+    return Series(name, points, "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]")
 
 
 def draw_text(curves: Sequence[Series], num_columns: int = 80, num_rows: int = 18) -> str:
@@ -91,17 +86,18 @@ def draw_text(curves: Sequence[Series], num_columns: int = 80, num_rows: int = 1
     plotext.theme("clear")
     plotext.limit_size(False, False)  # not by this terminal: the output may go to a file
     plotext.plotsize(num_columns, num_rows)
-    marks = list(zip(_MARKS, (curve for curve in curves if curve.marked), strict=False))
-    for curve in curves:
-        plotext.plot(_thinned(curve.steps), _thinned(curve.values), marker="braille")
-    for mark, curve in marks:
-        plotext.scatter(_thinned(curve.steps), _thinned(curve.values), marker=mark)
-    first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
+    lines = {curve.name: (_thinned(list(curve.points)), _thinned(list(curve.points.values()))) for curve in curves}
+    marks = list(zip(_MARKS, (curve.name for curve in curves if curve.is_marked), strict=False))
+    for line in lines.values():
+        plotext.plot(*line, marker="braille")
+    for mark, name in marks:
+        plotext.scatter(*lines[name], marker=mark)
+    first, last = min(min(curve.points) for curve in curves), max(max(curve.points) for curve in curves)
     plotext.xticks(sorted({first, (first + last) // 2, last}))
     plotext.xlabel("step")
-    legend = [*marks, *((_LINE, curve) for curve in curves if not curve.marked)]
+    legend = [*marks, *((_LINE, curve.name) for curve in curves if not curve.is_marked)]
     drawn = [row.rstrip() for row in plotext.uncolorize(plotext.build()).splitlines()]
-    return "\n".join([*drawn, f"  {'   '.join(f'{mark} {curve.name}' for mark, curve in legend)}"])
+    return "\n".join([*drawn, f"  {'   '.join(f'{mark} {name}' for mark, name in legend)}"])
 
 
 def _thinned(column: Sequence[float]) -> Sequence[float]:

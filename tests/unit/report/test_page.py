@@ -44,9 +44,9 @@ def test_a_resumed_run_has_each_step_once_and_what_became_of_each_attempt(tmp_pa
     ends = {"begin": 0, "end": 20, "from": 0.2, "to": pytest.approx(0.4), "low": 0.1, "high": 0.9}
     assert run["headline"] == {"measure": "pass@1", "metric": "eval/pass@1", **ends}
     first, second = run["attempts"]
-    assert (first["kind"], first["cause"], first["num_steps"]) == ("crash", "out of GPU memory", 10)
+    assert (first["kind"], first["advice"][0], first["num_steps"]) == ("crash", "out of GPU memory", 10)
     assert first["parts"] == [["bringing up Ray", 5], ["train", 30.0], ["other", 65.0]]
-    assert (second["kind"], second["parts"]) == ("complete", [["train", 30.0], ["other", 70.0]])
+    assert (second["kind"], second["parts"]) == ("complete", [["bringing up Ray", 0], ["train", 30.0], ["other", 70.0]])
     assert run["wandb"] == "https://wandb.ai/lab/hpc-grpo/runs/0123abcd"
     assert dict(run["facts"])["code"] == "hpc-grpo 0.1.0, commit 0123456, changed since"
     assert run["evals"][0]["points"] == [[step, pytest.approx(0.2 + step / 100), 0.1, 0.9] for step in (0, 10, 20)]
@@ -108,7 +108,7 @@ def test_an_empty_run_and_one_that_failed_before_a_step_have_a_page(tmp_path: Pa
     new, lost = told(empty, failed)
     assert (new["state"], new["headline"], new["steps"], new["attempts"]) == ("new", None, [], [])
     assert (lost["state"], lost["problem"]) == ("failed", "model.path: there is no such folder")
-    assert lost["attempts"][0]["todo"].startswith("Trying again gives the same")
+    assert lost["attempts"][0]["advice"][1].startswith("Trying again gives the same")
 
 
 def test_a_run_that_trains_says_what_needs_a_look(tmp_path: Path) -> None:

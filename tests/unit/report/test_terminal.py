@@ -123,8 +123,8 @@ def test_a_run_without_metrics_says_so_and_one_of_sft_shows_its_loss(
     assert "loss/policy: 3.000 (step 1) -> 1.500 (step 2)" in capsys.readouterr().out
 
 
-def drawn(*values: float, marked: bool = False) -> str:
-    return draw_text([Series("reward/mean", tuple(range(len(values))), values, marked=marked)])
+def drawn(*values: float, name: str = "reward/mean") -> str:
+    return draw_text([Series(name, dict(enumerate(values)))])
 
 
 def test_a_rising_curve_goes_from_the_lower_left_to_the_upper_right_without_colours() -> None:
@@ -138,7 +138,7 @@ def test_a_rising_curve_goes_from_the_lower_left_to_the_upper_right_without_colo
 
 
 def test_one_point_a_constant_and_the_means_of_a_long_curve_can_be_drawn() -> None:
-    assert drawn(0.5, marked=True).count("●") == 2  # the point and the legend
+    assert drawn(0.5, name="eval/pass@1").count("●") == 2  # the point and the legend
     assert sum("⠀" < char <= "⣿" for char in drawn(0.5, 0.5, 0.5)) > 50
     flat = drawn(*(0.0, 1.0) * 4000)
     assert sum(any("⠀" < char <= "⣿" for char in line) for line in flat.splitlines() if "│" in line) == 1
