@@ -132,8 +132,8 @@ def sample_config(
 ) -> Config:
     """Return the config that samples the file `prompts` (with the column `prompt`), with the template of a source.
 
-    With `num_played` it plays so many rows of the source in its environment instead. The default source is the first one
-    of data.train. Raises ConfigError where none has that name, or the source has no environment.
+    With `num_played` it plays so many rows of the source in its environment instead. The default source is the first
+    one of data.train. Raises ConfigError where none has that name, or the source has no environment.
     """
     sources = {each.name or key: each for key, each in config.data.sources(for_eval=False)}
     chosen = source or next(iter(sources))

@@ -186,10 +186,11 @@ def test_blows_at_a_run_of_episodes_cost_no_ordinal_and_leave_nothing(
         rollout={"max_new_tokens": 8, "max_policy_lag": 1, "logged_fraction": 0.0},
         grading={"max_failed_fraction": 0.5},
         run={"root": str(small_disk)},
-        train={"total_steps": STEPS_A_BLOW * len(kinds), "lr": 1e-3},
+        train={"total_steps": 2 * STEPS_BETWEEN * len(kinds), "lr": 1e-3},
     )
     scene.wait_for_step(1)
     for kind in kinds:
+        assert not scene.run.is_complete(), f"complete before {kind}: more steps are needed"
         steps, seconds, _ = steps_despite(scene, lambda kind=kind: strike(scene, kind, random.Random(0)))  # type: ignore[misc]
         show(f"{kind}: {steps} steps in {seconds:.0f} s")
     show(completed(scene))
