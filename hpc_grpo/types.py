@@ -210,6 +210,8 @@ class GroupGrades:
     """The environment's reward of each turn; () where there is no environment."""
     shown_prompt: str = ""
     """The prompt that an environment made, where the decoded completions were asked for."""
+    shown_turns: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """What the model was told since its last turn ("" in the first) and what it wrote, for each turn; as above."""
     num_prompt_tokens: int = 0
     num_observed_tokens: tuple[int, ...] = ()
     """Tokens that an environment added after the first prompt."""

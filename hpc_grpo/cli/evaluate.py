@@ -104,6 +104,7 @@ def evaluate(
 @SET
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--source", metavar="NAME", help="Take the template of this source of data.train; default: the first.")
+@click.option("--play", type=click.IntRange(1), metavar="N", help="Play the first N rows in the run's environment.")
 @click.option(
     "--interactive", is_flag=True, help="Take prompts from the terminal, and answer in this process, without engines."
 )
@@ -112,23 +113,26 @@ def sample(
     prompts: tuple[str, ...],
     sets: tuple[str, ...],
     source: str | None,
+    play: int | None,
     interactive: bool,
     folder: Path | None,
     **options: Any,
 ) -> None:
-    """Show what a run's export, or any model, says to each PROMPT.
+    """Show what a run's export, or any model, says to each PROMPT, or what it does in an environment.
 
     A prompt gets the template and the system prompt of training. With --base and --step N: before and after.
     """
-    if interactive == bool(prompts):
-        raise ConfigError("Give prompts to answer, or --interactive for a conversation: one of the two.")
+    if [interactive, bool(prompts), play is not None].count(True) != 1:
+        raise ConfigError(
+            "Give prompts to answer, --interactive for a conversation, or --play N for episodes: one of the three."
+        )
     subject = find_subject(target, options, data=("-",))
 
     def configure(place: RunDir) -> Config:
         file = place.path / "prompts.jsonl"
         if prompts:
             file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-        return sample_config(subject.config, place, subject.first_model, str(file), source)
+        return sample_config(subject.config, place, subject.first_model, str(file), source, play)
 
     if interactive:
         if options["num_samples"] is not None:
@@ -137,7 +141,7 @@ def sample(
         config = configure(RunDir(subject.folder / "chat"))
         converse(with_overrides(config, [*as_overrides(config, options), *sets]), subject.models)
         return
-    eval_dir, code = _evaluate(subject, folder, options, sets, configure, prompts)
+    eval_dir, code = _evaluate(subject, folder, options, sets, configure, prompts, plays=play is not None)
     if code == 0:
         shutil.rmtree(eval_dir.path)
     sys.exit(code)
@@ -248,6 +252,8 @@ def _evaluate(
     overrides: Sequence[str],
     configure: Callable[[RunDir], Config],
     prompts: Sequence[str] = (),
+    *,
+    plays: bool = False,
 ) -> tuple[RunDir, int]:
     """Run an attempt in a new folder, with Ray as for training, and print the answer; return folder and exit code.
 
@@ -266,7 +272,7 @@ def _evaluate(
     except ConfigError:
         shutil.rmtree(folder.path)
         raise
-    EvalRequest(subject.models, prompts).save(folder)
+    EvalRequest(subject.models, prompts, plays).save(folder)
     with redirect_stdout(sys.stderr):
         code = run_attempt(folder, EVAL_DRIVER, comes_back=True)  # to print the answer
     if code == 0:

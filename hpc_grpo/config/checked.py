@@ -24,6 +24,9 @@ _IN_PLAIN_WORDS = {
 }  # fmt: skip
 """Pydantic's types of errors -> what a value must be."""
 
+_OTHER_WORDS = {"max_steps": "max_turns", "max_episode_steps": "max_turns"}
+"""Keys of other systems -> ours, wherever a section has it. Their letters are those of another key."""
+
 Checked = TypeVar("Checked", bound=Section)
 
 
@@ -71,7 +74,8 @@ def _explained(place: _Place, detail: Any) -> str:
     key, value = ".".join(place.keys), "null" if detail["input"] is None else repr(detail["input"])
     if detail["type"] == "extra_forbidden":
         *parents, last = place.keys
-        near, valid = nearest(last, place.valid_below), ", ".join(place.valid)
+        meant = ours if (ours := _OTHER_WORDS.get(last)) in place.valid else last
+        near, valid = nearest(str(meant), place.valid_below), ", ".join(place.valid)
         if place.chosen is None:
             return f"{key}: unknown key{near} Valid here: {valid or 'none'}."
         chosen = "of your own" if place.chosen == OWN else f"= {place.chosen}"
@@ -139,5 +143,6 @@ def _place(section: type[Section], location: Sequence[int | str]) -> _Place:
 
 def _sections(info: FieldInfo) -> list[type[BaseModel]]:
     """List the section classes that a field may hold, anywhere in its type."""
-    held = (info.annotation, *get_args(info.annotation))
+    held = [info.annotation, *get_args(info.annotation)]
+    held += [inner for kind in held[1:] for inner in get_args(kind)]  # Annotated[Section, ...] | None
     return [kind for kind in held if isinstance(kind, type) and issubclass(kind, BaseModel)]

@@ -101,7 +101,9 @@ def _names(config: Config) -> None:
                     )
                 continue
             if config.needs.rewards and not config.rewards_of(source):
-                raise ConfigError("rewards is empty. Name at least one, such as correctness.")
+                raise ConfigError(
+                    f"rewards is empty, and {key} has no environment that gives rewards. Name one, such as correctness."
+                )
             if source.prompt_field is None and source.messages_field is None:
                 raise ConfigError(
                     f"{key}.prompt_field = null is for sources with an environment, which makes the prompt. Name the "

@@ -18,7 +18,7 @@ from hpc_grpo.config.resources import budget_of
 from hpc_grpo.driver.rollouts import GradedGroup, RolloutScheduler
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.split import cost
-from hpc_grpo.metrics.rollouts import rollout_metrics, selection_metrics
+from hpc_grpo.metrics.rollouts import lines_of_turns, rollout_metrics, selection_metrics
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.types import Advantage, GroupGrades, RemoteGroup, TrainSequence
 
@@ -225,7 +225,7 @@ def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterat
 
     Dropped groups have no advantages.
     """
-    grades = group.grades
+    grades, turns = group.grades, lines_of_turns(group.grades)
     for index, text in enumerate(grades.texts):
         yield {
             "ordinal": group.prompt.ordinal,
@@ -243,5 +243,6 @@ def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterat
             "truncated": grades.truncated[index],
             "policy_version": grades.min_policy_versions[index],
             **({"turn_rewards": grades.turn_rewards[index]} if grades.turn_rewards else {}),
+            **({"turns": turns[index]} if turns else {}),
             **({"failure": grades.failures[index]} if any(grades.failures) else {}),
         }

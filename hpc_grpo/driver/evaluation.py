@@ -27,7 +27,7 @@ from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import GradedGroup, check_failures, scene_of
 from hpc_grpo.driver.schedule import Schedule, TrainLength, wait_for_ray
 from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_metrics, paired_differences
-from hpc_grpo.metrics.rollouts import solved
+from hpc_grpo.metrics.rollouts import lines_of_turns, played, solved
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.registry import EVAL_METRICS
 from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, judged_sources, read_request, with_model
@@ -35,7 +35,7 @@ from hpc_grpo.run.files import read_jsonl, when_there_is_space, write_atomic, wr
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
-from hpc_grpo.system.readable import UNKNOWN, table
+from hpc_grpo.system.readable import UNKNOWN, counted, table
 from hpc_grpo.types import GroupRequest, Prompt
 
 _SEED_OFFSET = 1_000_003
@@ -97,6 +97,7 @@ class EvalSets:
                 group.grades.num_completion_tokens,
                 # Not `valid`: a completion masked by rollout.mask_truncated was graded too.
                 is_graded=all(group.grades.is_scored),
+                turns=lines_of_turns(group.grades),
             )
             for group in graded
         ]
@@ -144,7 +145,7 @@ def evaluate(folder: RunDir) -> bool:
             sets = EvalSets(own, inputs[name].eval_streams, workers.rollout_pool())
             results[name], sampled[name] = sets.run(functools.partial(completions_file, folder, name))
         workers.stop()  # the next model's engines and graders need their places
-    if request.prompts:
+    if request.prompts or request.plays:
         answer = shown_completions(folder, request)
     else:
         streams = next(iter(inputs.values())).eval_streams
@@ -199,15 +200,20 @@ def shown_metrics(
 
 
 def shown_completions(folder: RunDir, request: EvalRequest) -> str:
-    """Return the completions as text. With one prompt, model and sample, return the bare text."""
+    """Return the completions, or the episodes: of one prompt, model and sample the bare text."""
     lines = [(model, line) for model in request.models for line in read_jsonl(completions_file(folder, model))]
-    if len(lines) == 1:
+    if len(lines) == 1 and not request.plays:
         return str(lines[0][1]["completion"]).strip()
-    blocks = []
-    for ordinal, prompt in enumerate(request.prompts):
-        given = [f"[{model}] {line['completion'].strip()}" for model, line in lines if line["ordinal"] == ordinal]
-        blocks.append("\n".join([f"> {prompt}", *given]))
-    return "\n\n".join(blocks)
+    blocks: dict[int, list[str]] = {}
+    for model, line in lines:
+        prompt = request.prompts[line["ordinal"]] if request.prompts else line["prompt"].strip()
+        block = blocks.setdefault(line["ordinal"], [f"> {prompt}"])
+        if request.plays:
+            reward = UNKNOWN if line["reward"] is None else f"{line['reward']:g}"
+            block.append(f"[{model}] {counted(len(line['turns']), 'turn')}, reward {reward}\n{played(line['turns'])}")
+        else:
+            block.append(f"[{model}] {line['completion'].strip()}")
+    return "\n\n".join(map("\n".join, blocks.values()))
 
 
 def _cell(metrics: Mapping[str, float], name: str) -> str:
@@ -235,6 +241,7 @@ def _write_completions(path: Path, groups: Sequence[EvalGroup]) -> None:
             "completion": completion,
             "reward": group.rewards[index] if group.is_graded else None,
             "solved": group.solved[index] if group.is_graded else None,
+            **({"turns": group.turns[index]} if group.turns else {}),
         }
         for ordinal, group in enumerate(groups)
         for index, completion in enumerate(group.completions)

@@ -20,6 +20,7 @@ when the last environment has answered. So a resumed run forms the same batches,
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -130,7 +131,7 @@ class _Stage:
         scene = request.scene
         assert scene is not None
         turns: list[Turn] = []
-        metrics: dict[str, float] = {}
+        metrics = {"env_s": 0.0}
         session = None
         try:
             session, answer = await self._workers.reset(scene.row, scene.seed)
@@ -150,7 +151,9 @@ class _Stage:
                     return Episode(tuple(turns), "length", metrics=metrics)
                 completion = await ask(_completion_request(request, index, conversation.prompt, len(turns), left))
                 sampled = completion.token_ids.tolist()
+                begun = time.monotonic()
                 answer = await session.step(conversation.text_of(sampled))
+                metrics["env_s"] += time.monotonic() - begun
                 turns.append(_turn(context.token_ids, completion, answer.reward, starts_anew=context.starts_anew))
                 metrics |= {name: metrics.get(name, 0.0) + value for name, value in answer.metrics.items()}
                 if answer.done or len(turns) == self._environment.max_turns:

@@ -83,7 +83,7 @@ class Dialogue:
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation:
         """Begin an episode. Raises ValueError for messages that the template or the tokenizer refuses.
 
-        Raises ConfigError where the template cannot show the model its tools.
+        Raises ConfigError for tools under `plain`.
         """
         if not messages:
             raise ValueError("an episode begins with a message, and the environment gave none")
@@ -96,15 +96,9 @@ class Dialogue:
                     "message, and leave its `tools` empty."
                 )
         asked = opening(self.style, asked)
-        if tools and (complaint := self.complaint("tool")):
-            raise ConfigError(
-                f"{complaint} Or describe the tools in the environment's first message, leave its `tools` empty, and "
-                f"answer with the role user."
-            )
         shown = [self.pieces.hide_in(tool) for tool in tools]
         if shown and self.render(asked, shown) == self.render(asked, []):
-            asked, shown = _with_tools(asked, shown), []
-            self._render_as("system", asked)
+            asked, shown = self._with_system(_with_tools(asked, shown)), []
         return Conversation(self, asked, shown)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -112,6 +106,28 @@ class Dialogue:
         if self.is_plain:
             return "".join(message["content"] for message in messages)
         return render_chat(self.tokenizer, self.style, messages, **({"tools": tools} if tools else {}))
+
+    def _with_system(self, messages: list[Message]) -> list[Message]:
+        """Return the messages; where the template refuses the system's, it is put before the next one."""
+        try:
+            self.render(messages)
+        except ChatTemplateError:
+            first, *others = messages
+            if others:
+                return [{**others[0], "content": f"{first['content']}\n\n{others[0]['content']}"}, *others[1:]]
+        return messages
+
+    def told(self, messages: Sequence[Message]) -> list[Message]:
+        """Return what an environment tells: where the template has no role tool, as one message of the user."""
+        if not (any(message["role"] == "tool" for message in messages) and self.complaint("tool")):
+            return list(messages)
+        texts = [
+            f"<tool_response>\n{message['content']}\n</tool_response>"
+            if message["role"] == "tool"
+            else message["content"]
+            for message in messages
+        ]
+        return [{"role": "user", "content": "\n".join(texts)}]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a whole prompt: the ids of `PromptTemplate`, unless control text is hidden in it."""
@@ -190,6 +206,7 @@ class Conversation:
         """
         sampled, pieces = [int(token) for token in sampled], self._dialogue.pieces
         answer = pieces.hide_written(self.text_of(sampled), self._without_end(sampled))
+        messages = self._dialogue.told(messages)
         told = pieces.hide(messages)
         for complaint in filter(None, (self._dialogue.complaint(message["role"]) for message in messages)):
             raise ChatTemplateError(complaint)

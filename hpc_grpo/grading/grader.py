@@ -7,7 +7,7 @@ Runs in a Ray actor, one on each node with engines, and grades many groups at on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hpc_grpo.config import Config
@@ -110,6 +110,7 @@ class Grader:
             over_budget=outcome.over_budget,
             turn_rewards=turn_rewards,
             shown_prompt=self._decode(prompt_ids, hides=False) if is_shown else "",
+            shown_turns=tuple(tuple(self._shown(episode)) for episode in episodes) if is_shown else (),
             num_prompt_tokens=len(prompt_ids),
             num_observed_tokens=tuple(sum(len(turn.context_ids) for turn in episode.turns[1:]) for episode in episodes),
             num_sequences=tuple(episode.num_sequences for episode in episodes),
@@ -122,6 +123,11 @@ class Grader:
         """
         ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.completion.token_ids.tolist())]
         return self._decode(ids[len(turns[0].context_ids) :] if turns else [], hides=len(turns) == 1)
+
+    def _shown(self, episode: Episode) -> Iterator[tuple[str, str]]:
+        for number, turn in enumerate(episode.turns):
+            told = self._decode(turn.context_ids.tolist(), hides=True).strip() if number else ""
+            yield told, self._decode(turn.completion.token_ids.tolist(), hides=True)
 
     def _decode(self, ids: Sequence[int], *, hides: bool) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=hides, clean_up_tokenization_spaces=False))

@@ -39,6 +39,8 @@ class EvalGroup:
     solved: tuple[bool, ...]
     num_tokens: tuple[int, ...]
     is_graded: bool = True
+    turns: Sequence[Sequence[Mapping[str, Any]]] = ()
+    """Those of each episode, as files of rollouts have them; () without an environment."""
 
 
 EvalMetric = Callable[[Sequence[EvalGroup]], Mapping[str, float]]

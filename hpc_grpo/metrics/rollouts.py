@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
+from typing import Any
 
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.types import Episode, GroupGrades
@@ -64,6 +65,32 @@ def rollout_metrics(
         metrics |= {f"{name}/{source}": value for name, value in _quality(own, judged_by).items()}
         metrics[f"data/prompts/{source}"] = float(len(own))
     return metrics
+
+
+def lines_of_turns(grades: GroupGrades) -> list[list[dict[str, Any]]]:
+    """Describe the turns of each rollout, as files of rollouts have them; [] where no environment's texts are kept."""
+    return [
+        [
+            {"observation": told, "text": written, "reward": reward}
+            for (told, written), reward in zip(turns, rewards, strict=True)
+        ]
+        for turns, rewards in zip(grades.shown_turns, grades.turn_rewards, strict=bool(grades.shown_turns))
+    ]
+
+
+def played(turns: Sequence[Mapping[str, Any]]) -> str:
+    """Return an episode, as files of rollouts have it, for a terminal.
+
+    >>> print(played([{"text": "5", "reward": 0}, {"observation": "No.", "text": "7", "reward": 1.0}]))
+    [turn 1, reward 0] 5
+    [environment] No.
+    [turn 2, reward 1] 7
+    """
+    lines = []
+    for number, turn in enumerate(turns, 1):
+        lines += [f"[environment] {turn['observation']}"] if number > 1 else []
+        lines.append(f"[turn {number}, reward {turn['reward']:g}] {turn['text'].strip()}")
+    return "\n".join(lines)
 
 
 def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:

@@ -25,6 +25,7 @@ from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
 from hpc_grpo.episodes.builtin import check_built_in
+from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment import filtered, job_environ
 from hpc_grpo.launch.freeze import refuse_secrets, working_dir
@@ -41,7 +42,7 @@ from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_m
 from hpc_grpo.types import GIB
 from hpc_grpo.weights.contract import refuse_experts, refuse_images
 
-MODEL, DATA, INPUTS, DISK = "model", "data", "inputs", "disk"
+MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "environments"
 """Checks of the doctor."""
 _MAX_CHECKED_ROWS = 200_000
 """A second or two: a login node is everybody's."""
@@ -94,6 +95,7 @@ def input_findings(context: Context) -> list[Finding]:
         MODEL: model_finding,
         DATA: data_finding,
         INPUTS: other_inputs_finding,
+        ENVIRONMENTS: environments_finding,
         DISK: disk_finding,
     }
     config = context.config
@@ -139,6 +141,25 @@ def other_inputs_finding(config: Config, context: Context) -> Finding:
     errors = [says for key, says in missing_inputs(config, Path.cwd()) if not key.startswith(("model.", "data."))]
     errors += map(str, refusals(config, context.environ, only=INPUTS))
     return failure(INPUTS, "\n".join(errors), "correct what it names") if errors else ok(INPUTS, "nothing is missing")
+
+
+def environments_finding(config: Config, context: Context) -> Finding:
+    """Begin an episode of each environment with the first row of its source, and end it."""
+    if not config.environments:
+        return skipped(ENVIRONMENTS, "the run has none")
+    if not _has_this_python(config.launch):
+        return skipped(ENVIRONMENTS, "the job has another Python")
+    if data_finding(config, context).status != "ok":
+        return skipped(ENVIRONMENTS, "first mend: data")
+    errors = []
+    for key, (source, environment) in config.environments.items():
+        try:
+            first_answer(key, environment, json.loads(json.dumps(next(iter(read_items(source)), {}))))
+        except ConfigError as error:
+            errors.append(str(error))
+    began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))
+    fix = "mend the environment, environment.args or the row"
+    return failure(ENVIRONMENTS, "\n".join(errors), fix) if errors else ok(ENVIRONMENTS, f"{began}: an episode began")
 
 
 def disk_finding(config: Config, context: Context) -> Finding:
@@ -198,10 +219,13 @@ def refuse_missing_python(launch: LaunchConfig) -> None:
 
 def refuse_wrong_environments(config: Config) -> None:
     """Raise ConfigError for a built-in environment that this Python cannot make, where the job has the same Python."""
-    launch = config.launch
-    if launch.python is None and launch.container is None and launch.stage.environment is None:
+    if _has_this_python(config.launch):
         for _, environment in config.environments.values():
             check_built_in(environment)
+
+
+def _has_this_python(launch: LaunchConfig) -> bool:
+    return launch.python is None and launch.container is None and launch.stage.environment is None
 
 
 def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
@@ -344,8 +368,7 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
             yield key, f"{key} = {name}: there is no {place}"
     launch = config.launch
     python_path = filtered(os.environ, launch.pass_env, launch.env).get("PYTHONPATH", "")
-    is_own_python = launch.python is None and launch.container is None and launch.stage.environment is None
-    if is_own_python and "$" not in python_path:
+    if _has_this_python(launch) and "$" not in python_path:
         folders = [str(working_dir / each) for each in ("", *python_path.split(os.pathsep))]
         made = {item.key: item.name for item in _items(config, working_dir) if names_function(item.name)}
         for key, name in (_functions(config) | made).items():

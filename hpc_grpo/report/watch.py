@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.metrics.record import REWARD
+from hpc_grpo.metrics.rollouts import played
 from hpc_grpo.report.logs import tail
 from hpc_grpo.report.status import SILENT_S, RunRecords, RunSummary, is_over, read_records, summarize
 from hpc_grpo.run.paths import RunDir
@@ -25,7 +26,7 @@ _SHOWN_ROLLOUTS = 5
 _FRAME_LINES = 2
 _READ_BYTES = 1 << 18
 _LIMITS = {
-    "tokens/truncated_fraction": (0.5, "half of the completions or more are cut off: rollout.max_new_tokens"),
+    "tokens/truncated_fraction": (0.5, "half of the completions or more are cut off: {limits}"),
     "reward/zero_variance_fraction": (
         0.9, "hardly a group has rewards that differ: nothing is learned from the others"
     ),
@@ -33,6 +34,8 @@ _LIMITS = {
     "mismatch/logprob_abs_diff_mean": (0.1, "engines and learner disagree by 0.1 nats a token or more"),
 }  # fmt: skip
 """By metric: the value from which on it deserves a look, and what is said."""
+_CUTS = "rollout.max_new_tokens"
+_EPISODE_CUTS = f"environment.max_turns, environment.max_tokens, {_CUTS}"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def snapshot(run: RunDir) -> Snapshot:
     return Snapshot(
         summary,
         [_step_line(values) for values in steps],
-        [f"{decimal(number_or_none(own.get('reward')))}  {one_line(str(own['completion']), 200)}" for own in rollouts],
+        [f"{decimal(number_or_none(own.get('reward')))}  {one_line(_text(own), 200)}" for own in rollouts],
         find_alerts(records, summary, steps[-1] if steps else {}),
         is_over(records, now),
     )
@@ -75,7 +78,13 @@ def find_alerts(records: RunRecords, summary: RunSummary, last: Mapping[str, Any
         alerts.append("no further job waits: when this one ends, hpc-grpo resume RUN carries on")
     if summary.slow_node is not None:
         alerts.append(summary.slow_node)
-    return alerts + [text for name, (limit, text) in _LIMITS.items() if (last.get(name) or 0.0) >= limit]
+    limits = _EPISODE_CUTS if "episode/turns" in last else _CUTS
+    found = (text for name, (most, text) in _LIMITS.items() if (last.get(name) or 0.0) >= most)
+    return alerts + [text.format(limits=limits) for text in found]
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return played(line["turns"]) if line.get("turns") else str(line["completion"])
 
 
 def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:

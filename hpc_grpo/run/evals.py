@@ -41,10 +41,14 @@ _NO_JUDGEMENT: dict[str, Any] = {"name": "length", "args": {"most": _MANY, "unit
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """`models` maps labels to folders or names. With `prompts`, the eval returns their completions and no metrics."""
+    """`models` maps labels to folders or names.
+
+    With `prompts`, the eval returns their completions and no metrics. With `plays`, it returns episodes.
+    """
 
     models: Mapping[str, str]
     prompts: Sequence[str] = ()
+    plays: bool = False
 
     def save(self, folder: RunDir) -> None:
         write_json_atomic(folder.path / REQUEST, asdict(self))
@@ -123,25 +127,35 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     return Config.model_validate(values)
 
 
-def sample_config(config: Config, folder: RunDir, model: str, prompts: str, source: str | None) -> Config:
+def sample_config(
+    config: Config, folder: RunDir, model: str, prompts: str, source: str | None, num_played: int | None = None
+) -> Config:
     """Return the config that samples the file `prompts` (with the column `prompt`), with the template of a source.
 
-    The default source is the first of data.train. Raises ConfigError if no source has the given name.
+    With `num_played`, play so many rows of the source in its environment instead. The default source is the first of
+    data.train. Raises ConfigError if no source has the given name, or the source has no environment.
     """
     sources = {each.name or key: each for key, each in config.data.sources(for_eval=False)}
     chosen = source or next(iter(sources))
     if chosen not in sources:
         raise ConfigError(f"--source = {source!r} must be the name of a source of data.train: {', '.join(sources)}.")
-    fields = {
-        "prompt_field": "prompt",
-        "answer_field": None,
-        "messages_field": None,
-        "rewards": None,
-        "environment": None,
-    }
-    asked = {**_keys_for_others(sources[chosen]), "path": prompts, **fields}
+    if num_played is not None:
+        if (sources[chosen].environment or config.environment) is None:
+            raise ConfigError(f"--play = {num_played}: {chosen} has no environment. Give prompts instead.")
+        rows = sources[chosen].model_dump(mode="json", exclude={"weight", "count"})
+        asked = {**rows, "max_items": num_played}
+    else:
+        fields = {
+            "prompt_field": "prompt",
+            "answer_field": None,
+            "messages_field": None,
+            "rewards": None,
+            "environment": None,
+        }
+        asked = {**_keys_for_others(sources[chosen]), "path": prompts, **fields}
     values = eval_config(config, folder, model, [asked]).model_dump(mode="json")
-    values["rewards"], values["environment"] = [_NO_JUDGEMENT], None
+    if num_played is None:
+        values["rewards"], values["environment"] = [_NO_JUDGEMENT], None
     values["eval"] |= {"reward": None, "pass_k": [1], "num_samples": 1, "metrics": []}
     values["eval"] |= {"temperature": config.rollout.temperature, "top_p": config.rollout.top_p}
     return Config.model_validate(values)

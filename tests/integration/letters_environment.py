@@ -12,11 +12,12 @@ from hpc_grpo import Turn
 class Letters:
     """Rewards each message by its share of letters, and answers with how many letters it had.
 
-    `delay_s` makes each turn take so long. Its process leaves a file with its number in the folder `pids`.
+    `delay_s` makes each turn take so long. Its process leaves a file with its number in the folder `pids`. Whoever
+    finds the file `hang` removes it, and hangs.
     """
 
-    def __init__(self, delay_s: float = 0.0, pids: str | None = None) -> None:
-        self._delay_s = delay_s
+    def __init__(self, delay_s: float = 0.0, pids: str | None = None, hang: str | None = None) -> None:
+        self._delay_s, self._hang = delay_s, hang
         if pids is not None:
             Path(pids).mkdir(exist_ok=True)
             (Path(pids) / str(os.getpid())).touch()
@@ -26,5 +27,8 @@ class Letters:
 
     def step(self, message):
         time.sleep(self._delay_s)
+        if self._hang is not None and Path(self._hang).exists():
+            Path(self._hang).unlink(missing_ok=True)
+            time.sleep(3600.0)
         letters = sum(char.isalpha() for char in message)
         return Turn(f"\n{letters % 10}\n", reward=letters / max(len(message), 1), metrics={"letters": letters})

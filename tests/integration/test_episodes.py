@@ -9,15 +9,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
 
+from hpc_grpo.demo.model import write_model
+from hpc_grpo.learner.record import read_batches
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.kill_resume import differing_weights
 from tests.integration.mismatch import TOLERANCE
-from tests.integration.training_runs import HERE, PAUSING, Attempt, complete_in_cluster, metrics_of, tiny_config
+from tests.integration.training_runs import (
+    HERE,
+    LONG,
+    PAUSING,
+    Attempt,
+    complete_in_cluster,
+    metrics_of,
+    tiny_config,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -66,6 +80,9 @@ def test_a_killed_run_of_episodes_ends_with_the_same_bits(workspace: Path, clust
     assert all(
         len(line["turn_rewards"]) == 3 and line["reward"] == pytest.approx(sum(line["turn_rewards"])) for line in lines
     )
+    for line in lines:
+        assert [turn["reward"] for turn in line["turns"]] == line["turn_rewards"]
+        assert [turn["observation"].isdigit() for turn in line["turns"]] == [False, True, True]
     config = config_of(workspace, "episodes-killed")
     with Attempt.in_cluster(cluster, config, PAUSING) as killed:
         killed.wait_for_step(STEPS // 2 + 1)
@@ -113,3 +130,72 @@ def test_agents_of_another_python_train_and_killed_ones_cost_no_ordinal(
     assert [values["episode/turns"] for values in metrics.values()] == [3.0] * STEPS
     assert sum(values["episode/failed_fraction"] for values in metrics.values()) == 0.0
     assert [int(path.name) for path in pids.iterdir() if psutil.pid_exists(int(path.name))] == []
+
+
+def test_each_token_of_an_episode_has_the_version_of_the_weights_that_sampled_it(
+    workspace: Path, cluster: dict[str, str]
+) -> None:
+    """Publishes come in mid-episode; `turns` compares the turns of a group."""
+    config = config_of(workspace, "published", lag=2, delay_s=0.03)
+    sections: dict[str, Any] = {
+        "loss": {"advantage": "turns"},
+        "checkpoint": {"keep_batches": STEPS, "export_every": 1},
+    }
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | sections))
+    run = complete_in_cluster(cluster, config)
+    check(run)
+    models = {0: workspace / "tied", **{step: run.export(step) for step in range(1, STEPS)}}
+    policies = {version: AutoModelForCausalLM.from_pretrained(path) for version, path in models.items()}
+    num_versions, num_advantages = [], []
+    for step in range(1, STEPS + 1):
+        [minibatch], _ = read_batches(run.batches(step))
+        for sequence in minibatch.sequences:
+            versions = sequence.policy_versions[sequence.loss_mask]
+            assert (np.diff(versions) >= 0).all(), "no turn goes back to older weights"
+            num_versions.append(len(set(versions.tolist())))
+            num_advantages.append(len(set(sequence.advantages[sequence.loss_mask].tolist())))
+            for version in set(versions.tolist()):
+                of_version = sequence.loss_mask & (sequence.policy_versions == version)
+                ids = torch.tensor(sequence.token_ids, dtype=torch.long)
+                with torch.no_grad():
+                    logits = policies[version](ids[None]).logits[0, :-1]
+                logprobs = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
+                apart = np.abs(logprobs - sequence.engine_logprobs[1:])[of_version[1:]]
+                assert apart.max() < TOLERANCE, (step, version)
+    assert max(num_versions) > 1, "no publish came in mid-episode"
+    assert max(num_advantages) == 3, "each turn has an advantage of its own"
+
+
+def test_a_critic_learns_from_games_and_tasks_with_a_second_try(workspace: Path, cluster: dict[str, str]) -> None:
+    write_model(workspace / "long", LONG, seed=0)
+    games = {"name": "textarena:GuessTheNumber-v0", "max_turns": 3, "max_tokens": 300}
+    tasks = {"name": "reasoning_gym:simple_equations", "args": {"partial": True}, "max_turns": 3, "max_tokens": 300}
+    rows = {"path": str(workspace / "train.jsonl"), "prompt_field": None, "answer_field": None}
+    made = {"path": "reasoning_gym:simple_equations", "args": {"size": 50, "seed": 0}}
+    config = tiny_config(
+        workspace,
+        "ppo-games",
+        "long",
+        task={"name": "ppo"},
+        data={
+            "train": {
+                "mix": [
+                    {**rows, "name": "games", "environment": games},
+                    {**made, "environment": tasks},
+                    {"path": rows["path"], "name": "letters", "environment": ENVIRONMENT},
+                ]
+            },
+            "eval": None,
+            "max_prompt_tokens": 640,
+        },
+        rewards=[],
+        eval={"every": None, "reward": None},
+        rollout={"max_new_tokens": 16},
+        train={"total_steps": STEPS, "max_tokens_per_microbatch": 2048},
+    )
+    metrics = check(complete_in_cluster(cluster, config))
+    assert all(values["episode/failed_fraction"] == 0.0 for values in metrics.values())
+    assert all(values["critic/loss"] > 0.0 < values["grad_norm"] for values in metrics.values())
+    assert {name for values in metrics.values() for name in values if name.startswith("episode/turns/")} == {
+        f"episode/turns/{name}" for name in ("games", "letters", "simple_equations")
+    }

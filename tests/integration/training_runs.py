@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ ENGINE_DEADLINE_S = 900.0
 
 _POLL_S = 0.02
 _TINY = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
+LONG = replace(_TINY, max_tokens=1024)
 
 
 def write_workspace(folder: Path) -> Path:

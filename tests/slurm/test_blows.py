@@ -1,4 +1,7 @@
-"""Random blows at a chained run on two nodes, fifty in three seeds; twenty minutes a seed. BLOWS=10 strikes fewer."""
+"""Blows at a chained run on two nodes: random ones, fifty in three seeds, and those that a run of episodes meets.
+
+Twenty minutes a seed. BLOWS=10 strikes fewer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.slurm.scene import DEADLINE_S, HEAD, SUPERVISOR, Scene, full
+from tests.integration.training_runs import HERE, metrics_of
+from tests.slurm.scene import DEADLINE_S, HEAD, SUPERVISOR, WORKER, Scene, full
 from tests.slurm.small_runs import SmallRun
 
 if TYPE_CHECKING:
@@ -37,6 +41,15 @@ _LIST = (
     "from node_state import members, title_of\n"
     "for process in members(sys.argv[1]):\n    print(process.pid, title_of(process))"
 )
+
+OF_EPISODES = {
+    "environment killed": (WORKER, "KILL", r".*hpc_grpo\.episodes\.host"),
+    "environment stopped": (HEAD, "STOP", r".*hpc_grpo\.episodes\.host"),
+    "engine killed": (WORKER, "KILL", "ray::Engine"),
+    "driver killed": (HEAD, "KILL", r"\S*python\S* (\S+/source )?-m hpc_grpo.driver.main"),
+    "SIGTERM": (HEAD, "TERM", SUPERVISOR),
+}
+"""Where which signal goes to one process of which title."""
 
 
 def processes(cluster: SlurmCluster, job: str) -> list[tuple[str, str, str]]:
@@ -78,6 +91,15 @@ def strike(scene: Scene, kind: str, chance: random.Random) -> str:
         case "disk at start":
             with full(disk, CUT_OFF_S):
                 signal_supervisor("KILL")
+        case "tool hangs":
+            (disk / "hang").touch()
+            cluster.wait_until(lambda: not (disk / "hang").exists(), DEADLINE_S, "a turn hangs")
+        case _ if kind in OF_EPISODES:
+            on, name, title = OF_EPISODES[kind]
+            cluster.output(["kill", f"-{name}", scene.pids(on, title)[0]], on=on)
+        case "two at once":
+            strike(scene, "environment killed", chance)
+            strike(scene, "engine killed", chance)
         case "bad node":
             (disk / f"bad-{HEAD}").touch()
             signal_supervisor("KILL")
@@ -126,12 +148,51 @@ def test_random_blows_cost_no_step_and_leave_nothing(
         num_steps, seconds, blow = steps_despite(scene, lambda kind=kind: f"{kind} of {strike(scene, kind, chance)}")  # type: ignore[misc]
         lost_s.append(max(0.0, seconds - num_steps * step_s))
         show(f"seed {seed}, blow {number}, {blow}: {lost_s[-1]:.0f} s lost")
+    show(f"seed {seed}: {completed(scene)}, {sum(lost_s) / len(lost_s):.0f} s lost a blow")
+
+
+def completed(scene: Scene) -> str:
+    """See that the run completes, with a sound ledger, and that its jobs leave nothing; say what it took."""
     outcome = scene.see_it_through()
-    show(
-        f"seed {seed}: {outcome.state}, {outcome.num_attempts} jobs, {outcome.num_restarts} restarts, "
-        f"{outcome.lost_steps} steps trained twice, {sum(lost_s) / len(lost_s):.0f} s lost a blow"
-    )
-    assert outcome.state == "complete"
+    assert outcome.state == "complete", outcome
     for job in scene.jobs:
-        for name, left in SmallRun(slurm_cluster, scene.run, int(job)).node_states().items():
+        for name, left in SmallRun(scene.cluster, scene.run, int(job)).node_states().items():
             assert (left.processes, left.folders, left.shared_memory) == ([], [], []), f"left of job {job} on {name}"
+    return (
+        f"{outcome.state}, {outcome.num_attempts} jobs, {outcome.num_restarts} restarts, {outcome.lost_steps} steps "
+        f"trained twice"
+    )
+
+
+def test_blows_at_a_run_of_episodes_cost_no_ordinal_and_leave_nothing(
+    slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Path, show: Callable[[str], None]
+) -> None:
+    kinds = [*OF_EPISODES, "tool hangs", "two at once", "disk", "node"]
+    args = {"delay_s": 0.05, "hang": str(small_disk / "hang")}
+    scene = Scene.submit_run(
+        slurm_cluster,
+        tmp_path,
+        num_nodes=2,
+        environment={
+            "name": f"{HERE / 'letters_environment.py'}:Letters",
+            "args": args,
+            "max_turns": 3,
+            "max_tokens": 40,
+            "timeout_s": 5,
+            "num_workers": 1,
+        },
+        rewards=[],
+        eval={"every": None},
+        rollout={"max_new_tokens": 8, "max_policy_lag": 1, "logged_fraction": 0.0},
+        grading={"max_failed_fraction": 0.5},
+        run={"root": str(small_disk)},
+        train={"total_steps": 2 * STEPS_BETWEEN * len(kinds), "lr": 1e-3},
+    )
+    scene.wait_for_step(1)
+    for kind in kinds:
+        assert not scene.run.is_complete(), f"complete before {kind}: more steps are needed"
+        steps, seconds, _ = steps_despite(scene, lambda kind=kind: strike(scene, kind, random.Random(0)))  # type: ignore[misc]
+        show(f"{kind}: {steps} steps in {seconds:.0f} s")
+    show(completed(scene))
+    failed = sum(values["episode/failed_fraction"] for values in metrics_of(scene.run).values()) * 24
+    assert failed == pytest.approx(1.0), "the turn that hung masks its own episode, and nothing else"

@@ -140,6 +140,19 @@ def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, start
     assert not started.folders[0].path.exists()
 
 
+def test_a_sample_plays_rows_of_the_data_in_the_runs_environment(run: RunDir, started: Started) -> None:
+    words = [f"run.root={run.path.parent}", "run.name=p", "model.path=org/m", "data.train.path=org/rows"]
+    words += ["environment={name: guess.py:Guess, max_turns: 3}", "rewards=[]"]
+    other = freeze(load_config("local/debug", words), [], []).run
+    other.export(1).mkdir(parents=True)
+    done = call("sample", str(other.path), "--play", "2", "--num", "3")
+    assert done.exit_code == 0, done.output
+    ((_, source),) = started.config.data.sources(for_eval=True)
+    assert (source.path, source.max_items, started.config.eval.num_samples) == ("org/rows", 2, 3)
+    assert started.config.environment is not None
+    assert (started.config.environment.max_turns, started.request.plays, started.request.prompts) == (3, True, [])
+
+
 def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: RunDir, started: Started) -> None:
     started.exit_code = EXIT_CONFIG
     done = call("sample", str(run.path), "Hi")
@@ -158,8 +171,10 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
         (["eval", "MODEL", "--base", "--data", "org/d"], "--step and --base go with a RUN"),
         (["eval", "RUN", "--data", "d.jsonl"], "--data = d.jsonl: there is no /"),
         (["eval", "RUN", "nothing"], "RUN = 'nothing' must be a run directory"),
-        (["sample", "RUN"], "Give prompts to answer, or --interactive for a conversation: one of the two."),
-        (["sample", "RUN", "Hi", "--interactive"], "Give prompts to answer, or --interactive"),
+        (["sample", "RUN"], "Give prompts to answer, --interactive for a conversation, or --play N"),
+        (["sample", "RUN", "Hi", "--interactive"], "Give prompts to answer, --interactive"),
+        (["sample", "RUN", "Hi", "--play", "2"], "or --play N for episodes: one of the three."),
+        (["sample", "RUN", "--play", "2"], "--play = 2: data.train has no environment. Give prompts instead."),
         (["sample", "RUN", "--interactive", "--num", "2"], "--num is about prompts on the command line"),
         (["eval", "RUN", "--pass-k", "9"], "eval.pass_k = [9]: every k must be at most eval.num_samples = 4"),
         (["eval", "RUN", "--max-items", "9"], "--max-items = 9 is about --data"),

@@ -42,6 +42,10 @@ def test_a_source_of_a_mix_has_an_environment_of_its_own_and_the_rewards_of_the_
         ({"environment": {"name": "tools", "tools": ["calculator"]}, "rewards": []}, "tools, which gives no reward"),
         ({"data": {"train": {"path": "a", "prompt_field": None}}}, "is for sources with an environment"),
         ({"environment": {"name": "tols"}}, "did you mean 'tools'?"),
+        (
+            {"data": {"train": {"path": "a", "environment": PLAYED}, "eval": {"path": "e"}}, "rewards": []},
+            "data.eval has no environment",
+        ),
     ],
 )
 def test_what_cannot_be_played_is_refused(sections: dict[str, Any], told: str) -> None:

@@ -87,6 +87,7 @@ def test_an_error_says_what_a_value_must_be(minimal: Path, override: str, says: 
         ("launch.slurm.partion=x", "did you mean 'partition'?"),
         ("data.eval={path: x, max_item: 3}", "did you mean 'max_items'?"),
         ("rewards=[{name: correctness, wieght: 2}]", "rewards.0.wieght: unknown key; did you mean 'weight'?"),
+        ("environment={name: g.py:G, max_steps: 3}", "environment.max_steps: unknown key; did you mean 'max_turns'?"),
         ("rolout.group_size=4", "did you mean 'rollout'?"),
     ],
 )

@@ -229,5 +229,17 @@ def test_one_completion_is_shown_bare_and_several_by_prompt_and_model(tmp_path: 
     assert shown_completions(folder, read_request(folder)).startswith("> 7*8?\n[base] 54\n[step_8] 56")
 
 
+def test_an_episode_is_shown_turn_by_turn_with_what_it_earned(tmp_path: Path) -> None:
+    folder = new_eval_dir(tmp_path / "evals")
+    first, second = {"observation": "", "text": "5\n", "reward": 0.0}, {"observation": "No.", "text": "7", "reward": 1}
+    file = completions_file(folder, "base")
+    file.parent.mkdir(parents=True)
+    line = {"ordinal": 0, "prompt": "Guess.\n", "completion": "", "reward": 1.0, "turns": [first, second]}
+    file.write_text(json.dumps(line) + "\n")
+    assert shown_completions(folder, EvalRequest({"base": "m"}, plays=True)) == (
+        "> Guess.\n[base] 2 turns, reward 1\n[turn 1, reward 0] 5\n[environment] No.\n[turn 2, reward 1] 7"
+    )
+
+
 def test_each_eval_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert [new_eval_dir(tmp_path / "evals").path.name for _ in range(3)] == ["1", "2", "3"]

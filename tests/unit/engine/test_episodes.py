@@ -138,7 +138,8 @@ def test_done_ends_an_episode_well_with_the_metrics_of_all_turns(tokenizer: Any)
     request = GroupRequest(0, (), (7,), SAMPLING, scene=scene(what="a number"))
     episode = only(play(make_config("Guess"), engine, request))
     assert (episode.finish_reason, episode.turns[-1].reward) == ("stop", 1.0)
-    assert episode.metrics == {"guesses": len(episode.turns)}
+    assert episode.metrics["guesses"] == len(episode.turns)
+    assert episode.metrics["env_s"] > 0.0
 
 
 def test_a_synchronous_run_queues_a_turn_of_all_episodes_at_once_in_their_order(tokenizer: Any) -> None:

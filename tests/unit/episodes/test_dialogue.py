@@ -501,22 +501,21 @@ def test_a_template_that_cannot_be_played_with_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "phi3"])
-def test_a_role_that_the_template_does_not_show_is_refused(name: str) -> None:
-    conversation = made(name)[2].begin([user("1+1?")])
-    before = conversation.prompt
-    with pytest.raises(ValueError, match="role tool"):
-        conversation.go_on([65], [user("2", "tool")])
-    assert conversation.prompt == before
-    conversation.go_on([65], [user("2")])
-    with pytest.raises(ConfigError, match=r"role tool.* Or describe the tools in the environment's first message"):
-        made(name)[2].begin([user("1+1?")], [TOOL])
+def test_where_a_template_has_no_role_tool_the_user_tells_what_tools_answer(name: str) -> None:
+    tokenizer, _, dialogue = made(name)
+    conversation, other = (dialogue.begin([user("1+1?")], [TOOL]) for _ in range(2))
+    begun = text_of(tokenizer, conversation.prompt)
+    assert '"name": "calc"' in begun
+    assert begun.index("</tool_call>") < begun.index("1+1?")
+    context = conversation.go_on([65], [user("2", "tool"), user("<end_of_turn>", "tool")])
+    both = "<tool_response>\n2\n</tool_response>\n<tool_response>\n<end_of_turn>\n</tool_response>"
+    assert context == other.go_on([65], [user(both)])
+    assert not context.starts_anew
+    with pytest.raises(ValueError, match="role critic"):
+        conversation.go_on([65], [user("2", "critic")])
 
 
 def test_tools_that_cannot_be_shown_are_refused() -> None:
-    shows_tools_alone = "{{ raise_exception('no') if messages[0].role == 'system' }}" + CHATML
-    tokenizer = tokenizer_of(shows_tools_alone, "<|im_end|>")
-    with pytest.raises(ConfigError, match="role system"):
-        Dialogue(tokenizer, PromptStyle(**CHAT)).begin([user("1+1?")], [TOOL])
     with pytest.raises(ConfigError, match=r"tools needs data.template = chat"):
         made("chatml", template="plain")[2].begin([user("1+1?")], [TOOL])
 

@@ -65,14 +65,36 @@ LLAMA = {"name": "add", "parameters": {"a": 1}}
         f"```json\n{json.dumps(ADD)}\n```",
         f"[TOOL_CALLS] [{json.dumps(ADD)}]",
         json.dumps(ADD | {"arguments": json.dumps(ADD["arguments"])}),
+        "[add(a=1)]",
+        "<|python_start|>[add(a=1)]<|python_end|>",
+        "I add.\n<function_calls>\nadd(a=1)\n</function_calls>",
     ],
 )
-def test_a_call_is_read_as_hermes_qwen_llama_and_mistral_write_it(text):
+def test_a_call_is_read_as_families_of_models_write_it(text):
     assert read(text) == [("add", {"a": 1})]
 
 
+def test_values_of_a_call_in_xml_have_the_types_of_the_tools_parameters():
+    environment = tools_of(f"{FILE}:lookup", "calculator")
+    message = (
+        "<tool_call>\n<function=lookup>\n<parameter=key>\n7\n</parameter>\n<parameter=times>\n2\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call><function=calculator><parameter=expression>6*7</parameter></function>"
+    )
+    assert answers(environment, message) == [["7!7!", "42"]]
+
+
 @pytest.mark.parametrize(
-    "text", ["The answer is 5.", '{"answer": 5}', '{"name": "Bob", "age": 3}', "Let x be {a, b}.", "", "{" * 5000]
+    "text",
+    [
+        "[see(page 3)] The answer is 5.",
+        "[f(x) = 2]",
+        "The answer is 5.",
+        '{"answer": 5}',
+        '{"name": "Bob", "age": 3}',
+        "Let x be {a, b}.",
+        "",
+        "{" * 5000,
+    ],
 )
 def test_an_answer_without_a_call_ends_the_episode(text):
     turn = asyncio.run(tools_of("calculator").step(text))
@@ -93,13 +115,19 @@ def test_an_answer_without_a_call_ends_the_episode(text):
         ("<tool_call>" + '{"name":' * 3000, "cannot be read"),
         ("<|python_tag|>print(1)", "has no JSON"),
         ('{"name": "add", "parameters": {"a": 1}', "cannot be read"),
+        ("<function=add>\n<parameter=a>\n1\n</function>", "'<parameter=a>\\n1' is no parameter"),
+        ("[add(a=1), sub(b=)]", "cannot be read"),
+        ("[add(a=b'x')]", "bytes is not JSON serializable"),
+        ("<function_calls>\nadd(1)\n</function_calls>", "arguments with names"),
+        ("<function_calls>\n</function_calls>", "it must have a name"),
+        ("<|python_start|>[add(**{})]<|python_end|>", "arguments with names"),
     ],
 )
 def test_a_call_that_cannot_be_read_is_answered_by_what_is_wrong_with_it(text, told):
     [[answer]] = answers(tools_of("calculator"), text)
     assert answer.startswith("Error: ")
     assert told in answer
-    assert 'Write {"name": ..., "arguments": {...}}.' in answer
+    assert "Write " in answer
 
 
 def test_calls_are_those_of_vllms_parsers():
@@ -140,6 +168,66 @@ def test_calls_are_those_of_vllms_parsers():
         logging.disable(logging.NOTSET)
     assert num_calls > 1000
     assert num_none > 500
+
+
+def _python(value, name):
+    return f"{name}({', '.join(f'{key}={own!r}' for key, own in value.items())})"
+
+
+def _xml(value, name):
+    parameters = "".join(f"<parameter={key}>\n{own}\n</parameter>\n" for key, own in value.items())
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("form", ["pythonic", "llama4", "olmo3", "xml"])
+def test_calls_in_python_and_xml_are_those_of_vllms_parsers(form):
+    from vllm.parser.qwen3 import Qwen3Parser
+    from vllm.tool_parsers.llama4_pythonic_tool_parser import Llama4PythonicToolParser
+    from vllm.tool_parsers.olmo3_tool_parser import Olmo3PythonicToolParser
+    from vllm.tool_parsers.pythonic_tool_parser import PythonicToolParser
+
+    tokens = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}
+    tokenizer = SimpleNamespace(get_vocab=lambda: tokens, vocab=tokens)
+    parser = {
+        "pythonic": lambda: PythonicToolParser(tokenizer),
+        "llama4": lambda: Llama4PythonicToolParser(tokenizer),
+        "olmo3": lambda: Olmo3PythonicToolParser(tokenizer),
+        "xml": lambda: Qwen3Parser(tokenizer, chat_template_kwargs={"enable_thinking": False}),
+    }[form]()
+    values = ["x", 'a "b"', "é🙂", "{}", "1"]
+    values += [] if form == "xml" else [1, -2.5, True, None, [1, {"k": []}], {"deep": {"er": "}"}}]
+    around, between = {
+        "pythonic": ("[{}]", ", "),
+        "llama4": ("<|python_start|>[{}]<|python_end|>", ", "),
+        "olmo3": ("<function_calls>\n{}\n</function_calls>", "\n"),
+        "xml": ("{}", "\n"),
+    }[form]
+    draw, num_errors = random.Random(0), 0
+    logging.disable(logging.CRITICAL)
+    try:
+        for _ in range(1000):
+            given = [
+                {key: draw.choice(values) for key in "abc"[: draw.randrange(4)]} for _ in range(draw.choice([1, 3]))
+            ]
+            names = [draw.choice(["add", "f_2"]) for _ in given]
+            calls = map(_xml if form == "xml" else _python, given, names)
+            text = around.replace("{}", between.join(calls), 1)
+            if is_damaged := draw.random() < 0.3:  # one character is lost, doubled or another one
+                at = draw.randrange(len(text))
+                text = text[:at] + draw.choice(["", text[at] * 2, draw.choice("()[]=,'x<")]) + text[at + 1 :]
+            theirs = parser.extract_tool_calls(text, SimpleNamespace(tools=None, tool_choice="auto")).tool_calls
+            expected = [(each.function.name, json.loads(each.function.arguments)) for each in theirs]
+            ours = list(calls_of(text))
+            is_told = any(each.error or each.name not in ("add", "f_2") for each in ours)
+            if is_damaged and is_told:  # vLLM drops these calls, or their arguments
+                num_errors += 1
+            else:
+                read, written = [(each.name, each.arguments) for each in ours], list(zip(names, given, strict=True))
+                assert read == (expected or written * bool(read)), text  # vLLM takes no text behind <|python_end|>
+                assert is_damaged or expected == written
+    finally:
+        logging.disable(logging.NOTSET)
+    assert num_errors > 50
 
 
 def test_the_schema_of_a_tool_is_that_of_transformers():

@@ -20,13 +20,15 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from hpc_grpo.algorithms.tasks import algorithm_of
+from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import Budget
 from hpc_grpo.learner import model as model_module
 from hpc_grpo.learner.model import PolicyModel, load_policy, score
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
-from hpc_grpo.types import TrainSequence
+from hpc_grpo.types import Completion, Episode, GroupSamples, TrainSequence, Turn
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 from tests.support.tiny_models import HEADS, SHAPE, TOKENS, VOCABULARY
@@ -213,6 +215,44 @@ def test_an_observation_in_mid_episode_is_read_but_not_trained_on(model_path: Pa
     first, second = (ordinary_sequence(0, 0, whole.token_ids[:end], count) for end, count in ((9, 5), (18, 6)))
     alone = torch.cat([policy(pack([segment]))[0] for segment in (first, second)])
     torch.testing.assert_close(policy(pack([episode]))[0], alone)
+
+
+@pytest.mark.parametrize("shares_prompts", [False, True])
+def test_an_observation_has_a_gradient_of_exactly_0(model_path: Path, shares_prompts: bool) -> None:
+    """Two episodes of three turns: from their records to the state of each token, which makes the next one's logits."""
+    config = make_config(model_path, loss={"entropy_coef": 0.1, "denominator": "sequences"})
+    policy, algorithm = load_policy(config, use_gradient_checkpointing=False), algorithm_of(config)
+    draws, prompt = np.random.default_rng(0), np.arange(4, dtype=np.int32)
+
+    def turn(context: Any, length: int) -> Turn:
+        own = draws.integers(0, VOCABULARY, length).astype(np.int32)
+        logprobs = -draws.random(length).astype(np.float32)
+        return Turn(context, Completion(own, logprobs, np.zeros(length, np.int32), "stop"), context is prompt)
+
+    told = [draws.integers(0, VOCABULARY, 3).astype(np.int32) for _ in range(4)]
+    episodes = tuple(Episode((turn(prompt, 5), turn(told[at], 2), turn(told[at + 1], 4)), "stop") for at in (0, 2))
+    sequences = algorithm.sequences(GroupSamples(0, episodes), ((1.0, -1.0, 2.0), -0.5), (True, True))
+    spoiled = [
+        replace(own, **{name: np.where(own.loss_mask, getattr(own, name), np.nan).astype(np.float32)
+                        for name in ("advantages", "engine_logprobs")})
+        for own in sequences
+    ]  # fmt: skip
+    batch, states = pack(spoiled, shares_prompts=shares_prompts), []
+    policy.language_model.base_model.register_forward_hook(lambda _model, _args, out: states.append(out[0]))
+    logprobs, entropy = policy(batch)
+    states[0].retain_grad()
+    inputs = LossInputs(
+        logprobs, logprobs.detach(), batch.engine_logprobs, None, batch.advantages, batch.sequence_ids, entropy=entropy
+    )
+    objective = algorithm.objective()
+    weights = objective.token_weights(32, batch.sequence_ids, batch.mask)
+    torch.dot(objective.loss(inputs).per_token, weights.of_tokens).backward()
+    written = [False] * 3 + [True] * 5 + [False] * 3 + [True] * 2 + [False] * 3 + [True] * 4 + [False]
+    # The last token of a shared prompt stands before both completions.
+    written = [*written[:4], *written[4:] * 2] if shares_prompts else written * 2
+    sizes = states[0].grad[0].abs().amax(dim=-1)
+    assert sizes[~torch.tensor(written)].max() == 0.0
+    assert sizes[torch.tensor(written)].min() > 0.0
 
 
 def test_no_dense_mask_is_built(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_without_a_config_the_checks_that_need_one_say_so(place: Path) -> None:
     result = doctor("--json")
     assert result.exit_code == 0
     needing = {check for check, finding in findings(result).items() if finding["says"] == "give a CONFIG"}
-    assert needing == {"config", "disk", "model", "data", "inputs"}
+    assert needing == {"config", "disk", "model", "data", "inputs", "environments"}
 
 
 def test_an_override_needs_a_config_to_change(place: Path) -> None:

@@ -154,3 +154,20 @@ def test_a_chat_template_must_exist(tmp_path: Path) -> None:
     assert "chat.jinja: there is no" in dict(missing_inputs(config, tmp_path))["data.chat_template"]
     (tmp_path / "chat.jinja").touch()
     assert "data.chat_template" not in dict(missing_inputs(config, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("row", "status", "says"),
+    [("{}", "ok", "Bad: an episode began"), ('{"raises": true}', "failure", "no such level")],
+)
+def test_the_doctor_begins_an_episode_of_each_environment(tmp_path: Path, row: str, status: str, says: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(row + "\n")
+    file = Path(__file__).parents[1] / "episodes" / "playing.py"
+    own = context(
+        environment={"name": f"{file}:Bad", "num_workers": 1},
+        data={"train": {"path": str(tmp_path / "rows.jsonl"), "prompt_field": None, "answer_field": None}},
+        eval={"every": None},
+    )
+    found = next(finding for finding in input_findings(own) if finding.check == "environments")
+    assert found.status == status
+    assert says in found.says

@@ -115,6 +115,16 @@ def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_complet
     assert "last steps" in low
 
 
+def test_a_run_of_episodes_shows_their_turns_and_names_what_cuts_them(built: RunBuilder) -> None:
+    trains(built, step=20)
+    write_steps(built.run, 20, **{"tokens/truncated_fraction": 0.75, "episode/turns": 2.0})
+    turns = [{"observation": "", "text": "5", "reward": 0.0}, {"observation": "No.", "text": "7", "reward": 1.0}]
+    write_rollouts(built.run, {"completion": "5 No. 7", "reward": 1.0, "turns": turns})
+    shown = snapshot(built.run)
+    assert shown.rollouts == ["1.000  [turn 1, reward 0] 5 [environment] No. [turn 2, reward 1] 7"]
+    assert "environment.max_turns, environment.max_tokens, rollout.max_new_tokens" in " ".join(shown.alerts)
+
+
 @pytest.mark.parametrize(("reward", "shown"), [(10**400, "inf"), ("much", "-"), (1, "1.000")])
 def test_a_reward_that_is_no_usual_number_is_shown(built: RunBuilder, reward: object, shown: str) -> None:
     built.state(1, step=20)
