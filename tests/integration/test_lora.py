@@ -1,0 +1,129 @@
+"""LoRA under real DeepSpeed, and in whole runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hpc_grpo.config.train import LoraConfig
+from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.metrics.reductions import merge
+from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
+from tests.integration.learner_resume import STAGES, resume
+from tests.integration.naive_grpo import logprobs_of
+
+pytestmark = pytest.mark.integration
+
+LORA = LoraConfig(rank=4, alpha=16.0)
+
+
+def lora_config(model: Path, root: Path, dtype: str = "float32", **train: Any) -> Any:
+    config = make_config(model, root, **train)
+    return config.model_copy(update={"lora": LORA, "model": config.model.model_copy(update={"dtype": dtype})})
+
+
+def train_adapters(rank: int, world_size: int, store: Any, model: Path, root: Path) -> dict[Any, Any]:
+    """Three steps under each ZeRO stage, saved and gone on with; in bfloat16 two steps."""
+    from hpc_grpo.learner.checkpoint import export_model
+    from hpc_grpo.learner.learner import Learner
+    from hpc_grpo.learner.lora import adapter_off
+
+    results: dict[Any, Any] = {}
+    for stage in STAGES:
+        config = lora_config(model, root, zero_stage=stage)
+        learner = Learner(config, rank, world_size, store)
+        before = weights_of(learner)
+        metrics = [learner.train_step(make_step(seed, rank, world_size)) for seed in (1, 2, 3)]
+        export_model(learner, root / f"merged_{world_size}_{stage}", merged=True)
+        sequence = make_step(1, 0, 1)[0].sequences[0]
+        prompt, completion = sequence.token_ids[~sequence.loss_mask], sequence.token_ids[sequence.loss_mask]
+        said = learner.score(prompt.tolist(), [completion.tolist()])[0]
+        with adapter_off(learner.model):
+            base = learner.score(prompt.tolist(), [completion.tolist()])[0]
+        results[stage] = {"before": before, "metrics": metrics, "weights": weights_of(learner), "said": (said, base)}
+        results[stage]["resumed"] = resume(learner, config, rank, world_size, root)
+        half = lora_config(model, root, "bfloat16", zero_stage=stage)
+        learner = Learner(half, rank, world_size)
+        before = weights_of(learner)
+        metrics = [learner.train_step(make_step(seed, rank, world_size)) for seed in (1, 2)]
+        results["bfloat16", stage] = {"before": before, "metrics": metrics, "weights": weights_of(learner)}
+    return results
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lora")
+    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
+    write_model(folder / "model", size, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(root: Path) -> dict[Any, Any]:
+    return run_ranks(1, train_adapters, root / "model", root)[0]
+
+
+@pytest.fixture(scope="module")
+def together(root: Path, alone: Any) -> list[dict[Any, Any]]:
+    return run_ranks(2, train_adapters, root / "model", root)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_only_linear_layers_move_and_ranks_train_like_one(stage: int, alone: Any, together: Any) -> None:
+    for result in (alone[stage], *(rank[stage] for rank in together)):
+        moved = {name for name, own in result["before"].items() if not np.array_equal(own, result["weights"][name])}
+        assert moved == {name for name in result["before"] if name.endswith("_proj.weight")}
+        for name, expected in alone[1]["weights"].items():
+            np.testing.assert_allclose(result["weights"][name], expected, atol=5e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_adapter_scores_as_the_merged_export_and_without_it_as_the_base(
+    stage: int, alone: Any, together: Any, root: Path
+) -> None:
+    config = lora_config(root / "model", root)
+    sequence = make_step(1, 0, 1)[0].sequences[0]
+    for world_size, result in ((1, alone[stage]), (2, together[0][stage])):
+        models = (root / f"merged_{world_size}_{stage}", root / "model")
+        for said, folder in zip(result["said"], models, strict=True):
+            with torch.no_grad():
+                plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+                expected = logprobs_of(plain, sequence, config).numpy()
+            np.testing.assert_allclose(said, expected, atol=2e-5)
+        assert np.abs(np.subtract(*result["said"])).max() > 1e-3
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_reference_is_the_base(stage: int, alone: Any, together: Any) -> None:
+    for result in ([alone[stage]], [rank[stage] for rank in together]):
+        kls = [merge([own["metrics"][step] for own in result])["kl/learner_ref"] for step in range(3)]
+        assert kls[0] == pytest.approx(0.0, abs=1e-7)
+        assert kls[2] > 1e-5
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_checkpoint_holds_the_adapter_alone_and_resumes_on_any_number_of_learners(
+    stage: int, alone: Any, together: Any, root: Path
+) -> None:
+    for result in (alone, *together):
+        resumed = result[stage]["resumed"]
+        for (_, straight), (_, again) in [(resumed["straight"], resumed["again"])]:
+            assert all(np.array_equal(straight[name], again[name]) for name in straight)
+        if resumed["resharded"] is not None:
+            for name, expected in resumed["straight"][1].items():
+                np.testing.assert_allclose(resumed["resharded"]["weights"][name], expected, atol=5e-6, err_msg=name)
+    files = [file for file in (root / f"1_ranks/stage_{stage}/checkpoints").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < (root / "model" / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_bfloat16_trains_the_adapter_alone(stage: int, alone: Any, together: Any) -> None:
+    for result in (alone, *together):
+        own = result["bfloat16", stage]
+        moved = {name for name in own["before"] if not np.array_equal(own["before"][name], own["weights"][name])}
+        assert moved == {name for name in own["before"] if name.endswith("_proj.weight")}
