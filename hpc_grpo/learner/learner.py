@@ -39,13 +39,8 @@ from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 if TYPE_CHECKING:
     from hpc_grpo.types import Float32Array
 
-PARTS: list[type[LearnerPart]] = [
-    Critic,
-    Lora,
-    BaseReference,
-    Reference,
-    Teacher,
-]  # in the order in which a step calls them
+PARTS: list[type[LearnerPart]] = [Critic, Lora, BaseReference, Reference, Teacher]
+"""In the order in which a step calls them."""
 
 
 class Learner:

@@ -110,7 +110,7 @@ def adapter_off(policy: PolicyModel) -> Iterator[None]:
 def merged_weight(layer: Any) -> Tensor:
     """Return base + scaling * B A in float32: in bfloat16 the sum would lose most of a small product."""
     low, high = layer.lora_A[_NAME].weight.float(), layer.lora_B[_NAME].weight.float()
-    return layer.base_layer.weight.float() + layer.scaling[_NAME] * (high @ low)  # type: ignore[no-any-return]
+    return layer.base_layer.weight.float() + layer.scaling[_NAME] * (high @ low)
 
 
 def adapter_parameters(policy: PolicyModel) -> dict[str, nn.Parameter]:
@@ -147,10 +147,12 @@ def _load_adapter(policy: PolicyModel, folder: Path) -> None:
     from safetensors.torch import load_file
 
     ours, theirs = adapter_parameters(policy), load_file(folder / "adapter_model.safetensors")
-    if {name: own.shape for name, own in ours.items()} != {name: own.shape for name, own in theirs.items()}:
-        differing = sorted(ours.keys() ^ theirs.keys()) or [n for n in ours if ours[n].shape != theirs[n].shape]
+    own_shapes, shapes = ({name: tuple(each.shape) for name, each in side.items()} for side in (ours, theirs))
+    if differing := sorted(name for name, _ in own_shapes.items() ^ shapes.items()):
+        name = differing[0]
         raise ConfigError(
-            f"model.adapter = {folder} is not of lora.rank = {policy} and these targets, or of another base: {differing[0]}"
+            f"model.adapter = {folder} does not fit section lora and model.path: {name} has shape {shapes.get(name)}, "
+            f"and {own_shapes.get(name)} is due. Give an adapter of this model, with its rank and targets in lora."
         )
     with torch.no_grad():
         for name, own in ours.items():
