@@ -48,14 +48,20 @@ def with_model(config: Config, path: str) -> Config:
     return config.model_copy(update={"model": model, "lora": lora})
 
 
-def refuse_wrong_lora(config: Config, folder: Path) -> None:
-    """Raise ConfigError where `lora.targets` match no layer of the model in `folder`, or `model.adapter` is of another.
+def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) -> None:
+    """Raise ConfigError where a run cannot train `lora` on the model in `folder`, or begin with `model.adapter`.
 
     Not judged: names of layers in weights that are no safetensors files.
     """
-    lora, adapter, known = config.lora, config.model.adapter, linear_layers(folder)
+    lora, adapter = config.lora, config.model.adapter
     if lora is None:
         return
+    if config.publishes_adapter and config.placement.colocate:
+        raise ConfigError(
+            "lora.publish = adapter needs engines that keep the base, and with placement.colocate they give their "
+            "memory to learners. Set lora.publish=merged."
+        )
+    known = linear_layers(folder)
     leaves = {name.rpartition(".")[2] for name in known}
     for target in [] if lora.targets == "all-linear" else lora.targets:
         if known and not any(f".{name}".endswith(f".{target}") for name in known):
@@ -65,18 +71,18 @@ def refuse_wrong_lora(config: Config, folder: Path) -> None:
             )
     if adapter is None:
         return
-    base, theirs = read_adapter(adapter)
-    targets = sorted(leaves if lora.targets == "all-linear" else lora.targets)
-    for key, own, other in (("rank", lora.rank, theirs.rank), ("alpha", lora.alpha, theirs.alpha)):
-        if own != other:
+    base, theirs = read_adapter(str(working_dir / adapter))
+    targets = leaves if lora.targets == "all-linear" else {*lora.targets}
+    for key, own, other in (
+        ("rank", lora.rank, theirs.rank),
+        ("alpha", lora.alpha, theirs.alpha),
+        ("targets", sorted(targets), sorted(leaves if theirs.targets == "all-linear" else theirs.targets)),
+    ):
+        if own != other and (known or key != "targets"):
             raise ConfigError(f"lora.{key} = {own}, but model.adapter = {adapter} has {other}. Set lora.{key}={other}.")
-    if known and sorted(theirs.targets) != targets:
-        raise ConfigError(
-            f"lora.targets = {lora.targets}, but model.adapter = {adapter} has {sorted(theirs.targets)}. Set "
-            f"lora.targets={sorted(theirs.targets)}."
-        )
     if Path(base).name != Path(config.model.path).name:
         raise ConfigError(
             f"model.adapter = {adapter} is an adapter of {base}, and model.path = {config.model.path}. Set "
-            f"model.path={base}, or give an adapter of this model."
+            f"model.path={base}, give an adapter of this model, or correct base_model_name_or_path in its "
+            f"{_SETTINGS}."
         )
