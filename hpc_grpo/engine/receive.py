@@ -71,6 +71,7 @@ class WeightReceiver:
     vllm_config: Any
     _hpc_grpo_opened: tuple[Path, StoreSpec] | None = None
     _hpc_grpo_on_gpu: StagedOnGpu | None = None
+    _hpc_grpo_lora_alpha: float | None = None
 
     def hpc_grpo_contract_differences(self, layout: BucketLayout) -> list[str]:
         """List the names, shapes and dtypes in which the layout and this worker's model differ."""
@@ -81,7 +82,7 @@ class WeightReceiver:
         return contract_differences(layout.specs, engine_parameters(model, self.vllm_config), packed_modules)
 
     @catching
-    def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec, lora_alpha: float | None) -> None:
+    def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec, lora_alpha: float | None = None) -> None:
         """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank.
 
         With `lora_alpha` the store holds adapters of this scale, else whole weights.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from transformers import AutoModelForCausalLM
 
 from hpc_grpo.config.train import LoraConfig
 from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
 from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.run.paths import RunDir
 from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
 from tests.integration.learner_resume import STAGES, resume
 from tests.integration.naive_grpo import logprobs_of
+from tests.integration.training_runs import HERE, PAUSING, Attempt, complete_in_cluster, metrics_of, tiny_config
+from tests.support.command import call
 
 pytestmark = pytest.mark.integration
 
@@ -127,3 +132,62 @@ def test_bfloat16_trains_the_adapter_alone(stage: int, alone: Any, together: Any
         own = result["bfloat16", stage]
         moved = {name for name in own["before"] if not np.array_equal(own["before"][name], own["weights"][name])}
         assert moved == {name for name in own["before"] if name.endswith("_proj.weight")}
+
+
+def config_of(workspace: Path, name: str, publish: str, **train: Any) -> Path:
+    return tiny_config(
+        workspace, name, train={"total_steps": 4, **train}, lora={"rank": 4, "alpha": 16, "publish": publish}
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("withheld", "keeps old weights"), ("stale", "keeps old weights"), ("half", "holds a part of the weights")],
+)
+def test_canary_ends_a_run_whose_engine_holds_another_adapter_within_one_publish(
+    cluster: dict[str, str], workspace: Path, fault: str, says: str
+) -> None:
+    config = config_of(workspace, fault, "adapter", lr=1e-3)
+    with Attempt.in_cluster(cluster, config, str(HERE / "lora_driver.py")) as attempt:
+        assert attempt.wait() == EXIT_CRASH, attempt.text
+    (message,) = [line for line in attempt.text.splitlines() if line.startswith("error: ")]
+    assert says in message
+    assert "version 1" in message
+
+
+@pytest.fixture(scope="module")
+def adapter_run(cluster: dict[str, str], workspace: Path) -> RunDir:
+    """Stopped after its second step, and resumed."""
+    config = config_of(workspace, "adapter", "adapter")
+    with Attempt.in_cluster(cluster, config, PAUSING) as stopped:
+        stopped.wait_for_step(2)
+        stopped.run_dir.stop_marker.touch()
+        assert stopped.wait() == EXIT_RESUMABLE, stopped.text
+    stopped.run_dir.stop_marker.unlink()
+    return complete_in_cluster(cluster, config)
+
+
+def test_a_resumed_run_that_publishes_adapters_samples_what_one_with_merged_weights_does(
+    cluster: dict[str, str], workspace: Path, adapter_run: RunDir
+) -> None:
+    merged = metrics_of(complete_in_cluster(cluster, config_of(workspace, "merged", "merged")))
+    for step, own in metrics_of(adapter_run).items():
+        assert own["mismatch/logprob_abs_diff_max"] < 1e-4
+        assert own["reward/mean"] == pytest.approx(merged[step]["reward/mean"], rel=1e-4)
+
+
+def test_an_export_is_pefts_and_merges_to_what_the_learner_had(adapter_run: RunDir, workspace: Path) -> None:
+    from peft import PeftModel
+
+    folder = adapter_run.latest_export()
+    assert folder is not None
+    base = AutoModelForCausalLM.from_pretrained(workspace / "tied", dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, folder).merge_and_unload().state_dict()
+    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        workspace / "tied"
+    )
+    result = call("export", str(adapter_run.path), "--merged")
+    assert result.exit_code == 0, result.output
+    merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    for name, own in merged.items():
+        torch.testing.assert_close(own, loaded[name], atol=1e-6, rtol=0.0)
