@@ -183,9 +183,8 @@ def test_an_export_is_pefts_and_merges_to_what_the_learner_had(adapter_run: RunD
     assert folder is not None
     base = AutoModelForCausalLM.from_pretrained(workspace / "tied", dtype=torch.float32)
     loaded = PeftModel.from_pretrained(base, folder).merge_and_unload().state_dict()
-    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
-        workspace / "tied"
-    )
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(workspace / "tied")
     result = call("export", str(adapter_run.path), "--merged")
     assert result.exit_code == 0, result.output
     merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
