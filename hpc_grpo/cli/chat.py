@@ -15,7 +15,7 @@ from hpc_grpo.cli.options import echo
 from hpc_grpo.config import Config
 from hpc_grpo.data.templates import PromptTemplate, prompt_style
 from hpc_grpo.data.tokenizer import load_tokenizer, model_folder, stop_token_ids
-from hpc_grpo.run.evals import with_model
+from hpc_grpo.run.adapter import with_model
 
 NEW = "/new"
 _HELP = f"Each line is a prompt; {NEW} begins a new conversation, Ctrl+C stops an answer, Ctrl+D ends."
@@ -49,6 +49,8 @@ class Chat:
         dtype = getattr(torch, config.engine.dtype or config.model.dtype)
         folder = model_folder(config.model.path)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+        if config.model.adapter is not None:
+            model.load_adapter(config.model.adapter)
         self._model = model.to("cuda" if on_gpu else "cpu").eval()
         self._messages: list[dict[str, str]] = []
 

@@ -23,6 +23,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import freeze, working_dir
 from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.preflight.prefetch import DATA_FILES, is_generated
+from hpc_grpo.run.adapter import is_adapter
 from hpc_grpo.run.contract import EVAL_DRIVER
 from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, config_of_model, eval_config, new_eval_dir, sample_config
 from hpc_grpo.run.frozen_config import read_config
@@ -210,14 +211,14 @@ def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Su
             f"--base looks at the model that it began with."
         )
     chosen = steps or ([] if with_base else [max(exports)])
-    base = {"base": _absolute(config.model.path, started_in)} if with_base else {}
+    base = {"base": _absolute(config.model.adapter or config.model.path, started_in)} if with_base else {}
     models = base | {f"step_{step}": str(exports[step]) for step in chosen}
     return Subject(config, models, run.evals, started_in if started_in.is_dir() else Path.cwd())
 
 
 def _run_unless_model(target: str) -> RunDir | None:
     """Return the run that RUN|MODEL names, None for a model. Raises ConfigError where it is neither."""
-    is_model = (Path(target) / "config.json").is_file()
+    is_model = (Path(target) / "config.json").is_file() or is_adapter(target)
     with suppress(ConfigError):
         is_model = is_model or (target.count("/") == 1 and find_model(target, os.environ).is_dir())
     if is_model:

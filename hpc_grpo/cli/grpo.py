@@ -40,9 +40,10 @@ _SHARE_OF_ONE_GPU = 0.4
 _REWARDS = {"correctness": "exact"}
 """Rewards of that script that have another name here: its correctness compares texts."""
 
+_UNSLOTH_RANK = 16
 _NO_UNSLOTH = (
-    "--use_unsloth: all weights learn here, by DeepSpeed on all GPUs. What unsloth is used for is on without it: "
-    "packing, vLLM's sampling, gradient checkpointing."
+    "--use_unsloth: trains a LoRA adapter, by peft and DeepSpeed on all GPUs. Packing, vLLM's sampling and gradient "
+    "checkpointing are on without it."
 )
 
 
@@ -62,6 +63,7 @@ class GrpoOptions:
     max_prompt_length: int
     max_completion_length: int
     use_unsloth: bool
+    lora_r: int | None
 
 
 @click.command()
@@ -80,7 +82,8 @@ class GrpoOptions:
 @click.option("--num_generations", type=click.IntRange(2), default=4, show_default=True, help="Of a prompt.")
 @click.option("--max_prompt_length", type=click.IntRange(1), default=256, show_default=True, help="In tokens.")
 @click.option("--max_completion_length", type=click.IntRange(1), default=128, show_default=True, help="In tokens.")
-@click.option("--use_unsloth", is_flag=True, help="Taken: learners here are DeepSpeed's.")
+@click.option("--use_unsloth", is_flag=True, help="Train a LoRA adapter.")
+@click.option("--lora_r", type=click.IntRange(1, 512), help=f"Its rank; default: {_UNSLOTH_RANK}.")
 @OVERRIDES
 def grpo(overrides: tuple[str, ...], **options: Any) -> None:
     """Train by GRPO as train_grpo.py does, and put the model and its tokenizer into --output_dir.
@@ -109,7 +112,9 @@ def config_values(given: GrpoOptions, output: Path, num_gpus: int) -> dict[str, 
     """Return the config for a machine with `num_gpus` GPUs, where 0 trains in float32 on its CPUs."""
     learners = max(1, num_gpus // _GPUS_OF_A_LEARNER)
     longest = given.max_prompt_length + given.max_completion_length
+    rank = given.lora_r or (_UNSLOTH_RANK if given.use_unsloth else None)
     return {
+        **({"lora": {"rank": rank}} if rank else {}),
         "run": {"name": _RUN_NAME, "root": str(output)},
         "model": {"path": given.model, **({} if num_gpus else {"device": "cpu", "dtype": "float32"})},
         "data": {

@@ -61,14 +61,17 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
 @RUN
 @OVERRIDES
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Default: the newest checkpoint.")
-def export(run_name: str, overrides: tuple[str, ...], step: int | None) -> None:
+@click.option("--merged", is_flag=True, help="Of a run with lora: the whole model, the adapter merged into it.")
+def export(run_name: str, overrides: tuple[str, ...], step: int | None, merged: bool) -> None:
     """Write a checkpoint's model in Hugging Face format into the run's folder of exports.
+
+    Of a run with lora that is the adapter, in PEFT's format.
 
     KEY=VALUE says what differs on this machine, such as model.device=cpu.
     """
     run, _, config = _prepared(run_name, overrides)
     with redirect_stdout(sys.stderr):
-        folder = export_checkpoint(run, step, config)
+        folder = export_checkpoint(run, step, config, merged=merged)
     echo(folder)
 
 
@@ -157,7 +160,7 @@ def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Repl
     return Replay({name: recorded[name] for name in replayed if name in recorded}, replayed, num_learners, first_step)
 
 
-def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
+def export_checkpoint(run: RunDir, step: int | None, config: Config, *, merged: bool = False) -> Path:
     """Write the export of a checkpoint, by default of the newest. Raises ConfigError where there is none of `step`."""
     from hpc_grpo.learner.checkpoint import export_model
     from hpc_grpo.learner.learner import Learner
@@ -170,7 +173,7 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
     checkpoint = found[max(found) if step is None else step]
     learner = Learner(config, total_optimizer_steps=1)
     load_here(learner, checkpoint)
-    export_model(learner, run.export(checkpoint.step))
+    export_model(learner, run.export(checkpoint.step), merged=merged)
     return run.export(checkpoint.step)
 
 

@@ -17,6 +17,9 @@ _OF_DATA = ". Default: the value of data."
 
 class ModelConfig(Section):
     path: PathText = Field(description="Hugging Face model: a folder, or a name in the local cache.")
+    adapter: PathText | None = Field(
+        None, description="Folder of a LoRA adapter of this model, in PEFT's format, to begin with. Needs lora."
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16", description="Precision of the learners' forward pass and of exports; engines have their own key."
     )

@@ -17,6 +17,7 @@ from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.registry import ENVIRONMENTS, REWARDS
 
+_HEADS = {"lm_head", "embed_tokens"}
 _EVAL_SET = re.compile("[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -204,6 +205,27 @@ def _curriculum(config: Config) -> None:
         )
 
 
+def _lora(config: Config) -> None:
+    lora = config.lora
+    if lora is None:
+        if config.model.adapter is not None:
+            raise ConfigError(
+                f"model.adapter = {config.model.adapter} is trained further with section lora alone. Set lora.rank, "
+                f"lora.alpha and lora.targets to the adapter's, or model.adapter=null."
+            )
+        return
+    if lora.targets != "all-linear" and (not lora.targets or _HEADS & {*lora.targets}):
+        raise ConfigError(
+            f"lora.targets = {lora.targets} must be all-linear, or names of linear layers such as [q_proj, v_proj], "
+            f"without {', '.join(sorted(_HEADS))}: vLLM loses adapters of these in logprobs. Leave them out."
+        )
+    if lora.dropout > 0.0 and config.needs.rollouts:
+        raise ConfigError(
+            f"lora.dropout = {lora.dropout:g} would change the ratios of policies by chance: task {config.task.name} "
+            f"compares two passes over a sequence. Set lora.dropout=0."
+        )
+
+
 def check_engine(config: Config, *, on_gpu: bool) -> None:
     """Raise ConfigError for settings of `engine` that vLLM refuses, or runs wrongly, on this device."""
     guesses, is_ahead = config.engine.ngram_tokens, config.engine.vllm.get("async_scheduling")
@@ -278,6 +300,7 @@ _RULES = (
     _eval,
     _curriculum,
     _engine,
+    _lora,
     _sequence_lengths,
     *PLACEMENT_RULES,
     *LOSS_RULES,

@@ -24,7 +24,7 @@ from hpc_grpo.config.rollout import (
     WeightsConfig,
 )
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
-from hpc_grpo.config.train import DistillKeys, GrpoTask, PpoKeys, SftKeys, Task, TrainConfig
+from hpc_grpo.config.train import DistillKeys, GrpoTask, LoraConfig, PpoKeys, SftKeys, Task, TrainConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS, ENVIRONMENTS
 from hpc_grpo.section import Section, as_section
@@ -37,7 +37,7 @@ _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
     "sft": (
         "environment", "loss", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
         "rollout.logged_fraction", "rollout.mask_truncated", "rollout.overlong_tokens", *_OF_REWARDS,
-        "train.share_prompts",
+        "train.share_prompts", "lora.publish",
     ),
 }  # fmt: skip
 """Tasks -> the sections and keys that the task lacks. Users cannot set them; the resolved config leaves them out.
@@ -71,6 +71,9 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     loss: Loss = GrpoLoss()
     train: TrainConfig
+    lora: LoraConfig | None = Field(
+        None, description="Train an adapter and keep the model's weights (docs/training.md); null: train all weights."
+    )
     weights: WeightsConfig = WeightsConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     placement: PlacementConfig = PlacementConfig()
@@ -126,6 +129,16 @@ class Config(Section):
     @property
     def sft(self) -> SftKeys:
         return self.task if isinstance(self.task, SftKeys) else SftKeys()
+
+    @property
+    def publishes_adapter(self) -> bool:
+        return self.lora is not None and self.lora.publish == "adapter" and self.needs.rollouts
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Tell whether the KL's reference is the policy without its adapter: no second model."""
+        kl = self.loss.kl
+        return self.needs.reference and self.lora is not None and kl.reference is None and kl.refresh_steps is None
 
     @property
     def run_path(self) -> Path:

@@ -46,6 +46,20 @@ class TrainConfig(Section):
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU. Default: 1.")
 
 
+class LoraConfig(Section):
+    rank: Annotated[int, Field(ge=1, le=512)] = Field(16, description="Rank of the product added to each layer.")
+    alpha: PositiveFloat = Field(32.0, description="The product is multiplied by alpha / rank.")
+    targets: Literal["all-linear"] | list[str] = Field(
+        "all-linear", description="Layers that get an adapter: all-linear, or names such as [q_proj, v_proj]."
+    )
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="Dropout before an adapter; above 0 only with task: sft."
+    )
+    publish: Literal["merged", "adapter"] = Field(
+        "merged", description="merged: engines get whole weights; adapter: engines keep the base and swap the adapter."
+    )
+
+
 class PpoKeys(Section):
     critic: PathText | None = Field(
         None, description="Folder of a critic that a run has exported, to begin with. Default: model.path, worth 0."

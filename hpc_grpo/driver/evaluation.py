@@ -30,7 +30,8 @@ from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_metrics, paired_di
 from hpc_grpo.metrics.rollouts import lines_of_turns, played, solved
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.registry import EVAL_METRICS
-from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, judged_sources, read_request, with_model
+from hpc_grpo.run.adapter import with_model
+from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, judged_sources, read_request
 from hpc_grpo.run.files import read_jsonl, when_there_is_space, write_atomic, write_json_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir

@@ -31,6 +31,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.registry import EVAL_METRICS
 from hpc_grpo.rewards.sandbox.isolation import refuse_shown
+from hpc_grpo.run.adapter import refuse_wrong_lora
 from hpc_grpo.system.say import say
 from hpc_grpo.weights.contract import refuse_experts, refuse_images
 
@@ -60,10 +61,12 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
     import_without_torch(config)
     tokenizer = load_tokenizer(config)
     check_context_length(config)
-    if config.needs.rollouts:
+    if config.needs.rollouts or config.lora is not None:
         settings = json.loads((model_folder(config.model.path) / "config.json").read_text())
         refuse_images(settings, config.model.path)
         refuse_experts(settings, config.model.path)
+    if trains:
+        refuse_wrong_lora(config, model_folder(config.model.path))
     refuse_other_vocabularies(config)
     stop_ids = stop_token_ids(config, tokenizer)
     if config.needs.rollouts:

@@ -130,8 +130,9 @@ class Engine:
         self._config, self._on_gpu = config, on_gpu
         self._opened: tuple[Path, StoreSpec] | None = None
         self._verified: StoredVersion | None = None
+        adapter = config.model.adapter or "not published" if config.publishes_adapter else None
         self._loop = StepLoop(
-            lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids)
+            lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids, adapter)
         )
         self._player = EpisodePlayer(config, tokenizer, self._sample)
         self._groups = defaultdict[tuple[str, int], asyncio.Future[asyncio.Task[GroupSamples]]](asyncio.Future)
@@ -165,7 +166,8 @@ class Engine:
         first = membership.rank - 1
         self._shares = range(first, first + self._config.engine.tensor_parallel)
         self._num_shares = membership.size - 1
-        await self._between_steps(lambda sampler: sampler.on_workers("hpc_grpo_join", membership, store))
+        alpha = self._config.lora.alpha if self._config.lora and self._config.publishes_adapter else None
+        await self._between_steps(lambda sampler: sampler.on_workers("hpc_grpo_join", membership, store, alpha))
 
     async def verify_weights(self, staged: StoredVersion) -> None:
         """Compare this engine's shares of what was staged with their checksums while it samples, on threads beside.

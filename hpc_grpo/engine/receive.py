@@ -18,9 +18,13 @@ from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from hpc_grpo.engine.sampler import ADAPTER_ID
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.contract import contract_differences
@@ -67,16 +71,23 @@ class WeightReceiver:
     vllm_config: Any
     _hpc_grpo_opened: tuple[Path, StoreSpec] | None = None
     _hpc_grpo_on_gpu: StagedOnGpu | None = None
+    _hpc_grpo_lora_alpha: float | None = None
 
     def hpc_grpo_contract_differences(self, layout: BucketLayout) -> list[str]:
         """List the names, shapes and dtypes in which the layout and this worker's model differ."""
+        if self.vllm_config.lora_config is not None:
+            return adapter_differences(layout.specs, self.model_runner.lora_manager._adapter_manager)
         model = self.model_runner.get_model()
         packed_modules = getattr(model, "packed_modules_mapping", None) or {}
         return contract_differences(layout.specs, engine_parameters(model, self.vllm_config), packed_modules)
 
     @catching
-    def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec) -> None:
-        """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank."""
+    def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec, lora_alpha: float | None = None) -> None:
+        """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank.
+
+        With `lora_alpha` the store holds adapters of this scale, else whole weights.
+        """
+        self._hpc_grpo_lora_alpha = lora_alpha
         if self._hpc_grpo_opened != (engine.folder, spec):  # groups form anew around the same store
             self._hpc_grpo_store = open_store(engine.folder, spec, create=False)
             self._hpc_grpo_opened = engine.folder, spec
@@ -128,6 +139,15 @@ class WeightReceiver:
         )
         if is_verified and self._hpc_grpo_on_gpu is not None:
             pairs = self._hpc_grpo_on_gpu.tensors(stored) or pairs
+        if self._hpc_grpo_lora_alpha is not None:
+            self._hpc_grpo_load_adapter(dict(pairs), self._hpc_grpo_lora_alpha)
+        else:
+            self._hpc_grpo_load_model(model, pairs)
+        # A load returns before the GPU has read; after the acknowledgement the publisher may write the store again.
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def _hpc_grpo_load_model(self, model: Any, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
         # As vLLM's own workers reload: layers ask for the current config while they process what was loaded.
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
@@ -138,9 +158,30 @@ class WeightReceiver:
             embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
             if head is not None and embedding is not None and head.weight is embedding.weight:
                 head.quant_method.process_weights_after_loading(head)
-        # A load returns before the GPU has read; after the acknowledgement the publisher may write the store again.
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+
+    def _hpc_grpo_load_adapter(self, tensors: dict[str, torch.Tensor], alpha: float) -> None:
+        """Put an adapter in the place of the one before; the base stays."""
+        manager = self.model_runner.lora_manager
+        rank = next(tensor.shape[0] for name, tensor in tensors.items() if name.endswith("lora_A.weight"))
+        # Clones: vLLM multiplies B by its scale in place, which would change the store.
+        adapter = LoRAModel.from_lora_tensors(
+            ADAPTER_ID,
+            {name: tensor.clone() for name, tensor in tensors.items()},
+            PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[]),
+            device="cpu",
+            dtype=manager.lora_config.lora_dtype,
+        )
+        adapters = manager._adapter_manager
+        adapters.remove_adapter(ADAPTER_ID)
+        adapters.add_adapter(adapter)
+        adapters.activate_adapter(ADAPTER_ID)
+
+
+def adapter_differences(specs: Iterable[ParameterSpec], manager: Any) -> list[str]:
+    """List the parameters of an adapter whose layer has none in the engine: vLLM would leave them out in silence."""
+    known = {part for name in manager.modules for part in manager.packed_modules.get(name, [name])}
+    missing = [spec.name for spec in specs if parse_fine_tuned_lora_name(spec.name)[0] not in known]
+    return [f"{name}: the learner publishes it, the engine has no such layer for an adapter" for name in missing]
 
 
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:

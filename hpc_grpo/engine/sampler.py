@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from hpc_grpo.weights.store import StoredVersion
 
 
+ADAPTER_ID = 1
+"""vLLM's number of the policy's adapter."""
+
+
 @dataclass
 class _PendingCompletion:
     """A completion under way. `segments` are (policy_version, tokens sampled by it), closed at each weight update."""
@@ -43,9 +47,9 @@ class _PendingCompletion:
 class Sampler:
     """Samples completions with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
 
-    def __init__(self, engine: Any, stop_token_ids: Sequence[int]) -> None:
-        """`engine` is vLLM's LLMEngine."""
-        self._engine, self._stop_token_ids = engine, list(stop_token_ids)
+    def __init__(self, engine: Any, stop_token_ids: Sequence[int], adapter: str | None = None) -> None:
+        """`engine` is vLLM's LLMEngine; `adapter` the folder of a LoRA adapter, until others are published."""
+        self._engine, self._stop_token_ids, self._adapter = engine, list(stop_token_ids), adapter
         self._pending: dict[str, _PendingCompletion] = {}
         self._request_ids = itertools.count()
         self._failure: BaseException | None = None
@@ -200,10 +204,14 @@ class Sampler:
         # Cached keys and values are those of the old weights.
         self.forget_prefixes()
         self.policy_version = version
+        if self._adapter is not None:
+            # vLLM's prefix cache knows adapters by this text, not by their weights.
+            self._adapter = f"version {version}"
         self._is_loading = False
 
     def _add(self, request: CompletionRequest) -> Future[Completion]:
         from vllm.exceptions import VLLMClientError
+        from vllm.lora.request import LoRARequest
 
         pending, token_ids = _PendingCompletion(), list(request.prompt_token_ids)
         pending.future.set_running_or_notify_cancel()  # whoever gives up waiting does not cancel it
@@ -216,7 +224,12 @@ class Sampler:
                 raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
             params = sampling_params(request.sampling, request.seed, self._stop_token_ids)
             self._engine.add_request(
-                request_id, {"prompt_token_ids": token_ids}, params, arrival_time=arrival, priority=priority
+                request_id,
+                {"prompt_token_ids": token_ids},
+                params,
+                arrival_time=arrival,
+                lora_request=self._adapter and LoRARequest("policy", ADAPTER_ID, self._adapter),
+                priority=priority,
             )
         except (ValueError, VLLMClientError) as error:
             refusal = PromptError(

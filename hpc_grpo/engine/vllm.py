@@ -11,6 +11,8 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens, schedules_ahead
 from hpc_grpo.config.rules import check_engine, check_vllm_names
+from hpc_grpo.data.tokenizer import model_folder
+from hpc_grpo.system.hugging_face import linear_layers
 from hpc_grpo.types import GIB, SamplingSpec
 
 _CPU_ENVIRONMENT = {
@@ -22,6 +24,9 @@ _CPU_ENVIRONMENT = {
 
 _LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Tokens at the end of a sequence that must have come before for what followed them to be guessed again."""
+
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `max_lora_rank` that vLLM takes."""
 
 _READ = {"max_num_batched_tokens", "async_scheduling", "speculative_config"}
 """Arguments of `engine.vllm` that are not passed on as they are."""
@@ -51,7 +56,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     """Return the keyword arguments of vllm.EngineArgs.
 
     Weights start as dummies, since version 0 comes from the learner; or, where there is none, it `reads_weights` of
-    `model.path`.
+    `model.path`. So does one that is published adapters alone.
     """
     check_engine(config, on_gpu=on_gpu)
     engine = config.engine
@@ -61,7 +66,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "dtype": config.engine_dtype,
         "hf_overrides": {"head_dtype": config.model.head_dtype},
         "seed": config.run.seed,
-        "load_format": "auto" if reads_weights else "dummy",
+        "load_format": "auto" if reads_weights or config.publishes_adapter else "dummy",
         "skip_tokenizer_init": not config.rollout.stop,  # vLLM looks for these in the text
         "max_model_len": config.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
@@ -89,6 +94,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
             "torch_profiler_dir": tempfile.mkdtemp(prefix="hpc-grpo-profile-"),
             "torch_profiler_with_stack": False,  # pyinstrument's part, which costs less
         }
+    if config.publishes_adapter:
+        options |= _lora_options(config)
     if config.placement.colocate and on_gpu:  # a CPU's build refuses the option, not the calls
         options["enable_sleep_mode"] = True
     if guesses := engine.vllm.get("speculative_config"):
@@ -99,6 +106,22 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     else:
         options["kv_cache_memory_bytes"] = int(kv_gib * GIB)
     return options
+
+
+def _lora_options(config: Config) -> dict[str, Any]:
+    """Return the arguments for an adapter: one slot of two, since vLLM on CPU samples from the last without being told.
+
+    Without targets vLLM would give the output layer an adapter too, which takes most of the time on CPU.
+    """
+    lora = config.lora
+    assert lora is not None
+    layers = linear_layers(model_folder(config.model.path)) if lora.targets == "all-linear" else lora.targets
+    return {
+        "enable_lora": True,
+        "max_loras": 2,
+        "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= lora.rank),
+        "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}) or None,
+    }
 
 
 def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) -> Any:

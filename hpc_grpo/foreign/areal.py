@@ -345,7 +345,7 @@ ROWS = (
         also={"async_training": True}),  # AReaL counts batches
     Row("dynamic_bs", convert=only(False, why="a step has rollout.prompts_per_step groups")),
     Row("rollout.use_lora actor.use_lora vllm.enable_lora sglang.enable_lora",
-        convert=only(False, why="LoRA is not here: all weights learn")),
+        convert=only(False, why="say it by section lora: rank, alpha, targets")),
     Row("*lora* actor.peft_type actor.target_modules", note="of LoRA"),
     Row("teacher teacher.*", convert=only(why="a teacher is task: distill")),
     Row("gconfig.n_samples group_size", "rollout.group_size", _group, default=1),

@@ -279,7 +279,7 @@ ROWS = (
               "single_gpu_mode": False}),
     Row("sequence_parallel_size cp_degree", convert=table.split_sequences),
     Row("cp_strategy", note="of cp_degree"),
-    Row("use_peft use_lora use_qlora", convert=only(False, why="LoRA is not here: all weights learn")),
+    Row("use_peft use_lora use_qlora", convert=only(False, why="say it by section lora: rank, alpha, targets")),
     Row("lora_*", note="of LoRA"),
     Row("load_in_4bit load_in_8bit use_fp8_kv_cache", convert=only(False, why="quantised weights are not here")),
     Row("model_dtype", "model.dtype", table.dtype, default="bfloat16"),

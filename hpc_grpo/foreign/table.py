@@ -270,6 +270,20 @@ def as_list(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
+def lora(rank: str, alpha: str, targets: str) -> Convert:
+    """Convert a switch or a rank to section `lora`, by these keys of theirs."""
+
+    def convert(value: Any, theirs: Theirs) -> Any:
+        if not value:
+            return {}
+        named = as_list(theirs.get(targets, default="all-linear"))
+        ours: dict[str, Any] = {"lora.rank": int(theirs.get(rank)), "lora.alpha": float(theirs.get(alpha))}
+        ours["lora.targets"] = "all-linear" if named == ["all-linear"] else named
+        return Differs(ours, "without dropout, which would change the ratios of policies by chance")
+
+    return convert
+
+
 def positive(value: Any, _theirs: Theirs) -> int | None:
     """Return a number of steps, None if 0, -1 or null stands for never."""
     return int(value) if value is not None and int(value) > 0 else None

@@ -270,10 +270,13 @@ ROWS = (
         convert=only({}, why="the model is as its folder says")),
     Row("actor_rollout_ref.model.override_config.*", convert=only(why="the model is as its folder says")),
     Row("actor_rollout_ref.model.enable_gradient_checkpointing", "train.gradient_checkpointing", default=True),
-    Row("actor_rollout_ref.model.lora_rank actor_rollout_ref.model.lora.rank",
-        convert=only(0, why="LoRA is not here: all weights learn")),
-    Row("actor_rollout_ref.model.lora* actor_rollout_ref.model.target_modules actor_rollout_ref.model.exclude_modules",
-        note="of LoRA"),
+    Row("actor_rollout_ref.model.lora_rank", convert=table.lora(
+        *(f"actor_rollout_ref.model.{key}" for key in ("lora_rank", "lora_alpha", "target_modules"))),
+        also={"actor_rollout_ref.model.lora_alpha": 16, "actor_rollout_ref.model.target_modules": "all-linear"}),
+    Row("actor_rollout_ref.model.lora.rank", convert=only(0, why="of Megatron's adapters: set lora.rank")),
+    Row("actor_rollout_ref.model.exclude_modules", convert=only(why="lora.targets names what gets an adapter")),
+    Row("actor_rollout_ref.model.lora_adapter_path", "model.adapter"),
+    Row("actor_rollout_ref.model.lora*", note="of LoRA"),
     Row("actor_rollout_ref.model.mtp.enable", convert=only(False, why="prediction of several tokens is not here")),
     Row("actor_rollout_ref.model.mtp.* actor_rollout_ref.model.use_* actor_rollout_ref.model.enable_activation_offload "
         "actor_rollout_ref.model.fused_kernel_options.* actor_rollout_ref.model.tiled_mlp.* "

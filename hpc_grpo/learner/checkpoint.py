@@ -15,7 +15,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,8 @@ from torch import Tensor
 from hpc_grpo.config import Config
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
-from hpc_grpo.learner.model import PolicyModel, gathered
+from hpc_grpo.learner.lora import adapter_specs, gathered_adapter, write_adapter
+from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs
 from hpc_grpo.learner.staging import deepspeed_globals
 from hpc_grpo.run.checkpoint import FileEntry, Manifest, hash_files, problems, read_manifest, write_manifest
 from hpc_grpo.run.files import publish_dir, staging_path, start_staging
@@ -65,7 +66,9 @@ class CheckpointWriter:
                 start_staging(directory)
             dist.barrier()
             with learner.files.new_checkpoint(keeps=behind):
-                learner.ds_engine.save_checkpoint(str(staging), tag=TAG, save_latest=False)
+                learner.ds_engine.save_checkpoint(
+                    str(staging), tag=TAG, save_latest=False, exclude_frozen_parameters=_is_partly_frozen(learner)
+                )
                 for part in learner.parts:
                     learner.files.written += part.save(staging, learner.files)
                 learner.files.save(_rng_state(), staging / f"rng_rank_{learner.rank}.pt")
@@ -91,6 +94,11 @@ class CheckpointWriter:
             write_manifest(staging, replace(self._manifest, files=files))
             publish_dir(self._directory)
         return time.monotonic() - self._begun
+
+
+def _is_partly_frozen(learner: Learner) -> bool:
+    """Tell whether a part has frozen weights: these are those of `model.path`, and in no checkpoint."""
+    return any(not own.requires_grad for own in learner.model.parameters())
 
 
 @contextmanager
@@ -126,7 +134,8 @@ def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = 
             rewritten if is_resharded else nullcontext(here) as folder,
             _universal_loading(engine) if is_resharded else nullcontext(),
         ):
-            if engine.load_checkpoint(str(folder), tag=TAG)[0] is None:
+            is_strict = not _is_partly_frozen(learner)
+            if engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=is_strict)[0] is None:
                 raise ConfigError(f"DeepSpeed found no state in {directory}.")
         for part in learner.parts:
             part.load(here, learner.files)
@@ -203,15 +212,23 @@ def _restore_rng(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
 
 
-def export_model(learner: Learner, directory: Path) -> None:
+def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> None:
     """Write the policy in Hugging Face format, atomically, on rank 0: for `from_pretrained` and vLLM.
 
-    Tied weights are stored once; `from_pretrained` ties them again.
+    Tied weights are stored once; `from_pretrained` ties them again. Of a policy with an adapter this is the adapter in
+    PEFT's format, or if `merged` the whole model.
     """
-    weights = full_weights(learner.model, learner.parameter_specs())
+    is_adapter = learner.config.lora is not None and not merged
+    gather = gathered_adapter if is_adapter else gathered
+    dtype = learner.config.model.dtype
+    specs = adapter_specs(learner.model, dtype) if is_adapter else parameter_specs(learner.model, dtype)
+    weights = full_weights(learner.model, specs, gather)
     if learner.rank == 0:
         staging = start_staging(directory)
-        learner.model.language_model.save_pretrained(staging, state_dict=weights)
+        if is_adapter:
+            write_adapter(learner.config, weights, staging)
+        else:
+            learner.model.language_model.save_pretrained(staging, state_dict=weights)
         copy_tokenizer(learner.config, staging)
     del weights
     for part in learner.parts:
@@ -221,13 +238,16 @@ def export_model(learner: Learner, directory: Path) -> None:
     dist.barrier()
 
 
-def full_weights(model: PolicyModel, specs: Sequence[ParameterSpec]) -> dict[str, Tensor]:
+def full_weights(
+    model: PolicyModel, specs: Sequence[ParameterSpec], gather: Callable[..., Any] = gathered
+) -> dict[str, Tensor]:
     """Return copies of the parameters in rank 0's host memory, and nothing elsewhere; a collective under ZeRO-3."""
     weights: dict[str, Tensor] = {}
+    dtypes = {spec.name: getattr(torch, spec.dtype) for spec in specs}
     for bucket in bucket_layout(specs).buckets:
-        with gathered(model, bucket.names) as parameters:
+        with gather(model, bucket.names) as parameters:
             if dist.get_rank() == 0:
-                weights.update({name: tensor.cpu().clone() for name, tensor in parameters.items()})
+                weights |= {name: own.to("cpu", dtypes[name], copy=True) for name, own in parameters.items()}
     return weights
 
 

@@ -26,6 +26,7 @@ from hpc_grpo.config.resources import budget_of
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.critic import Critic
 from hpc_grpo.learner.group import init_process_group, of_all_ranks
+from hpc_grpo.learner.lora import BaseReference, Lora, adapter_specs, gathered_adapter
 from hpc_grpo.learner.model import PolicyModel, check_packing, gathered, parameter_specs, score
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack, pack_equalised
@@ -38,7 +39,8 @@ from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 if TYPE_CHECKING:
     from hpc_grpo.types import Float32Array
 
-PARTS: list[type[LearnerPart]] = [Critic, Reference, Teacher]  # in the order in which a step calls them
+PARTS: list[type[LearnerPart]] = [Critic, Lora, BaseReference, Reference, Teacher]
+"""In the order in which a step calls them."""
 
 
 class Learner:
@@ -140,10 +142,12 @@ class Learner:
         return score_apart(self.model, prompt, completions, self.device)
 
     def parameter_specs(self) -> list[ParameterSpec]:
-        return parameter_specs(self.model, self.config.model.dtype)
+        """List what a publish brings to the engines: all parameters, or those of the adapter."""
+        specs = adapter_specs if self.config.publishes_adapter else parameter_specs
+        return specs(self.model, self.config.model.dtype)
 
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
-        return gathered(self.model, names)
+        return gathered_adapter(self.model, names) if self.config.publishes_adapter else gathered(self.model, names)
 
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
         """Compute the learner's logprobs at the start of a step; None where the step's own passes give them."""

@@ -162,7 +162,8 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the loaded model's parameters under their Hugging Face names; a tied one appears once."""
-        yield from (own for own in self.language_model.named_parameters() if own[0] in self._hf_names)
+        named = ((name.replace(".base_layer.", "."), own) for name, own in self.language_model.named_parameters())
+        yield from (own for own in named if own[0] in self._hf_names)
 
 
 def score(model: PolicyModel, batch: PackedBatch) -> Tensor:

@@ -42,7 +42,7 @@ class LearnerPart:
         """Tell whether a run of `config` has this part."""
         raise NotImplementedError
 
-    def change_policy(self, language_model: Any) -> None:
+    def change_policy(self, policy: PolicyModel) -> None:
         """Change the loaded policy before its optimizer is built, which gets what then requires a gradient."""
 
     def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
@@ -91,7 +91,7 @@ class Reference(LearnerPart):
 
     @staticmethod
     def is_wanted(config: Config) -> bool:
-        return config.needs.reference
+        return config.needs.reference and not config.reference_is_base
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)

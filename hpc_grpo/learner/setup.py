@@ -35,7 +35,7 @@ def build_engine(
     world_size: int,
     device: torch.device,
     total_optimizer_steps: int | None,
-    changes: Iterable[Callable[[Any], None]],
+    changes: Iterable[Callable[[PolicyModel], None]],
 ) -> Any:
     """Build the DeepSpeed engine around the policy after its `changes`; its `.module` is the `PolicyModel`."""
     import deepspeed
@@ -46,7 +46,7 @@ def build_engine(
     with sharded_loading(settings):
         model = load_trained(config, device)
         for change in changes:
-            change(model.language_model)
+            change(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.
     decayed = [p for p in parameters if len(full_shape(p)) > 1 and train.weight_decay > 0.0]

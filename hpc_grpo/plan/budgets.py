@@ -72,9 +72,10 @@ def learner_budget(model: Model, config: Config, num_learners: int, hardware: Ha
     parts = [*states, *working, communication_part(model, config)]
     # The optimizer step's memory beyond the room left by activations, which are freed by then. Stages 1 and 2 take the
     # norm of the largest gradient in float64; stage 3 copies a sub-group's gradients.
-    needed, formula = 8 * model.shape.largest_parameter, "8 V d"
+    trained, letter = policy_parameters(model, config)
+    needed, formula = 8 * min(model.shape.largest_parameter, trained), "8 V d"
     if config.train.zero_stage == 3:
-        needed, formula = 4 * min(SUB_GROUP_ELEMENTS, model.num_parameters // num_learners), "4 min(10^9, P / W)"
+        needed, formula = 4 * min(SUB_GROUP_ELEMENTS, trained // num_learners), f"4 min(10^9, {letter} / W)"
     if config.train.offload_optimizer == "none":
         beyond = max(0, needed - sum(part.num_bytes for part in working))
         parts.append(Part("optimizer step, beyond activations", beyond, f"{formula} - activations"))
@@ -84,27 +85,43 @@ def learner_budget(model: Model, config: Config, num_learners: int, hardware: Ha
     return MemoryBudget(LEARNER_GPU, nonzero(*parts), hardware.gpu_bytes)
 
 
+def policy_parameters(model: Model, config: Config) -> tuple[int, str]:
+    """Return how many parameters of the policy are trained, and their symbol: the model's, or those of its adapter."""
+    if config.lora is None:
+        return model.num_parameters, "P"
+    return model.shape.adapter_parameters(config.lora.rank, config.lora.targets), "A"
+
+
+def published_parameters(model: Model, config: Config) -> int:
+    return policy_parameters(model, config)[0] if config.publishes_adapter else model.num_parameters
+
+
 def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
     """List weights, gradients, optimizer and reference, on the device where the learner computes."""
     states = STATES[config.model.dtype, config.train.zero_stage, config.train.offload_optimizer != "none"]
     p, dtype = model.num_parameters, config.model.dtype
 
-    def part(name: str, whole: int, shard: int, parameters: int = p) -> Part:
-        terms = [f"{whole} P"] * bool(whole) + [f"{shard} P / W"] * bool(shard)
+    def part(name: str, whole: int, shard: int, parameters: int = p, letter: str = "P") -> Part:
+        terms = [f"{whole} {letter}"] * bool(whole) + [f"{shard} {letter} / W"] * bool(shard)
         return Part(name, whole * parameters + shard * parameters // num_learners, " + ".join(terms) or "0")
 
     def frozen(name: str, size: int, parameters: int) -> Part:
         """Count a model that is not trained: complete on each learner, or sharded by ZeRO-3."""
         return part(name, *((0, size) if config.train.zero_stage == 3 else (size, 0)), parameters)
 
-    parts = [
-        part(f"weights ({dtype})", states.weights_whole, states.weights_shard),
-        part("gradients (summed in float32)", states.gradients_whole, states.gradients_shard),
-        part("optimizer (float32 weights, moments)", 0, states.optimizer_shard),
-    ]
+    def trained(of: str, parameters: int, letter: str) -> list[Part]:
+        rows = (
+            ("weights", dtype, states.weights_whole, states.weights_shard),
+            ("gradients", "summed in float32", states.gradients_whole, states.gradients_shard),
+            ("optimizer", "float32 weights, moments", 0, states.optimizer_shard),
+        )
+        return [part(f"{of}{name} ({form})", whole, shard, parameters, letter) for name, form, whole, shard in rows]
+
+    parts = [] if config.lora is None else [frozen(f"frozen weights ({dtype})", DTYPE_BYTES[dtype], p)]
+    parts += trained("" if config.lora is None else "adapter: ", *policy_parameters(model, config))
     if config.needs.critic:
-        parts += [replace(each, name=f"critic: {each.name}") for each in parts]
-    if config.needs.reference:
+        parts += trained("critic: ", p, "P")
+    if config.needs.reference and not config.reference_is_base:
         parts.append(frozen("reference model", DTYPE_BYTES[dtype], model.reference_parameters or p))
         if config.loss.kl.averages and dtype != "float32":
             parts.append(frozen("reference's average (float32)", 4, p))
@@ -139,14 +156,14 @@ def communication_part(model: Model, config: Config) -> Part:
     bucket, its copy, and the gathered weights. bfloat16 stage 1 reduces its gradients where they are.
     """
     stage, b = config.train.zero_stage, DTYPE_BYTES[config.model.dtype]
-    bucket, p = REDUCE_BUCKET_ELEMENTS, model.num_parameters
+    bucket, p, trained = REDUCE_BUCKET_ELEMENTS, model.num_parameters, policy_parameters(model, config)[0]
     if stage == 1 and b == 2 and config.train.offload_optimizer == "none":
         return Part("communication buffers", 0, "0")
     if stage == 3:
-        total = 4 * bucket + 4 * min(bucket, p) + b * min(MAX_LIVE_ELEMENTS, p)
+        total = 4 * bucket + 4 * min(bucket, trained) + b * min(MAX_LIVE_ELEMENTS, p)
         return Part("communication, gathered weights", total, "4 B + 4 min(B, P) + b min(10^9, P)")
     if stage == 2 and b == 2:
-        total = 2 * b * bucket + 4 * max(min(bucket, p), model.shape.largest_parameter)
+        total = 2 * b * bucket + 4 * max(min(bucket, trained), min(model.shape.largest_parameter, trained))
         return Part("communication buffers", total, "2 b B + 4 max(min(B, P), V d)")
     return Part("communication buffers", 8 * bucket, "8 B")
 
@@ -155,7 +172,7 @@ def host_parts(model: Model, config: Config, num_learners: int, learners_on_node
     """List what the optimizer of a node's learners takes of host memory: nothing without offload."""
     is_offloaded, n = config.train.offload_optimizer != "none", learners_on_node
     states = STATES[config.model.dtype, config.train.zero_stage, is_offloaded]
-    p = model.num_parameters * (2 if config.needs.critic else 1)
+    p = policy_parameters(model, config)[0] + model.num_parameters * config.needs.critic
     pinned = [size * (p // num_learners) for size in states.host_pinned_shard]
     if is_offloaded and config.train.zero_stage == 3:
         full, rest = divmod(p // num_learners, SUB_GROUP_ELEMENTS)
@@ -244,8 +261,10 @@ def model_parts(model: Model, config: Config) -> list[Part]:
     tokens = min(max_batched_tokens(config, on_gpu=expects_gpus(config)), max_num_seqs * config.max_model_len)
     forward = tokens * b * (4 * shape.hidden_size + 3 * shape.intermediate_size // parallel)
     sampling = SAMPLING_ARRAYS * 4 * max_num_seqs * shape.vocab_size
+    slots = 2 * b * policy_parameters(model, config)[0] // parallel if config.publishes_adapter else 0
     return [
         Part(f"weights ({config.engine_dtype})", b * model.num_parameters // parallel, "b P / tensor_parallel"),
+        *nonzero(Part("slots of adapters", slots, "2 b A / tensor_parallel")),
         Part("largest batch, sampling", forward + sampling, "b (4 d + 3 f / tensor_parallel) N + 16 S V"),
     ]
 
@@ -295,9 +314,9 @@ def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> Me
 
 def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:
     """List the weight store (weights/store.py; none without engines) and Ray's object store."""
-    store = weight_store_bytes(config, model.num_parameters)
+    store = weight_store_bytes(config, published_parameters(model, config))
     objects = int(config.launch.object_store_gib * GIB)
     return nonzero(
-        Part("weight store in /dev/shm", store, "b P"),
+        Part("weight store in /dev/shm", store, "b A" if config.publishes_adapter else "b P"),
         Part("Ray's object store in /dev/shm", objects, "launch.object_store_gib"),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import trained_parameters, weight_bytes
+from hpc_grpo.plan.budgets import policy_parameters
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.memory import Part, nonzero
 from hpc_grpo.plan.step import num_steps
@@ -82,15 +83,22 @@ def room_for(run: RunDir) -> Room:
 
 
 def disk_budget(plan: Plan, room: Room) -> DiskBudget:
-    config, p, steps = plan.config, plan.model.num_parameters, num_steps(plan)
-    trained = trained_parameters(config, p)
-    checkpoints, exports, each = num_checkpoints(config, steps), num_exports(config, steps), checkpoint_bytes(config, p)
+    config, steps = plan.config, num_steps(plan)
+    p, letter = policy_parameters(plan.model, config)
+    frozen = plan.model.num_parameters - p
+    trained = trained_parameters(config, plan.model.num_parameters) - frozen
+    checkpoints, exports = num_checkpoints(config, steps), num_exports(config, steps)
+    each = checkpoint_bytes(config, plan.model.num_parameters, frozen)
     sure = nonzero(
-        Part("checkpoints", checkpoints * each, f"{checkpoints} x {each // p} P: keep_last, and the one being written"),
+        Part(
+            "checkpoints",
+            checkpoints * each,
+            f"{checkpoints} x {each // p} {letter}: keep_last, and the one being written",
+        ),
         Part(
             "exports",
             exports * weight_bytes(config, trained),
-            f"{exports} x {'2 ' * (trained > p)}b P{_at_least(config)}",
+            f"{exports} x {'2 ' * (trained > p)}b {letter}{_at_least(config)}",
         ),
     )
     shards = plan.num_learners * FILES_PER_SHARD
@@ -99,17 +107,18 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
     return DiskBudget(config.run_path, sure, _text_parts(config, steps), files, room)
 
 
-def checkpoint_bytes(config: Config, num_parameters: int) -> int:
+def checkpoint_bytes(config: Config, num_parameters: int, num_frozen: int = 0) -> int:
     """Return the size of a checkpoint: 12 P under ZeRO-3, whose shards are all float32; stages 1 and 2 add b P.
 
-    A reference that follows the policy adds b P, or 4 P for an average. Counted in the files that DeepSpeed 0.19.8
-    writes; a test compares them.
+    Frozen parameters are in none. A reference that follows the policy adds b P, or 4 P for an average. Counted in the
+    files that DeepSpeed 0.19.8 writes; a test compares them.
     """
     whole = 0 if config.train.zero_stage == 3 else DTYPE_BYTES[config.model.dtype]
     reference = 0
     if config.loss.kl.refresh_steps is not None:
         reference = 4 if config.loss.kl.averages else DTYPE_BYTES[config.model.dtype]
-    return (OPTIMIZER_BYTES + whole) * trained_parameters(config, num_parameters) + reference * num_parameters
+    trained = trained_parameters(config, num_parameters) - num_frozen
+    return (OPTIMIZER_BYTES + whole) * trained + reference * num_parameters
 
 
 def num_checkpoints(config: Config, num_steps: int | None) -> int:

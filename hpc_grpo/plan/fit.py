@@ -15,6 +15,7 @@ from hpc_grpo.plan.budgets import (
     host_budget,
     kv_cache,
     learner_budget,
+    policy_parameters,
     shared_gpu_budget,
     shared_memory_budget,
     state_parts,
@@ -67,7 +68,7 @@ class Plan:
     def warnings(self) -> tuple[str, ...]:
         """Return warnings about short peaks that may not fit although training fits."""
         host = next(budget for budget in self.budgets if budget.device == HOST_MEMORY)
-        export = weight_bytes(self.config, self.model.num_parameters)
+        export = weight_bytes(self.config, policy_parameters(self.model, self.config)[0])
         if not host.fits or host.num_bytes + export <= host.capacity_bytes:
             return ()
         return (

@@ -7,7 +7,7 @@ exact if the folder has safetensors files, whose headers list every tensor. Othe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -68,6 +68,18 @@ class ModelShape:
         """
         embeddings = self.vocab_size * self.hidden_size * (1 if self.has_tied_embeddings else 2)
         return embeddings + self.num_layers * self.num_layer_parameters + self.hidden_size
+
+    def adapter_parameters(self, rank: int, targets: str | Sequence[str]) -> int:
+        """Count a LoRA adapter: rank times inputs and outputs of each adapted layer.
+
+        >>> FAMILY["7B"].adapter_parameters(16, "all-linear")
+        40370176
+        """
+        d, a, k, f = self.hidden_size, self.attention_size, self.kv_size, self.intermediate_size
+        sizes = {"q_proj": d + a, "k_proj": d + k, "v_proj": d + k, "o_proj": a + d}
+        sizes |= {"gate_proj": d + f, "up_proj": d + f, "down_proj": f + d}
+        adapted = [size for name, size in sizes.items() if targets == "all-linear" or name in targets]
+        return self.num_layers * rank * sum(adapted)
 
     @property
     def largest_parameter(self) -> int:

@@ -36,6 +36,7 @@ from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.prefetch import Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.registry import names_function
+from hpc_grpo.run.adapter import refuse_wrong_lora
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
@@ -276,8 +277,9 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         return
     if isinstance(settings, dict):
         refuse_images(settings, path)
-        if config.needs.rollouts:
+        if config.needs.rollouts or config.lora is not None:
             refuse_experts(settings, path)
+        refuse_wrong_lora(config, folder, working_dir)
 
 
 def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:

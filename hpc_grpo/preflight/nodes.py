@@ -25,6 +25,7 @@ from hpc_grpo.launch.agent.program import NodeProcess
 from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.container import Container, container_of
+from hpc_grpo.plan.budgets import published_parameters
 from hpc_grpo.plan.model import read_model
 from hpc_grpo.preflight import network
 from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group, failure, ok, skipped
@@ -240,7 +241,7 @@ def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
     if engines_per_node(config):
         try:
             model = read_model(config.model.path, context.job_environ)
-            store_gib = weight_store_bytes(config, model.num_parameters) / GIB
+            store_gib = weight_store_bytes(config, published_parameters(model, config)) / GIB
         except ConfigError:
             store_gib = None  # the login node's check of the model says why
     return NodeNeeds(

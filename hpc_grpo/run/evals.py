@@ -13,6 +13,7 @@ from typing import Any
 
 from hpc_grpo.config import Config, DataConfig, SourceConfig
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.adapter import with_model
 from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.owner import PRIVATE_DIR_MODE
 from hpc_grpo.run.paths import RunDir
@@ -94,16 +95,12 @@ def config_of_model(path: str, data: str) -> Config:
     return Config.model_validate({**sections, "engine": {"engines_per_node": 1}, "train": {"total_steps": 1}})
 
 
-def with_model(config: Config, path: str) -> Config:
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-
-
 def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mapping[str, Any]] = ()) -> Config:
     """Return the config of an eval of `model`, in `folder`, on the sources in `data`, or on the run's eval sets.
 
     Keeps the engines and the sampling of `config`. Raises ConfigError if there is no data to evaluate on.
     """
-    values = config.model_dump(mode="json")
+    values = with_model(config, model).model_dump(mode="json")
     of_data = values["data"]
     if data:
         of_training = _keys_for_others(config.data.sources(for_eval=False)[0][1])
@@ -118,7 +115,6 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     of_data["cache_dir"] = str(config.cache_path)
     values |= _NO_TRAINING
     values["run"] |= {"root": str(folder.path.parent), "name": folder.path.name}
-    values["model"]["path"] = model
     values["rollout"]["overlong_tokens"] = None
     if not (values["rewards"] or config.environments):  # SFT and distillation need none
         values["rewards"] = [{"name": "correctness"}]

@@ -131,3 +131,14 @@ def read_header(file: Path) -> WeightsHeader:
     entries.pop("__metadata__", None)
     end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     return WeightsHeader({name: tuple(entry["shape"]) for name, entry in entries.items()}, 8 + length + end)
+
+
+def linear_layers(folder: Path) -> set[str]:
+    """Return the names of a model's linear layers, its embeddings and output layer left out, by its files' headers.
+
+    Empty where the weights are no safetensors files.
+    """
+    files = [file for file in weight_files(folder) if file.suffix == ".safetensors" and file.is_file()]
+    shapes = {name: shape for file in files for name, shape in read_header(file).shapes.items()}
+    layers = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
+    return {name for name in layers if "embed" not in name and not name.endswith(("lm_head", "wte", "wpe"))}

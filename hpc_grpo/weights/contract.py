@@ -52,7 +52,7 @@ def refuse_experts(settings: Mapping[str, Any], path: str) -> None:
             raise ConfigError(
                 f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}), whose weights cannot be "
                 f"published: engines fuse the experts of a layer, learners do not. Supported are dense decoders, such "
-                f"as {', '.join(DENSE_ARCHITECTURES)}; task: sft, which has no engines, trains any."
+                f"as {', '.join(DENSE_ARCHITECTURES)}; task: sft, which has no engines, trains any without lora."
             )
 
 

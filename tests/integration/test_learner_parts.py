@@ -54,11 +54,11 @@ class Lora(LearnerPart):
     def is_wanted(config: Any) -> bool:
         return True
 
-    def change_policy(self, language_model: Any) -> None:
-        language_model.requires_grad_(False)
-        for name, module in list(language_model.named_modules()):
+    def change_policy(self, policy: Any) -> None:
+        policy.requires_grad_(False)
+        for name, module in list(policy.named_modules()):
             if name.endswith(ADAPTED):
-                language_model.set_submodule(name, LoraLinear(module))
+                policy.set_submodule(name, LoraLinear(module))
 
 
 class Baseline(LearnerPart):

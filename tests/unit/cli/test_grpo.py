@@ -35,6 +35,7 @@ GIVEN = GrpoOptions(
     max_prompt_length=256,
     max_completion_length=128,
     use_unsloth=False,
+    lora_r=None,
 )
 
 
@@ -78,9 +79,15 @@ def test_unsloth_is_taken_and_correctness_compares_texts_and_both_are_told(
     monkeypatch.setattr(grpo, "_run_until_over", lambda _command: 75)
     result = call("grpo", *WORDS, "--use_unsloth", f"--output_dir={tmp_path}")
     assert result.exit_code == 75
-    assert "--use_unsloth: all weights learn here, by DeepSpeed on all GPUs." in result.stderr
+    assert "--use_unsloth: trains a LoRA adapter, by peft and DeepSpeed on all GPUs." in result.stderr
     assert "--reward_function correctness: exact here." in result.stderr
     assert [reward.name for reward in load_config(str(tmp_path / "train_grpo.yaml")).rewards] == ["exact"]
+
+
+@pytest.mark.parametrize(("options", "rank"), [({}, None), ({"use_unsloth": True}, 16), ({"lora_r": 8}, 8)])
+def test_unsloth_and_a_rank_train_an_adapter(tmp_path: Path, options: dict[str, Any], rank: int | None) -> None:
+    lora = loaded(tmp_path, 1, **options).lora
+    assert (lora and lora.rank) == rank
 
 
 def test_the_exit_code_of_training_is_the_commands(tmp_path: Path) -> None:

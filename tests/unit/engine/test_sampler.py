@@ -45,11 +45,15 @@ class FakeVllm:
         self.model_config = self
         self.request_states: dict[str, RequestState] = {}
         self.asked_of_workers: list[str] = []
+        self.adapters: list[str | None] = []
         self.engine_core = self.scheduler = self
         self.max_num_active_reqs = 8
         self.batch_queue: Any = None
 
-    def add_request(self, request_id: str, prompt: Any, params: Any, arrival_time: float | None, priority: int) -> None:
+    def add_request(
+        self, request_id: str, prompt: Any, params: Any, arrival_time: float, priority: int, lora_request: Any
+    ) -> None:
+        self.adapters.append(lora_request and lora_request.lora_path)
         if not prompt["prompt_token_ids"]:
             raise VLLMValidationError("The decoder prompt cannot be empty")
         self.request_states[request_id] = RequestState(request_id)
@@ -135,6 +139,20 @@ def test_a_publish_waits_for_the_steps_scheduled_ahead_and_every_token_counts_as
         sampler.receive_weights(version)
     completion = answer.result(timeout=0)
     assert completion.policy_versions.tolist() == completion.token_ids.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "asked_with"), [(None, [None] * 3), ("/adapters/a", ["/adapters/a", "version 1", "version 2"])]
+)
+def test_each_version_of_an_adapter_has_a_name_of_its_own(adapter: str | None, asked_with: list[str | None]) -> None:
+    """The prefix cache of vLLM knows adapters by their names."""
+    vllm = FakeVllm()
+    sampler = Sampler(vllm, [], adapter)
+    for version in (1, 2, 3):
+        sampler.add([REQUEST])
+        vllm.request_states.clear()
+        sampler.receive_weights(version)
+    assert vllm.adapters == asked_with
 
 
 def test_a_step_ahead_that_fails_fails_the_publish_and_all_who_wait() -> None:

@@ -253,7 +253,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 
 REFUSED = {
     "areal/boba": "neither reward_norm nor adv_norm",
-    "areal/lora": "LoRA is not here",
+    "areal/lora": "say it by section lora",
     "open-instruct/olmo3-2026": "cannot be shared out evenly among 9 nodes",
     "open-instruct/olmo3": "take 72, and 8 nodes of 8 have 64",
     "open-instruct/qwen7b": "a right answer counts only in the right format",

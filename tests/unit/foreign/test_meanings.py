@@ -24,14 +24,16 @@ EXAMPLES = {"areal": AREAL, "verl": VERL, "open_instruct": OPEN_INSTRUCT, "trl":
 SWITCHES: dict[str, list[dict[str, Any]]] = {
     "trl": [
         {"eval_strategy": "steps", "eval_steps": 10, "dataset_name": "d", "num_processes": 2, "vllm_mode": "server"},
-        {"loss_type": "sapo", "max_steps": 10, "warmup_steps": 0.1, "sync_ref_model": True, "beta": 0.1},
+        {"loss_type": "sapo", "max_steps": 10, "warmup_steps": 0.1, "sync_ref_model": True, "beta": 0.1,
+         "use_peft": True},
     ],
     "verl": [
         {f"{_ACTOR}.policy_loss.loss_mode": loss, "algorithm.use_kl_in_reward": True, "algorithm.adv_estimator": "grpo",
          "algorithm.filter_groups.enable": True, "algorithm.rollout_correction.bypass_mode": loss == "sapo",
          "algorithm.rollout_correction.rollout_is": "token", f"{_ACTOR}.use_dynamic_bsz": True,
          f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
-         "reward_model.overlong_buffer.enable": True, "reward_model.overlong_buffer.len": 10}
+         "reward_model.overlong_buffer.enable": True, "reward_model.overlong_buffer.len": 10,
+         "actor_rollout_ref.model.lora_rank": 8}
         for loss in ("vanilla", "sapo", "kl_cov", "clip_cov")
     ],
     "areal": [
@@ -229,6 +231,20 @@ def test_a_row_reads_the_keys_that_it_accounts_for(system: str, rows: Sequence[R
     prefixes = tuple(name for name in read if name.endswith("."))
     unread = {key for row in rows for key in row.also if key not in read and not key.startswith(prefixes or "\0")}
     assert unread == set()
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "expected"),
+    [
+        (trl.ROWS, {"use_peft": True}, (16, 32.0, "all-linear")),
+        (trl.ROWS, {"use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj"]}, (4, 32.0, ["q_proj"])),
+        (trl.ROWS, {"use_peft": False, "lora_r": 4}, (None, None, None)),
+        (verl.ROWS, {"actor_rollout_ref.model.lora_rank": 64}, (64, 16.0, "all-linear")),
+        (verl.ROWS, {"actor_rollout_ref.model.lora_rank": 0}, (None, None, None)),
+    ],
+)
+def test_their_adapters_are_section_lora(rows: Sequence[Row], given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    assert tuple(ours(rows, given).get(f"lora.{key}") for key in ("rank", "alpha", "targets")) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""LoRA (arXiv:2106.09685): freezes the policy and trains a product of low rank beside each linear layer, by peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.model import PolicyModel, full_shape, gathered_parameters, score
+from hpc_grpo.learner.packing import PackedBatch
+from hpc_grpo.learner.parts import LearnerPart
+from hpc_grpo.types import ParameterSpec
+
+_NAME = "default"  # peft's, of the only adapter
+_PREFIX = "base_model.model."  # of names in PEFT's files
+
+
+class Lora(LearnerPart):
+    """Puts peft's layers into the policy. Engines and exports get the adapter, or merged weights."""
+
+    @staticmethod
+    def is_wanted(config: Config) -> bool:
+        return config.lora is not None
+
+    def change_policy(self, policy: PolicyModel) -> None:
+        """Freeze the policy and add adapters, the same on every rank.
+
+        Raises ConfigError for targets that match no linear layer, and for a `model.adapter` of another form.
+        """
+        from peft import inject_adapter_in_model
+
+        policy.requires_grad_(False)
+        language_model, settings = policy.language_model, peft_config(self.config)
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(self.config.run.seed)
+                inject_adapter_in_model(settings, language_model)
+        except ValueError as error:
+            raise ConfigError(f"lora.targets = {self.config.lora.targets}: {error}") from error  # type: ignore[union-attr]
+        for name, layer in adapted_layers(policy):
+            if not isinstance(layer.base_layer, nn.Linear):
+                raise ConfigError(f"lora.targets: {name} is a {type(layer.base_layer).__name__}, and no linear layer.")
+            layer.merged_weight = partial(merged_weight, layer)
+        if self.config.model.adapter is not None:
+            _load_adapter(policy, Path(self.config.model.adapter))
+
+
+class BaseReference(LearnerPart):
+    """The reference of the KL under LoRA: the policy with its adapter off. No second model is in memory."""
+
+    @staticmethod
+    def is_wanted(config: Config) -> bool:
+        return config.reference_is_base
+
+    def change_policy(self, policy: PolicyModel) -> None:
+        self._policy = policy
+
+    def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
+        with adapter_off(self._policy):
+            return {"ref_logprobs": score(self._policy, batch)}
+
+
+def peft_config(config: Config) -> Any:
+    """Return peft's form of section `lora`."""
+    from peft import LoraConfig
+
+    lora, base = config.lora, config.model.path
+    assert lora is not None
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=lora.targets,
+        lora_dropout=lora.dropout,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(Path(base).absolute()) if Path(base).is_dir() else base,
+    )
+
+
+def adapted_layers(policy: PolicyModel) -> Iterator[tuple[str, Any]]:
+    """Yield peft's layers under the names of those in whose place they are."""
+    for name, module in policy.language_model.named_modules():
+        if hasattr(module, "lora_A"):
+            yield name, module
+
+
+@contextmanager
+def adapter_off(policy: PolicyModel) -> Iterator[None]:
+    """Compute with the base alone inside the block.
+
+    Multiplies the adapter by 0 instead of skipping it: ZeRO-3 expects the same modules in every pass.
+    """
+    layers = [layer for _, layer in adapted_layers(policy)]
+    scalings = [layer.scaling[_NAME] for layer in layers]
+    for layer in layers:
+        layer.scaling[_NAME] = 0.0
+    try:
+        yield
+    finally:
+        for layer, scaling in zip(layers, scalings, strict=True):
+            layer.scaling[_NAME] = scaling
+
+
+def merged_weight(layer: Any) -> Tensor:
+    """Return base + scaling * B A in float32: in bfloat16 the sum would lose most of a small product."""
+    low, high = layer.lora_A[_NAME].weight.float(), layer.lora_B[_NAME].weight.float()
+    return layer.base_layer.weight.float() + layer.scaling[_NAME] * (high @ low)
+
+
+def adapter_parameters(policy: PolicyModel) -> dict[str, nn.Parameter]:
+    """Map the names in PEFT's files to the adapter's parameters."""
+    named = policy.language_model.named_parameters()
+    return {f"{_PREFIX}{name.replace(f'.{_NAME}.', '.')}": own for name, own in named if f".{_NAME}." in name}
+
+
+def adapter_specs(policy: PolicyModel, dtype: str) -> list[ParameterSpec]:
+    return [ParameterSpec(name, full_shape(own), dtype) for name, own in adapter_parameters(policy).items()]
+
+
+def write_adapter(config: Config, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write an adapter in PEFT's format, with its base named."""
+    from safetensors.torch import save_file
+
+    save_file(dict(weights), folder / "adapter_model.safetensors", {"format": "pt"})
+    settings = peft_config(config)
+    settings.target_modules = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in weights}
+    settings.inference_mode = True
+    settings.save_pretrained(folder)
+
+
+@contextmanager
+def gathered_adapter(policy: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Give the adapter's full parameters by name inside the block; under ZeRO-3 a collective."""
+    parameters = adapter_parameters(policy)
+    chosen = {name: parameters[name] for name in names}
+    with gathered_parameters([*chosen.values()]):
+        yield {name: own.detach() for name, own in chosen.items()}
+
+
+def _load_adapter(policy: PolicyModel, folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    ours, theirs = adapter_parameters(policy), load_file(folder / "adapter_model.safetensors")
+    own_shapes, shapes = ({name: tuple(each.shape) for name, each in side.items()} for side in (ours, theirs))
+    if differing := sorted(name for name, _ in own_shapes.items() ^ shapes.items()):
+        name = differing[0]
+        raise ConfigError(
+            f"model.adapter = {folder} does not fit section lora and model.path: {name} has shape {shapes.get(name)}, "
+            f"and {own_shapes.get(name)} is due. Give an adapter of this model, with its rank and targets in lora."
+        )
+    with torch.no_grad():
+        for name, own in ours.items():
+            own.copy_(theirs[name])

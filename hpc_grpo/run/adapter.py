@@ -1,0 +1,88 @@
+"""LoRA adapters on the disk, in PEFT's format, as far as their adapter_config.json tells. Without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.config.train import LoraConfig
+from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.system.hugging_face import linear_layers
+
+_SETTINGS = "adapter_config.json"
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",), "bias": ("none",), "modules_to_save": (None, []), "use_dora": (False,),
+    "use_rslora": (False,), "rank_pattern": ({},), "alpha_pattern": ({},),
+}  # fmt: skip
+"""Settings of an adapter -> the values that engines and learners take."""
+
+
+def is_adapter(path: str) -> bool:
+    folder = Path(path)
+    return (folder / _SETTINGS).is_file() and not (folder / "config.json").is_file()
+
+
+def read_adapter(path: str) -> tuple[str, LoraConfig]:
+    """Return the base that an adapter names, and section `lora` for it. Raises ConfigError for other kinds."""
+    file = Path(path) / _SETTINGS
+    try:
+        values = json.loads(file.read_text())
+        lora = LoraConfig(
+            rank=values["r"], alpha=values["lora_alpha"], targets=values["target_modules"], publish="adapter"
+        )
+        base = str(values["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} cannot be read as the settings of a LoRA adapter: {error}") from error
+    for key, allowed in _PLAIN.items():
+        if (value := values.get(key, allowed[0])) not in allowed:
+            raise ConfigError(f"{file}: {key} = {value!r} is not supported. Give an adapter with {key} = {allowed[0]}.")
+    return base, lora
+
+
+def with_model(config: Config, path: str) -> Config:
+    """Return `config` with the model at `path`, or with an adapter at `path` and the base that it names."""
+    base, lora = read_adapter(path) if is_adapter(path) else (path, None)
+    model = config.model.model_copy(update={"path": base, "adapter": path if lora else None})
+    return config.model_copy(update={"model": model, "lora": lora})
+
+
+def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) -> None:
+    """Raise ConfigError where a run cannot train `lora` on the model in `folder`, or begin with `model.adapter`.
+
+    Not judged: names of layers in weights that are no safetensors files.
+    """
+    lora, adapter = config.lora, config.model.adapter
+    if lora is None:
+        return
+    if config.publishes_adapter and config.placement.colocate:
+        raise ConfigError(
+            "lora.publish = adapter needs engines that keep the base, and with placement.colocate they give their "
+            "memory to learners. Set lora.publish=merged."
+        )
+    known = linear_layers(folder)
+    leaves = {name.rpartition(".")[2] for name in known}
+    for target in [] if lora.targets == "all-linear" else lora.targets:
+        if known and not any(f".{name}".endswith(f".{target}") for name in known):
+            raise ConfigError(
+                f"lora.targets has {target!r}, which is no linear layer of model.path = {config.model.path}"
+                f"{nearest(target, sorted(leaves))} Its layers: {', '.join(sorted(leaves))}; or all-linear."
+            )
+    if adapter is None:
+        return
+    base, theirs = read_adapter(str(working_dir / adapter))
+    targets = leaves if lora.targets == "all-linear" else {*lora.targets}
+    for key, own, other in (
+        ("rank", lora.rank, theirs.rank),
+        ("alpha", lora.alpha, theirs.alpha),
+        ("targets", sorted(targets), sorted(leaves if theirs.targets == "all-linear" else theirs.targets)),
+    ):
+        if own != other and (known or key != "targets"):
+            raise ConfigError(f"lora.{key} = {own}, but model.adapter = {adapter} has {other}. Set lora.{key}={other}.")
+    if Path(base).name != Path(config.model.path).name:
+        raise ConfigError(
+            f"model.adapter = {adapter} is an adapter of {base}, and model.path = {config.model.path}. Set "
+            f"model.path={base}, give an adapter of this model, or correct base_model_name_or_path in its "
+            f"{_SETTINGS}."
+        )
