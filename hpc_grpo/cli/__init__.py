@@ -21,6 +21,7 @@ COMMANDS = {
     "attempt": ("job.attempt", ""),
     "cancel": ("submit.cancel", "End a run and all its jobs now, without a checkpoint."),
     "clean": ("disk.clean", "Remove older checkpoints and exports of runs."),
+    "compare": ("status.compare", "Compare runs: config, last numbers, evals prompt by prompt."),
     "config": ("check.config", "Print every key of a config, or translate another system's."),
     "demo": ("demo.demo", "Train a small model by GRPO on this machine."),
     "doctor": ("check.doctor", "Check config, Slurm, nodes, network and GPUs before a run."),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,6 @@ from hpc_grpo.report.status import (
 )
 from hpc_grpo.report.watch import watch_live, watch_plainly
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.readable import printable
 from hpc_grpo.system.say import undrawn
 
 if TYPE_CHECKING:
@@ -121,21 +122,10 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, li
 @RUN
 def explain(run_name: str) -> None:
     """Say what became of every attempt of a run, and what to do about it."""
-    from hpc_grpo.report.explain import explain_attempts, unrecorded_attempts
+    from hpc_grpo.report.explain import explained
 
-    run = find_run(run_name)
-    (records,) = _records([run])
-    for explanation in explain_attempts(records, time.time()):
-        echo(f"{printable(str(explanation))}\n")
-    unrecorded = unrecorded_attempts(records)
-    for path in unrecorded:
-        echo(f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n")
-    if not records.attempts and not unrecorded:
-        echo(why_no_attempt(records))
-    if records.chain.ended:
-        echo(f"No further job of its chain: {records.chain.ended}")
-    (summary,) = _summaries(_records([run]))  # read anew: reading its logs may have taken a while
-    echo(f"{summary.run} is now: {summary.state}")
+    for paragraph in explained(find_run(run_name)):
+        echo(paragraph)
 
 
 @click.command("report")
@@ -151,6 +141,17 @@ def report(run_names: tuple[str, ...], out: Path | None) -> None:
     for run in runs:
         print_report(run)
     echo(f"Page: {write_page(runs, out or runs[0].path / 'report.html')}")
+
+
+@click.command()
+@click.argument("run_names", nargs=-1, required=True, metavar="RUN RUN...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; NaN where a run has no such metric.")
+def compare(run_names: tuple[str, ...], as_json: bool) -> None:
+    """Compare runs with the first: config, last numbers, and newest evals prompt by prompt, with 95% intervals."""
+    from hpc_grpo.report.compare import compare_runs
+
+    found = compare_runs([find_run(name) for name in run_names])
+    echo(json.dumps(asdict(found), indent=2) if as_json else found)
 
 
 def _records(runs: Sequence[RunDir]) -> list[RunRecords]:

@@ -27,10 +27,11 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.submit import attempt_command, cancel_run, complete_until_queued, next_launch, submit_run
 from hpc_grpo.launch.freeze import freeze, reconfigured
 from hpc_grpo.launch.place import job_queue
-from hpc_grpo.launch.place.job_queue import JobRequest
+from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.inputs import refusals, refuse_what_fails
+from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner, refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GIB
@@ -87,22 +88,35 @@ def submit(
     if test_only:
         echo(queue.start_estimate(job), nl=False)
         return
-    os.environ.update(request.exported)
     if dry_run:
+        os.environ.update(request.exported)
         refused = list(refusals(request.config, accepts_changes=accepts_changes))
         echo(script + _comments(request, refused), nl=False)
         for error in refused:
             raise error
         return
+    run, job_id = queue_run(request, queue, driver, after, accepts_changes=accepts_changes)
+    if not job_id:
+        echo(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
+    else:
+        echo(job_id if parsable else _how_to_follow(run, job_id))
+
+
+def queue_run(
+    request: Request, queue: JobQueue, driver: str = DEFAULT_DRIVER, after: str = "", *, accepts_changes: bool = False
+) -> tuple[RunDir, str]:
+    """Freeze a run and queue its jobs; return it, and the first job's id, "" where the run is complete already.
+
+    Raises ConfigError where the run is held, or would fail in its job.
+    """
+    run = RunDir(request.config.run_path)
+    os.environ.update(request.exported)
     refuse_if_held(run)
     refuse_what_fails(request.config, accepts_changes=accepts_changes)
     with complete_until_queued(run):
         frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
-        if run.is_complete():
-            echo(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
-            return
-        job_id = submit_run(run, frozen.config.launch, driver, queue, after)
-    echo(job_id if parsable else _how_to_follow(run, job_id))
+        job_id = "" if run.is_complete() else submit_run(run, frozen.config.launch, driver, queue, after)
+    return run, job_id
 
 
 @click.command()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import textwrap
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from hpc_grpo.launch.place.slurm.text import own_lines
-from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, tail
-from hpc_grpo.report.status import RunRecords, ended_by_time_limit
+from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, tail, why_no_attempt
+from hpc_grpo.report.status import RunRecords, ended_by_time_limit, read_records, summarize
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.last_error import last_error, reason_to_stop
-from hpc_grpo.system.readable import UNKNOWN, duration, moment
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import UNKNOWN, duration, moment, printable
 
 _READ = {"num_lines": 400, "max_bytes": 1 << 16}
 _END_LINES = 40
@@ -80,6 +83,22 @@ def unrecorded_attempts(records: RunRecords) -> list[Path]:
     """Return the folders of attempts whose attempt.json is missing or damaged."""
     recorded = {attempt.attempt for attempt in records.attempts}
     return [path for number, path in attempt_dirs(records.run).items() if number not in recorded]
+
+
+def explained(run: RunDir) -> Iterator[str]:
+    """Yield paragraphs on what became of every attempt of a run, what to do, and where the run stands now."""
+    records = read_records(run)
+    for explanation in explain_attempts(records, time.time()):
+        yield f"{printable(str(explanation))}\n"
+    unrecorded = unrecorded_attempts(records)
+    for path in unrecorded:
+        yield f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n"
+    if not records.attempts and not unrecorded:
+        yield why_no_attempt(records)
+    if records.chain.ended:
+        yield f"No further job of its chain: {records.chain.ended}"
+    summary = summarize(read_records(run), time.time())  # read anew: reading its logs may have taken a while
+    yield f"{summary.run} is now: {summary.state}"
 
 
 def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -> Explanation:

@@ -59,7 +59,7 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
 
     now = time.time()
     data = []
-    for run, name in zip(runs, _names(runs), strict=True):
+    for run, name in zip(runs, names_of(runs), strict=True):
         records = read_records(run)
         summary, attempts = summarize(records, now), explain_attempts(records, now)
         data.append(RunData(name, records, summary, read_metrics(run.metrics), take_samples(run), attempts))
@@ -96,7 +96,7 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
     return path
 
 
-def _names(runs: Sequence[RunDir]) -> list[str]:
+def names_of(runs: Sequence[RunDir]) -> list[str]:
     """Return the folders' names, with as many of their parents' as tell all of them apart."""
     paths = [run.path.absolute().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):

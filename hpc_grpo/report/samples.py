@@ -58,7 +58,7 @@ def take_samples(run: RunDir) -> Samples:
 
     Not chosen by how they ended, so that a reader sees what is usual. Of all other files only the size is read.
     """
-    files = _files_by_step(run.rollouts(0).parent, "step_")
+    files = files_by_step(run.rollouts(0).parent, "step_")
     steps = sorted(files)
     if (count := len(steps)) > SHOWN_STEPS:
         steps = [steps[index * (count - 1) // (SHOWN_STEPS - 1)] for index in range(SHOWN_STEPS)]
@@ -80,7 +80,7 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
 
     With `in_their_order` the first so many instead, of each source in turn: not chosen by how they ended.
     """
-    files = _files_by_step(run.eval_rollouts(0).parent, "eval_step_")
+    files = files_by_step(run.eval_rollouts(0).parent, "eval_step_")
     if len(files) < 2:
         return "Completions are compared once two evals have been written."
     begin, end = min(files), max(files)
@@ -108,7 +108,7 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
     return "\n".join(blocks)
 
 
-def _files_by_step(folder: Path, prefix: str) -> dict[int, Path]:
+def files_by_step(folder: Path, prefix: str) -> dict[int, Path]:
     found = ((re.fullmatch(rf"{prefix}(\d+)\.jsonl", path.name), path) for path in folder.glob(f"{prefix}*.jsonl"))
     return {int(match[1]): path for match, path in found if match}
 
