@@ -139,7 +139,7 @@ def hand_over(run: Any, output: Path) -> None:
     """
     export = run.latest_export()
     if export is None:
-        raise ConfigError(f"{run.path} is complete, but has no export. `hpc-grpo export {run.path}` writes one.")
+        raise ConfigError(f"{run.path} is complete, but has no export. `hpc-grpo model export {run.path}` writes one.")
     for file in sorted(export.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
         if not file.is_file():
             continue

@@ -92,6 +92,6 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
     if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
         echo(
             f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
-            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
+            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo cluster shell --config CONFIG`.",
             err=True,
         )

@@ -97,7 +97,8 @@ class CheckpointConfig(Section):
     )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
     keep_batches: NonNegativeInt = Field(
-        0, description="Newest steps whose batches are kept, some 20 bytes a token, for `hpc-grpo replay`; 0: none."
+        0,
+        description="Newest steps whose batches are kept, some 20 bytes a token, for `hpc-grpo model replay`; 0: none.",
     )
     export_every: Often | None = Field(None, description="As `every`, of Hugging Face exports; null: at the end.")
     keep_exports: PositiveInt | None = Field(

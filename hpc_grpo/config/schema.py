@@ -42,7 +42,7 @@ _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Tasks -> sections and keys that the task lacks: nobody can write them, and the resolved config lacks them too.
 
-What remains of `rollout` under sft is how `hpc-grpo eval` samples from the run.
+What remains of `rollout` under sft is how `hpc-grpo model eval` samples from the run.
 """
 
 

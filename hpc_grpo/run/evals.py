@@ -1,4 +1,4 @@
-"""An eval apart from training: its config, and the folder in which `hpc-grpo eval` and `sample` start its driver.
+"""An eval apart from training: its config, and the folder in which `hpc-grpo model eval` and `sample` start its driver.
 
 The config is that of a run, or of a model alone, without what training needs. The folder is laid out as a run's.
 """
@@ -56,7 +56,7 @@ def read_request(folder: RunDir) -> EvalRequest:
     try:
         return EvalRequest(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} does not say what to evaluate ({error}): run hpc-grpo eval.") from error
+        raise ConfigError(f"{path} does not say what to evaluate ({error}): run hpc-grpo model eval.") from error
 
 
 def completions_file(folder: RunDir, model: str, eval_set: str = "") -> Path:
@@ -80,7 +80,7 @@ def new_eval_dir(parent: Path) -> RunDir:
                 return folder
     except OSError as error:
         raise ConfigError(
-            f"{parent} cannot be written ({error.strerror}). Work in another folder: --folder FOLDER."
+            f"{parent} cannot be written ({error.strerror}). Work in another folder: --root FOLDER."
         ) from error
 
 

@@ -11,7 +11,6 @@ import shlex
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from hpc_grpo.config import load_config
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import Group
 from hpc_grpo.run.paths import RunDir
-from tests.support.command import command_of
+from tests.support.command import parsed
 from tests.support.configs import loss_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -56,6 +55,11 @@ def table(path: Path, heading: str) -> list[list[str]]:
     """The cells of the first table of a section, without its header."""
     rows = [line for line in section(path, heading).splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def is_run(name: str) -> bool:
+    """Tell whether the docs mean a run by the CONFIG|RUN of a command."""
+    return name == "RUN" or name.startswith("runs/")
 
 
 def source_text() -> str:
@@ -93,15 +97,15 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 def test_commands_parse_and_their_configs_load(examples: Path) -> None:
     found = commands("hpc-grpo")
     assert {words[1] for words in found} >= {"train", "submit", "config", "report"}
-    for _, name, *arguments in found:
-        command = command_of(name)
-        params: dict[str, Any] = command.make_context(name, arguments).params
+    for _, *words in found:
+        name, params = parsed(words)
         if "config_name" in params:
-            load_request(params["config_name"], [*params["sets"], *params["overrides"]])
+            if not is_run(params["config_name"]):
+                load_request(params["config_name"], [*params.get("sets", ()), *params["overrides"]])
         elif name == "config" and not any(
             params[f"from_{system}"] for system in ("areal", "trl", "verl", "open_instruct")
         ):
-            load_request(params["words"][0], [*params["sets"], *params["words"][1:]])
+            load_request(params["words"][0], [*params["sets"], *(word for word in params["words"][1:] if "=" in word)])
 
 
 def test_files_and_modules_named_in_commands_exist() -> None:

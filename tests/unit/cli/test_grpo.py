@@ -122,5 +122,5 @@ def test_the_final_export_becomes_the_output_folders_model(tmp_path: Path) -> No
 
 
 def test_a_run_without_an_export_is_told_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hpc-grpo export"):
+    with pytest.raises(ConfigError, match="hpc-grpo model export"):
         hand_over(RunDir(tmp_path), tmp_path)

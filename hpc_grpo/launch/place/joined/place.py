@@ -1,7 +1,7 @@
 """The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and runs agents there.
 
-The commands `hpc-grpo pod` and `hpc-grpo host head` set HEAD_VARIABLE for such a head. Each process of the run says in
-the run directory where it is, so that `stop` finds it.
+The commands `hpc-grpo place pod` and `hpc-grpo place host head` set HEAD_VARIABLE for such a head. Each process of the
+run says in the run directory where it is, so that `stop` finds it.
 """
 
 from __future__ import annotations
