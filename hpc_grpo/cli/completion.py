@@ -89,6 +89,7 @@ def _paths(text: str) -> Iterator[str]:
 def _keys(text: str) -> Iterator[str]:
     known = text.rpartition(".")[0] + "." if "." in text else ""
     for key in every_key():
+        key = key.partition(".N.")[0]
         if key.startswith(known):
             section, dot, _ = key[len(known) :].partition(".")
             yield f"{known}{section}{dot or '='}"

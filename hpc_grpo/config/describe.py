@@ -112,12 +112,14 @@ class Key:
 
 
 def every_key(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Key]:
-    """Return each key of a section by its name; of a section that is one of several kinds, the keys of all kinds."""
+    """Return each key of a section by its name; of one of several kinds, those of all. N is a list's position."""
     found: dict[str, Key] = {}
     for name, info in model.model_fields.items():
-        sections = list(_sections(info.annotation))
+        is_list = get_origin(info.annotation) is list
+        sections = list(_sections(get_args(info.annotation)[0] if is_list else info.annotation))
         for section in sections:
-            found = {**every_key(section, f"{prefix}{name}."), **found}
+            below = every_key(section, f"{prefix}{name}.N." if is_list else f"{prefix}{name}.")
+            found |= {key: each for key, each in below.items() if key not in found}
         if not sections:
             default = info.get_default(call_default_factory=True, validated_data={})
             text = "required" if default is PydanticUndefined else _text(default)

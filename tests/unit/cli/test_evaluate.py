@@ -67,9 +67,7 @@ def run(tmp_path: Path) -> RunDir:
 def test_a_runs_newest_export_is_evaluated_on_its_eval_set_in_a_folder_below_the_run(
     run: RunDir, started: Started, tmp_path: Path
 ) -> None:
-    done = call(
-        "model", "eval", str(run.path), "--num", "2", "rollout.max_new_tokens=99", "--out", "out.json"
-    )
+    done = call("model", "eval", str(run.path), "--num", "2", "rollout.max_new_tokens=99", "--out", "out.json")
     assert done.exit_code == 0, done.output
     assert started.request.models == {"step_12": str(run.export(12))}
     assert started.folders[0].path == run.evals / "1"
