@@ -75,6 +75,7 @@ def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for block in [*blocks("python"), *blocks("yaml")]:
         if name := re.match(r"# (\w+\.\w+)\n", block):
             (tmp_path / name[1]).write_text(block)
+    (tmp_path / "completions.jsonl").touch()
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
