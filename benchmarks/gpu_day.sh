@@ -86,7 +86,7 @@ print("torch", torch.__version__, "CUDA", torch.version.cuda, "vllm", vllm.__ver
 sys.exit("this torch is built for CPUs" if sys.argv[1] == "cuda" and not torch.version.cuda else None)' \
     "${device[0]#*=}"
 part model python -m hpc_grpo.demo.make "$out" "${sizes[@]}"
-part doctor hpc-grpo doctor --json
+part doctor hpc-grpo cluster doctor --json
 with_gpus 1 learner python benchmarks/gpu_learner.py "${learner[@]}" --out "$out/learner"
 part publish python benchmarks/weight_publish.py "${publish[@]}"
 run 2 run-1-1-cold engine.engines_per_node=1

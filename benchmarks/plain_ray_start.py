@@ -2,8 +2,8 @@
 
 As root, after `make machines-install`: `python benchmarks/plain_ray_start.py [--rounds N]`. It brings up two hosts
 (network namespaces of this machine, see tools/virtual_machines) and on them, in turn: `ray start --head`, `ray start
---address` and a driver that steps through an actor on each node; `hpc-grpo host head` and `worker`; `hpc-grpo train`
-with `launch.hosts`. Ours have a driver that does the same and checkpoints every second step. When five steps are done
+--address` and a driver that steps through an actor on each node; `hpc-grpo place host head` and `worker`; `hpc-grpo
+train` with `launch.hosts`. Ours have a driver that does the same and checkpoints every second step. After five steps
 the worker's raylet is killed. Time is from the first line to both nodes in Ray, and from the kill to a further step; a
 line is typed as soon as the one before it has returned.
 """
@@ -168,7 +168,7 @@ def main(rounds: int) -> None:
     bed = Bed.bring_up(BedLayout(Path(tempfile.mkdtemp(prefix="by-hand-", dir="/run"))), Shape("hosts", 2))
     ways = {
         "plain ray start": lambda number: plain(bed, bed.storage(HEAD)),
-        "hpc-grpo host head|worker": lambda number: ours(bed, f"by-hand-{number}", over_ssh=False),
+        "hpc-grpo place host head|worker": lambda number: ours(bed, f"by-hand-{number}", over_ssh=False),
         "hpc-grpo train, launch.hosts": lambda number: ours(bed, f"over-ssh-{number}", over_ssh=True),
     }
     rows: dict[str, list[Row]] = {way: [] for way in ways}

@@ -1,4 +1,4 @@
-"""What `hpc-grpo simulate` foretells beside what runs then measure, on one and two nodes of a real Slurm, lag 0 and 2.
+"""What `hpc-grpo plan` foretells beside what runs then measure, on one and two nodes of a real Slurm, lag 0 and 2.
 
 As root, with the virtual cluster up (`make slurm-up`): `python benchmarks/simulate_check.py FOLDER`, which every node
 must see. Its four runs are jobs of 24 steps with paced engines and learners (`paced_driver.py`), so that one machine's

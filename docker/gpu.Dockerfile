@@ -1,7 +1,7 @@
 # hpc-grpo on NVIDIA's GPUs. From the repository's root:
 #   docker build -f docker/gpu.Dockerfile -t hpc-grpo:gpu .
 # The driver is the node's; CUDA's compiler is for what Triton, vLLM and torch compile at run time. Choose a base whose
-# CUDA has the major version that torch is built for: `hpc-grpo doctor` compares it with the driver's.
+# CUDA has the major version that torch is built for: `hpc-grpo cluster doctor` compares it with the driver's.
 ARG BASE=nvidia/cuda:13.0.1-devel-ubuntu24.04
 FROM ${BASE}
 ARG PIP_EXTRA_INDEX_URL=""

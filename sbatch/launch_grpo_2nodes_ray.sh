@@ -19,4 +19,4 @@ if (($# == 0)) || [[ $1 == *=* ]]; then
 fi
 home=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 if [[ -f $home/.venv/bin/activate ]]; then source "$home/.venv/bin/activate"; fi
-exec hpc-grpo host "$role" "$@"
+exec hpc-grpo place host "$role" "$@"

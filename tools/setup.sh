@@ -76,7 +76,7 @@ for finding in (check(facts, NodeNeeds()) for check in (cuda, compiler)):
     if finding.status == "failure":
         print(f"warning: {finding.says}. {finding.fix}.", file=sys.stderr)
 if not facts.gpus:
-    print(f"torch is built for CUDA {facts.wheel_cuda}. No GPU is here: `hpc-grpo doctor` compares it with the "
+    print(f"torch is built for CUDA {facts.wheel_cuda}. No GPU is here: `hpc-grpo cluster doctor` compares it with the "
           "driver of the compute nodes.")
 END
 fi

@@ -2,7 +2,7 @@
 # or: hpc-grpo submit configs/isambard/grpo_7b_rlzero_general.sh --nodes 4
 TRAINING_ARGS=(
   isambard/grpo_7b_rlzero_general
-  --set metrics.wandb.project=hpc-grpo
+  metrics.wandb.project=hpc-grpo
 )
 MAX_JOB_CHAINS=10  # follow-on jobs, each queued when the one before starts
 export NCCL_DEBUG=WARN

@@ -22,7 +22,7 @@ python=$(command -v python3.12 || command -v python3.11) || {
 PYTHON=$python tools/setup.sh gpu
 source .venv/bin/activate
 
-for config in "${configs[@]}"; do hpc-grpo prefetch "$config"; done
+for config in "${configs[@]}"; do hpc-grpo cluster prefetch "$config"; done
 echo "Ready. Runs go to \$SCRATCHDIR/hpc-grpo: put this into your ~/.bashrc, so that commands find them by name:"
 echo "  export HPC_GRPO_RUNS_ROOT=\$SCRATCHDIR/hpc-grpo"
 echo "Put your account in configs/isambard/site.yaml (account: brics.PROJECT), then:"

@@ -9,73 +9,147 @@ from typing import Any
 import click
 
 from hpc_grpo import __version__
-from hpc_grpo.cli.options import echo
-from hpc_grpo.errors import EXIT_CONFIG, HpcGrpoError
+from hpc_grpo.cli.options import PlainGroup, echo
+from hpc_grpo.errors import EXIT_CONFIG, HpcGrpoError, nearest
 from hpc_grpo.run.owner import keep_others_from_writing
 from hpc_grpo.system.processes import write_no_core_dumps
 
 click.UsageError.exit_code = EXIT_CONFIG
 """As of every other mistake of the user's: a fleet must not try a wrong command again."""
 
-COMMANDS = {
-    "attempt": ("job.attempt", ""),
-    "cancel": ("submit.cancel", "End a run and all its jobs now, without a checkpoint."),
-    "clean": ("disk.clean", "Remove older checkpoints and exports of runs."),
-    "config": ("check.config", "Print every key of a config, or translate another system's."),
-    "dashboard": ("status.dashboard", "Show all runs in the browser, live."),
-    "demo": ("demo.demo", "Train a small model by GRPO on this machine."),
-    "doctor": ("check.doctor", "Check config, Slurm, nodes, network and GPUs before a run."),
-    "du": ("disk.du", "Say what runs take on disk."),
-    "env": ("check.env", "Show which environment variables reach training, and why."),
-    "eval": ("evaluate.evaluate", "Evaluate a run's exports, or any model's folder."),
-    "explain": ("status.explain", "Say what became of every attempt of a run."),
-    "export": ("replay.export", "Write a checkpoint's model in Hugging Face format."),
-    "fleet": ("fleet.fleet", "Train on a fleet of VMs: jobs wait in a database."),
-    "grpo": ("grpo.grpo", "Train by GRPO as train_grpo.py does."),
-    "host": ("places.host", "Train on hosts that are started by hand."),
-    "job-setup": ("job.job_setup", ""),
-    "list": ("status.list_runs", "List the runs: name, when they were created, state."),
-    "logs": ("status.logs", "Print the end of the driver's log, or of a node's."),
-    "plan": ("check.plan", "Add up memory, disk and time of a run before it starts."),
-    "pod": ("places.pod", "Train on pods: the same command on each of them."),
-    "prefetch": ("check.prefetch", "Fetch model and data on the login node, and verify them."),
-    "ray": ("ray.ray", "Run Ray's own command on the Ray of a run."),
-    "replay": ("replay.replay", "Train a recorded step again on one learner."),
-    "report": ("status.report", "Show what runs have learned: curves and an HTML page."),
-    "resume": ("submit.resume", "Submit a run again with what its last job asked for."),
-    "reward": ("reward.reward", "Try a reward without training."),
-    "reward-server": ("reward.reward_server", "Host rewards over HTTP, for the reward `remote`."),
-    "sample": ("evaluate.sample", "Show what a run's export, or any model, says to prompts."),
-    "serve": ("serve.serve", "Serve a run's export, or any model, to OpenAI clients."),
-    "shell": ("shell.shell", "Get a shell on a compute node."),
-    "simulate": ("simulate.simulate", "Say what a run would take on other nodes."),
-    "status": ("status.status", "Say where runs stand: all of them, or those named."),
-    "stop": ("submit.stop", "End a run after the step in progress and a checkpoint."),
-    "submit": ("submit.submit", "Submit a run as a Slurm job and return."),
-    "train": ("train.train", "Train here: on this machine, or in this Slurm allocation."),
-    "watch": ("status.watch", "Show a run's progress, alerts, last steps and rollouts."),
+SECTIONS = {
+    "Run": ("init", "config", "plan", "train", "submit", "stop"),
+    "Watch": ("status", "watch", "logs", "report", "dashboard", "compare"),
+    "Models": ("model", "reward"),
+    "Cluster": ("cluster",),
+    "Places": ("place",),
+    "Disk": ("disk",),
 }
-"""Command -> module and function below this folder, and its line in `hpc-grpo --help`; "" hides it from users."""
+"""Heading of `hpc-grpo --help` -> its commands. All others are hidden."""
+
+COMMANDS = {
+    "init": ("init.init", "Write a config: asks for model, data, reward, GPUs, eval set."),
+    "config": ("check.config", "Show a config's keys, what they mean, what is changed."),
+    "plan": ("check.plan", "Memory, disk and time, before a run or on other nodes."),
+    "train": ("train.train", "Train here: this machine, or this Slurm allocation."),
+    "submit": ("submit.submit", "Submit a run as a Slurm job, or resume a run."),
+    "stop": ("submit.stop", "End a run after its step; --now: at once."),
+    "status": ("status.status", "Where runs stand; --why: what became of each attempt."),
+    "watch": ("status.watch", "One run, live: progress, alerts, steps, rollouts."),
+    "logs": ("status.logs", "The end of the driver's log, or of a node's."),
+    "report": ("status.report", "What runs have learned: curves, and an HTML page."),
+    "dashboard": ("status.dashboard", "All runs in the browser, live."),
+    "compare": ("status.compare", "Runs side by side: config, results, paired intervals."),
+    "model": ("", "eval, sample, serve, export, replay: a run's model."),
+    "model eval": ("evaluate.evaluate", "Evaluate a run's exports, or any model's folder."),
+    "model sample": ("evaluate.sample", "Show what a run's export, or any model, says to prompts."),
+    "model serve": ("serve.serve", "Serve a run's export, or any model, to OpenAI clients."),
+    "model export": ("replay.export", "Write a checkpoint's model in Hugging Face format."),
+    "model replay": ("replay.replay", "Train a recorded step again on one learner."),
+    "reward": ("reward.reward", "test, score, serve: a reward without training."),
+    "cluster": ("", "doctor, prefetch, shell, ray: prepare and look inside."),
+    "cluster doctor": ("check.doctor", "Check config, Slurm, nodes, network and GPUs before a run."),
+    "cluster prefetch": ("check.prefetch", "Fetch model and data on the login node, and verify them."),
+    "cluster shell": ("shell.shell", "Get a shell on a compute node."),
+    "cluster ray": ("ray.ray", "Run Ray's own command on the Ray of a run."),
+    "place": ("", "pod, host, fleet: train on machines without Slurm."),
+    "place pod": ("places.pod", "Train on pods: the same command on each of them."),
+    "place host": ("places.host", "Train on hosts that are started by hand."),
+    "place fleet": ("fleet.fleet", "Train on a fleet of VMs: jobs wait in a database."),
+    "disk": ("", "du, clean: what runs take, and what can go."),
+    "disk du": ("disk.du", "Say what runs take on disk."),
+    "disk clean": ("disk.clean", "Remove older checkpoints and exports of runs."),
+    "demo": ("demo.demo", "Train a small model by GRPO on this machine."),
+    "grpo": ("grpo.grpo", "Train by GRPO as train_grpo.py does."),
+    "attempt": ("job.attempt", ""),
+    "job-setup": ("job.job_setup", ""),
+}
+"""Words after `hpc-grpo` -> module and function below this folder, "" for a group, and its line in the help."""
+
+MOVED = {
+    "cancel": "stop --now",
+    "clean": "disk clean",
+    "doctor": "cluster doctor",
+    "du": "disk du",
+    "env": "config --env",
+    "eval": "model eval",
+    "explain": "status --why",
+    "export": "model export",
+    "fleet": "place fleet",
+    "host": "place host",
+    "list": "status",
+    "pod": "place pod",
+    "prefetch": "cluster prefetch",
+    "ray": "cluster ray",
+    "replay": "model replay",
+    "resume": "submit",
+    "reward-server": "reward serve",
+    "sample": "model sample",
+    "shell": "cluster shell",
+    "simulate": "plan",
+}
+"""Old name -> what to type. Old names answer for one release."""
+
+MOVED_OPTIONS = {"--num-samples": "--num", "--output": "--out", "--folder": "--root", "--lines": "--num"}
+_HAD_THEM = ("eval", "sample", "logs", "demo")
 
 
-class _Group(click.Group):
-    """Import a command when it is called. Show an HpcGrpoError as one message, and end with its exit code."""
+def up_to_date(words: list[str]) -> list[str]:
+    """Return the words of a command line with the names of today, and tell the user of those that have changed."""
+    name = words[0] if words else ""
+    new = [*MOVED.get(name, name).split(), *words[1:]]
+    if name in _HAD_THEM or new[:2] in (["model", "eval"], ["model", "sample"]):
+        split = [word.partition("=") for word in new]
+        new = ["".join((MOVED_OPTIONS.get(option, option), *rest)) for option, *rest in split]
+    if new != words:
+        told = [f"{name} is now {MOVED[name]}"] if name in MOVED else []
+        told += [
+            f"{old} is now {MOVED_OPTIONS[old]}" for old in MOVED_OPTIONS if old in {w.split("=")[0] for w in words}
+        ]
+        echo(f"hpc-grpo {'; '.join(told)}. The old name goes with the next release.", err=True)
+    return new
+
+
+class _Group(PlainGroup):
+    """Import a command when it is called. `words` are those before its name."""
+
+    def __init__(self, words: str = "", **settings: Any) -> None:
+        super().__init__(**settings)
+        self.words = f"{words} " if words else ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, (_, summary) in COMMANDS.items() if summary]
+        own = [name.removeprefix(self.words) for name in COMMANDS if name.startswith(self.words)]
+        return [name for name in own if " " not in name]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if (name := f"{self.words}{cmd_name}") not in COMMANDS:
             return None
-        module, _, function = COMMANDS[cmd_name][0].partition(".")
+        target, summary = COMMANDS[name]
+        if not target and summary:
+            return _Group(name, name=cmd_name, help=summary)
+        module, _, function = target.partition(".")
         command: click.Command = getattr(import_module(f"hpc_grpo.cli.{module}"), function)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        sections = {"Commands": self.list_commands(ctx)} if self.words else SECTIONS
+        width = max(len(name) for names in sections.values() for name in names)
+        for heading, names in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:{width}}", COMMANDS[f"{self.words}{name}"][1]) for name in names])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not self.words:
+            args = up_to_date(args)
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"No command {args[0]!r}{nearest(args[0], [*self.list_commands(ctx), *MOVED])}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        if self.words:
+            return super().invoke(ctx)
         try:
             return super().invoke(ctx)
         except HpcGrpoError as error:
@@ -84,8 +158,28 @@ class _Group(click.Group):
             ctx.exit(error.exit_code)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def _install_completion(ctx: click.Context, _parameter: click.Parameter, shell: str | None) -> None:
+    if shell is not None and not ctx.resilient_parsing:
+        from hpc_grpo.cli.completion import install
+
+        echo(install(shell))
+        ctx.exit()
+
+
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="New here? `hpc-grpo demo` trains a small model on this machine. `hpc-grpo COMMAND -h` has the options.",
+)
 @click.version_option(__version__, prog_name="hpc-grpo")
+@click.option(
+    "--install-completion",
+    type=click.Choice(["bash", "zsh"]),
+    is_eager=True,
+    expose_value=False,
+    callback=_install_completion,
+    help="Have TAB complete commands, runs, configs and keys.",
+)
 def main() -> None:
     """GRPO post-training of language models as a Slurm job that survives."""
     keep_others_from_writing()

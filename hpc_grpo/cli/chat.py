@@ -1,4 +1,4 @@
-"""The conversation of `hpc-grpo sample --interactive`: prompts from the terminal, to each model in this process.
+"""The conversation of `hpc-grpo model sample --interactive`: prompts from the terminal, to each model in this process.
 
 The template, the system prompt and the sampling are those of the config. transformers generates: no Ray, no engines.
 """

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,19 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.foreign import foreign_options, translated
-from hpc_grpo.cli.options import CONFIG, OPTIONAL_CONFIG, OVERRIDES, SET, echo
+from hpc_grpo.cli.options import (
+    CONFIG,
+    CONFIG_OR_RUN,
+    JSON,
+    OPTIONAL_CONFIG,
+    OVERRIDES,
+    SET,
+    complete,
+    echo,
+    run_unless_config,
+)
 from hpc_grpo.cli.request import load_request
-from hpc_grpo.config import LaunchConfig, to_yaml
+from hpc_grpo.config import Config, LaunchConfig, to_yaml, with_overrides
 from hpc_grpo.config.describe import describe
 from hpc_grpo.config.resources import expects_gpus
 from hpc_grpo.engine.vllm import ENVIRONMENT
@@ -25,16 +36,17 @@ from hpc_grpo.launch.environment import report_text as variables_text
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.plan.disk import read_disk
 from hpc_grpo.plan.fit import Plan, plan_of
-from hpc_grpo.plan.memory import GH200, HARDWARE, hardware_named
+from hpc_grpo.plan.memory import GH200, HARDWARE, Hardware, hardware_named
 from hpc_grpo.plan.model import FAMILY
 from hpc_grpo.plan.text import size_sections
 from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
 from hpc_grpo.preflight.findings import Context, has_failure, report_text, to_json
 from hpc_grpo.preflight.prefetch import prefetch as fill_caches
 from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.simulate.measured import newest_attempt
-from hpc_grpo.simulate.text import time_sections
+from hpc_grpo.simulate.measured import newest_attempt, read_measurements
+from hpc_grpo.simulate.text import settings_of, simulation_text, time_sections
 from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
 from hpc_grpo.system.readable import file_size
 from hpc_grpo.types import GIB
@@ -44,12 +56,29 @@ _NAME_COLUMNS = 48
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, metavar="[CONFIG] [KEY=VALUE]...", type=click.UNPROCESSED)
-@SET
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[CONFIG|RUN] [KEY]... [KEY=VALUE]...",
+    type=click.UNPROCESSED,
+    shell_complete=complete("configs", "runs", "keys"),
+)
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --from-…: change the result.")
+@click.option("--changed", is_flag=True, help="Only the keys that are not at their default.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print only the resolved YAML.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the resolved config, or --env's table, as JSON.")
+@click.option("--env", "shows_env", is_flag=True, help="Show which environment variables reach training, and why.")
 @foreign_options
-def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **foreign: Any) -> None:
-    """Print every key of a config: its value, its default and what it means.
+def config(
+    words: tuple[str, ...],
+    sets: tuple[str, ...],
+    changed: bool,
+    as_yaml: bool,
+    as_json: bool,
+    shows_env: bool,
+    **foreign: Any,
+) -> None:
+    """Print every key of a config: its value, its default and what it means. With KEY: that key, or section.
 
     With --from-…, write the config of another system as one of ours: YAML on stdout, what became of each key on
     stderr. Words are that system's then, --set changes the result, and what cannot be honoured ends with 78.
@@ -58,19 +87,55 @@ def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **forei
         return
     if unknown := [word for word in words if word.startswith("-")]:
         raise click.NoSuchOption(unknown[0])
+    if shows_env:
+        _print_variables(words, sets, as_json)
+        return
     if not words:
         raise click.UsageError("Missing argument 'CONFIG'.")
-    request = load_request(words[0], [*sets, *words[1:]])
-    request.tell()
-    resolved = request.config
-    echo(to_yaml(resolved) if as_yaml else describe(resolved), nl=False)
+    name, keys = words[0], [word for word in words[1:] if "=" not in word]
+    overrides = [*sets, *(word for word in words[1:] if "=" in word)]
+    if (run := run_unless_config(name)) is not None:
+        resolved = with_overrides(read_config(run), overrides)
+    else:
+        request = load_request(name, overrides)
+        request.tell()
+        resolved = request.config
+    if as_json:
+        echo(json.dumps(resolved.model_dump(mode="json"), indent=2))
+    else:
+        echo(to_yaml(resolved) if as_yaml else describe(resolved, keys, only_changed=changed), nl=False)
+
+
+def _print_variables(words: tuple[str, ...], sets: tuple[str, ...], as_json: bool) -> None:
+    """Print the variables that reach Ray and the actors; launch.env and launch.pass_env of a config count too."""
+    request = load_request(words[0], [*sets, *words[1:]]) if words else None
+    launch = request.config.launch if request else LaunchConfig()
+    variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
+    if as_json:
+        echo(json.dumps([asdict(variable) for variable in variables], indent=2))
+    else:
+        echo(variables_text(variables), nl=False)
+
+
+def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...]]:
+    """Return the callback of an option that takes whole numbers of at least `least`, with commas between them."""
+
+    def parse(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+        words = [word.strip() for word in value.split(",")] if value is not None else []
+        if not all(word.isdecimal() and int(word) >= least for word in words):
+            raise click.BadParameter(f"{value!r}: give whole numbers of at least {least}, such as 2,8,64.")
+        return tuple(dict.fromkeys(map(int, words)))
+
+    return parse
 
 
 @click.command()
-@CONFIG
+@CONFIG_OR_RUN
 @OVERRIDES
 @SET
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Default: launch.num_nodes.")
+@click.option("--nodes", callback=_numbers(1), metavar="N", help="Default: launch.num_nodes. Of a RUN several: 2,8.")
+@click.option("--learners", callback=_numbers(1), metavar="N,…", help="Of a RUN: learners of a node.")
+@click.option("--lag", "lags", callback=_numbers(0), metavar="N,…", help="Of a RUN: rollout.max_policy_lag.")
 @click.option("--size", type=click.Choice(list(FAMILY)), help="Plan with this shape of Qwen2.5, not with model.path.")
 @click.option(
     "--hardware",
@@ -79,56 +144,75 @@ def config(words: tuple[str, ...], sets: tuple[str, ...], as_yaml: bool, **forei
 )
 @click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
 @click.option("--host-memory-gib", type=_GIB, metavar="GIB", help="Memory of a node. Default: that of --hardware.")
+@click.option("--json", "as_json", is_flag=True, help="Of a CONFIG: print whether it fits, and GiB by device, as JSON.")
 def plan(
     config_name: str,
     overrides: tuple[str, ...],
     sets: tuple[str, ...],
-    nodes: int | None,
-    size: str | None,
-    hardware: str | None,
-    gpu_memory_gib: float | None,
-    host_memory_gib: float | None,
+    nodes: tuple[int, ...],
+    learners: tuple[int, ...],
+    lags: tuple[int, ...],
+    as_json: bool,
+    **asked: Any,
 ) -> None:
     """Add up memory, disk and time of a run before it starts: what fits, what to change, which placement is fastest.
 
     Ends with 78 when the run does not fit its nodes; room on disk is judged by submit. Loads no model.
+
+    With RUN, say what that run would take elsewhere: steps/h, idle shares and node-hours on other nodes, splits and
+    lags, from the lengths and times that it has measured. Needs the installation that trains, and no nodes.
     """
+    if (run := run_unless_config(config_name)) is not None:
+        if any(value is not None for value in asked.values()) or overrides or sets or as_json:
+            raise click.UsageError("With a RUN: --nodes, --learners and --lag alone.")
+        config = read_config(run)
+        settings = settings_of(config, nodes or (1, 2, 4, 8), learners or None, lags or None)
+        echo(simulation_text(config, read_measurements(run, config), settings), nl=False)
+        return
+    if learners or lags or len(nodes) > 1:
+        raise click.UsageError("--learners, --lag and several --nodes go with a RUN, which has measured its times.")
     request = load_request(config_name, [*sets, *overrides])
+    planned = plan_of(
+        request.config,
+        request.environ,
+        _hardware(request.config, **asked),
+        nodes=next(iter(nodes), None),
+        size=asked["size"],
+    )
+    if as_json:
+        budgets = {
+            budget.device: {"gib": budget.num_bytes / GIB, "of": budget.capacity_bytes / GIB, "fits": budget.fits}
+            for budget in planned.budgets
+        }
+        echo(json.dumps({"fits": planned.fits, "problems": planned.problems, "budgets": budgets}, indent=2))
+    else:
+        echo(plan_text(planned), nl=False)
+    if not planned.fits:
+        sys.exit(EXIT_CONFIG)
+
+
+def _hardware(
+    config: Config,
+    size: str | None = None,
+    hardware: str | None = None,
+    gpu_memory_gib: float | None = None,
+    host_memory_gib: float | None = None,
+) -> Hardware:
+    """Return the node to plan for, as the options say it, else as this machine's GPUs do."""
     node = HARDWARE[hardware] if hardware else GH200
     if hardware is None and (gpus := parse_gpus(ask_nvidia_smi().text)) and (found := hardware_named(gpus[0].name)):
         echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)
         node = HARDWARE[found]
-    elif hardware is None and gpu_memory_gib is None and expects_gpus(request.config):
+    elif hardware is None and gpu_memory_gib is None and expects_gpus(config):
         echo("No known GPU on this machine: planned for gh200, of 96 GiB. --hardware h100-sxm: of 80.", err=True)
     sizes = {"gpu_bytes": gpu_memory_gib, "host_bytes": host_memory_gib}
-    node = replace(node, **{name: int(gib * GIB) for name, gib in sizes.items() if gib is not None})
-    planned = plan_of(request.config, request.environ, node, nodes=nodes, size=size)
-    echo(plan_text(planned), nl=False)
-    if not planned.fits:
-        sys.exit(EXIT_CONFIG)
+    return replace(node, **{name: int(gib * GIB) for name, gib in sizes.items() if gib is not None})
 
 
 def plan_text(plan: Plan) -> str:
     measured = newest_attempt(RunDir(plan.config.run_path), plan.config)
     sections = [*size_sections(plan, read_disk(plan)), *time_sections(plan, measured)]
     return "\n\n".join(filter(None, sections)) + "\n"
-
-
-@click.command()
-@OPTIONAL_CONFIG
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list; secrets are masked there too.")
-def env(optional_config: str | None, as_json: bool) -> None:
-    """Show which environment variables reach Ray and the actors, and why the others do not.
-
-    With CONFIG, its launch.env and launch.pass_env count too. Values of secrets are never shown.
-    """
-    request = load_request(optional_config, []) if optional_config else None
-    launch = request.config.launch if request else LaunchConfig()
-    variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
-    if as_json:
-        echo(json.dumps([asdict(variable) for variable in variables], indent=2))
-    else:
-        echo(variables_text(variables), nl=False)
 
 
 @click.command()
@@ -161,7 +245,7 @@ def doctor(
     5 minutes. In an allocation it examines its nodes. Ends with 78 where a check failed.
     """
     if sets and optional_config is None:
-        raise ConfigError("--set changes a key of CONFIG: name one, such as local/tiny_grpo.")
+        raise ConfigError("KEY=VALUE changes a key of CONFIG: name one, such as local/tiny_grpo.")
     begun = time.monotonic()
     context = _context(optional_config, [*sets, *overrides])
     if result is not None:
@@ -180,21 +264,28 @@ def doctor(
 @OVERRIDES
 @SET
 @click.option("--verify-only", is_flag=True, help="Fetch nothing; say whether the job would find everything.")
-def prefetch(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], verify_only: bool) -> None:
+@JSON
+def prefetch(
+    config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], verify_only: bool, as_json: bool
+) -> None:
     """Fetch the model and the data sets of a run on the login node, and verify them with the network off.
 
     Fills the caches that the job will use (HF_HOME of launch.env counts). Paths on disk are only verified.
     Ends with 78 when the job would miss something.
     """
     request = load_request(config_name, [*sets, *overrides])
-    is_complete = True
+    is_complete, found = True, []
     for outcome in fill_caches(request.config, request.environ, verify_only=verify_only):
-        if outcome.error is None:
+        found.append({"item": str(outcome.item), "bytes": outcome.num_bytes, "folder": str(outcome.folder or "")})
+        if outcome.error is None and not as_json:
             size = file_size(outcome.num_bytes)
             echo(f"{outcome.item!s:<{_NAME_COLUMNS}}  {size:>10}  verified  {outcome.folder}")
-        else:
+        elif outcome.error is not None:
             is_complete = False
+            found[-1]["error"] = outcome.error
             echo(f"error: {outcome.error}", err=True)
+    if as_json:
+        echo(json.dumps(found, indent=2))
     if not is_complete:
         sys.exit(EXIT_CONFIG)
 

@@ -12,7 +12,9 @@ from hpc_grpo.cli.options import OVERRIDES
 @click.command()
 @click.option("--long", "is_long", is_flag=True, help="Four harder tasks mixed, for much longer.")
 @click.option("--tiny", "is_tiny", is_flag=True, help="A model of 480,000 parameters, made from nothing: two minutes.")
-@click.option("--folder", default="demo", type=click.Path(path_type=Path), show_default=True, help="For all it makes.")
+@click.option(
+    "--root", "folder", default="demo", type=click.Path(path_type=Path), show_default=True, help="For all it makes."
+)
 @click.option("--seed", default=0, show_default=True, help="Of what is sampled and shuffled; with --tiny, of all.")
 @OVERRIDES
 def demo(is_long: bool, is_tiny: bool, folder: Path, seed: int, overrides: tuple[str, ...]) -> None:

@@ -9,24 +9,29 @@ from pathlib import Path
 
 import click
 
-from hpc_grpo.cli.options import RUNS_ROOT_VARIABLE, echo, find_run, open_run, runs_below, runs_root
+from hpc_grpo.cli.options import (
+    JSON,
+    ROOT,
+    RUNS,
+    RUNS_ROOT_VARIABLE,
+    complete,
+    echo,
+    find_run,
+    open_run,
+    runs_below,
+    runs_root,
+)
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.retention import Removable, refuse_unless_newest_is_whole, removable, remove, usage
 from hpc_grpo.system.disk import room_in
 from hpc_grpo.system.readable import file_size, table
 
-_ROOT = click.option(
-    "--root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help=f"Folder with the runs; default: ${RUNS_ROOT_VARIABLE} or ./runs.",
-)
-
 
 @click.command()
-@click.argument("run_names", nargs=-1, metavar="[RUN]...")
-@_ROOT
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list; sizes in bytes.")
+@RUNS
+@ROOT
+@JSON
 def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
     """Say what runs take on disk in bytes and files, what `clean` would free, and what room is left."""
     folder = root or runs_root()
@@ -60,7 +65,7 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("run_names", nargs=-1, required=True, metavar="RUN...")
+@click.argument("run_names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete("runs"))
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 def clean(run_names: tuple[str, ...], yes: bool) -> None:
     """Remove from runs that nothing trains what they need no longer: older checkpoints and exports, cut saves.

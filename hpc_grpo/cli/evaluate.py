@@ -30,7 +30,7 @@ from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.system.hugging_face import find_model
 
-_SAID_OTHERWISE = {"run.name": "--folder", "run.root": "--folder", "model.path": "RUN|MODEL"}
+_SAID_OTHERWISE = {"run.name": "--root", "run.root": "--root", "model.path": "RUN|MODEL"}
 
 _OPTIONS = (
     click.argument("target", metavar="RUN|MODEL"),
@@ -43,7 +43,8 @@ _OPTIONS = (
     click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: greedy."),
     click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Longest completion."),
     click.option(
-        "--folder", type=click.Path(file_okay=False, path_type=Path), help="Work below this folder, not in the run's."
+        "--root", "folder", type=click.Path(file_okay=False, path_type=Path),
+        help="Work below this folder, not in the run's.",
     ),
 )  # fmt: skip
 
@@ -59,10 +60,12 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     "--data", "paths", multiple=True, metavar="PATH",
     help="A data set, as data.eval.path; several: a mix. Default: the eval sets of the run.",
 )  # fmt: skip
-@click.option("--num-samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
+@click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--pass-k", type=click.IntRange(1), multiple=True, metavar="K", help="Report pass@K too.")
 @click.option("--max-items", type=click.IntRange(1), metavar="N", help="Only the first N items of each --data.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Put the results there, as JSON.")
+@click.option(
+    "--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="Put the results there, as JSON."
+)
 def evaluate(
     target: str,
     words: tuple[str, ...],
@@ -80,7 +83,7 @@ def evaluate(
     """
     output = output and output.absolute()
     if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output = {output}: there is no folder {output.parent}. Make it, or name another one.")
+        raise ConfigError(f"--out = {output}: there is no folder {output.parent}. Make it, or name another one.")
     if max_items is not None and not paths:
         raise ConfigError(
             f"--max-items = {max_items} is about --data, and none is given. Of the run's own sets: "
@@ -202,12 +205,12 @@ def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Su
         there = ", ".join(map(str, sorted(exports))) or "none"
         raise ConfigError(
             f"--step = {missing[0]}: run {run.path.name} has exports of these steps: {there}. "
-            f"`hpc-grpo export {run.path} --step N` makes one of a checkpoint."
+            f"`hpc-grpo model export {run.path} --step N` makes one of a checkpoint."
         )
     if not exports and not with_base:
         raise ConfigError(
             f"Run {run.path.name} has no export yet: there is one when it is complete, or as often as "
-            f"checkpoint.export_every says. `hpc-grpo export {run.path}` makes one of its newest checkpoint; "
+            f"checkpoint.export_every says. `hpc-grpo model export {run.path}` makes one of its newest checkpoint; "
             f"--base looks at the model that it began with."
         )
     chosen = steps or ([] if with_base else [max(exports)])

@@ -1,4 +1,4 @@
-"""The command `hpc-grpo fleet`: make one, run its loops and watch it; submit jobs; add VMs with `fleet vm`."""
+"""The command `hpc-grpo place fleet`: make one, run its loops and watch it; submit jobs; add VMs with `fleet vm`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpc_grpo.cli.options import OVERRIDES, echo
+from hpc_grpo.cli.options import OVERRIDES, PlainGroup, echo
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.report.logs import tail_and_end
 
@@ -35,7 +35,9 @@ try:
     from hpc_grpo.fleet.tables import watch as draw
     from hpc_grpo.fleet.vms import add_vm, drain_vm, list_vms, remove_vm
 except ModuleNotFoundError as error:
-    raise ConfigError("hpc-grpo fleet needs further packages: pip install -e '.[fleet]' where it lies.") from error
+    raise ConfigError(
+        "hpc-grpo place fleet needs further packages: pip install -e '.[fleet]' where it lies."
+    ) from error
 
 _ONCE = click.option("--once", is_flag=True, help="One round, and end.")
 _LOOPS: dict[str, type[Poller | Dispatcher | Requeuer]] = {"poll": Poller, "dispatch": Dispatcher, "requeue": Requeuer}
@@ -43,7 +45,7 @@ _VM = click.argument("name", metavar="VM")
 _JOB = click.argument("job_id", metavar="JOB")
 
 
-@click.group()
+@click.group(cls=PlainGroup)
 @click.option(
     "--fleet", "folder", type=click.Path(path_type=Path), help="Its folder; default: $HPC_GRPO_FLEET or ./fleet."
 )
@@ -67,7 +69,7 @@ def init(folder: Path | None) -> None:
         settings.write_text(template())
     open_folder(path)[1].create_tables()
     echo(f"The fleet is in {path}; its settings in {settings}.")
-    echo("Next: hpc-grpo fleet vm add ADDRESS --user NAME --key PATH, and hpc-grpo fleet up.")
+    echo("Next: hpc-grpo place fleet vm add ADDRESS --user NAME --key PATH, and hpc-grpo place fleet up.")
 
 
 @fleet.command()
@@ -137,7 +139,7 @@ def _run(folder: Path | None, names: Sequence[str], once: bool) -> None:
     asyncio.run(run())
 
 
-@fleet.group()
+@fleet.group(cls=PlainGroup)
 def vm() -> None:
     """Add VMs, list them, take them out."""
 
@@ -162,7 +164,7 @@ def add(folder: Path | None, /, address: str, host_key: str, fingerprint: str, i
         host_key = _trusted_key(address, values["port"], host_key, fingerprint)
     transport = "local" if is_local else "ssh"
     add_vm(database, {**values, "ip_address": address, "host_key": host_key, "transport": transport})
-    echo(f"Added {values['name'] or address}. The poller looks at it soon: hpc-grpo fleet vm list")
+    echo(f"Added {values['name'] or address}. The poller looks at it soon: hpc-grpo place fleet vm list")
 
 
 def _trusted_key(address: str, port: int, host_key: str, fingerprint: str) -> str:
@@ -183,7 +185,7 @@ def _trusted_key(address: str, port: int, host_key: str, fingerprint: str) -> st
 def list_command(folder: Path | None) -> None:
     """List the VMs: free GPUs, those that jobs have, those that somebody else uses."""
     rows = list_vms(open_folder(folder)[1])
-    echo(vm_table(rows) if rows else "No VMs: hpc-grpo fleet vm add")
+    echo(vm_table(rows) if rows else "No VMs: hpc-grpo place fleet vm add")
 
 
 @vm.command()
@@ -251,7 +253,7 @@ def jobs(folder: Path | None, states: tuple[str, ...]) -> None:
         raise ConfigError(f"--state = {wrong[0]!r} must be one of {', '.join(JobState)}.")
     _, database = open_folder(folder)
     rows = list_jobs(database, states)
-    echo(job_table(rows, time.time()) if rows else "No jobs: hpc-grpo fleet submit")
+    echo(job_table(rows, time.time()) if rows else "No jobs: hpc-grpo place fleet submit")
     if rows:
         echo(counts_line(count_jobs(database)))
 
@@ -274,7 +276,7 @@ def job(folder: Path | None, job_id: str) -> None:
 @_JOB
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on as it grows, until the job is over.")
 @click.option("--attempt", type=click.IntRange(1), help="Default: the newest.")
-@click.option("--lines", type=click.IntRange(0), default=50, show_default=True)
+@click.option("--num", "lines", type=click.IntRange(0), default=50, show_default=True, help="Lines at the end.")
 @click.pass_obj
 def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, lines: int) -> None:
     """Print the end of a job's log, as it was fetched from its VM: logs/JOB.log in the fleet's folder."""

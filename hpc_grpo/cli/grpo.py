@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +16,15 @@ import click
 
 from hpc_grpo.cli.options import OVERRIDES, echo
 from hpc_grpo.cli.request import load_request
+from hpc_grpo.cli.train import run_until_over
 from hpc_grpo.config import to_yaml
-from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, ConfigError
+from hpc_grpo.errors import EXIT_COMPLETE, ConfigError
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.processes import die_with_parent
-from hpc_grpo.system.signals import END_SIGNALS, Signals
 
 _CONFIG_FILE = "train_grpo.yaml"
 _RUN_NAME = "run"
-_LOOK_S = 0.2
 _GPUS_OF_A_LEARNER = 4
 """How many GPUs share one learner; the others sample, which takes most of a step's time."""
 
@@ -101,7 +95,7 @@ def grpo(overrides: tuple[str, ...], **options: Any) -> None:
     file = output / _CONFIG_FILE
     write_atomic(file, to_yaml(config_values(given, output, LocalPlace().node_resources().num_gpus)))
     run = RunDir(load_request(str(file), overrides).config.run_path)
-    code = _run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(file), *overrides])
+    code = run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(file), *overrides])
     if code == EXIT_COMPLETE:
         hand_over(run, output)
         echo(f"Model and tokenizer: {output}")
@@ -150,7 +144,7 @@ def hand_over(run: Any, output: Path) -> None:
     """
     export = run.latest_export()
     if export is None:
-        raise ConfigError(f"{run.path} is complete, but has no export. `hpc-grpo export {run.path}` writes one.")
+        raise ConfigError(f"{run.path} is complete, but has no export. `hpc-grpo model export {run.path}` writes one.")
     for file in sorted(export.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
         if not file.is_file():
             continue
@@ -162,17 +156,3 @@ def hand_over(run: Any, output: Path) -> None:
             shutil.copyfile(file, staged)
         staged.replace(output / file.name)
         staged.unlink(missing_ok=True)  # a rename between two links of one file leaves both
-
-
-def _run_until_over(command: Sequence[str]) -> int:
-    """Run `command`, pass signals on to it, and return its exit code. It ends with this process, however that ends."""
-    sys.stdout.flush()
-    # A session of its own: Ctrl+C then reaches it once, through here.
-    with Signals() as signals:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM))
-        while (code := child.poll()) is None:
-            while signals.pending:
-                number = signals.pending.pop(0)
-                child.send_signal(signal.SIGTERM if number in END_SIGNALS else number)
-            time.sleep(_LOOK_S)
-    return code if code >= 0 else EXIT_CRASH

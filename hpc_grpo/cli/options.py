@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import DEFAULT_DRIVER
@@ -19,13 +20,39 @@ from hpc_grpo.system.readable import printable
 RUNS_ROOT_VARIABLE = "HPC_GRPO_RUNS_ROOT"
 _DEFAULT_ROOT = Path("runs")
 
-RUN = click.argument("run_name", metavar="RUN")
-CONFIG = click.argument("config_name", metavar="CONFIG")
-OPTIONAL_CONFIG = click.argument("optional_config", metavar="[CONFIG]", required=False)
-OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-SET = click.option(
-    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key of the config, such as train.lr=1e-6."
+
+def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return what completes an argument at TAB: of `kinds` runs, configs, keys."""
+
+    def found(context: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
+        from hpc_grpo.cli.completion import candidates
+
+        before, others = context.params.get(str(parameter.name)), [kind for kind in kinds if kind != "keys"]
+        if "=" in text or (
+            isinstance(before, tuple) and before[-1:] == ("=",)
+        ):  # a value; bash takes KEY=V for 3 words
+            return []
+        keys_only = "keys" in kinds and (before or not others)  # keys follow a config
+        return candidates(["keys"] if keys_only else others, text)
+
+    return found
+
+
+RUN = click.argument("run_name", metavar="RUN", shell_complete=complete("runs"))
+RUNS = click.argument("run_names", nargs=-1, metavar="[RUN]...", shell_complete=complete("runs"))
+CONFIG = click.argument("config_name", metavar="CONFIG", shell_complete=complete("configs"))
+CONFIG_OR_RUN = click.argument("config_name", metavar="CONFIG|RUN", shell_complete=complete("configs", "runs"))
+OPTIONAL_CONFIG = click.argument(
+    "optional_config", metavar="[CONFIG]", required=False, shell_complete=complete("configs")
 )
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete("keys"))
+SET = click.option("--set", "sets", multiple=True, hidden=True, help="Before: KEY=VALUE without it.")
+ROOT = click.option(
+    "--root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help=f"Folder with the runs; default: ${RUNS_ROOT_VARIABLE} or ./runs.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, null where a value is unknown.")
 ACCEPT_CHANGES = click.option(
     "--accept-changes",
     "accepts_changes",
@@ -33,6 +60,15 @@ ACCEPT_CHANGES = click.option(
     help="Go on although data, tokenizer, rewards or package have changed since the start, and record that.",
 )
 DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Module or .py file; for tests.")
+
+
+class PlainGroup(click.Group):
+    """Show the first sentence of each command's help, and never cut it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, found.get_short_help_str(500)) for name, found in commands if found is not None])
 
 
 def slurm_time(value: str) -> int:
@@ -87,6 +123,20 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
     raise ConfigError(_no_such_run(argument, roots))
 
 
+def run_unless_config(argument: str) -> RunDir | None:
+    """Return the run that CONFIG|RUN names, None for a config. Raises ConfigError where it is neither."""
+    from hpc_grpo.config.load import find_config
+
+    try:
+        find_config(argument)
+    except ConfigError as error:
+        try:
+            return find_run(argument)
+        except ConfigError as no_run:
+            raise ConfigError(f"{error}\nNor is it a run: {no_run}") from None
+    return None
+
+
 def open_run(argument: str) -> RunDir:
     """Return the run that RUN names, for a command that acts on it. Raises ConfigError where others may write it."""
     run = find_run(argument)
@@ -97,6 +147,11 @@ def open_run(argument: str) -> RunDir:
 def runs_root() -> Path:
     """Return the folder whose runs are listed: $HPC_GRPO_RUNS_ROOT, else ./runs."""
     return _roots()[0]
+
+
+def all_runs() -> list[RunDir]:
+    """Return the runs that commands find by name."""
+    return [run for root in _roots() for run in runs_below(root)]
 
 
 def runs_below(root: Path) -> list[RunDir]:
@@ -129,7 +184,7 @@ def _no_such_run(argument: str, roots: Sequence[Path]) -> str:
     hint = f" Did you mean {nearest}?" if nearest else ""
     return (
         f"RUN = {argument!r} must be a run directory (a folder with config.yaml) or the name of a run below {looked}."
-        f"{hint} `hpc-grpo list --root FOLDER` shows the runs of a folder; {RUNS_ROOT_VARIABLE} names the "
+        f"{hint} `hpc-grpo status --root FOLDER` shows the runs of a folder; {RUNS_ROOT_VARIABLE} names the "
         f"one to look in."
     )
 

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, echo
+from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, PlainGroup, echo
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.cli.train import start_training
 from hpc_grpo.errors import ConfigError
@@ -42,7 +42,7 @@ def pod(
     _work(request, role)
 
 
-@click.group()
+@click.group(cls=PlainGroup)
 def host() -> None:
     """Train on hosts that are started by hand: head on one, worker on the others."""
 

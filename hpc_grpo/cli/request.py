@@ -199,7 +199,7 @@ def _parse_words(words: list[str], path: Path) -> tuple[str, list[str]]:
         elif word.startswith("--set="):
             overrides.append(word.removeprefix("--set="))
         elif word.startswith("-"):
-            raise ConfigError(f"{path}: TRAINING_ARGS has {word!r}; valid are CONFIG, KEY=VALUE and --set KEY=VALUE.")
+            raise ConfigError(f"{path}: TRAINING_ARGS has {word!r}; valid are CONFIG and KEY=VALUE.")
         elif "=" in word:
             overrides.append(word)
         else:

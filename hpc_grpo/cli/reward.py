@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from hpc_grpo.cli.options import echo
+from hpc_grpo.cli.options import PlainGroup, echo
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError, RewardError
@@ -41,9 +41,9 @@ _TIMEOUT = click.option(
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=PlainGroup)
 def reward() -> None:
-    """Try a reward without training."""
+    """Try a reward without training, or host it."""
 
 
 @reward.command()
@@ -117,7 +117,7 @@ def score(
         _show_summary(scored)
 
 
-@click.command("reward-server")
+@reward.command()
 @click.option("--reward", "name", metavar="NAME", help="Host this reward.")
 @click.option("--config", "rewards_of", metavar="CONFIG", help="Host the rewards of this config, as their sum.")
 @_ARGS
@@ -127,7 +127,7 @@ def score(
 @click.option("--port", type=click.IntRange(0, 65535), default=8200, show_default=True, help="0: a free one.")
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, metavar="N")
 @click.option("--token-env", default="HPC_GRPO_REWARD_TOKEN", show_default=True, metavar="VARIABLE")
-def reward_server(
+def serve(
     name: str | None,
     rewards_of: str | None,
     args: tuple[str, ...],

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.cli.options import RUN, RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
+from hpc_grpo.cli.options import JSON, ROOT, RUN, RUNS, RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
 from hpc_grpo.report.status import (
     RunRecords,
     RunSummary,
-    list_table,
     read_records,
     status_json,
     status_table,
@@ -26,28 +27,26 @@ from hpc_grpo.report.status import (
 )
 from hpc_grpo.report.watch import watch_live, watch_plainly
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.readable import printable
 from hpc_grpo.system.say import undrawn
 
 if TYPE_CHECKING:
     from hpc_grpo.report.queue import QueueReport
 
-_ROOT = click.option(
-    "--root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help=f"Folder with the runs; default: ${RUNS_ROOT_VARIABLE} or ./runs.",
-)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON list, null where a value is unknown.")
-
 
 @click.command()
-@click.argument("run_names", nargs=-1, metavar="[RUN]...")
-@_ROOT
-@_JSON
+@RUNS
+@ROOT
+@JSON
+@click.option("--why", is_flag=True, help="Say what became of every attempt of RUN, and what to do about it.")
 @click.option("--slurm", "asks_slurm", is_flag=True, help="Ask the scheduler too: once, and at most once a minute.")
-def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_slurm: bool) -> None:
+def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bool, asks_slurm: bool) -> None:
     """Say where runs stand: all of them, or those named. Asks the scheduler only with --slurm."""
+    if why and (as_json or asks_slurm or not run_names):
+        raise click.UsageError("--why needs a RUN, and goes without --json and --slurm.")
     runs = [find_run(name, root) for name in run_names] if run_names else runs_below(root or runs_root())
+    if why:
+        _explain(runs)
+        return
     records = _records(runs)
     summaries = _summaries(records)
     queue = _queue(records) if asks_slurm and (runs or as_json) else None
@@ -62,20 +61,6 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, asks_sl
         echo(status_table(summaries, width, queue.cells() if queue else None))
         if queue is not None:
             echo(queue.age(time.time()))
-
-
-@click.command("list")
-@_ROOT
-@_JSON
-def list_runs(root: Path | None, as_json: bool) -> None:
-    """List the runs: name, when they were created, state."""
-    summaries = _summaries(_records(runs_below(root or runs_root())))
-    if as_json:
-        echo(status_json(summaries))
-    elif not summaries:
-        _say_no_runs(root)
-    else:
-        echo(list_table(summaries))
 
 
 @click.command()
@@ -100,8 +85,10 @@ def watch(run_name: str) -> None:
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on as it grows, into the next attempts.")
 @click.option("--node", metavar="NAME", help="The logs of a node instead of the driver's.")
 @click.option("--attempt", type=click.IntRange(1), metavar="K", help="Default: the newest.")
-@click.option("--lines", type=click.IntRange(0), default=50, show_default=True, metavar="N", help="So many at the end.")
-def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, lines: int) -> None:
+@click.option(
+    "--num", "num_lines", type=click.IntRange(0), default=50, show_default=True, metavar="N", help="So many at the end."
+)
+def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, num_lines: int) -> None:
     """Print the end of the driver's log, or of a node's."""
     run = find_run(run_name)
     folder = attempt_dir(run, attempt)
@@ -109,34 +96,13 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, li
         echo(why_no_attempt(read_records(run)), err=True)
     if not follows:
         if folder is not None:
-            _print_logs(folder, node, lines)
+            _print_logs(folder, node, num_lines)
         return
     try:
-        for text in follow(run, node=node, attempt=attempt, num_lines=lines):
+        for text in follow(run, node=node, attempt=attempt, num_lines=num_lines):
             echo(undrawn(text), nl=False)
     except KeyboardInterrupt:
         return
-
-
-@click.command()
-@RUN
-def explain(run_name: str) -> None:
-    """Say what became of every attempt of a run, and what to do about it."""
-    from hpc_grpo.report.explain import explain_attempts, unrecorded_attempts
-
-    run = find_run(run_name)
-    (records,) = _records([run])
-    for explanation in explain_attempts(records, time.time()):
-        echo(f"{printable(str(explanation))}\n")
-    unrecorded = unrecorded_attempts(records)
-    for path in unrecorded:
-        echo(f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n")
-    if not records.attempts and not unrecorded:
-        echo(why_no_attempt(records))
-    if records.chain.ended:
-        echo(f"No further job of its chain: {records.chain.ended}")
-    (summary,) = _summaries(_records([run]))  # read anew: reading its logs may have taken a while
-    echo(f"{summary.run} is now: {summary.state}")
 
 
 @click.command("report")
@@ -156,7 +122,7 @@ def report(run_names: tuple[str, ...], out: Path | None) -> None:
 
 
 @click.command()
-@_ROOT
+@ROOT
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: one for each user, or the next that is free.")
 def dashboard(root: Path | None, port: int | None) -> None:
     """Show all runs of a folder in the browser, live, until Ctrl+C. It listens on this machine alone."""
@@ -171,6 +137,25 @@ def dashboard(root: Path | None, port: int | None) -> None:
         server.serve_forever()
     except KeyboardInterrupt:
         return
+
+
+@click.command()
+@RUNS
+@JSON
+def compare(run_names: tuple[str, ...], as_json: bool) -> None:
+    """Compare runs with the first: config, last numbers, and newest evals prompt by prompt, with 95% intervals."""
+    from hpc_grpo.report.compare import compare_runs
+
+    found = compare_runs([find_run(name) for name in run_names])
+    echo(json.dumps(asdict(found), indent=2) if as_json else found)
+
+
+def _explain(runs: Sequence[RunDir]) -> None:
+    from hpc_grpo.report.explain import explained
+
+    for run in runs:
+        for paragraph in explained(run):
+            echo(paragraph)
 
 
 def _records(runs: Sequence[RunDir]) -> list[RunRecords]:

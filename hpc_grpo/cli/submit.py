@@ -12,13 +12,14 @@ import click
 from hpc_grpo.cli.check import plan_text
 from hpc_grpo.cli.options import (
     ACCEPT_CHANGES,
-    CONFIG,
+    CONFIG_OR_RUN,
     DRIVER,
     OVERRIDES,
     RUN,
     SET,
     echo,
     open_run,
+    run_unless_config,
     slurm_overrides,
     slurm_time,
 )
@@ -27,17 +28,18 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.submit import attempt_command, cancel_run, complete_until_queued, next_launch, submit_run
 from hpc_grpo.launch.freeze import freeze, reconfigured
 from hpc_grpo.launch.place import job_queue
-from hpc_grpo.launch.place.job_queue import JobRequest
+from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.inputs import refusals, refuse_what_fails
+from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner, refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GIB
 
 
 @click.command()
-@CONFIG
+@CONFIG_OR_RUN
 @OVERRIDES
 @SET
 @click.option("--name", help="run.name")
@@ -76,10 +78,17 @@ def submit(
 ) -> None:
     """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
 
-    With --chain or --until-complete two jobs wait behind every job and carry on. A complete run cancels them.
+    With RUN it asks for what the run's last job had: after stop, or a chain that gave up. KEY=VALUE and options change
+    keys that do not change what is learned. With --chain or --until-complete two jobs wait behind every job and
+    carry on. A complete run cancels them.
     """
-    queue = job_queue()
-    request = load_request(config_name, [*sets, *overrides, *slurm_overrides(options)]).for_queue(queue)
+    queue, words = job_queue(), [*sets, *overrides, *slurm_overrides(options)]
+    if (run := run_unless_config(config_name)) is not None:
+        if parsable or dry_run or test_only or after:
+            raise click.UsageError("--parsable, --dry-run, --test-only and --after go with a CONFIG.")
+        _resume(open_run(config_name), words, accepts_changes, driver, queue)
+        return
+    request = load_request(config_name, words).for_queue(queue)
     request.tell()
     run = RunDir(request.config.run_path)
     job = JobRequest(run, request.config.launch, attempt_command(run, driver), after=(after,) if after else ())
@@ -87,66 +96,64 @@ def submit(
     if test_only:
         echo(queue.start_estimate(job), nl=False)
         return
-    os.environ.update(request.exported)
     if dry_run:
+        os.environ.update(request.exported)
         refused = list(refusals(request.config, accepts_changes=accepts_changes))
         echo(script + _comments(request, refused), nl=False)
         for error in refused:
             raise error
         return
+    run, job_id = queue_run(request, queue, driver, after, accepts_changes=accepts_changes)
+    if not job_id:
+        echo(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
+    else:
+        echo(job_id if parsable else _how_to_follow(run, job_id))
+
+
+def queue_run(
+    request: Request, queue: JobQueue, driver: str = DEFAULT_DRIVER, after: str = "", *, accepts_changes: bool = False
+) -> tuple[RunDir, str]:
+    """Freeze a run and queue its jobs; return it, and the first job's id, "" where the run is complete already.
+
+    Raises ConfigError where the run is held, or would fail in its job.
+    """
+    run = RunDir(request.config.run_path)
+    os.environ.update(request.exported)
     refuse_if_held(run)
     refuse_what_fails(request.config, accepts_changes=accepts_changes)
     with complete_until_queued(run):
         frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
-        if run.is_complete():
-            echo(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
-            return
-        job_id = submit_run(run, frozen.config.launch, driver, queue, after)
-    echo(job_id if parsable else _how_to_follow(run, job_id))
+        job_id = "" if run.is_complete() else submit_run(run, frozen.config.launch, driver, queue, after)
+    return run, job_id
 
 
 @click.command()
 @RUN
-def stop(run_name: str) -> None:
+@click.option("--now", is_flag=True, help="End it and all its jobs now; steps after the last checkpoint are lost.")
+def stop(run_name: str, now: bool) -> None:
     """End a run after the step in progress and a checkpoint; its follow-on job is cancelled then."""
     run = open_run(run_name)
     if _is_complete(run):
+        return
+    if now:
+        for line in cancel_run(run, job_queue()):
+            echo(line)
         return
     run.stop_marker.touch()
     if read_lock_owner(run) is None:
         echo("Nothing trains it now; a job that waits will end as soon as it starts.")
     else:
         echo(f"{run.path.name} stops after its step and a checkpoint.")
-    echo(f"Take it up again with: hpc-grpo resume {run_name}")
+    echo(f"Take it up again with: hpc-grpo submit {run_name}")
 
 
-@click.command()
-@RUN
-def cancel(run_name: str) -> None:
-    """End a run and all its jobs now; steps after the last checkpoint are lost. A second time does no harm."""
-    run = open_run(run_name)
-    if not _is_complete(run):
-        for line in cancel_run(run, job_queue()):
-            echo(line)
-
-
-@click.command()
-@RUN
-@OVERRIDES
-@ACCEPT_CHANGES
-@DRIVER
-def resume(run_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
-    """Submit a run again with what its last job asked for: after stop, cancel, or a chain that gave up.
-
-    KEY=VALUE changes its config first, such as launch.slurm.time_min=600: keys that do not change what is learned.
-    """
-    run = open_run(run_name)
+def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver: str, queue: JobQueue) -> None:
+    """Submit a run again with what its last job asked for, changed by `overrides`."""
     if not overrides and _is_complete(run):
         return
     refuse_if_held(run)
     config = reconfigured(run, overrides)
     launch = next_launch(run, overrides)
-    queue = job_queue()
     queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
     refuse_what_fails(config.model_copy(update={"launch": launch}), accepts_changes=accepts_changes)
     with complete_until_queued(run):
@@ -168,7 +175,7 @@ def _how_to_follow(run: RunDir, job_id: str) -> str:
         f"  where it stands:  hpc-grpo status {run.path}\n"
         f"  its log:          hpc-grpo logs -f {run.path}\n"
         f"  Slurm's output:   {run.slurm_log(job_id)}\n"
-        f"  end it:           hpc-grpo stop {run.path}    (or cancel, without a checkpoint)"
+        f"  end it:           hpc-grpo stop {run.path}    (--now: without a checkpoint)"
     )
 
 

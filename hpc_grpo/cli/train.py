@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ import click
 
 from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, echo
 from hpc_grpo.cli.request import Request, load_request
+from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.chain.submit import remove_stop
 from hpc_grpo.launch.freeze import freeze
@@ -19,6 +22,10 @@ from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import become_copy
+from hpc_grpo.system.processes import die_with_parent
+from hpc_grpo.system.signals import END_SIGNALS, Signals
+
+_LOOK_S = 0.2
 
 
 @click.command()
@@ -65,12 +72,26 @@ def start_training(
     sys.exit(run_attempt(frozen.run, driver, LinkJob(by_hand=True) if is_link else None))
 
 
+def run_until_over(command: Sequence[str]) -> int:
+    """Run `command`, pass signals on to it, and return its exit code. It ends with this process, however that ends."""
+    sys.stdout.flush()
+    # A session of its own: Ctrl+C then reaches it once, through here.
+    with Signals() as signals:
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM))
+        while (code := child.poll()) is None:
+            while signals.pending:
+                number = signals.pending.pop(0)
+                child.send_signal(signal.SIGTERM if number in END_SIGNALS else number)
+            time.sleep(_LOOK_S)
+    return code if code >= 0 else EXIT_CRASH
+
+
 def _warn_of_missing_modules(modules: Sequence[str]) -> None:
     """Name the modules that a job would load and this shell has not."""
     loaded = os.environ.get("LOADEDMODULES", "").split(":")
     if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
         echo(
             f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
-            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo shell --config CONFIG`.",
+            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo cluster shell --config CONFIG`.",
             err=True,
         )

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from hpc_grpo.config.schema import Config
+from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.section import OWN, ByName, variants
 
 _COMMENT_COLUMN = 44
+_DEFAULT, _REQUIRED = " [default: ", " [required]"
 
 
-def describe(config: Config) -> str:
-    """Return one line for each key, in the order of the schema: `section.key = value # meaning [default]`."""
+def describe(config: Config, keys: Sequence[str] = (), *, only_changed: bool = False) -> str:
+    """Return one line for each key, in the order of the schema: `section.key = value # meaning [default]`.
+
+    `keys` keeps those keys or sections alone. `only_changed` keeps keys that are required or differ from the default.
+    Raises ConfigError for keys that the config does not have.
+    """
     lines = _lines(config, "", frozenset(config.lacking))
+    names = [line.partition(" = ")[0] for line in lines]
+    for key in keys:
+        if not any(_is_below(name, key) for name in names):
+            raise ConfigError(f"The config has no key {key!r}{nearest(key, filter(None, names))}")
+    if keys:
+        lines = [line for line, name in zip(lines, names, strict=True) if any(_is_below(name, key) for key in keys)]
+    if only_changed:
+        lines = [line for line in lines if line.endswith("]") and (_DEFAULT in line or line.endswith(_REQUIRED))]
     kept = [line for before, line in pairwise(["", *lines]) if line or before]
     return "".join(f"{line}\n" for line in kept)
+
+
+def _is_below(name: str, key: str) -> bool:
+    return f"{name}.".startswith(f"{key}.")
 
 
 def _lines(
@@ -66,11 +86,11 @@ def _names(kinds: Mapping[str, type[BaseModel]]) -> str:
 
 def _line(key: str, value: Any, default: Any, meaning: str) -> str:
     if default is PydanticUndefined:
-        note = " [required]"
+        note = _REQUIRED
     elif _text(default) == _text(value):
         note = ""
     else:
-        note = f" [default: {_text(default)}]"
+        note = f"{_DEFAULT}{_text(default)}]"
     return f"{f'{key} = {_text(value)}':<{_COMMENT_COLUMN}}  # {meaning}{note}"
 
 
@@ -80,3 +100,37 @@ def _text(value: Any) -> str:
     if not isinstance(value, str | int | float | bool | list | dict | type(None)):
         value = str(value)
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration, with its default as text ("required" without one) and its description."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+def every_key(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Key]:
+    """Return each key of a section by its name; of one of several kinds, those of all. N is a list's position."""
+    found: dict[str, Key] = {}
+    for name, info in model.model_fields.items():
+        is_list = get_origin(info.annotation) is list
+        sections = list(_sections(get_args(info.annotation)[0] if is_list else info.annotation))
+        for section in sections:
+            below = every_key(section, f"{prefix}{name}.N." if is_list else f"{prefix}{name}.")
+            found |= {key: each for key, each in below.items() if key not in found}
+        if not sections:
+            default = info.get_default(call_default_factory=True, validated_data={})
+            text = "required" if default is PydanticUndefined else _text(default)
+            found[f"{prefix}{name}"] = Key(f"{prefix}{name}", text, info.description or "")
+    return found
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the section classes of a field, not those of the items of a list or a mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated):
+        for part in get_args(annotation):
+            yield from _sections(part)

@@ -157,7 +157,7 @@ class LaunchConfig(Section):
         ),
     )
     port: int = Field(
-        6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo pod` and `host` dial."
+        6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo place pod` and `host` dial."
     )
     rejoin_s: NonNegativeFloat = Field(
         120.0,
@@ -175,7 +175,7 @@ class LaunchConfig(Section):
     )
     ray_dashboard: bool = Field(
         False,
-        description="Ray's dashboard, on the head's loopback and behind Ray's token: `hpc-grpo ray RUN dashboard`.",
+        description="Ray's dashboard on the head's loopback, behind Ray's token: `hpc-grpo cluster ray RUN dashboard`",
     )
     disks: Literal["shared", "private"] | None = Field(
         None,

@@ -104,7 +104,7 @@ class CheckpointConfig(Section):
     keep_batches: NonNegativeInt = Field(
         0,
         description=(
-            "Number of newest steps whose batches are kept for `hpc-grpo replay`, about 20 bytes a token. 0: none."
+            "Number of newest steps whose batches are kept for `hpc-grpo model replay`, 20 bytes a token. 0: none."
         ),
     )
     export_every: Often | None = Field(

@@ -42,7 +42,7 @@ _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Tasks -> the sections and keys that the task lacks. Users cannot set them; the resolved config leaves them out.
 
-Under sft, `hpc-grpo eval` samples with the keys that remain in `rollout`.
+Under sft, `hpc-grpo model eval` samples with the keys that remain in `rollout`.
 """
 
 

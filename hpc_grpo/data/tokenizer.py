@@ -64,7 +64,7 @@ def _load(kind: Any, what: str, key: str, path: str) -> Any:
         raise ConfigError(
             f"{key} = {path!r}: no {what} can be loaded from it ({reason}). "
             f"Give the folder of a Hugging Face model, or fetch a named one first, on a login node: "
-            f"hpc-grpo prefetch CONFIG."
+            f"hpc-grpo cluster prefetch CONFIG."
         ) from error
 
 

@@ -28,7 +28,7 @@ class DemoFailedError(HpcGrpoError):
     """A training of the demo did not complete; it has said why, and `exit_code` is its own."""
 
     def __init__(self, run: RunDir, exit_code: int) -> None:
-        super().__init__(f"The training ended before it was complete; see above, and: hpc-grpo explain {run.path}")
+        super().__init__(f"The training ended before it was complete; see above, and: hpc-grpo status --why {run.path}")
         self.exit_code = exit_code
 
 

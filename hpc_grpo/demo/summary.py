@@ -58,9 +58,9 @@ def next_commands(run: Path, last_step: int) -> list[tuple[str, str]]:
     """List what to type next, each with what it shows."""
     return [
         (f"hpc-grpo status --root {run.parent}", "where its runs stand"),
-        (f"hpc-grpo explain {run}", "what became of every attempt"),
+        (f"hpc-grpo status --why {run}", "what became of every attempt"),
         (f"hpc-grpo report {run}", "curves and completions again"),
-        (f'hpc-grpo sample {run} "What is 7 * 8?" --base --step {last_step}', "a question, before and after"),
-        (f"hpc-grpo eval {run} --num-samples 8", "held-out pass@1, measured more closely"),
+        (f'hpc-grpo model sample {run} "What is 7 * 8?" --base --step {last_step}', "a question, before and after"),
+        (f"hpc-grpo model eval {run} --num 8", "held-out pass@1, measured more closely"),
         (f"hpc-grpo config {run / 'config.yaml'}", "every setting, and what it means"),
     ]

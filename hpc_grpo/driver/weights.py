@@ -47,8 +47,8 @@ class Canary:
     """Proves that engines sample from the weights just published, by their answers to one probe prompt.
 
     After a publish every engine completes the probe, on the same path and through the same prefix cache as rollouts.
-    The learners score the answer. The run ends in three cases. Engine and learner differ by more than the bound of their
-    precision. Or an engine repeats its answer to the last bit although the learners have moved: it keeps its old
+    The learners score the answer. The run ends in three cases. Engine and learner differ by more than the bound of
+    their precision. Or an engine repeats its answer to the last bit although the learners have moved: it keeps its old
     weights, or a cache made with them. Or an engine has moved in another way than the learners since it first gave this
     answer: it holds a part of the new weights. The last two show long before the difference is large.
     """

@@ -1,6 +1,6 @@
 """Start vLLM's engine: its environment, its options, and the engine itself.
 
-Runs in the engine's process. `hpc-grpo env` imports it too: without vLLM.
+Runs in the engine's process. `hpc-grpo config --env` imports it too: without vLLM.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ _UNDEFINED = ("42P01", "42703")
 """PostgreSQL's codes of a table and a column that are not there."""
 
 _LACKS = (
-    "The fleet's database lacks tables or columns of this version. `hpc-grpo fleet init` makes missing tables. Drop "
-    "the tables of an older version first, or give the fleet a new database."
+    "The fleet's database lacks tables or columns of this version. `hpc-grpo place fleet init` makes missing tables. "
+    "Drop the tables of an older version first, or give the fleet a new database."
 )
 _NOT_IN_SQLITE = re.compile(r"no such (table|column)|table \w+ has no column")
 
@@ -56,7 +56,11 @@ class Database:
         else:
             parsed = parsed.set(drivername="postgresql+psycopg")
             # Dead peers are noticed: a connection to a machine that is gone would wait forever.
-            options = {"connect_timeout": _CONNECT_S, "tcp_user_timeout": 10_000, "application_name": "hpc-grpo fleet"}
+            options = {
+                "connect_timeout": _CONNECT_S,
+                "tcp_user_timeout": 10_000,
+                "application_name": "hpc-grpo place fleet",
+            }
             self._engine = sa.create_engine(parsed, pool_pre_ping=True, pool_size=10, connect_args=options)
 
     @contextmanager

@@ -116,7 +116,7 @@ def find_job(db: Database, job_id: str) -> dict[str, Any]:
             return dict(row)
         known = list(connection.scalars(sa.select(jobs.c.job_id).order_by(jobs.c.submitted_at.desc()).limit(1000)))
     raise ConfigError(
-        f"JOB = {job_id!r} must be the id of a job{nearest(job_id, known)} `hpc-grpo fleet jobs` lists them."
+        f"JOB = {job_id!r} must be the id of a job{nearest(job_id, known)} `hpc-grpo place fleet jobs` lists them."
     )
 
 

@@ -100,8 +100,8 @@ def open_fleet(folder: Path | None, environ: Mapping[str, str] = os.environ) -> 
     path = folder / SETTINGS
     if not path.is_file():
         raise ConfigError(
-            f"FLEET = {str(folder)!r} must be a fleet's folder (with a {SETTINGS}). Make one with `hpc-grpo fleet "
-            f"init`, or name another in --fleet or {FOLDER_VARIABLE}."
+            f"FLEET = {str(folder)!r} must be a fleet's folder (with a {SETTINGS}). Make one with `hpc-grpo place "
+            f"fleet init`, or name another in --fleet or {FOLDER_VARIABLE}."
         )
     refuse_shared(folder, environ, _JOBS)
     settings = _read(path)

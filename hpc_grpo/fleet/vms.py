@@ -58,7 +58,7 @@ def remove_vm(db: Database, name: str) -> None:
         if running := connection.scalars(sa.select(jobs.c.job_id).where(is_on_it)).all():
             raise ConfigError(
                 f"A VM that is removed must have no jobs, and {name} has {', '.join(running[:5])}. "
-                f"`hpc-grpo fleet vm drain {name}` keeps further ones off; cancel these, or wait for them."
+                f"`hpc-grpo place fleet vm drain {name}` keeps further ones off; cancel these, or wait for them."
             )
         connection.execute(sa.delete(vms).where(vms.c.vm_id == vm_id))
 
@@ -67,4 +67,6 @@ def _id_of(connection: sa.Connection, name: str) -> int:
     if (vm_id := connection.scalar(sa.select(vms.c.vm_id).where(shown_name == name))) is not None:
         return int(vm_id)
     names = list(connection.scalars(sa.select(shown_name)))
-    raise ConfigError(f"VM = {name!r} must be a VM's name{nearest(name, names)} `hpc-grpo fleet vm list` lists them.")
+    raise ConfigError(
+        f"VM = {name!r} must be a VM's name{nearest(name, names)} `hpc-grpo place fleet vm list` lists them."
+    )

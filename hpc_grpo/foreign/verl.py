@@ -226,7 +226,7 @@ ROWS = (
     Row("trainer.test_freq", "eval.every", positive, default=-1),
     Row("trainer.max_actor_ckpt_to_keep", "checkpoint.keep_last", table.kept, default=None),
     Row("trainer.val_before_train", note="with an eval there is one before training, too"),
-    Row("trainer.val_only", convert=only(False, why="an eval apart from training is hpc-grpo eval")),
+    Row("trainer.val_only", convert=only(False, why="an eval apart from training is hpc-grpo model eval")),
     Row("trainer.device", convert=only("cuda", why="GPUs are NVIDIA's here, or there are none")),
     Row("trainer.critic_warmup", convert=only(0, why="there is no critic to warm up")),
     Row("trainer.v1.trainer_mode", convert=only("sync", why="verl's asynchronous trainers are rollout.max_policy_lag "

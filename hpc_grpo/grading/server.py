@@ -1,6 +1,6 @@
 """The reward server: hosts rewards over HTTP for the reward `remote`, on a node with what they need.
 
-Runs in a process of its own, `hpc-grpo reward-server`; requests are scored by a pool like a grader's. It waits for
+Runs in a process of its own, `hpc-grpo reward serve`; requests are scored by a pool like a grader's. It waits for
 requests, and serves nobody without its token: rewards execute code, and prompts are nobody else's to read. A caller
 begins with MAGIC, both sides prove the token (system/proof.py), and requests follow on that connection.
 """

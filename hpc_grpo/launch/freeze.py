@@ -161,7 +161,7 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
         if not accepts_changes:
             raise ConfigError(
                 f"The run in {run.path} was started in {folder}, which is gone, and relative paths of its config are "
-                f"relative to that folder. From where they are now: hpc-grpo resume {run.path} --accept-changes"
+                f"relative to that folder. From where they are now: hpc-grpo submit {run.path} --accept-changes"
             )
         folder = Path.cwd()
         source["working_dir"] = str(folder)

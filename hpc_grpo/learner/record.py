@@ -1,6 +1,6 @@
 """Records of what learners trained on: every sequence of a step, each learner's share in a file of its own.
 
-Numpy arrays alone, without pickles: `hpc-grpo replay` reads them on any machine.
+Numpy arrays alone, without pickles: `hpc-grpo model replay` reads them on any machine.
 """
 
 from __future__ import annotations

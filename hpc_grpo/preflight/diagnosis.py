@@ -1,4 +1,4 @@
-"""The whole of `hpc-grpo doctor`: which checks run where, and the short job that examines nodes for the login node.
+"""The whole of `hpc-grpo cluster doctor`: which checks run where, and the job that examines nodes for the login node.
 
 The job runs the doctor on its nodes, which leaves findings in a file. The scheduler is asked once, by sbatch: waiting
 looks at the folder below run.root alone, since sites forbid polling.
@@ -103,11 +103,11 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
 
 def _submit(context: Context, run: RunDir, num_nodes: int) -> str:
     """Queue the doctor's own command as a job, and return its id. Its shell marks the folder when the job ends."""
-    words = ["doctor", "--result", str(run.path / _RESULT)]
+    words = ["cluster", "doctor", "--result", str(run.path / _RESULT)]
     if context.config is not None:
         absolute = context.config.run.model_copy(update={"root": context.root})
         write_atomic(run.config, to_yaml(context.config.model_copy(update={"run": absolute})))
-        words.insert(1, str(run.config))
+        words.insert(2, str(run.config))
     launch = context.launch
     slurm = launch.slurm.model_copy(update={"time_min": _JOB_TIME_MIN})
     trap = f"trap {shlex.quote(f'touch {shlex.quote(str(run.path / _ENDED))}')} EXIT"

@@ -43,7 +43,7 @@ def write_error(path: Path) -> str:
 
 
 def own_folder(root: Path) -> Path:
-    """Return a path for the folder of one examination below `root`. `hpc-grpo list` does not show it."""
+    """Return a path for the folder of one examination below `root`. `hpc-grpo status` does not show it."""
     return root / ".doctor" / f"doctor-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}"
 
 

@@ -47,10 +47,10 @@ MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "en
 """Checks of the doctor."""
 _MAX_CHECKED_ROWS = 200_000
 """A second or two: a login node is everybody's."""
-_PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
+_PREFETCH = "hpc-grpo cluster prefetch CONFIG, on a login node"
 _MAKE_ROOM = (
-    "make room (hpc-grpo du, hpc-grpo clean RUN), lower checkpoint.keep_last or checkpoint.keep_exports, or set "
-    "run.root to a larger file system"
+    "make room (hpc-grpo disk du, hpc-grpo disk clean RUN), lower checkpoint.keep_last or checkpoint.keep_exports, or "
+    "set run.root to a larger file system"
 )
 
 

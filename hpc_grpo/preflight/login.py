@@ -203,7 +203,7 @@ def variables_finding(context: Context) -> Finding:
     if refused := [name for name in launch.pass_env if is_denied(name.rstrip("*"))]:
         return warning(check, f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")
     if early := [name for name in _REACH_LAUNCHING if context.environ.get(name)]:
-        fix = f"unset {' '.join(early)} before submitting; hpc-grpo env shows what reaches training"
+        fix = f"unset {' '.join(early)} before submitting; hpc-grpo config --env shows what reaches training"
         return warning(check, f"{', '.join(early)} would change the Python of the supervisor", fix)
     if str(launch.slurm.extra.get("export", "ALL")).partition(",")[0].upper() != "ALL":
         says = f"launch.slurm.extra.export = {launch.slurm.extra['export']} keeps your PATH and tokens out of the job"

@@ -1,4 +1,4 @@
-"""`hpc-grpo prefetch`: fill the caches that a job will read, and prove that the job then needs no network.
+"""`hpc-grpo cluster prefetch`: fill the caches that a job will read, and prove that the job then needs no network.
 
 `items_of` lists the config's model and data sets, from the Hugging Face hub or from disk. `prefetch` has one process
 fetch, and another one verify with the network off. Both are prefetch_worker.py, with the job's caches in its

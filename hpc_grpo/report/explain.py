@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import textwrap
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from hpc_grpo.launch.place.slurm.text import own_lines
-from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, tail
-from hpc_grpo.report.status import RunRecords, ended_by_time_limit
+from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, tail, why_no_attempt
+from hpc_grpo.report.status import RunRecords, ended_by_time_limit, read_records, summarize
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.last_error import last_error, reason_to_stop
-from hpc_grpo.system.readable import UNKNOWN, duration, moment
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import UNKNOWN, duration, moment, printable
 
 _READ = {"num_lines": 400, "max_bytes": 1 << 16}
 _END_LINES = 40
@@ -80,6 +83,22 @@ def unrecorded_attempts(records: RunRecords) -> list[Path]:
     """Return the folders of attempts whose attempt.json is missing or damaged."""
     recorded = {attempt.attempt for attempt in records.attempts}
     return [path for number, path in attempt_dirs(records.run).items() if number not in recorded]
+
+
+def explained(run: RunDir) -> Iterator[str]:
+    """Yield paragraphs on what became of every attempt of a run, what to do, and where the run stands now."""
+    records = read_records(run)
+    for explanation in explain_attempts(records, time.time()):
+        yield f"{printable(str(explanation))}\n"
+    unrecorded = unrecorded_attempts(records)
+    for path in unrecorded:
+        yield f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n"
+    if not records.attempts and not unrecorded:
+        yield why_no_attempt(records)
+    if records.chain.ended:
+        yield f"No further job of its chain: {records.chain.ended}"
+    summary = summarize(read_records(run), time.time())  # read anew: reading its logs may have taken a while
+    yield f"{summary.run} is now: {summary.state}"
 
 
 def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -> Explanation:
@@ -161,22 +180,22 @@ def advise(kind: str, *texts: str, has_jobs: bool = True) -> Advice | None:
 _BY_KIND = {
     "resumable": Advice(
         "stopped in time",
-        "Nothing is wrong: it wrote a checkpoint. If no job of its chain waits, hpc-grpo resume RUN continues.",
+        "Nothing is wrong: it wrote a checkpoint. If no job of its chain waits, hpc-grpo submit RUN continues.",
     ),
-    "stopped": Advice("stopped by request", "hpc-grpo resume RUN continues from its checkpoint."),
+    "stopped": Advice("stopped by request", "hpc-grpo submit RUN continues from its checkpoint."),
     "cancelled": Advice(
         "cancelled",
-        "If that was not you, ask who ended the job. hpc-grpo resume RUN continues from the last checkpoint.",
+        "If that was not you, ask who ended the job. hpc-grpo submit RUN continues from the last checkpoint.",
     ),
     "walltime": Advice(
         "walltime",
         "The time limit came before the last checkpoint; later steps are trained again. Save more often or ask for "
-        "more time: hpc-grpo resume RUN checkpoint.every=N launch.slurm.time_min=MIN.",
+        "more time: hpc-grpo submit RUN checkpoint.every=N launch.slurm.time_min=MIN.",
     ),
     "node_lost": Advice(
         "node lost",
-        "A machine failed, not the run. hpc-grpo resume RUN, or the next job of its chain, continues from the last "
-        "checkpoint. To keep off a node that fails again: hpc-grpo resume RUN launch.slurm.extra.exclude=NODE.",
+        "A machine failed, not the run. hpc-grpo submit RUN, or the next job of its chain, continues from the last "
+        "checkpoint. To keep off a node that fails again: hpc-grpo submit RUN launch.slurm.extra.exclude=NODE.",
     ),
 }
 """Looked up first: what the log shows besides is a consequence."""
@@ -206,26 +225,26 @@ _BY_PATTERN = {
         "out of GPU memory",
         "Learner: lower train.max_tokens_per_microbatch; more nodes (launch.num_nodes) "
         "shard the optimizer further. Engine: lower engine.gpu_memory_utilization or engine.max_num_seqs. Then "
-        "hpc-grpo resume RUN KEY=VALUE. With a new run.name, train.zero_stage=3 and train.offload_optimizer=cpu hold "
+        "hpc-grpo submit RUN KEY=VALUE. With a new run.name, train.zero_stage=3 and train.offload_optimizer=cpu hold "
         "less on the GPU.",
     ),
     r"weight store needs|SIGBUS|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm": Advice(
         "out of shared memory",
-        "Less must fit in the node's /dev/shm: hpc-grpo resume RUN launch.object_store_gib=GIB, with a smaller one.",
+        "Less must fit in the node's /dev/shm: hpc-grpo submit RUN launch.object_store_gib=GIB, with a smaller one.",
     ),
     r"SIGKILL(?! by OOM killer)|oom[-_]kill|OUT_OF_MEMORY|ray\.exceptions\.OutOfMemoryError"
     r"|node running low on memory|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator|\bMemoryError\b": Advice(
         "out of host memory (probably)",
         "A process was killed, most often because the job used more memory than it asked for. Ask for more "
         "(launch.slurm.extra.mem=0: all of the node), or use less: launch.object_store_gib, or fewer "
-        "engine.engines_per_node. Then hpc-grpo resume RUN KEY=VALUE. With a new run.name, also "
+        "engine.engines_per_node. Then hpc-grpo submit RUN KEY=VALUE. With a new run.name, also "
         "train.offload_optimizer=none if the GPU has room.",
     ),
     # The second line: torch.save's, without the errno.
     r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT"
     r"|inline_container\.cc[^\n]*unexpected pos|basic_ios::clear: iostream error": Advice(
         "disk full",
-        "Free space where the run directory is, or raise your quota. Then hpc-grpo resume RUN, or with a lower "
+        "Free space where the run directory is, or raise your quota. Then hpc-grpo submit RUN, or with a lower "
         "checkpoint.keep_last=N, continues from the last whole checkpoint.",
     ),
     r"checksum mismatch": Advice(
@@ -237,7 +256,7 @@ _BY_PATTERN = {
     r"|Reward '[^\n]*' (returned|does not|must be|raised)|RewardError|\breward '[^\n]*': ": Advice(
         "reward error",
         "The reward function failed; its own error is above. Mend it, raise rewards.N.timeout_s if it is only slow, or "
-        "allow more failures: grading.max_failed_fraction. Then hpc-grpo resume RUN KEY=VALUE, with what you raised.",
+        "allow more failures: grading.max_failed_fraction. Then hpc-grpo submit RUN KEY=VALUE, with what you raised.",
     ),
     r"gradient of .* is not finite": Advice(
         "diverged",
@@ -266,7 +285,7 @@ _BY_PATTERN = {
 _OTHERWISE = {
     "config": Advice(
         "configuration error",
-        "Trying again gives the same. Change what the message names: hpc-grpo resume RUN KEY=VALUE, which says "
+        "Trying again gives the same. Change what the message names: hpc-grpo submit RUN KEY=VALUE, which says "
         "whether a key may not change and needs a new run.name.",
     ),
     "bringup_failed": Advice(
@@ -277,11 +296,11 @@ _OTHERWISE = {
     "killed": Advice(
         "killed without a word",
         "Nothing could be recorded: the node died, or Slurm or a person killed the job. Slurm's output of the job may "
-        "say which. hpc-grpo resume RUN, or the next job of its chain, continues from the last checkpoint.",
+        "say which. hpc-grpo submit RUN, or the next job of its chain, continues from the last checkpoint.",
     ),
 }
 _UNKNOWN = Advice(
     "not recognised",
-    "Read the error above, if there is one, and hpc-grpo logs RUN. hpc-grpo resume RUN tries again from the last "
+    "Read the error above, if there is one, and hpc-grpo logs RUN. hpc-grpo submit RUN tries again from the last "
     "checkpoint. The same error twice is a bug in the reward, the model or hpc-grpo.",
 )

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import html
 import json
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -71,10 +70,13 @@ def make_page(data: dict[str, Any], rollouts: Sequence[tuple[str, Any]] = (), co
 
 
 def names_of(runs: Sequence[RunDir]) -> list[str]:
-    """Return the folders' names, with those of their parents that not all have."""
-    paths = [run.path.absolute() for run in runs]
-    common = os.path.commonpath([path.parent for path in paths])
-    return [str(path.relative_to(common)) for path in paths]
+    """Return the folders' names, with as many of their parents' as tell all of them apart."""
+    paths = [run.path.absolute().parts for run in runs]
+    for depth in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-depth:]) for parts in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def judge_of(run: RunDir) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class QueueReport:
             problem = summary.problem
             if summary.state in ("submitted", "waiting") and waits and all(job.is_over for job in waits):
                 ended = ", ".join(f"{job.job_id} ({job.state})" for job in waits)
-                problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo resume {summary.run}"
+                problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo submit {summary.run}"
             found.append(replace(summary, problem=problem))
         return found
 

@@ -29,7 +29,7 @@ _MODEL = ("assistant", "model")
 
 def rollout_files(run: RunDir) -> dict[int, Path]:
     """Return the files with the rollouts of training steps, by step."""
-    return dict(sorted(_files_by_step(run.rollouts(0).parent, "step_").items()))
+    return dict(sorted(files_by_step(run.rollouts(0).parent, "step_").items()))
 
 
 def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
     folder = run.rollouts(0).parent
     found = []
     for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
-        files = _files_by_step(folder / name, "eval_step_")
+        files = files_by_step(folder / name, "eval_step_")
         steps = sorted(files)
         if (num := len(steps)) > _MAX_EVALS:
             steps = [steps[index * (num - 1) // (_MAX_EVALS - 1)] for index in range(_MAX_EVALS)]
@@ -175,7 +175,7 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
     return "\n".join(blocks)
 
 
-def _files_by_step(folder: Path, prefix: str) -> dict[int, Path]:
+def files_by_step(folder: Path, prefix: str) -> dict[int, Path]:
     found = ((re.fullmatch(rf"{prefix}(\d+)\.jsonl", path.name), path) for path in folder.glob(f"{prefix}*.jsonl"))
     return {int(match[1]): path for match, path in found if match}
 

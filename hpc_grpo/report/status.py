@@ -16,17 +16,7 @@ from hpc_grpo.run.files import is_damaged, read_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
-from hpc_grpo.system.readable import (
-    UNKNOWN,
-    counted,
-    decimal,
-    duration,
-    fraction,
-    moment,
-    one_line,
-    short_number,
-    table,
-)
+from hpc_grpo.system.readable import UNKNOWN, counted, decimal, duration, fraction, one_line, short_number, table
 
 T = TypeVar("T")
 
@@ -294,12 +284,6 @@ def status_table(
         return text
     left = max(_NARROWEST_PROBLEM, width - text.splitlines()[0].index(titles[-1]))
     return table(titles, [[*row[:-1], one_line(row[-1], left)] for row in rows])
-
-
-def list_table(summaries: Sequence[RunSummary]) -> str:
-    """Return one line per run: its name, when it was created, its status."""
-    rows = [[summary.run, moment(summary.created_at), summary.state] for summary in summaries]
-    return table(("run", "created", "state"), rows)
 
 
 def status_json(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None = None) -> str:

@@ -75,7 +75,7 @@ def find_alerts(records: RunRecords, summary: RunSummary, last: Mapping[str, Any
     if summary.heartbeat_age_s is not None and summary.heartbeat_age_s > SILENT_S / 2:
         alerts.append(f"no sign of life for {duration(summary.heartbeat_age_s)}")
     if any("does not" in line for line in _length(summary)) and not records.waiting_job:
-        alerts.append("no further job waits: when this one ends, hpc-grpo resume RUN carries on")
+        alerts.append("no further job waits: when this one ends, hpc-grpo submit RUN carries on")
     if summary.slow_node is not None:
         alerts.append(summary.slow_node)
     limits = _EPISODE_CUTS if "episode/turns" in last else _CUTS

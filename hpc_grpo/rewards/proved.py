@@ -1,4 +1,4 @@
-"""Connections to an `hpc-grpo reward-server`: each side proves the token before the first request (system/proof.py).
+"""Connections to an `hpc-grpo reward serve`: each side proves the token before the first request (system/proof.py).
 
 Another process on the server's port learns neither the token nor a prompt, and its answers are refused. The connection
 goes directly to the server, because no proxy could forward the proof.
@@ -55,7 +55,7 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
         said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
         await stream.write(said, timeout)
         if not is_same(await _read_exactly(stream, PROOF_BYTES, timeout), expected):
-            raise httpcore.ConnectError("who listens there has another token, or is no hpc-grpo reward-server")
+            raise httpcore.ConnectError("who listens there has another token, or is no hpc-grpo reward serve")
 
 
 async def _read_exactly(stream: httpcore.AsyncNetworkStream, num_bytes: int, timeout: float | None) -> bytes:

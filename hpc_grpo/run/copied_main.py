@@ -38,7 +38,7 @@ def refuse_damage(folder: Path) -> None:
             run = folder.parent
             print(
                 f"error: {file} is missing or damaged: the run runs from its own copy of hpc-grpo.\n"
-                f"  hpc-grpo resume {run} --accept-changes   copies the installed one, and records that",
+                f"  hpc-grpo submit {run} --accept-changes   copies the installed one, and records that",
                 file=sys.stderr,
             )
             sys.exit(_EXIT_CONFIG)

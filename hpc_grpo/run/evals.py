@@ -1,4 +1,4 @@
-"""An eval apart from training: its config, and the folder that `hpc-grpo eval` and `sample` give to its driver.
+"""An eval apart from training: its config, and the folder that `hpc-grpo model eval` and `sample` give to its driver.
 
 The config is that of a run without the training keys, or that of a model alone. The folder has the layout of a run.
 """
@@ -61,7 +61,7 @@ def read_request(folder: RunDir) -> EvalRequest:
     try:
         return EvalRequest(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} does not say what to evaluate ({error}): run hpc-grpo eval.") from error
+        raise ConfigError(f"{path} does not say what to evaluate ({error}): run hpc-grpo model eval.") from error
 
 
 def completions_file(folder: RunDir, model: str, eval_set: str = "") -> Path:
@@ -85,7 +85,7 @@ def new_eval_dir(parent: Path) -> RunDir:
                 return folder
     except OSError as error:
         raise ConfigError(
-            f"{parent} cannot be written ({error.strerror}). Work in another folder: --folder FOLDER."
+            f"{parent} cannot be written ({error.strerror}). Work in another folder: --root FOLDER."
         ) from error
 
 

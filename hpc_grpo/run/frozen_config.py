@@ -1,7 +1,7 @@
 """The frozen config of a run, `config.yaml`: written with a digest and a copy beside it, read unchanged.
 
 A truncated YAML file is still valid YAML with other values. So a damaged file is replaced by its copy, and an edited
-one is refused: only `hpc-grpo resume` knows which keys may change. A file of another version of this package needs that
+one is refused: only `hpc-grpo submit` knows which keys may change. A file of another version of this package needs that
 version, of which the run has a copy.
 """
 
@@ -22,7 +22,7 @@ from hpc_grpo.run.files import copy_path, digest_of, write_atomic
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir
 
-_HEADER = "# Written by hpc-grpo. To change what may change: hpc-grpo resume RUN KEY=VALUE. digest: {digest}\n\n"
+_HEADER = "# Written by hpc-grpo. To change what may change: hpc-grpo submit RUN KEY=VALUE. digest: {digest}\n\n"
 _SIGNED = re.compile(r"#[^\n]* digest: ([0-9a-f]{32})\n\n")
 
 
@@ -140,7 +140,7 @@ def _frozen(run: RunDir) -> Config:
         listed = "\n".join(f"  {key}: {old!r} written, {new!r} now" for key, (old, new) in edited.items())
         raise ConfigError(
             f"{path} is not what hpc-grpo wrote: damaged, or edited by hand:\n{listed}\n"
-            f"Bring it back: cp {copy} {path}\nTo change a key: hpc-grpo resume {run.path} KEY=VALUE"
+            f"Bring it back: cp {copy} {path}\nTo change a key: hpc-grpo submit {run.path} KEY=VALUE"
         )
     return written
 

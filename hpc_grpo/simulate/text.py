@@ -1,4 +1,4 @@
-"""Write the time of a run before its first step (`hpc-grpo plan`) and from its measurements (`hpc-grpo simulate`)."""
+"""Write the time of a run, before its first step and from its own measurements (`hpc-grpo plan`)."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _measured_time(plan: Plan, measured: MeasuredAttempt) -> Iterator[str]:
     steps = counted(len(measured.lines), "step")
     yield f"Step time: {measured.median_step_s:.1f} s, the median of {steps} of attempt {measured.number}{where}."
     if plan.config.needs.rollouts:
-        yield f"On other nodes, splits and lags, as it measured itself: hpc-grpo simulate {plan.config.run_path}"
+        yield f"On other nodes, splits and lags, as it measured itself: hpc-grpo plan {plan.config.run_path}"
     remaining = measured.num_remaining_steps
     if remaining is None:
         yield "Node-hours left: not known, since the length of the run is not (train.total_epochs)."

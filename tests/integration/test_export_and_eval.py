@@ -89,7 +89,7 @@ def test_an_eval_apart_from_training_says_what_the_last_one_in_training_said(
 
 def test_a_step_trained_again_gives_the_metrics_of_the_run_to_the_last_bit(untied_run: RunDir) -> None:
     """From the checkpoint of step 6: step 7 on the way, two optimizer steps each."""
-    command = [sys.executable, "-m", "hpc_grpo.cli", "replay", str(untied_run.path), "--step", "8", "--json"]
+    command = [sys.executable, "-m", "hpc_grpo.cli", "model", "replay", str(untied_run.path), "--step", "8", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout[done.stdout.index("{") :])

@@ -99,7 +99,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_driver_once_and_everything_ends(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "starts", ["train", pytest.param("pod", marks=pytest.mark.long), pytest.param("host head", marks=pytest.mark.long)]
+    "starts", ["train", *(pytest.param(f"place {each}", marks=pytest.mark.long) for each in ("pod", "host head"))]
 )
 def test_a_terminal_that_is_gone_ends_the_run_with_a_checkpoint(tmp_path: Path, starts: str) -> None:
     terminal, slave = pty.openpty()
@@ -171,7 +171,7 @@ def test_rays_dashboard_answers_on_loopback_and_with_the_token_alone(tmp_path: P
     run = subprocess.Popen([*command(tmp_path), "launch.ray_dashboard=true"], stdout=subprocess.DEVNULL, env=env)
 
     def ask(*words: str) -> str:
-        asked = [sys.executable, "-m", "hpc_grpo.cli", "ray", str(run_dir), *words]
+        asked = [sys.executable, "-m", "hpc_grpo.cli", "cluster", "ray", str(run_dir), *words]
         done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -1,4 +1,4 @@
-"""`hpc-grpo prefetch` with the real libraries against a hub on loopback."""
+"""`hpc-grpo cluster prefetch` with the real libraries against a hub on loopback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def call(tmp_path: Path, hub: StandInHub) -> Call:
-    """Runs `hpc-grpo prefetch` on a config that names org/tiny and org/sums. The caches are below `cache`."""
+    """Runs `hpc-grpo cluster prefetch` on a config that names org/tiny and org/sums. The caches are below `cache`."""
     values = {
         "run": {"name": "r"},
         "model": {"path": "org/tiny", "dtype": "float32"},
@@ -70,7 +70,7 @@ def call(tmp_path: Path, hub: StandInHub) -> Call:
     ours |= {"SITE_CACHE": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "1"}
 
     def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hpc_grpo.cli", "prefetch", "run.yaml", *words]
+        command = [sys.executable, "-m", "hpc_grpo.cli", "cluster", "prefetch", "run.yaml", *words]
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**ours, **environ})
 
     return run
@@ -173,9 +173,9 @@ def test_a_run_trains_offline_on_what_was_prefetched(tmp_path: Path) -> None:
     words = [str(config), "model.path=org/tied", "data.train.path=org/sums"]
     with StandInHub(repos) as hub:
         environ = {**os.environ, "HF_ENDPOINT": hub.url}
-        for command in ("prefetch", "train"):
+        for command in ("cluster prefetch", "train"):
             asked = len(hub.requests)
-            argv = [sys.executable, "-m", "hpc_grpo.cli", command, *words]
+            argv = [sys.executable, "-m", "hpc_grpo.cli", *command.split(), *words]
             done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environ)
             assert done.returncode == 0, done.stdout + done.stderr
         assert len(hub.requests) == asked

@@ -19,7 +19,7 @@ STEPS, AWAY_S = 6, 10.0
 
 def start_server(port: int) -> subprocess.Popen[str]:
     """Start a server, and wait until it says where it serves."""
-    command = [sys.executable, "-m", "hpc_grpo.cli", "reward-server", "--reward", LETTERS, "--port", str(port)]
+    command = [sys.executable, "-m", "hpc_grpo.cli", "reward", "serve", "--reward", LETTERS, "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     assert server.stdout.readline() == f"Serving on http://127.0.0.1:{port}\n"

@@ -1,4 +1,4 @@
-"""`hpc-grpo serve` with a model's folder, asked by OpenAI's client."""
+"""`hpc-grpo model serve` with a model's folder, asked by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 def test_a_model_is_served_until_ctrl_c(workspace: Path) -> None:
     sets = ("data.template=plain", "data.max_prompt_tokens=32", "model.device=cpu", "engine.kv_cache_gib=0.0625")
-    words = [sys.executable, "-m", "hpc_grpo.cli", "serve", str(workspace / "tied"), "--max-new-tokens", "16"]
+    words = [sys.executable, "-m", "hpc_grpo.cli", "model", "serve", str(workspace / "tied"), "--max-new-tokens", "16"]
     words += [word for key in sets for word in ("--set", key)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=workspace) as process:
         try:

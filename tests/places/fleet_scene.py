@@ -157,7 +157,7 @@ class FleetScene:
         assert done.returncode == 0, done
 
     def _argv(self, *words: str) -> Sequence[str]:
-        return [sys.executable, "-m", "hpc_grpo.cli", "fleet", *words]
+        return [sys.executable, "-m", "hpc_grpo.cli", "place", "fleet", *words]
 
     def _known_hosts(self) -> list[str]:
         return self.bed.layout.known_hosts.read_text().splitlines()

@@ -147,7 +147,7 @@ class Scene:
         ledger = check_ledger(self.run)
         assert ledger.is_sound, ledger
         (status,) = json.loads(self._told_by("status", "--json", str(self.run.path)))
-        explained = [line for line in self._told_by("explain", str(self.run.path)).splitlines() if line.strip()]
+        explained = [line for line in self._told_by("status", "--why", str(self.run.path)).splitlines() if line.strip()]
         return Outcome(
             state=status["state"],
             num_attempts=len(self.attempts),

@@ -61,8 +61,8 @@ def test_two_hosts_train_in_containers_and_keep_none(hosts: Bed, engine: str) ->
         pytest.skip("Debian's unstable gives no Apptainer: `make machines-install` says why")
     launch = PODMAN if engine == "podman" else {"container": apptainer(hosts.storage("host1") / "image")}
     with Scene(hosts, f"boxed-{engine}", train={"total_steps": 4}, launch=launch) as scene:
-        worker = scene.start("host2", "host", "worker", str(scene.config), RAY_HEAD_IP="host1")
-        head = scene.start("host1", "host", "head", str(scene.config))
+        worker = scene.start("host2", "place", "host", "worker", str(scene.config), RAY_HEAD_IP="host1")
+        head = scene.start("host1", "place", "host", "head", str(scene.config))
         scene.wait_for_step(1)
         if engine == "podman":
             assert [programs(hosts, host) for host in ("host1", "host2")] == [["driver", "ray"], ["ray"]]

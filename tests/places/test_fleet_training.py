@@ -58,7 +58,7 @@ def test_a_config_and_a_command_of_train_grpo_train_at_once_on_one_vm(one_vm: Be
         for run in (workspace / "runs" / "configured", fleet.folder / "on" / "vm1" / "runs" / "seeds" / "run"):
             expect_trained(run)
         print(f"{parameters:,} parameters, {fleet.fleet('job', 'configured')}\n{fleet.fleet('job', 'seeds')}")
-        print(fleet.fleet("logs", "seeds", "--lines", "8"))
+        print(fleet.fleet("logs", "seeds", "--num", "8"))
 
 
 def expect_trained(path: Path) -> None:

@@ -41,7 +41,7 @@ for method, path in [("GET", "/nodes?view=summary"), ("GET", "/api/v0/actors"), 
 
 def pod_commands(scene: Scene, **environment: str) -> dict[str, Command]:
     """Type the command on all pods, the workers first."""
-    words = ("pod", str(scene.config))
+    words = ("place", "pod", str(scene.config))
     return {name: scene.start_stepping(name, *words, **environment) for name in (*WORKERS, HEAD)}
 
 
@@ -77,7 +77,7 @@ def assert_nothing_left(bed: Bed) -> None:
 def test_three_pods_train_whose_workers_came_first(pods: Bed, record: Record) -> None:
     """Real training, with a learner and an engine on each pod."""
     with Scene(pods, "trained", train={"total_steps": 4}) as scene:
-        words = ("pod", str(scene.config))
+        words = ("place", "pod", str(scene.config))
         workers = {name: scene.start(name, *words) for name in WORKERS}
         for worker in workers.values():
             worker.expect("Waiting for")
@@ -100,7 +100,7 @@ def test_a_worker_pod_that_is_killed_and_comes_back_rejoins(pods: Bed, record: R
             pods.kill("pod3")
             time.sleep(3.0)
             pods.start("pod3")
-            commands["pod3"] = scene.start_stepping("pod3", "pod", str(scene.config))
+            commands["pod3"] = scene.start_stepping("pod3", "place", "pod", str(scene.config))
 
         scene.strike(blow)
         scene.await_recovery()
@@ -154,7 +154,7 @@ def test_the_head_pod_killed_and_started_again_finds_its_workers(pods: Bed, reco
             pods.kill(HEAD, cut_network=True)
             time.sleep(5.0)
             pods.start(HEAD)
-            commands[HEAD] = scene.start_stepping(HEAD, "pod", str(scene.config))
+            commands[HEAD] = scene.start_stepping(HEAD, "place", "pod", str(scene.config))
 
         scene.strike(blow)
         scene.await_recovery()
@@ -200,11 +200,11 @@ def test_ctrl_c_at_the_head_keeps_a_checkpoint(pods: Bed, record: Record) -> Non
         assert commands[HEAD].wait() == 75, commands[HEAD].text
         stopped_at = scene.step
         assert stopped_at < NUM_STEPS
-        commands[HEAD] = scene.start_stepping(HEAD, "pod", str(scene.config))
+        commands[HEAD] = scene.start_stepping(HEAD, "place", "pod", str(scene.config))
         # Workers that were told of the end are started again too; those that wait for a head join it.
         for name in WORKERS:
             if commands[name].process.poll() is not None:
-                commands[name] = scene.start_stepping(name, "pod", str(scene.config))
+                commands[name] = scene.start_stepping(name, "place", "pod", str(scene.config))
         outcome = expect_complete(scene, record, commands)
         assert (outcome.lost_steps, scene.attempts[-1].first_step) == (0, stopped_at)
     assert_nothing_left(pods)
@@ -218,14 +218,14 @@ def test_ctrl_c_while_ray_comes_up_again_ends_with_75_as_there_is_a_checkpoint(p
         def blow() -> None:
             pods.kill("pod3")
             pods.start("pod3")
-            commands["pod3"] = scene.start_stepping("pod3", "pod", str(scene.config))
+            commands["pod3"] = scene.start_stepping("pod3", "place", "pod", str(scene.config))
 
         scene.strike(blow)
         commands[HEAD].expect("Bringing Ray up again")
         commands[HEAD].ctrl_c()
         assert commands[HEAD].wait() == 75, commands[HEAD].text
         assert "Ray is not up yet (SIGINT); start it again" in commands[HEAD].text
-        commands[HEAD] = scene.start_stepping(HEAD, "pod", str(scene.config))  # the workers wait for it
+        commands[HEAD] = scene.start_stepping(HEAD, "place", "pod", str(scene.config))  # the workers wait for it
         expect_complete(scene, record, commands)
     assert_nothing_left(pods)
 
@@ -248,7 +248,7 @@ def test_a_supervisor_killed_at_the_head_leaves_nothing_on_any_pod(pods: Bed, re
         commands = pod_commands(scene, **SLOWLY)
         scene.strike(lambda: commands[HEAD].process.send_signal(signal.SIGKILL))
         wait_until(lambda: not any(_ray_of(pods, name) for name in pods.names), DEADLINE_S, "all Ray has ended")
-        commands[HEAD] = scene.start_stepping(HEAD, "pod", str(scene.config))
+        commands[HEAD] = scene.start_stepping(HEAD, "place", "pod", str(scene.config))
         scene.await_recovery()
         expect_complete(scene, record, commands)
     assert_nothing_left(pods)

@@ -31,7 +31,7 @@ DEADLINE_S = 400.0
 
 
 class Pods:
-    """The run `name` on both pods, and what the host sees of it; `hpc-grpo pod` on each."""
+    """The run `name` on both pods, and what the host sees of it; `hpc-grpo place pod` on each."""
 
     def __init__(self, bed: Bed, name: str, **sections: Any) -> None:
         self.bed, self.name = bed, name
@@ -61,7 +61,9 @@ class Pods:
     def start(self, *pods: str) -> subprocess.Popen[str]:
         """Type the command on each; return the process of the first."""
         for pod in pods:
-            command = f"cd {self.bed.layout.storage}/work && exec {sys.executable} -m hpc_grpo.cli pod {self.name}.yaml"
+            command = (
+                f"cd {self.bed.layout.storage}/work && exec {sys.executable} -m hpc_grpo.cli place pod {self.name}.yaml"
+            )
             log = (self.bed.storage(pod) / f"{self.name}.log").open("ab")
             environment = {"HPC_GRPO_TOKEN": "a token that both pods were given by their user"}
             options = {"environment": environment, "stdout": log, "stderr": log}

@@ -69,7 +69,7 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_scored_0(hosts:
     script = hosts.storage(HEAD) / "never_zero.py"
     script.write_text(NEVER_ZERO)
     words = ["--reward", f"{script}:score", "--host", "0.0.0.0", "--port", str(PORT), "--workers", "2"]
-    launch = server([sys.executable, "-m", "hpc_grpo.cli", "reward-server", *words])
+    launch = server([sys.executable, "-m", "hpc_grpo.cli", "reward", "serve", *words])
     sections: dict[str, Any] = {"rewards": [reward], "rollout": {"logged_fraction": 1.0}}
     with Scene(hosts, "killed-server", launch=launch, train={"total_steps": STEPS}, **sections) as scene:
         command = scene.start(HEAD, "train", str(scene.config), **{TOKEN: "t0ken-93c-long-enough"})
@@ -89,4 +89,4 @@ def test_a_server_that_is_killed_is_started_again_and_nothing_is_scored_0(hosts:
 
 
 def _servers(bed: Bed) -> list[int]:
-    return [pid for pid, command in bed.processes(HEAD).items() if "reward-server" in command]
+    return [pid for pid, command in bed.processes(HEAD).items() if "reward serve" in command]

@@ -90,7 +90,7 @@ def attacked(pods: Bed) -> Iterator[Attacked]:
         try:
             # The worker dials the relay: it has the token, so the head and it are none the wiser.
             through_relay = {"HEAD_POD_ID": STRANGER, **TWO_NODES}
-            words = ("pod", str(scene.config))
+            words = ("place", "pod", str(scene.config))
             worker = scene.start_stepping(WORKER, *words, f"launch.port={RELAY_PORT}", **through_relay)
             attacked = Attacked(scene, scene.start_stepping(HEAD, *words, **TWO_NODES))
             scene.wait_for_step(2)
@@ -120,7 +120,7 @@ def _attack(pods: Bed, attacked: Attacked, record: Path) -> None:
         greeting, answer = (bytes.fromhex(word) for word in done.stdout.strip().split(","))
         attacked.replayed.append((greeting, answer))
     wrong = {**TWO_NODES, "HPC_GRPO_TOKEN": "f" * 64}
-    attacked.wrong_token = scene.start_stepping(STRANGER, "pod", str(scene.config), **wrong)
+    attacked.wrong_token = scene.start_stepping(STRANGER, "place", "pod", str(scene.config), **wrong)
     attacked.wrong_token.wait()
     (attempt,) = scene.attempts
     addresses = {attempt.ray_address: None} | dict.fromkeys(

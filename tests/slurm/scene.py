@@ -167,5 +167,5 @@ class Scene:
 
     def _explained(self) -> list[str]:
         wanted = ("Attempt", "  ended", "  why", "  lost node", "  restarted", "  said", "  cause", "  what to do")
-        lines = self.command("explain", str(self.run.path)).splitlines()
+        lines = self.command("status", "--why", str(self.run.path)).splitlines()
         return [line for line in lines if line.startswith((*wanted, "   "))]

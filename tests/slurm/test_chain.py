@@ -140,11 +140,11 @@ def test_cancel_ends_everything_and_resume_takes_it_up(slurm_cluster: SlurmClust
     jobs = [link.job_id for link in read_chain(run).links]
     assert len(jobs) == 3
     for _ in range(2):  # a second time does no harm
-        assert jobs[0] in hpc_grpo(slurm_cluster, tmp_path, "cancel", str(run.path))
+        assert jobs[0] in hpc_grpo(slurm_cluster, tmp_path, "stop", "--now", str(run.path))
     queued = lambda: slurm_cluster.run(["squeue", "-h", "-j", ",".join(jobs)]).stdout.strip()  # noqa: E731
     slurm_cluster.wait_until(lambda: not queued(), 60.0, "no job is left")
     assert run.stop_marker.exists()
-    resume = [sys.executable, "-m", "hpc_grpo.cli", "resume", str(run.path), "--driver", STAND_IN]
+    resume = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(run.path), "--driver", STAND_IN]
     resumed = lambda: slurm_cluster.run(resume, environment=ENVIRONMENT, cwd=tmp_path).returncode == 0  # noqa: E731
     slurm_cluster.wait_until(resumed, DEADLINE_S, "the killed job is seen to beat no more, and the run is resumed")
     slurm_cluster.wait_until(run.is_complete, DEADLINE_S, "the run is complete")

@@ -170,7 +170,7 @@ def test_scancel_of_the_successor_alone(slurm_cluster: SlurmCluster, tmp_path: P
 @pytest.mark.long
 def test_hpc_grpo_cancel(slurm_cluster: SlurmCluster, tmp_path: Path, record: Record) -> None:
     scene = Scene.submit_run(slurm_cluster, tmp_path, num_nodes=2)
-    scene.strike(lambda: scene.command("cancel", str(scene.run.path)))
+    scene.strike(lambda: scene.command("stop", "--now", str(scene.run.path)))
     outcome = scene.see_it_through()
     record(outcome)
     assert outcome.num_attempts == 1

@@ -56,7 +56,17 @@ def cores_of(argv: list[str], folder: Path) -> int:
 
 @pytest.mark.parametrize("asked", [["--cpus-per-node=2"], ["--sbatch=exclusive"]])
 def test_a_shell_has_all_cores_of_its_allocation(constrained: SlurmCluster, tmp_path: Path, asked: list[str]) -> None:
-    shell = [sys.executable, "-m", "hpc_grpo.cli", "shell", "--nodes=2", "--time=5", "--gpus-per-node=0", *asked]
+    shell = [
+        sys.executable,
+        "-m",
+        "hpc_grpo.cli",
+        "cluster",
+        "shell",
+        "--nodes=2",
+        "--time=5",
+        "--gpus-per-node=0",
+        *asked,
+    ]
     assert cores_of(shell, tmp_path) == CORES
 
 

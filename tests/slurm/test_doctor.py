@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slurm
 
-DOCTOR = [sys.executable, "-m", "hpc_grpo.cli", "doctor", "virtual_slurm/debug", "--json"]
+DOCTOR = [sys.executable, "-m", "hpc_grpo.cli", "cluster", "doctor", "virtual_slurm/debug", "--json"]
 DEADLINE_S = 240.0
 
 

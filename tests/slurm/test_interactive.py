@@ -107,7 +107,7 @@ def test_an_eval_in_the_login_nodes_shell_of_an_allocation_prints_its_answer(
 ) -> None:
     """salloc leaves the shell where it is: the eval is a child of it on the head node, with an engine on each node."""
     config = tiny_config(write_workspace(tmp_path), "judged", eval={"reward": LETTERS})
-    eval_command = f"{HPC_GRPO} eval tied --config {config} --data eval.jsonl --output {tmp_path}/result.json"
+    eval_command = f"{HPC_GRPO} model eval tied --config {config} --data eval.jsonl --out {tmp_path}/result.json"
     salloc = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4", "--time=10"]
     words = [*salloc, "bash", "-c", eval_command]
     done = slurm_cluster.run(words, cwd=tmp_path, deadline_s=_RUN_DEADLINE_S, environment=ENVIRONMENT)
@@ -125,7 +125,7 @@ def test_an_eval_in_the_login_nodes_shell_of_an_allocation_prints_its_answer(
 def test_shells_on_nodes_and_a_second_ctrl_c(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     run = make_run(tmp_path, delay_s=5.0)  # a step takes 15 s at least
     options = ["--nodes=2", "--time=20", "--gpus-per-node=4", "--cpus-per-node=4"]
-    shell = [*HPC_GRPO.split(), "shell"]
+    shell = [*HPC_GRPO.split(), "cluster", "shell"]
     with Terminal([*shell, *options], ENVIRONMENT, REPOSITORY, tmp_path) as terminal:
         terminal.await_prompt(_SHELL_DEADLINE_S)
         terminal.type("echo on $(hostname) in job $SLURM_JOB_ID")

@@ -51,9 +51,8 @@ def test_a_link_asks_little_and_looking_on_asks_nothing(
     slurm_cluster.output([*command, "submit", *config, "--time", "5", "--chain", "2"], **options)  # type: ignore[arg-type]
     run = RunDir(tmp_path / "debug")
     slurm_cluster.wait_until(lambda: bool(read_attempts(run)), DEADLINE_S, "the first job trains")
-    for words in (["status"], ["status", "--json"], ["list"], ["logs"], ["explain"]):
-        arguments = [] if words[0] == "list" else [str(run.path)]
-        slurm_cluster.output([*command, *words, *arguments], **options)  # type: ignore[arg-type]
+    for words in (["status"], ["status", "--json"], ["logs"], ["status", "--why"]):
+        slurm_cluster.output([*command, *words, str(run.path)], **options)  # type: ignore[arg-type]
 
     def is_over() -> bool:
         jobs = [link.job_id for link in read_chain(run).links]

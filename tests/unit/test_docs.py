@@ -11,7 +11,6 @@ import shlex
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,12 +21,14 @@ from hpc_grpo.config import load_config
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import Group
 from hpc_grpo.run.paths import RunDir
-from tests.support.command import command_of
+from tests.support.command import parsed
 from tests.support.configs import loss_of
+from tools.reference import pages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
 RUN_DIRECTORY = REPOSITORY / "docs" / "run-directory.md"
+REFERENCE = REPOSITORY / "docs" / "reference"
 LAUNCHING = REPOSITORY / "docs" / "launching.md"
 EXAMPLES = [path for folder in ("hpc_grpo", "tests/support") for path in sorted((REPOSITORY / folder).rglob("*.py"))]
 DOCUMENTS = [README, REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -58,6 +59,11 @@ def table(path: Path, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
 
 
+def is_run(name: str) -> bool:
+    """Tell whether the docs mean a run by the CONFIG|RUN of a command."""
+    return name == "RUN" or name.startswith("runs/")
+
+
 def source_text() -> str:
     files = [*(REPOSITORY / "hpc_grpo").rglob("*.py"), *(REPOSITORY / "tools").rglob("*.sh")]
     return "\n".join(path.read_text() for path in files)
@@ -69,6 +75,7 @@ def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for block in [*blocks("python"), *blocks("yaml")]:
         if name := re.match(r"# (\w+\.\w+)\n", block):
             (tmp_path / name[1]).write_text(block)
+    (tmp_path / "completions.jsonl").touch()
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -93,15 +100,15 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 def test_commands_parse_and_their_configs_load(examples: Path) -> None:
     found = commands("hpc-grpo")
     assert {words[1] for words in found} >= {"train", "submit", "config", "report"}
-    for _, name, *arguments in found:
-        command = command_of(name)
-        params: dict[str, Any] = command.make_context(name, arguments).params
+    for _, *words in found:
+        name, params = parsed(words)
         if "config_name" in params:
-            load_request(params["config_name"], [*params["sets"], *params["overrides"]])
+            if params["config_name"] and not is_run(params["config_name"]):
+                load_request(params["config_name"], [*params.get("sets", ()), *params["overrides"]])
         elif name == "config" and not any(
             params[f"from_{system}"] for system in ("areal", "trl", "verl", "open_instruct")
         ):
-            load_request(params["words"][0], [*params["sets"], *params["words"][1:]])
+            load_request(params["words"][0], [*params["sets"], *(word for word in params["words"][1:] if "=" in word)])
 
 
 def test_files_and_modules_named_in_commands_exist() -> None:
@@ -126,6 +133,17 @@ def test_make_targets_exist() -> None:
     assert named >= {"demo", "test"}
     makefile = (REPOSITORY / "Makefile").read_text()
     assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+
+def test_the_readme_has_at_most_150_lines_and_its_first_screen_says_how_to_begin() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 150
+    assert {"make demo", "make test"} <= {line.partition("  ")[0] for line in lines[:24]}
+
+
+@pytest.mark.parametrize("name", pages())
+def test_the_reference_is_what_the_code_says(name: str) -> None:
+    assert (REFERENCE / name).read_text() == pages()[name], "run: python -m tools.reference"
 
 
 def test_the_readme_example_runs(examples: Path) -> None:
@@ -178,7 +196,7 @@ def test_configuration_table_has_real_keys_and_defaults(tmp_path: Path) -> None:
         "{run: {name: n}, model: {path: m}, data: {train: {path: d}}, train: {total_steps: 1}}"
     )
     overrides = []
-    for keys, defaults, _ in table(README, "## Configuration"):
+    for keys, defaults, _ in table(REPOSITORY / "docs" / "configuration.md", "# Configuration"):
         values = re.findall(r"`([^`]*)`|(required)", defaults)
         for key, (value, required) in zip(_CODE.findall(keys), values, strict=True):
             overrides += [] if required or key == "train.total_steps" else [f"{key}={value}"]
@@ -196,13 +214,13 @@ def run_dir_paths() -> set[str]:
 def test_run_directory_tables_match_the_code() -> None:
     real = run_dir_paths()
     below = {str(parent) for path in real for parent in Path(path).parents}
-    in_readme = {code for cells in table(README, "## The run directory") for code in _CODE.findall(cells[0])}
-    assert in_readme <= real
     in_full = {code for cells in table(RUN_DIRECTORY, "# The run directory") for code in _CODE.findall(cells[0])}
     assert in_full == real - below
 
 
-@pytest.mark.parametrize(("path", "heading"), [(README, "## Exit codes"), (LAUNCHING, "**Exit codes**")])
+@pytest.mark.parametrize(
+    ("path", "heading"), [(REFERENCE / "exit-codes.md", "# Exit codes"), (LAUNCHING, "**Exit codes**")]
+)
 def test_exit_codes_are_the_codes(path: Path, heading: str) -> None:
     documented = {int(code) for cells in table(path, heading) for code in re.findall(r"\d+", cells[0])}
     assert documented - {128} == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
@@ -210,7 +228,7 @@ def test_exit_codes_are_the_codes(path: Path, heading: str) -> None:
 
 def test_metrics_have_the_names_of_the_code() -> None:
     source = source_text()
-    names = [name for name in _CODE.findall(section(README, "## Metrics")) if "." not in name]
+    names = [name for name in _CODE.findall(section(REFERENCE / "metrics.md", "# Metrics")) if "." not in name]
     assert len(names) > 25
     for name in (name.removeprefix("eval/") for name in names):
         phase = name.removeprefix("time/").removesuffix("_s")
@@ -220,7 +238,9 @@ def test_metrics_have_the_names_of_the_code() -> None:
 
 def test_messages_of_troubleshooting_are_those_of_the_code() -> None:
     source = source_text()
-    messages = [_CODE.findall(cells[0])[0] for cells in table(README, "## Troubleshooting")]
+    messages = [
+        _CODE.findall(cells[0])[0] for cells in table(REPOSITORY / "docs" / "troubleshooting.md", "# Troubleshooting")
+    ]
     assert len(messages) > 10
     assert [message for message in messages if message.strip() not in source] == []
 

@@ -34,6 +34,7 @@ FLOORS = (
     ("demo",),
     ("fleet",),
     ("cli",),
+    ("api",),
 )
 """From the ground up. Rooms on one floor may use each other, but not in a circle."""
 
@@ -207,7 +208,8 @@ def test_no_import_runs_in_a_circle() -> None:
 @pytest.mark.parametrize(
     ("names", "unwanted"),
     [
-        ("cli", HEAVY | CORE | CONTROLLER),
+        ("cli", HEAVY | CORE | CONTROLLER | {"pandas"}),
+        ("api", HEAVY | CONTROLLER | {"pandas", "matplotlib"}),
         ("launch.supervisor.attempt launch.agent.agent launch.place.slurm.sbatch", HEAVY),
         ("preflight.diagnosis preflight.node_program", HEAVY),
         ("simulate.text", HEAVY | {"numpy"}),

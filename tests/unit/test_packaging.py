@@ -105,7 +105,7 @@ def test_isambards_set_up_installs_for_gpus_by_setup_sh_and_fetches_what_configs
     program(tmp_path / "bin" / "hpc-grpo", 'echo "hpc-grpo $@" >> called')
     environ = {**os.environ, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     subprocess.run(["bash", script, "isambard/a"], env=environ, capture_output=True, check=True)
-    called = f"setup.sh gpu with {tmp_path}/bin/python3.12\nhpc-grpo prefetch isambard/a\n"
+    called = f"setup.sh gpu with {tmp_path}/bin/python3.12\nhpc-grpo cluster prefetch isambard/a\n"
     assert (tmp_path / "called").read_text() == called
 
 

@@ -161,7 +161,7 @@ def test_the_scripts_of_open_instruct_are_here_by_their_names() -> None:
 
 def test_train_grpo_trains_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(grpo, "_run_until_over", lambda _command: 75)
+    monkeypatch.setattr(grpo, "run_until_over", lambda _command: 75)
     assert call("grpo", *shlex.split(TRAIN)[2:]).exit_code == 75
     config = load_config("outputs/train_grpo.yaml")
     assert (config.model.path, config.train.total_steps) == ("facebook/opt-1.3b", 300)

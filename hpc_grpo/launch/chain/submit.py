@@ -81,7 +81,7 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
         except LaunchError as error:
             raise LaunchError(
                 f"{error}\nJob {jobs[0]} is submitted and stays held until that command succeeds. "
-                f"To give it up: hpc-grpo cancel {run.path}"
+                f"To give it up: hpc-grpo stop --now {run.path}"
             ) from error
     return jobs[0]
 
@@ -153,7 +153,7 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
         queue.cancel(list(reversed(jobs)))  # waiting jobs before running ones
         # The running link may be killed before it can say so.
         record = read_chain(run)
-        write_chain(run, replace(record, successor="", ended=record.ended or "Cancelled by hpc-grpo cancel."))
+        write_chain(run, replace(record, successor="", ended=record.ended or "Cancelled by hpc-grpo stop --now."))
         yield f"Cancelled what is left of {counted(len(jobs), 'job')}: {', '.join(jobs)}."
     if owner is None or owner.job_id in jobs:
         if not jobs:

@@ -48,7 +48,7 @@ class Endpoint:
     """A server's address. `attempt_s` limits one try.
 
     `api_key_env` names the environment variable with a key, which is sent to the server. `token_env` names the variable
-    with the token of an `hpc-grpo reward-server`. Both sides prove the token without sending it.
+    with the token of an `hpc-grpo reward serve`. Both sides prove the token without sending it.
     """
 
     url: str
@@ -67,7 +67,7 @@ class Endpoint:
                 )
         if self.token_env and (self.api_key_env or not self.url.startswith("http://")):
             raise ConfigError(
-                f"token_env = {self.token_env} is for an hpc-grpo reward-server: url = {self.url!r} must begin with "
+                f"token_env = {self.token_env} is for an hpc-grpo reward serve: url = {self.url!r} must begin with "
                 f"http://, and api_key_env must be left out."
             )
 
@@ -164,7 +164,7 @@ def _answer_of(response: httpx.Response, method: str, url: str) -> Any:
         return None
     if why := _REFUSALS.get(status):
         raise ConfigError(
-            f"{url} answers {status}: {why}. Look at url and api_key_env, or token_env where `hpc-grpo reward-server` "
+            f"{url} answers {status}: {why}. Look at url and api_key_env, or token_env where `hpc-grpo reward serve` "
             f"is asked."
         )
     raise AnswerError(f"{url} answers {status}: {response.text[:500]}")
@@ -180,7 +180,7 @@ class RemoteSettings(Section):
     health_path: str = Field("/health", description="Path that answers while the server can score.")
     api_key_env: str | None = Field(None, description="Environment variable with the key. Default: no key.")
     token_env: str | None = Field(
-        None, description="Environment variable with the token of an hpc-grpo reward-server. Default: another server."
+        None, description="Environment variable with the token of an hpc-grpo reward serve. Default: another server."
     )
     attempt_s: PositiveFloat = Field(60.0, description="Deadline of one request.")
 

@@ -64,7 +64,7 @@ def test_the_exit_code_says_whether_it_fits() -> None:
 
 def test_overrides_count_as_words_and_as_options() -> None:
     by_word = call("plan", CONFIG_7B, "train.offload_optimizer=cpu", "--size", "7B", "--nodes", "1")
-    by_option = call("plan", CONFIG_7B, "--set", "train.offload_optimizer=cpu", "--size", "7B", "--nodes", "1")
+    by_option = call("plan", CONFIG_7B, "train.offload_optimizer=cpu", "--size", "7B", "--nodes", "1")
     assert by_word.exit_code == by_option.exit_code == 0
     assert by_word.output == by_option.output
 
@@ -116,12 +116,12 @@ def test_measured_steps_are_reported(tmp_path: Path) -> None:
 
 def test_env_shows_what_reaches_and_never_a_secret() -> None:
     environ = {"WANDB_API_KEY": SECRET, "MY_DB_PASSWORD": SECRET, "NCCL_DEBUG": "INFO", "WANDB_NOTES": f"key {SECRET}"}
-    for words in (["env"], ["env", "--json"], ["env", CONFIG_7B], ["env", CONFIG_7B, "--json"]):
-        output = call(*words, **environ).output
+    for words in ([], ["--json"], [CONFIG_7B], [CONFIG_7B, "--json"]):
+        output = call("config", "--env", *words, **environ).output
         assert SECRET not in output
         assert "WANDB_API_KEY" in output
         assert "MY_DB_PASSWORD" in output
-    text = call("env", **environ).output
+    text = call("config", "--env", **environ).output
     assert "  WANDB_API_KEY=********  # tracking, key included; passed on, never written\n" in text
     assert "  NCCL_DEBUG=INFO  # GPU collectives\n" in text
     assert "MY_DB_PASSWORD (secret)" in text
@@ -129,10 +129,12 @@ def test_env_shows_what_reaches_and_never_a_secret() -> None:
 
 def test_env_takes_launch_settings_of_the_config(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(to_yaml(load_config(CONFIG_7B, ["launch.pass_env=[MINE]"])))
-    listed = {entry["name"]: entry for entry in json.loads(call("env", "mine.yaml", "--json", MINE="1").output)}
+    listed = {
+        entry["name"]: entry for entry in json.loads(call("config", "--env", "mine.yaml", "--json", MINE="1").output)
+    }
     assert (listed["MINE"]["outcome"], listed["MINE"]["reason"]) == ("passed", "launch.pass_env")
     assert (listed["NCCL_SOCKET_IFNAME"]["outcome"], listed["NCCL_SOCKET_IFNAME"]["value"]) == ("set", "hsn")
-    without = {entry["name"]: entry for entry in json.loads(call("env", "--json", MINE="1").output)}
+    without = {entry["name"]: entry for entry in json.loads(call("config", "--env", "--json", MINE="1").output)}
     assert (without["MINE"]["outcome"], without["MINE"]["value"]) == ("dropped", None)
 
 
@@ -144,7 +146,7 @@ def test_env_and_plan_load_nothing_heavy(tmp_path: Path) -> None:
     heavy = "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'numpy', 'deepspeed'} & set(sys.modules)))\n"
     program = (
         "import sys\nfrom click.testing import CliRunner\nfrom hpc_grpo.cli import check\n"
-        f"print(CliRunner().invoke(check.env, []).exit_code)\n{heavy}"
+        f"print(CliRunner().invoke(check.config, ['--env']).exit_code)\n{heavy}"
         f"print(CliRunner().invoke(check.plan, [{CONFIG_7B!r}, '--size', '7B']).exit_code)\n{heavy}"
     )
     assert python_of(program, tmp_path) == "0\n[]\n0\n[]\n"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from hpc_grpo import __version__
-from hpc_grpo.cli import COMMANDS
+from hpc_grpo.cli import COMMANDS, MOVED, MOVED_OPTIONS, SECTIONS, up_to_date
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import EXIT_CONFIG
 from tests.support.command import call, command_of
@@ -25,7 +26,51 @@ def test_help_lists_the_commands_of_a_user() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_of_the_table_is_there_and_hidden_where_it_has_no_summary(name: str) -> None:
     command = command_of(name)
-    assert (command.name, command.hidden) == (name, not COMMANDS[name][1])
+    assert (command.name, command.hidden) == (name.split()[-1], not COMMANDS[name][1])
+
+
+def test_help_has_at_most_18_commands_in_groups_with_a_line_each_that_is_not_cut() -> None:
+    printed = call("--help").output
+    lines = dict(re.findall(r"^  (\w+) +(.*)$", printed.partition("Run:")[2].rpartition("\n\n")[0], re.M))
+    shown = [name for names in SECTIONS.values() for name in names]
+    assert lines == {name: COMMANDS[name][1] for name in shown}
+    assert len(shown) <= 18
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "words",
+    [None, *(name for name, (target, _) in COMMANDS.items() if not target), "reward", "place host", "place fleet"],
+)
+def test_no_help_of_a_group_cuts_a_line(words: str | None) -> None:
+    assert "..." not in call(*(words or "").split(), "--help").output.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_name_says_the_new_one_and_answers(old: str) -> None:
+    result = call(old, "--help")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(f"hpc-grpo {old} is now {MOVED[old]}. ")
+    assert result.stdout.startswith(f"Usage: main {MOVED[old].partition(' --')[0]} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["model", "eval"], {"--num", "--out", "--root"}),
+        (["model", "sample"], {"--num", "--root"}),
+        (["logs"], {"--num"}),
+        (["demo"], {"--root"}),
+    ],
+)
+def test_an_old_option_is_read_as_the_new_one(words: list[str], options: set[str]) -> None:
+    old = [f"{name}=3" for name, new in MOVED_OPTIONS.items() if new in options]
+    assert {word.partition("=")[0] for word in up_to_date([*words, *old]) if word.startswith("--")} == options
+
+
+def test_a_misspelt_command_has_its_neighbour_in_the_error() -> None:
+    result = call("sumbit", "x.yaml")
+    assert (result.exit_code, "did you mean 'submit'?" in result.stderr) == (EXIT_CONFIG, True)
 
 
 def test_help_answers_at_once() -> None:

@@ -1,4 +1,4 @@
-"""`hpc-grpo eval` and `hpc-grpo sample` up to the attempt that they start."""
+"""`hpc-grpo model eval` and `hpc-grpo model sample` up to the attempt that they start."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(tmp_path: Path) -> RunDir:
 def test_a_runs_newest_export_is_evaluated_on_its_eval_set_in_a_folder_below_the_run(
     run: RunDir, started: Started, tmp_path: Path
 ) -> None:
-    done = call("eval", str(run.path), "--num-samples", "2", "rollout.max_new_tokens=99", "--output", "out.json")
+    done = call("model", "eval", str(run.path), "--num", "2", "rollout.max_new_tokens=99", "--out", "out.json")
     assert done.exit_code == 0, done.output
     assert started.request.models == {"step_12": str(run.export(12))}
     assert started.folders[0].path == run.evals / "1"
@@ -79,11 +79,11 @@ def test_a_runs_newest_export_is_evaluated_on_its_eval_set_in_a_folder_below_the
 
 
 def test_base_and_steps_are_evaluated_side_by_side(run: RunDir, started: Started) -> None:
-    assert call("eval", str(run.path), "--base", "--step", "4", "--step", "12").exit_code == 0
+    assert call("model", "eval", str(run.path), "--base", "--step", "4", "--step", "12").exit_code == 0
     assert started.request.models == {
         "base": "org/m", "step_4": str(run.export(4)), "step_12": str(run.export(12))
     }  # fmt: skip
-    assert call("eval", str(run.path), "--base").exit_code == 0
+    assert call("model", "eval", str(run.path), "--base").exit_code == 0
     assert started.request.models == {"base": "org/m"}
 
 
@@ -91,7 +91,7 @@ def test_other_runs_and_models_are_evaluated_by_the_config_of_the_first(
     run: RunDir, started: Started, model: Path
 ) -> None:
     words = ["model", "rollout.max_new_tokens=99", str(run.path)]
-    assert call("eval", str(run.path), *words, "--step", "4").exit_code == 0
+    assert call("model", "eval", str(run.path), *words, "--step", "4").exit_code == 0
     assert started.request.models == {
         "step_4": str(run.export(4)), "model": str(model), "r/step_12": str(run.export(12))
     }  # fmt: skip
@@ -101,7 +101,7 @@ def test_other_runs_and_models_are_evaluated_by_the_config_of_the_first(
 def test_data_named_by_the_user_are_found_from_where_the_user_is(run: RunDir, started: Started, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").touch()
     words = ["--data", "mine.jsonl", "--data", "reasoning_gym:gcd", "--max-items", "5"]
-    assert call("eval", str(run.path), *words, "data.eval.mix.1.args={size: 9}").exit_code == 0
+    assert call("model", "eval", str(run.path), *words, "data.eval.mix.1.args={size: 9}").exit_code == 0
     sources = [source for _, source in started.config.data.sources(for_eval=True)]
     assert [(source.path, source.max_items) for source in sources] == [
         (str(tmp_path / "mine.jsonl"), 5), ("reasoning_gym:gcd", 5)
@@ -110,12 +110,12 @@ def test_data_named_by_the_user_are_found_from_where_the_user_is(run: RunDir, st
 
 
 def test_a_models_folder_is_evaluated_by_defaults_or_by_a_config(started: Started, tmp_path: Path, model: Path) -> None:
-    assert call("eval", "model", "--data", "reasoning_gym:gcd").exit_code == 0
+    assert call("model", "eval", "model", "--data", "reasoning_gym:gcd").exit_code == 0
     assert started.request.models == {"model": str(model)}
     assert started.folders[0].path == tmp_path / "runs" / "evals" / "1"
     (tmp_path / "rows.jsonl").touch()
     words = ["--config", "local/debug", "--data", "rows.jsonl", "--folder", str(tmp_path / "work")]
-    assert call("eval", "model", *words).exit_code == 0
+    assert call("model", "eval", "model", *words).exit_code == 0
     assert started.folders[1].path == tmp_path / "work" / "1"
     assert started.config.engine == load_config("local/debug").engine
 
@@ -125,13 +125,15 @@ def test_options_hold_for_eval_sets_with_values_of_their_own(run: RunDir, starte
     words = [f"run.root={run.path.parent}", "run.name=s", "model.path=org/m", "data.train.path=d", sets]
     other = freeze(load_config("local/debug", [*words, "data.eval=null"]), [], []).run
     other.export(1).mkdir(parents=True)
-    assert call("eval", str(other.path), "--num-samples", "4", "--temperature", "0").exit_code == 0
+    assert call("model", "eval", str(other.path), "--num", "4", "--temperature", "0").exit_code == 0
     settings = started.config.eval_settings("contest")
     assert (settings.num_samples, settings.pass_k, settings.temperature) == (4, [1], 0.0)
 
 
 def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, started: Started) -> None:
-    done = call("sample", str(run.path), "What is 7 * 8?", "And 2 + 2?", "--num", "3", "--temperature", "0", "--base")
+    done = call(
+        "model", "sample", str(run.path), "What is 7 * 8?", "And 2 + 2?", "--num", "3", "--temperature", "0", "--base"
+    )
     assert done.exit_code == 0, done.output
     assert (done.stdout, done.stderr) == ("56\n", "Attempt 1 of run 1\n")
     assert started.prompts == ["What is 7 * 8?", "And 2 + 2?"]
@@ -145,7 +147,7 @@ def test_a_sample_plays_rows_of_the_data_in_the_runs_environment(run: RunDir, st
     words += ["environment={name: guess.py:Guess, max_turns: 3}", "rewards=[]"]
     other = freeze(load_config("local/debug", words), [], []).run
     other.export(1).mkdir(parents=True)
-    done = call("sample", str(other.path), "--play", "2", "--num", "3")
+    done = call("model", "sample", str(other.path), "--play", "2", "--num", "3")
     assert done.exit_code == 0, done.output
     ((_, source),) = started.config.data.sources(for_eval=True)
     assert (source.path, source.max_items, started.config.eval.num_samples) == ("org/rows", 2, 3)
@@ -155,7 +157,7 @@ def test_a_sample_plays_rows_of_the_data_in_the_runs_environment(run: RunDir, st
 
 def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: RunDir, started: Started) -> None:
     started.exit_code = EXIT_CONFIG
-    done = call("sample", str(run.path), "Hi")
+    done = call("model", "sample", str(run.path), "Hi")
     assert done.exit_code == EXIT_CONFIG
     assert started.folders[0].path.exists()
     assert done.stderr.endswith(f"and its logs: {started.folders[0].path}\n")
@@ -164,24 +166,30 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["eval", "RUN", "--step", "5"], "--step = 5: run r has exports of these steps: 4, 12."),
-        (["eval", "RUN", "--config", "local/debug"], "--config goes with a MODEL"),
-        (["eval", "nothing"], "RUN = 'nothing' must be a run directory"),
-        (["eval", "MODEL"], "A MODEL has no eval set: give a data set (--data PATH)"),
-        (["eval", "MODEL", "--base", "--data", "org/d"], "--step and --base go with a RUN"),
-        (["eval", "RUN", "--data", "d.jsonl"], "--data = d.jsonl: there is no /"),
-        (["eval", "RUN", "nothing"], "RUN = 'nothing' must be a run directory"),
-        (["sample", "RUN"], "Give prompts to answer, --interactive for a conversation, or --play N"),
-        (["sample", "RUN", "Hi", "--interactive"], "Give prompts to answer, --interactive"),
-        (["sample", "RUN", "Hi", "--play", "2"], "or --play N for episodes: one of the three."),
-        (["sample", "RUN", "--play", "2"], "--play = 2: data.train has no environment. Give prompts instead."),
-        (["sample", "RUN", "--interactive", "--num", "2"], "--num is about prompts on the command line"),
-        (["eval", "RUN", "--pass-k", "9"], "eval.pass_k = [9]: every k must be at most eval.num_samples = 4"),
-        (["eval", "RUN", "--max-items", "9"], "--max-items = 9 is about --data"),
-        (["eval", "RUN", "--output", "nowhere/out.json"], "there is no folder"),
-        (["eval", "RUN", "run.name=mine"], "run.name cannot be changed for an eval: --folder says it"),
-        (["eval", "RUN", "model.path=org/other"], "model.path cannot be changed for an eval: RUN|MODEL says it"),
-        (["sample", "RUN", "Hi", "--source", "x"], "--source = 'x' must be the name of a source of data.train"),
+        (["model", "eval", "RUN", "--step", "5"], "--step = 5: run r has exports of these steps: 4, 12."),
+        (["model", "eval", "RUN", "--config", "local/debug"], "--config goes with a MODEL"),
+        (["model", "eval", "nothing"], "RUN = 'nothing' must be a run directory"),
+        (["model", "eval", "MODEL"], "A MODEL has no eval set: give a data set (--data PATH)"),
+        (["model", "eval", "MODEL", "--base", "--data", "org/d"], "--step and --base go with a RUN"),
+        (["model", "eval", "RUN", "--data", "d.jsonl"], "--data = d.jsonl: there is no /"),
+        (["model", "eval", "RUN", "nothing"], "RUN = 'nothing' must be a run directory"),
+        (["model", "sample", "RUN"], "Give prompts to answer, --interactive for a conversation, or --play N"),
+        (["model", "sample", "RUN", "Hi", "--interactive"], "Give prompts to answer, --interactive"),
+        (["model", "sample", "RUN", "Hi", "--play", "2"], "or --play N for episodes: one of the three."),
+        (["model", "sample", "RUN", "--play", "2"], "--play = 2: data.train has no environment. Give prompts instead."),
+        (["model", "sample", "RUN", "--interactive", "--num", "2"], "--num is about prompts on the command line"),
+        (["model", "eval", "RUN", "--pass-k", "9"], "eval.pass_k = [9]: every k must be at most eval.num_samples = 4"),
+        (["model", "eval", "RUN", "--max-items", "9"], "--max-items = 9 is about --data"),
+        (["model", "eval", "RUN", "--out", "nowhere/out.json"], "there is no folder"),
+        (["model", "eval", "RUN", "run.name=mine"], "run.name cannot be changed for an eval: --root says it"),
+        (
+            ["model", "eval", "RUN", "model.path=org/other"],
+            "model.path cannot be changed for an eval: RUN|MODEL says it",
+        ),
+        (
+            ["model", "sample", "RUN", "Hi", "--source", "x"],
+            "--source = 'x' must be the name of a source of data",
+        ),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_error_before_anything_starts(
@@ -197,6 +205,6 @@ def test_what_cannot_be_evaluated_is_one_error_before_anything_starts(
 def test_a_run_without_an_export_says_when_there_will_be_one(run: RunDir, started: Started) -> None:
     for step in (4, 12):
         run.export(step).rmdir()
-    done = call("eval", str(run.path))
+    done = call("model", "eval", str(run.path))
     assert done.exit_code == EXIT_CONFIG
     assert "has no export yet" in done.stderr

@@ -41,7 +41,7 @@ def seen(tmp_path: Path) -> RunBuilder:
 
 @pytest.mark.parametrize(
     "words",
-    [["logs"], ["logs", "-f"], ["logs", "--node", "n1"], ["explain"], ["status"], ["watch"], ["report"]],
+    [["logs"], ["logs", "-f"], ["logs", "--node", "n1"], ["status", "--why"], ["status"], ["watch"], ["report"]],
     ids=" ".join,
 )
 def test_a_command_shows_foreign_text_without_obeying_it(seen: RunBuilder, words: list[str]) -> None:

@@ -76,7 +76,7 @@ def test_all_gpus_learn_or_sample(tmp_path: Path, num_gpus: int, learners: int, 
 def test_unsloth_is_taken_and_correctness_compares_texts_and_both_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo, "_run_until_over", lambda _command: 75)
+    monkeypatch.setattr(grpo, "run_until_over", lambda _command: 75)
     result = call("grpo", *WORDS, "--use_unsloth", f"--output_dir={tmp_path}")
     assert result.exit_code == 75
     assert "--use_unsloth: trains a LoRA adapter, by peft and DeepSpeed on all GPUs." in result.stderr
@@ -103,8 +103,8 @@ def test_the_exit_code_of_training_is_the_commands(tmp_path: Path) -> None:
 def test_signals_reach_the_training_and_its_exit_code_comes_back(tmp_path: Path) -> None:
     child = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
     child += f"open({str(tmp_path / 'up')!r}, 'w').close()\ntime.sleep(60)\n"
-    parent = "import sys; from hpc_grpo.cli.grpo import _run_until_over\n"
-    parent += f"sys.exit(_run_until_over([sys.executable, '-c', {child!r}]))"
+    parent = "import sys; from hpc_grpo.cli.train import run_until_over\n"
+    parent += f"sys.exit(run_until_over([sys.executable, '-c', {child!r}]))"
     with subprocess.Popen([sys.executable, "-c", parent]) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "up").exists():
@@ -129,5 +129,5 @@ def test_the_final_export_becomes_the_output_folders_model(tmp_path: Path) -> No
 
 
 def test_a_run_without_an_export_is_told_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hpc-grpo export"):
+    with pytest.raises(ConfigError, match="hpc-grpo model export"):
         hand_over(RunDir(tmp_path), tmp_path)

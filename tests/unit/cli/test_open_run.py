@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import pytest
 
-from hpc_grpo.cli import main
+from hpc_grpo.cli import COMMANDS
 from hpc_grpo.cli.evaluate import find_subject
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.run.owner import SHARED_VARIABLE
 from hpc_grpo.run.paths import RunDir
-from tests.support.command import call
+from tests.support.command import call, command_of
 from tests.support.configs import minimal_config
 from tests.support.second_user import give_to_second_user
 
-LOOK = {"status", "watch", "logs", "explain", "report", "du"}
+LOOK = {"status", "watch", "logs", "report", "disk du"}
 """Commands that show records. They run nothing that a run's files name."""
 
 ACT = {
-    "stop": (), "cancel": (), "resume": (), "shell": (), "ray": ("status",), "replay": ("--step", "1"), "export": (),
-    "clean": (), "simulate": (), "eval": (), "sample": ("hello",),
+    "stop": (), "submit": (), "cluster shell": (), "cluster ray": ("status",), "model replay": ("--step", "1"),
+    "model export": (), "disk clean": (), "plan": (), "config": (), "compare": ("theirs",), "model eval": (),
+    "model sample": ("hello",),
 }  # fmt: skip
 
 
 def commands_with_a_run() -> set[str]:
     """Return the commands whose usage names a RUN."""
-    with click.Context(main) as context:
-        found = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    usages = {name: [str(each.metavar) for each in command.params] for name, command in found.items() if command}
+    usages = {name: [str(each.metavar) for each in command_of(name).params] for name in COMMANDS}
     return {name for name, words in usages.items() if any("RUN" in word for word in words)} - {"attempt"}
 
 
@@ -67,7 +65,7 @@ def test_every_command_with_a_run_is_known_to_look_or_to_act() -> None:
 @pytest.mark.parametrize("name", ACT)
 def test_a_command_that_acts_refuses_a_run_of_others(planted: RunDir, name: str) -> None:
     before = sorted(planted.path.rglob("*"))
-    done = call(name, str(planted.path), *ACT[name])
+    done = call(*name.split(), str(planted.path), *ACT[name])
     assert done.exit_code == 78, done.output
     assert "you" in done.stderr, done.stderr
     assert any(words in done.stderr for words in ("may be written by others", "belongs to user"))
@@ -80,7 +78,7 @@ def test_a_second_run_of_an_eval_is_refused_too(planted: RunDir, tmp_path: Path)
     own.mkdir()
     (own / "config.json").write_text("{}")
     (tmp_path / "d.jsonl").write_text("{}\n")
-    done = call("eval", str(own), str(planted.path), "--data", str(tmp_path / "d.jsonl"))
+    done = call("model", "eval", str(own), str(planted.path), "--data", str(tmp_path / "d.jsonl"))
     assert (done.exit_code, "code as you" in done.stderr) == (78, True), done.output
 
 
@@ -93,8 +91,8 @@ def test_who_trusts_the_others_says_so(planted: RunDir, monkeypatch: pytest.Monk
     )
 
 
-@pytest.mark.parametrize("name", ["status", "explain", "du"])
+@pytest.mark.parametrize("name", ["status", "status --why", "disk du"])
 def test_a_command_that_looks_shows_it(planted: RunDir, name: str) -> None:
-    done = call(name, str(planted.path))
+    done = call(*name.split(), str(planted.path))
     assert done.exit_code == 0, done.output
     assert not (planted.path.parent / "witness").exists()

@@ -1,4 +1,4 @@
-"""`hpc-grpo ray` as a user calls it; what it would become is kept instead."""
+"""`hpc-grpo cluster ray` as a user calls it; what it would become is kept instead."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_run_without_a_dashboard_says_how_to_have_one(
     words: tuple[str, ...], built: RunBuilder, became: list[object]
 ) -> None:
     _trains(built, "", here=True)
-    result = call("ray", str(built.run.path), *words)
+    result = call("cluster", "ray", str(built.run.path), *words)
     assert result.exit_code == 78
     assert "launch.ray_dashboard=true" in result.output
     assert became == []
@@ -42,7 +42,7 @@ def test_a_run_without_a_dashboard_says_how_to_have_one(
 
 def test_the_dashboard_is_told_with_the_file_of_its_token_and_the_way_to_it(built: RunBuilder) -> None:
     _trains(built, DASHBOARD, here=False)
-    printed = call("ray", str(built.run.path), "dashboard").output
+    printed = call("cluster", "ray", str(built.run.path), "dashboard").output
     assert f"http://{DASHBOARD} on n1, which asks for the token in {built.run.secret}" in printed
     assert f"ssh -L 8265:{DASHBOARD} n1" in printed
 
@@ -52,7 +52,7 @@ def test_what_the_dashboard_answers_is_asked_on_the_head_with_the_token(
 ) -> None:
     _trains(built, DASHBOARD, here=True)
     words = ["job", "submit", "--", "python", "-c", "print(1)"]
-    call("ray", str(built.run.path), *words)
+    call("cluster", "ray", str(built.run.path), *words)
     ((argv, environ),) = became
     assert argv[1:] == ["-m", "ray.scripts.scripts", *words]
     assert environ["RAY_API_SERVER_ADDRESS"] == f"http://{DASHBOARD}"
@@ -61,7 +61,7 @@ def test_what_the_dashboard_answers_is_asked_on_the_head_with_the_token(
 
 def test_elsewhere_nothing_on_that_port_is_given_the_token(built: RunBuilder, became: list[object]) -> None:
     _trains(built, DASHBOARD, here=False)
-    result = call("ray", str(built.run.path), "job", "list")
+    result = call("cluster", "ray", str(built.run.path), "job", "list")
     assert result.exit_code == 78
     assert "on the loopback of n1" in result.output
     assert became == []
@@ -71,7 +71,7 @@ def test_what_asks_ray_itself_needs_no_dashboard(
     built: RunBuilder, became: list[tuple[list[str], dict[str, str]]]
 ) -> None:
     _trains(built, "", here=False)
-    call("ray", str(built.run.path), "memory")
+    call("cluster", "ray", str(built.run.path), "memory")
     ((argv, environ),) = became
     assert argv[-1] == "memory"
     assert "RAY_API_SERVER_ADDRESS" not in environ

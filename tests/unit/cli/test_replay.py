@@ -1,4 +1,4 @@
-"""`hpc-grpo replay`: which keys may change in it, and what it shows."""
+"""`hpc-grpo model replay`: which keys may change in it, and what it shows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trained_by(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def replay(run: RunDir, *words: str) -> Any:
-    return call("replay", str(run.path), "--step", "5", *words)
+    return call("model", "replay", str(run.path), "--step", "5", *words)
 
 
 def test_another_loss_brings_the_settings_of_its_paper_but_for_those_that_are_given(
@@ -87,7 +87,7 @@ def test_relative_paths_of_the_config_are_those_of_the_folder_that_the_run_was_s
     monkeypatch.setattr("hpc_grpo.cli.replay.export_checkpoint", export_checkpoint)
     monkeypatch.setattr("hpc_grpo.cli.replay.learner_environment", lambda *_, **__: {})
     monkeypatch.chdir(tmp_path)
-    done = call("export", str(run.path))
+    done = call("model", "export", str(run.path))
     assert (asked, done.stdout) == ([started_in], f"{run.export(3)}\n")
 
 
@@ -111,6 +111,6 @@ def test_equal_metrics_are_said_to_be_equal_and_others_by_how_much_they_are_not(
 
 
 def test_an_export_of_a_step_without_a_checkpoint_is_an_error_with_those_that_have_one(run: RunDir) -> None:
-    done = call("export", str(run.path), "--step", "7")
+    done = call("model", "export", str(run.path), "--step", "7")
     assert done.exit_code == EXIT_CONFIG
     assert "--step = 7: run debug has whole checkpoints of these steps: none." in done.stderr

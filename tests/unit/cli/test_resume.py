@@ -1,4 +1,4 @@
-"""`hpc-grpo resume` as a user calls it: what it changes in a run, and what the next job asks Slurm for."""
+"""`hpc-grpo submit` as a user calls it: what it changes in a run, and what the next job asks Slurm for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def resume(run: RunDir, *words: str) -> Result:
-    return call("resume", str(run.path), *words)
+    return call("submit", str(run.path), *words)
 
 
 def test_without_overrides_the_config_stays_as_it_is(run: RunDir, queue: FakeQueue) -> None:

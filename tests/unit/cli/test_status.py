@@ -65,16 +65,9 @@ def test_root_names_another_folder(tmp_path: Path, root: Path) -> None:
     assert call("status", "far").exit_code == 78
 
 
-def test_list_has_name_creation_and_state(built: RunBuilder) -> None:
-    created = time.strftime("%Y-%m-%d", time.localtime(time.time() - 7200))
-    (line,) = call("list").output.splitlines()[1:]
-    name, day, _, state = line.split()
-    assert (name, day, state) == ("adder", created, "new")
-
-
-@pytest.mark.parametrize("command", ["status", "watch", "logs", "explain"])
+@pytest.mark.parametrize("command", ["status", "watch", "logs", "status --why"])
 def test_a_wrong_name_ends_with_78_and_near_matches(built: RunBuilder, command: str) -> None:
-    result = call(command, "ader")
+    result = call(*command.split(), "ader")
     assert result.exit_code == 78
     assert "RUN = 'ader' must be a run directory" in result.stderr
     assert "Did you mean 'adder'?" in result.stderr
@@ -86,7 +79,7 @@ def test_explain_shows_every_attempt_and_what_to_do(built: RunBuilder) -> None:
     built.log(first, "step 1\nTraceback (most recent call last):\n  File x\nMemoryError: no\n")
     built.attempt(2, "resumable", age_s=300.0, first_step=10)
     built.state(2, "stopped", step=25)
-    printed = call("explain", "adder").output
+    printed = call("status", "--why", "adder").output
     assert "Attempt 1 (job 11)" in printed
     assert "1 min 40 s" in printed
     assert "steps      10, from step 0" in printed
@@ -101,14 +94,14 @@ def test_explain_names_what_left_no_record(built: RunBuilder) -> None:
     record = built.attempt(1)
     for name in ("attempt.json", ".attempt.json.copy"):
         (built.folder(record) / name).write_text("")
-    printed = call("explain", "adder").output
+    printed = call("status", "--why", "adder").output
     assert "attempts/1-11: its attempt.json is missing or damaged" in printed
 
 
 def test_explain_and_logs_of_a_run_that_has_not_started(built: RunBuilder) -> None:
     built.chain("11")
     output = built.run.slurm_logs / "11_0_log.out"
-    assert f"Slurm's output of job 11: {output}" in call("explain", "adder").output
+    assert f"Slurm's output of job 11: {output}" in call("status", "--why", "adder").output
     assert f"Slurm's output of job 11: {output}" in call("logs", "adder").stderr
 
 

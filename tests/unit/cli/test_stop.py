@@ -20,21 +20,21 @@ def test_a_run_that_waits_is_stopped_too(built: RunBuilder) -> None:
     built.chain("11")
     printed = call("stop", "adder").output
     assert "Nothing trains it now" in printed
-    assert printed.endswith("hpc-grpo resume adder\n")
+    assert printed.endswith("hpc-grpo submit adder\n")
     assert built.run.stop_marker.exists()
 
 
 def test_cancel_ends_what_waits_before_what_runs(built: RunBuilder, queue: FakeQueue) -> None:
     built.chain("11", "12", successor="12")
-    assert "2 jobs: 11, 12" in call("cancel", str(built.run.path)).output
+    assert "2 jobs: 11, 12" in call("stop", "--now", str(built.run.path)).output
     assert queue.cancelled == ["12", "11"]
-    assert call("cancel", str(built.run.path)).exit_code == 0
+    assert call("stop", "--now", str(built.run.path)).exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["stop", "cancel"])
+@pytest.mark.parametrize("command", ["stop", "stop --now"])
 def test_a_complete_run_is_left_as_it_is(command: str, built: RunBuilder, queue: FakeQueue) -> None:
     built.chain("11")
     built.run.complete_marker.touch()
-    assert "is complete." in call(command, str(built.run.path)).output
+    assert "is complete." in call(*command.split(), str(built.run.path)).output
     assert not built.run.stop_marker.exists()
     assert queue.asked == []

@@ -61,7 +61,7 @@ def test_the_pretrained_model_is_trained_anew_and_its_gain_told(
     }
     shown = capsys.readouterr().out
     assert "Seed 3, held out: pass@1 0.200 before, 0.700 after (+50.0 points)" in shown
-    assert f"hpc-grpo explain {tmp_path}/runs/demo-long " in shown
+    assert f"hpc-grpo status --why {tmp_path}/runs/demo-long " in shown
 
 
 def test_the_tiny_model_is_warm_started_and_its_export_trained(trainings: FakeTrainings, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_training_that_fails_ends_the_demo_with_its_exit_code(trainings: FakeT
     trainings.exit_code = 75
     done = call("demo", "--folder", str(tmp_path))
     assert done.exit_code == 75
-    assert f"hpc-grpo explain {tmp_path}/runs/demo" in done.stderr
+    assert f"hpc-grpo status --why {tmp_path}/runs/demo" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["demo", "demo_long"])

@@ -108,7 +108,7 @@ def run(config: Config) -> RunDir:
 def resume(run: RunDir, config: Config) -> int:
     """Do what a resume does until it trains; returns the step it goes on from. Raises HpcGrpoError."""
     read_records(run)
-    freeze(config, ["hpc-grpo", "resume"], [])
+    freeze(config, ["hpc-grpo", "submit"], [])
     working_dir(run)
     RunLock.take(run, "18", run.next_attempt_number(), sleep=lambda _: None).release()
     read_attempts(run), read_chain(run)

@@ -138,7 +138,7 @@ def test_a_vm_has_no_say_about_the_attempts_of_others(db: Database, tmp_path: Pa
 
 @pytest.fixture
 def fleet_folder(tmp_path: Path) -> Path:
-    assert call("fleet", "--fleet", str(tmp_path / "fleet"), "init").exit_code == 0
+    assert call("place", "fleet", "--fleet", str(tmp_path / "fleet"), "init").exit_code == 0
     return tmp_path / "fleet"
 
 
@@ -165,7 +165,7 @@ def test_a_job_with_a_secret_is_refused_and_not_stored(
 ) -> None:
     config = tmp_path / "job.yaml"
     config.write_text(CONFIG % written)
-    done = call("fleet", "--fleet", str(fleet_folder), "submit", str(config), *words)
+    done = call("place", "fleet", "--fleet", str(fleet_folder), "submit", str(config), *words)
     assert (done.exit_code, "must not hold secrets" in done.stderr) == (78, True), done.output
     assert "hunter2" not in done.output
     assert not any(b"hunter2" in path.read_bytes() for path in fleet_folder.iterdir() if path.is_file())
@@ -174,7 +174,7 @@ def test_a_job_with_a_secret_is_refused_and_not_stored(
 def test_a_job_without_a_secret_is_stored(fleet_folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "job.yaml"
     config.write_text(CONFIG % ", api_key_env: JUDGE_KEY")
-    assert call("fleet", "--fleet", str(fleet_folder), "submit", str(config)).exit_code == 0
+    assert call("place", "fleet", "--fleet", str(fleet_folder), "submit", str(config)).exit_code == 0
 
 
 def test_the_database_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_database_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> N
     folder.mkdir(mode=0o755)
     before = os.umask(0)
     try:
-        assert call("fleet", "--fleet", str(folder), "init").exit_code == 0
+        assert call("place", "fleet", "--fleet", str(folder), "init").exit_code == 0
     finally:
         os.umask(before)
     assert stat.S_IMODE((folder / "fleet.db").stat().st_mode) == 0o600
@@ -190,7 +190,7 @@ def test_the_database_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> N
 
 def test_a_database_of_before_is_closed(fleet_folder: Path) -> None:
     (fleet_folder / "fleet.db").chmod(0o644)
-    assert call("fleet", "--fleet", str(fleet_folder), "jobs").exit_code == 0
+    assert call("place", "fleet", "--fleet", str(fleet_folder), "jobs").exit_code == 0
     assert stat.S_IMODE((fleet_folder / "fleet.db").stat().st_mode) == 0o600
 
 
@@ -210,7 +210,7 @@ def test_a_fleet_that_others_may_write_is_refused(
     monkeypatch.delenv(SHARED_VARIABLE, raising=False)
     fleet_folder.chmod(0o755)
     make(fleet_folder / inside)
-    done = call("fleet", "--fleet", str(fleet_folder), "jobs")
+    done = call("place", "fleet", "--fleet", str(fleet_folder), "jobs")
     assert (done.exit_code, "code on every VM" in done.stderr) == (78, True), done.output
 
 

@@ -113,7 +113,7 @@ def test_who_holds_the_port_learns_neither_token_nor_prompts_and_decides_no_scor
         folder.chmod(folder.stat().st_mode | 0o001)
     with as_second_user(LISTENER, str(port := free_port()), str(heard)):
         url = f"http://127.0.0.1:{port}"
-        with pytest.raises(AnswerError, match=r"has another token, or is no hpc-grpo reward-server"):
+        with pytest.raises(AnswerError, match=r"has another token, or is no hpc-grpo reward serve"):
             ask("a secret completion", url=url, token_env=KEY, timeout_s=2.0)
         pool = RewardPool([RewardConfig(name="remote", timeout_s=2.0, args={"url": url, "token_env": KEY})], 1)
         try:
@@ -138,7 +138,7 @@ def test_a_caller_with_another_token_is_refused(reward_server: str, monkeypatch:
 
 def test_a_thousand_idle_strangers_do_not_stop_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, TOKEN)
-    command = [sys.executable, "-m", "hpc_grpo.cli", "reward-server", "--reward", "repetition", "--port", "0"]
+    command = [sys.executable, "-m", "hpc_grpo.cli", "reward", "serve", "--reward", "repetition", "--port", "0"]
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (512, 512))
     server = subprocess.Popen([*command, "--token-env", KEY], stdout=subprocess.PIPE, text=True, preexec_fn=limit)
     strangers: list[socket.socket] = []
@@ -188,7 +188,7 @@ def test_a_server_over_https_is_asked_through_the_proxy_of_the_environment(
 )  # fmt: skip
 def test_a_token_goes_with_plain_http_and_no_key(monkeypatch: pytest.MonkeyPatch, args: dict[str, str]) -> None:
     monkeypatch.setenv(KEY, TOKEN)
-    with pytest.raises(ConfigError, match=r"hpc-grpo reward-server"):
+    with pytest.raises(ConfigError, match=r"hpc-grpo reward serve"):
         ask("ab", **args, token_env=KEY)
 
 
@@ -281,7 +281,7 @@ def test_a_key_that_is_not_set_is_refused_before_a_run() -> None:
 
 
 def test_the_command_refuses_to_serve_without_a_token_or_a_port() -> None:
-    done = call("reward-server", "--reward", "repetition")
+    done = call("reward", "serve", "--reward", "repetition")
     assert (done.exit_code, "openssl rand" in done.stderr) == (78, True)
 
 

@@ -122,7 +122,7 @@ def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) 
     run = freeze(config(tmp_path), [], []).run
     leave_a_step(run)
     words = ["rewards.0.timeout_s=60", "grading.max_failed_fraction=0.5", "train.max_tokens_per_microbatch=64000"]
-    frozen = freeze(reconfigured(run, words), ["hpc-grpo", "resume"], words)
+    frozen = freeze(reconfigured(run, words), ["hpc-grpo", "submit"], words)
     assert sorted(frozen.changed) == [
         "grading.max_failed_fraction",
         "rewards.0.timeout_s",

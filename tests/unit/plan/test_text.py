@@ -43,7 +43,7 @@ def test_the_time_of_measured_steps_is_given_without_node_hours_while_the_length
     text, _ = time_sections(plan, measured(2.0, None, None))
     assert "Step time: 2.0 s, the median of 1 step of attempt 1." in text
     assert "Node-hours left: not known" in text
-    assert f"hpc-grpo simulate {plan.config.run_path}\n" in text
+    assert f"hpc-grpo plan {plan.config.run_path}\n" in text
 
 
 def test_steps_measured_on_other_nodes_are_given_with_their_number() -> None:

@@ -1,4 +1,4 @@
-"""`hpc-grpo doctor`: exit code, table, JSON, and the job of --nodes with a Slurm of shell scripts."""
+"""`hpc-grpo cluster doctor`: exit code, table, JSON, and the job of --nodes with a Slurm of shell scripts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def slurm_of_scripts(place: Path, sbatch: str = SBATCH_RUNS_IT) -> None:
 
 
 def doctor(*words: str) -> Result:
-    return CliRunner().invoke(main, ["doctor", *words], catch_exceptions=False)
+    return CliRunner().invoke(main, ["cluster", "doctor", *words], catch_exceptions=False)
 
 
 def findings(result: Result) -> dict[str, dict[str, Any]]:
@@ -111,7 +111,7 @@ def test_without_a_config_the_checks_that_need_one_say_so(place: Path) -> None:
 
 
 def test_an_override_needs_a_config_to_change(place: Path) -> None:
-    done = CliRunner().invoke(main, ["doctor", "--set", "launch.interface=lo"])
+    done = CliRunner().invoke(main, ["cluster", "doctor", "--set", "launch.interface=lo"])
     assert (done.exit_code, "name one" in done.output) == (EXIT_CONFIG, True)
 
 

@@ -12,7 +12,7 @@ from hpc_grpo.preflight.findings import Context, Finding
 from hpc_grpo.preflight.inputs import input_findings, missing_inputs
 from tests.support.configs import minimal_config
 
-PREFETCH = "hpc-grpo prefetch CONFIG, on a login node"
+PREFETCH = "hpc-grpo cluster prefetch CONFIG, on a login node"
 
 
 def context(environ: dict[str, str] | None = None, **sections: Any) -> Context:

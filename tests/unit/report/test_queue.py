@@ -37,7 +37,7 @@ def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder
     over = RunBuilder(root / "over")
     over.attempt(1, "complete")
     over.run.complete_marker.touch()
-    commands = ["status", "status --json", "list", "logs adder", "logs fresh", "explain adder", "watch over"]
+    commands = ["status", "status --json", "logs adder", "logs fresh", "status --why adder", "watch over"]
     for words in commands:
         assert call(*words.split()).exit_code == 0
     assert slurm.calls == []
@@ -96,7 +96,7 @@ def test_a_waiting_job_that_was_cancelled_by_hand_is_seen(built: RunBuilder, slu
     assert "will not start" not in call("status").output
     slurm.answer("squeue", queue)
     shown = call("status", "--slurm").output
-    assert f"Slurm says: 11 ({'CANCELLED' if queue else 'GONE'}). Submit it again: hpc-grpo resume adder" in shown
+    assert f"Slurm says: 11 ({'CANCELLED' if queue else 'GONE'}). Submit it again: hpc-grpo submit adder" in shown
 
 
 def test_a_job_that_slurm_has_forgotten_is_gone(built: RunBuilder, slurm: SlurmPrograms) -> None:

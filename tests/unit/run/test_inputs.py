@@ -26,12 +26,12 @@ def test_a_change_is_refused_with_what_changed(tmp_path: Path) -> None:
 def test_a_change_that_is_accepted_is_recorded_and_holds_for_one_start(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     take_inputs(run, BEGUN)
-    accept_changes(run, ["hpc-grpo", "resume", "--accept-changes"])
+    accept_changes(run, ["hpc-grpo", "submit", "--accept-changes"])
     refuse_changed(run, CHANGED)
     take_inputs(run, CHANGED)
     record = read_inputs(run)
     assert record.fingerprints == CHANGED
-    assert record.accepted[0]["argv"] == ["hpc-grpo", "resume", "--accept-changes"]
+    assert record.accepted[0]["argv"] == ["hpc-grpo", "submit", "--accept-changes"]
     assert record.accepted[0]["changed"] == {"model.path, chat_template.jinja": ["not there", "9 bytes"]}
     with pytest.raises(ConfigError):
         take_inputs(run, BEGUN)

@@ -102,7 +102,7 @@ def test_that_cannot_be_said_in_the_directory_itself(run: RunDir) -> None:
         reconfigured(run, [])
 
 
-@pytest.mark.parametrize("command", ["attempt", "resume", "train"])
+@pytest.mark.parametrize("command", ["attempt", "submit", "train"])
 def test_no_command_takes_up_what_others_may_write(run: RunDir, tmp_path: Path, command: str) -> None:
     """What a stranger of the group planted: a config whose driver, rewards or setup lines would run as us."""
     run.path.chmod(0o777)

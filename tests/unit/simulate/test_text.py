@@ -1,4 +1,4 @@
-"""`hpc-grpo simulate` on a run directory, and which settings it asks for."""
+"""`hpc-grpo plan` on a run directory, and which settings it asks for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_run_is_simulated_as_it_was_and_elsewhere(tmp_path: Path) -> None:
     tokens = [800.0, 600.0, 1000.0, 700.0]
     lines = [line(n, wait=2.0, train=own / 400, publish=0.5, tokens=own) for n, own in enumerate(tokens, start=1)]
     run, _ = write_run(tmp_path, lines, total_steps=20)
-    arguments = ["simulate", str(run.path), "--nodes", "1,4", "--lag", "0,1"]
+    arguments = ["plan", str(run.path), "--nodes", "1,4", "--lag", "0,1"]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     first, *others = result.output.splitlines()
     assert result.exit_code == 0
@@ -39,7 +39,7 @@ def test_a_run_is_simulated_as_it_was_and_elsewhere(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_none_are_refused() -> None:
-    result = CliRunner().invoke(main, ["simulate", "RUN", "--nodes", "2,x"])
+    result = CliRunner().invoke(main, ["plan", "RUN", "--nodes", "2,x"])
     assert result.exit_code == 78
     assert "give whole numbers of at least 1" in result.output
 

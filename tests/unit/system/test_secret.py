@@ -177,7 +177,7 @@ HARMLESS: list[dict[str, Any]] = [
     {"notify": ["mail", "-s", "the run's token count", "me@site.org"]},
     {"notify": ["sh", "-c", 'curl -u "me:$PASSWORD" https://x.y']},
     {"command": ["vllm", "serve", "m", "--api-key", "$JUDGE_KEY", "--max-num-batched-tokens", "8192"]},
-    {"command": ["hpc-grpo", "reward-server", "--token-env", "HPC_GRPO_REWARD_TOKEN", "--port", "8200"]},
+    {"command": ["hpc-grpo", "reward", "serve", "--token-env", "HPC_GRPO_REWARD_TOKEN", "--port", "8200"]},
     {"command": ["python", "-u", "server.py:app", "--tokenizer", "org/tok", "--tokenizer-mode", "auto"]},
     {"command": ["python", "serve.py", "--stop-token", "END", "--sort-key", "difficulty"]},
     {"command": ["server", "--key", "/etc/ssl/server.key", "--password-file", "/home/me/.pw"]},

@@ -1,6 +1,7 @@
 """The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and runs agents there.
 
-The commands `hpc-grpo pod` and `hpc-grpo host head` set HEAD_VARIABLE for this. Each process of the run records its
+The commands `hpc-grpo place pod` and `hpc-grpo place host head` set HEAD_VARIABLE for this. Each process of the run
+records its
 host in the run directory, so that `stop` finds it.
 """
 

@@ -157,7 +157,7 @@ def test_cancelling_a_chain_ends_its_jobs_and_its_record(run: RunDir) -> None:
         assert list(cancel_run(run, queue)) == ["Cancelled what is left of 2 jobs: 7, 8."]
     assert queue.cancelled == ["8", "7"] * 2
     record = read_chain(run)
-    assert (record.successor, record.ended) == ("", "Cancelled by hpc-grpo cancel.")
+    assert (record.successor, record.ended) == ("", "Cancelled by hpc-grpo stop --now.")
     assert [link.job_id for link in record.links] == ["7", "8"]
 
 

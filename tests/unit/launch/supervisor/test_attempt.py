@@ -127,7 +127,7 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
 def test_who_must_come_back_from_the_head_node_sends_a_child_there(
     code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As `hpc-grpo eval` in the shell that salloc leaves on the login node: it prints the answer itself."""
+    """As `hpc-grpo model eval` in the shell that salloc leaves on the login node: it prints the answer itself."""
     run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], []).run
     told = f"import sys; print('attempt', *sys.argv[-3:]); sys.exit({code})"
     place = FakePlace(

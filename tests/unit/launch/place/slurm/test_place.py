@@ -238,7 +238,7 @@ def became(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, s
 
 
 def shell(*words: str) -> Result:
-    return CliRunner().invoke(main, ["shell", *words], catch_exceptions=False)
+    return CliRunner().invoke(main, ["cluster", "shell", *words], catch_exceptions=False)
 
 
 def running(folder: Path, source: Any = "slurm", beat_age_s: float = 1.0) -> None:

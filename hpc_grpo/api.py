@@ -1,0 +1,255 @@
+"""Python for notebooks and scripts: look at runs, submit them, train here, compare. Thin over what the commands use.
+
+`import hpc_grpo` offers all of it, and loads this module when a name of it is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_grpo.cli.options import find_run, open_run
+from hpc_grpo.cli.request import load_request
+from hpc_grpo.cli.submit import queue_run
+from hpc_grpo.cli.train import run_until_over
+from hpc_grpo.config import Config
+from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_RESUMABLE, ConfigError, LaunchError
+from hpc_grpo.launch.chain.submit import cancel_run
+from hpc_grpo.launch.place import job_queue
+from hpc_grpo.report.compare import Comparison, compare_runs
+from hpc_grpo.report.explain import explained
+from hpc_grpo.report.queue import ask_about
+from hpc_grpo.report.status import RunSummary, is_over, read_records, summarize
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.frozen_config import read_config
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Comparison", "Job", "Run", "compare", "submit", "train"]
+
+_LOOK_S = 5.0
+_ENDED_BADLY = {"failed", "cancelled"}
+
+
+class Run:
+    """A run, by its directory or its name below $HPC_GRPO_RUNS_ROOT or ./runs. Reads files alone, at each call anew.
+
+    Raises ConfigError where there is no such run. Tables are pandas DataFrames, which need pandas.
+
+    Example:
+        >>> import hpc_grpo
+        >>> run = hpc_grpo.Run("runs/my-run")     # doctest: +SKIP
+        >>> run.metrics()["reward/mean"].plot()   # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._dir = find_run(str(path))
+
+    @property
+    def path(self) -> Path:
+        return self._dir.path
+
+    @property
+    def config(self) -> Config:
+        """The resolved config that the run was started with."""
+        return read_config(self._dir)
+
+    @property
+    def status(self) -> RunSummary:
+        """Where the run stands: `state`, `step`, `total_steps`, `reward`, `eta_s`, `problem` and more."""
+        return summarize(read_records(self._dir), time.time())
+
+    def metrics(self) -> DataFrame:
+        """Return a row for each step, a column for each metric. Steps that a resumed run did again appear once."""
+        return _by_step(read_metrics(self._dir.metrics))
+
+    def evals(self) -> DataFrame:
+        """Return a row for each step with an eval: pass@1, pass@1_low, pass@1_high, … of each eval set and source."""
+        of_evals = {
+            step: {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
+            for step, line in read_metrics(self._dir.metrics).items()
+        }
+        return _by_step({step: line for step, line in of_evals.items() if line})
+
+    def rollouts(self, step: int | None = None, *, evals: bool = False, eval_set: str = "") -> DataFrame:
+        """Return a row for each completion of a step; default: the newest step that has any.
+
+        `evals`: the completions of the eval after the step instead, of `data.eval`, or of the set named `eval_set`.
+        Raises ConfigError for a step without completions on disk.
+        """
+
+        def file_of(number: int) -> Path:
+            return self._dir.eval_rollouts(number, eval_set) if evals else self._dir.rollouts(number)
+
+        # Not every file: one of a step that a resumed run has not done again is left over.
+        steps = [number for number in read_metrics(self._dir.metrics) if file_of(number).is_file()]
+        if not steps or step not in (None, *steps):
+            raise ConfigError(
+                f"step = {step}: run {self.path.name} has completions of these steps: {_ranges(steps) or 'none'}."
+            )
+        chosen = steps[-1] if step is None else step
+        return _pandas().DataFrame([{"step": chosen, **line} for line in read_jsonl(file_of(chosen))])
+
+    def explain(self) -> str:
+        """Say what became of each attempt, and what to do; as `hpc-grpo status --why` does."""
+        return "\n".join(explained(self._dir))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Slurm job that `submit` queued, with those that follow it: one run. `id` is "" where the run was complete."""
+
+    id: str
+    run: Run
+
+    @property
+    def state(self) -> str:
+        """The run's state: submitted, starting, training, waiting, stopped, complete, failed, cancelled or lost."""
+        return self.run.status.state
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Return the run once nothing more will happen in it by itself; it may be complete, or stopped at a checkpoint.
+
+        Looks at the run directory every 5 s, and asks Slurm at most once a minute. Raises LaunchError where the run
+        failed, was cancelled, or waits for a job that will not start, and TimeoutError after `timeout_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        problem: str | None = None
+        while problem is None:
+            records = read_records(self.run._dir)
+            summary = summarize(records, time.time())
+            if is_over(records, time.time()) and summary.state not in _ENDED_BADLY:
+                return self.run
+            if summary.state in _ENDED_BADLY:
+                raise LaunchError(f"{self.run.path.name} is {summary.state}. {summary.problem}\n{self.run.explain()}")
+            with suppress(LaunchError):  # a scheduler that does not answer is asked again
+                (queued,) = ask_about([records]).corrected([summary])
+                if queued.problem != summary.problem:
+                    problem = queued.problem
+                    continue
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.run.path.name} is {summary.state} after {timeout_s:.0f} s.")
+            time.sleep(_LOOK_S)
+        raise LaunchError(f"{self.run.path.name} is {self.state}. {problem}")
+
+    def cancel(self) -> None:
+        """End the run and all its jobs now; steps after the last checkpoint are lost."""
+        run = open_run(str(self.run.path))
+        if not run.is_complete():
+            list(cancel_run(run, job_queue()))
+
+
+def submit(config: str | Path, *, nodes: int | None = None, overrides: Mapping[str, Any] | None = None) -> Job:
+    """Submit a run as a Slurm job, as `hpc-grpo submit CONFIG --nodes N KEY=VALUE` does, and return at once.
+
+    The same call resumes a run that was interrupted. Raises ConfigError for what would fail in the job.
+
+    Example:
+        >>> job = hpc_grpo.submit("my_run.yaml", nodes=2, overrides={"train.lr": 2e-6})   # doctest: +SKIP
+        >>> job.wait().evals()                                                            # doctest: +SKIP
+    """
+    asked = {**({} if nodes is None else {"launch.num_nodes": nodes}), **(overrides or {})}
+    queue = job_queue()
+    request = load_request(str(config), _as_words(asked)).for_queue(queue)
+    run, job_id = queue_run(request, queue)
+    return Job(job_id, Run(run.path))
+
+
+def train(
+    config: str | Path,
+    *,
+    rewards: Sequence[Callable[..., Any] | str] = (),
+    environment: type | str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Run:
+    """Train here, as `hpc-grpo train` does, and return the run: complete, or stopped at a checkpoint.
+
+    `rewards` take the place of the config's: functions of a file, or names of built-ins. `environment` is a class of a
+    file. The processes of the run import that file. So a script that trains has `if __name__ == "__main__":` around
+    this call. Raises ConfigError where the user must change something, and LaunchError where training failed.
+
+    Example:
+        >>> hpc_grpo.train("my_run.yaml", rewards=[my_reward], overrides={"train.lr": 2e-6})   # doctest: +SKIP
+    """
+    if any(frame.frame.f_globals.get("__name__", "").startswith("hpc_grpo_file_") for frame in inspect.stack(0)):
+        raise ConfigError(
+            "hpc_grpo.train was called while a process of a run imported this file for its functions. "
+            'Put the call below `if __name__ == "__main__":`.'
+        )
+    asked = dict(overrides or {})
+    if rewards:
+        asked["rewards"] = [{"name": _name_of(each)} for each in rewards]
+    if environment is not None:
+        asked["environment.name"] = _name_of(environment)
+    words = _as_words(asked)
+    run = RunDir(load_request(str(config), words).config.run_path)
+    code = run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(config), *words])
+    if code in (EXIT_COMPLETE, EXIT_RESUMABLE):
+        return Run(run.path)
+    kind = ConfigError if code == EXIT_CONFIG else LaunchError
+    why = "\n".join(explained(run)) if run.has_config() else "The reason is printed above."
+    raise kind(f"Training ended with exit code {code}.\n{why}")
+
+
+def compare(runs: Sequence[str | Path | Run]) -> Comparison:
+    """Compare each run with the first: config, last numbers, and newest evals prompt by prompt with 95% intervals.
+
+    Example:
+        >>> print(hpc_grpo.compare(["runs/a", "runs/b"]))   # doctest: +SKIP
+    """
+    return compare_runs([(run if isinstance(run, Run) else Run(run))._dir for run in runs])
+
+
+def _by_step(lines: Mapping[int, Mapping[str, Any]]) -> DataFrame:
+    frame: DataFrame = _pandas().DataFrame.from_dict(dict(lines), orient="index")
+    return frame.drop(columns="step", errors="ignore").rename_axis("step")
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError(
+            "This Python has no pandas, which tables of a run are made of. The light installation goes without it: "
+            "pip install pandas"
+        ) from error
+    return pandas
+
+
+def _as_words(overrides: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+
+
+def _name_of(function: Callable[..., Any] | str) -> str:
+    """Return the name by which a run's processes import a function or class: path/to/file.py:name.
+
+    Raises ConfigError for one that no file has at its top.
+    """
+    if isinstance(function, str):
+        return function
+    name, module = getattr(function, "__qualname__", ""), sys.modules.get(getattr(function, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    if file is None or not name.isidentifier() or getattr(module, name, None) is not function:
+        raise ConfigError(
+            f"{function!r} must be a function or class at the top of a .py file: the processes of the run import it "
+            f"there. Not a lambda, not a method, not a cell of a notebook (`%%writefile my_rewards.py` makes a file)."
+        )
+    return f"{os.path.relpath(file)}:{name}"
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps)) if len(steps) <= 10 else f"{steps[0]} to {steps[-1]}"

@@ -1,0 +1,162 @@
+"""`hpc-grpo init`: write a config after five questions, or from options, that fits the model to the GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpc_grpo.cli.options import echo
+from hpc_grpo.config import Config, SourceConfig, load_config
+from hpc_grpo.config.load import load_values
+from hpc_grpo.config.yaml_text import write_yaml
+from hpc_grpo.data.sources import read_items
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.place.local import LocalPlace
+from hpc_grpo.plan.fit import Plan, plan_of
+from hpc_grpo.plan.memory import HARDWARE
+from hpc_grpo.plan.model import FAMILY, family_model, read_model
+from hpc_grpo.registry import REWARDS
+from hpc_grpo.run.files import write_atomic
+from hpc_grpo.system.readable import counted
+
+_PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query")
+_ANSWERS = ("answer", "solution", "target", "output", "response", "label")
+_READABLE = (".jsonl", ".json", ".parquet", ".arrow")
+_BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])")
+_SHOWN = """\
+# Written by `hpc-grpo init`. `hpc-grpo config {file}` has every key and what it means.
+{yaml}"""
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default="my_run.yaml", metavar="[FILE]")
+@click.option("--model", help="A Hugging Face folder or name, such as Qwen/Qwen2.5-0.5B-Instruct.")
+@click.option("--data", help="A .jsonl, .json or .parquet file, or a name on the Hugging Face hub.")
+@click.option("--reward", help="correctness, or another built-in; or a function of yours: my_rewards.py:function.")
+@click.option("--gpus", type=click.IntRange(0), metavar="N", help="GPUs of a node; 0: train on CPUs.")
+@click.option("--eval", "eval_set", metavar="FILE|SHARE", help="An eval set, or the share of --data to hold out.")
+def init(file: Path, **given: Any) -> None:
+    """Write a config, FILE or my_run.yaml: model, data, reward, GPUs and an eval set.
+
+    Asks for what no option gives. Without a terminal, --model and --data must be given.
+    """
+    if file.exists():
+        raise ConfigError(f"{file} is there already. Name another file: hpc-grpo init FILE.")
+    missing = [f"--{name}" for name in ("model", "data") if given[name] is None]
+    asks = is_asked()
+    if missing and not asks:
+        raise ConfigError(f"{' and '.join(missing)} must be given: there is no terminal to ask at.")
+
+    def answer(name: str, question: str, default: str | None) -> str:
+        if given[name] is not None or not asks:
+            return str(given[name] if given[name] is not None else default)
+        return str(click.prompt(question, default=default, err=True))
+
+    model = answer("model", "Model (a Hugging Face folder or name)", "Qwen/Qwen2.5-0.5B-Instruct")
+    data = answer("data", "Data (a file, or a name on the hub)", None)
+    fields = _fields(data)
+    reward = answer("reward", "Reward (a built-in, or my_rewards.py:function)", "correctness")
+    gpus = int(answer("gpus", "GPUs of a node (0: CPUs)", str(LocalPlace().node_resources().num_gpus)))
+    eval_set = answer("eval_set", "Eval set (a file, or the share of the data to hold out)", "0.05")
+    values, plan = _fitting(_values(file.stem, model, data, fields, reward, eval_set), gpus)
+    REWARDS.check(reward)
+    write_atomic(file, _SHOWN.format(file=file, yaml=write_yaml(values)))
+    load_config(str(file))
+    echo(f"Wrote {file}: {_as_text(gpus, values)}")
+    if plan is not None and not plan.fits:
+        echo(f"It does not fit: {'; '.join(plan.problems)}. `hpc-grpo plan {file}` says what to change.", err=True)
+    echo(f"Next: hpc-grpo plan {file}; then hpc-grpo train {file}, or hpc-grpo submit {file} on Slurm.")
+
+
+def is_asked() -> bool:
+    return sys.stdin.isatty()
+
+
+def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: str, eval_set: str) -> dict[str, Any]:
+    """Return the config without what depends on the GPUs. Raises ConfigError for an eval set that is neither."""
+    try:
+        share = float(eval_set)
+    except ValueError:
+        evals: dict[str, Any] = {"eval": {"path": eval_set, **fields}}
+    else:
+        if not 0.0 < share < 1.0:
+            raise ConfigError(f"--eval = {eval_set} must be a file, or a share above 0 and below 1, such as 0.05.")
+        evals = {"held_out": {"fraction": share}}
+    return {
+        "run": {"name": name},
+        "model": {"path": model},
+        "data": {"train": {"path": data, **fields}, **evals},
+        "rewards": [{"name": reward}],
+        "rollout": {"prompts_per_step": 16, "group_size": 8, "max_new_tokens": 512},
+        "train": {"total_epochs": 1, "lr": 1e-6},
+        "eval": {"every": "20 steps"},
+    }
+
+
+def _fields(data: str) -> dict[str, Any]:
+    """Return the keys that say which columns are prompt and answer, by the first row of a file."""
+    if not (Path(data).suffix in _READABLE and Path(data).is_file()):
+        return {}
+    row: Mapping[str, Any] = next(read_items(SourceConfig(path=data)), {})
+    answer = next((name for name in _ANSWERS if name in row), None)
+    if "messages" in row:
+        return {"messages_field": "messages", "answer_field": answer}
+    prompt = next((name for name in _PROMPTS if name in row), None)
+    if prompt is None:
+        raise ConfigError(
+            f"{data} has the columns {', '.join(row) or 'none'}, and none is a prompt by its name "
+            f"({', '.join(_PROMPTS)}, messages). Rename it, or write data.train.prompt_field by hand."
+        )
+    return {"prompt_field": prompt, "answer_field": answer}
+
+
+def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | None]:
+    """Add how a node's GPUs are shared: the fewest learners with which the model fits, engines on the rest."""
+    if gpus == 0:
+        values["rollout"] = {"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 128}
+        return {**values, "model": {**values["model"], "device": "cpu", "dtype": "float32"}, **_shared(1, 1)}, None
+    size, plan = _known_size(values["model"]["path"]), None
+    for learners in range(1, max(gpus, 2)):
+        chosen = {**values, **_shared(learners, max(1, gpus - learners), colocated=gpus == 1)}
+        chosen["launch"] = {"slurm": {"gpus_per_node": gpus}}
+        plan = _planned(load_values(chosen, (), "This config"), size)
+        if plan is None or plan.fits:
+            break
+    return chosen, plan
+
+
+def _shared(learners: int, engines: int, *, colocated: bool = False) -> dict[str, Any]:
+    # In turn on one GPU: the learner's states stay there, so that the engine takes less than usual.
+    engine = {"engines_per_node": engines, **({"gpu_memory_utilization": 0.4} if colocated else {})}
+    return {"engine": engine, "placement": {"learners_per_node": learners, "colocate": colocated}}
+
+
+def _known_size(model: str) -> str | None:
+    """Return the size of Qwen2.5 to plan with for a model that is not here, by the billions in its name."""
+    with suppress(ConfigError):
+        read_model(model, os.environ)
+        return None
+    found = _BILLIONS.search(model.rpartition("/")[2])
+    wanted = float(found[1]) * 1e9 if found else 0.0
+    return next((size for size in FAMILY if family_model(size).num_parameters >= 0.9 * wanted), [*FAMILY][-1])
+
+
+def _planned(config: Config, size: str | None) -> Plan | None:
+    with suppress(ConfigError):
+        return plan_of(config, os.environ, HARDWARE["h100-sxm"], size=size)
+    return None
+
+
+def _as_text(gpus: int, values: Mapping[str, Any]) -> str:
+    learners, engines = values["placement"]["learners_per_node"], values["engine"]["engines_per_node"]
+    if gpus == 1:
+        return "a learner and an engine take turns on the GPU."
+    where = f"{gpus} GPUs of a node, planned for 80 GB each" if gpus else "CPUs"
+    return f"{counted(learners, 'learner')} and {counted(engines, 'engine')} on {where}."

@@ -1,0 +1,153 @@
+"""Compare runs: the keys of their configs that differ, their last numbers, and their newest evals prompt by prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from hpc_grpo.config import Config
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.metrics.evals import EvalGroup, bounds_of, paired_differences
+from hpc_grpo.metrics.record import REWARD
+from hpc_grpo.report.page import names_of
+from hpc_grpo.report.samples import files_by_step
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.run.frozen_config import flat, read_config
+from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.progress import read_metrics
+from hpc_grpo.system.readable import UNKNOWN, table
+
+_NAMES_A_RUN = ("run.name", "run.root")
+_WIDTH = 40
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs beside each other; tuples are in the order of `runs`.
+
+    `config` has the keys whose values differ. `results` has the metrics of each run's newest eval, with the bounds of
+    their 95% intervals, and its last reward; NaN where a run has no such metric. `differences` is, by `B - A`, how far
+    run B is from the first run, A, on the same eval prompts. `notes` say which pairs cannot be compared, and why.
+    """
+
+    runs: tuple[str, ...]
+    steps: tuple[int, ...]
+    config: Mapping[str, tuple[Any, ...]]
+    results: Mapping[str, tuple[float, ...]]
+    differences: Mapping[str, Mapping[str, float]]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = [(key, *(_cut(value) for value in values)) for key, values in self.config.items()]
+        parts = [table(("CONFIG", *self.runs), rows) if rows else "The configs do not differ."]
+        heads = [f"{name} (step {step})" for name, step in zip(self.runs, self.steps, strict=True)]
+        by_run = [{name: values[at] for name, values in self.results.items()} for at in range(len(self.runs))]
+        parts.append(_beside("RESULT", heads, by_run))
+        if self.differences:
+            parts.append(_beside("DIFFERENCE", list(self.differences), list(self.differences.values())))
+        return "\n\n".join([*parts, *self.notes])
+
+
+def compare_runs(runs: Sequence[RunDir]) -> Comparison:
+    """Compare each run with the first. Raises ConfigError for fewer than two runs, or one without a finished step."""
+    if len(runs) < 2:
+        raise ConfigError(f"{len(runs)} runs: a comparison needs two or more, such as runs/a and runs/b.")
+    names, configs, metrics = names_of(runs), [read_config(run) for run in runs], [_lines(run) for run in runs]
+    keys = [flat(config.model_dump(mode="json")) for config in configs]
+    every = sorted({key for values in keys for key in values} - {*_NAMES_A_RUN})
+    last = [_last_values(lines) for lines in metrics]
+    differences: dict[str, dict[str, float]] = {}
+    notes = []
+    for at in range(1, len(runs)):
+        pair, apart = f"{names[at]} - {names[0]}", dict[str, float]()
+        for eval_set in _shared_sets(configs[0], configs[at]):
+            before, after = (_newest_eval(runs[each], eval_set, metrics[each]) for each in (0, at))
+            settings = [configs[each].eval_settings(eval_set) for each in (0, at)]
+            where = f"eval set {eval_set!r}" if eval_set else "the eval set"
+            if not (before and after):
+                notes.append(f"{pair}: one of them has no eval of {where}.")
+            elif settings[0].num_samples != settings[1].num_samples:
+                notes.append(f"{pair}: eval.num_samples differs on {where}, so prompts cannot be paired.")
+            elif found := paired_differences(before, after, settings[0]):
+                prefix = f"eval/{eval_set}/" if eval_set else "eval/"
+                apart |= {f"{prefix}{key}": value for key, value in found.items() if not key.startswith("tokens_mean")}
+            else:
+                notes.append(f"{pair}: {where} has other prompts, so they cannot be paired.")
+        if apart:
+            differences[pair] = apart
+    return Comparison(
+        runs=tuple(names),
+        steps=tuple(max(lines) for lines in metrics),
+        config={key: values for key in every if _differ(values := tuple(each.get(key) for each in keys))},
+        results={name: tuple(each.get(name, math.nan) for each in last) for name in sorted(set().union(*last))},
+        differences=differences,
+        notes=tuple(notes),
+    )
+
+
+def _lines(run: RunDir) -> dict[int, dict[str, Any]]:
+    if lines := read_metrics(run.metrics):
+        return lines
+    raise ConfigError(f"Run {run.path.name} has no finished step to compare. `hpc-grpo status {run.path}` shows why.")
+
+
+def _last_values(lines: dict[int, dict[str, Any]]) -> dict[str, float]:
+    """Return the last value of the reward and of each eval metric."""
+    shown = (name for line in lines.values() for name in line if name == REWARD or name.startswith("eval/"))
+    return {
+        name: next((lines[step][name] for step in reversed(lines) if name in lines[step]), math.nan)
+        for name in dict.fromkeys(shown)
+    }
+
+
+def _shared_sets(one: Config, other: Config) -> list[str]:
+    return ["", *(name for name in one.data.eval_sets if name in other.data.eval_sets)]
+
+
+def _newest_eval(run: RunDir, eval_set: str, lines: Mapping[int, Any]) -> list[EvalGroup]:
+    """Return the prompts of the newest eval of a set that the run still counts; empty without an eval."""
+    files = files_by_step(run.eval_rollouts(0, eval_set).parent, "eval_step_")
+    step = max(files.keys() & lines.keys(), default=None)
+    found = [] if step is None else sorted(read_jsonl(files[step]), key=lambda line: line["ordinal"])
+    return [_group(list(completions)) for _, completions in groupby(found, lambda line: line["ordinal"])]
+
+
+def _group(lines: Sequence[Mapping[str, Any]]) -> EvalGroup:
+    first, is_graded = lines[0], all(line["solved"] is not None for line in lines)
+    return EvalGroup(
+        prompt=first["prompt"],
+        source=first["source"],
+        fields={"prompt": first["prompt"], "answer": first["answer"]},
+        completions=tuple(line["completion"] for line in lines),
+        rewards=tuple(line["reward"] for line in lines) if is_graded else (),
+        solved=tuple(bool(line["solved"]) for line in lines),
+        num_tokens=(0,),  # not on disk
+        is_graded=is_graded,
+    )
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return any(value != values[0] for value in values)
+
+
+def _beside(title: str, heads: Sequence[str], columns: Sequence[Mapping[str, float]]) -> str:
+    """Return a table of the metrics, each with its interval; their bounds have no rows of their own."""
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    bounds = {bound for name in names for bound in bounds_of(name)}
+    rows = [(name, *(_cell(column, name) for column in columns)) for name in names if name not in bounds]
+    return table((title, *heads), rows)
+
+
+def _cell(values: Mapping[str, float], name: str) -> str:
+    value, low, high = (values.get(each, math.nan) for each in (name, *bounds_of(name)))
+    if math.isnan(value):
+        return UNKNOWN
+    return f"{value:.3f}" if math.isnan(low) else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _cut(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

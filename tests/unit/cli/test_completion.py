@@ -1,0 +1,71 @@
+"""What bash and zsh offer at TAB: commands, runs, configs and keys, without a space after what goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import call
+from tests.support.run_builder import RunBuilder
+
+BASH = """compopt() { echo "$@"; }; . "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_hpc_grpo_complete hpc-grpo; printf '%s\\n' "${COMPREPLY[@]}" """
+ZSH = """compdef() { :; }; compadd() { print -l -- "$@"; print -l -- ${(P)@[-1]}; }
+_path_files() { print files; }; . $1; shift; words=("$@"); CURRENT=$#; _hpc_grpo_complete"""
+
+
+@pytest.fixture(params=["bash", "zsh"])
+def shell(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param}: none is here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for variable in ("ZDOTDIR", "HPC_GRPO_RUNS_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    RunBuilder(tmp_path / "runs" / "my-run")
+    (tmp_path / "own.yaml").touch()
+    assert call("--install-completion", request.param).exit_code == 0
+    return str(request.param)
+
+
+def offered(shell: str, *words: str) -> list[str]:
+    script = Path.home() / ".local" / "share" / "hpc-grpo" / f"completion.{shell}"
+    program = [shell, "-f", "-c", ZSH, "zsh"] if shell == "zsh" else [shell, "--norc", "-c", BASH, "bash"]
+    done = subprocess.run([*program, script, "hpc-grpo", *words], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "names", "goes_on"),
+    [
+        (["wat"], ["watch"], False),
+        (["model", "s"], ["sample"], False),
+        (["watch", "my"], ["my-run"], False),
+        (["train", "ow"], ["own.yaml"], False),
+        (["train", "local/ti"], ["local/tiny_grpo", "local/tiny_sft"], False),
+        (["train", "own.yaml", "tra"], ["train."], True),
+        (["train", "own.yaml", "train.l"], ["train.lr="], True),
+        (["config", "own.yaml", "task.critic_l"], ["task.critic_lr="], True),
+        (["config", "own.yaml", "train.lr="], [], False),
+        (["train", "own.yaml", "train.lr", "=", ""], [], False),
+    ],
+)
+def test_tab_offers(shell: str, words: list[str], names: list[str], goes_on: bool) -> None:
+    found = offered(shell, *words)
+    assert [name for name in found if name in names] == names
+    assert any(name in found for name in ("nospace", "open")) == goes_on
+    assert {*found} <= {*names, "-o", "nospace", "-U", "-V", "hpc-grpo", "-S", "-a", "open", "ended"}
+
+
+def test_a_second_installation_adds_no_second_line(shell: str) -> None:
+    rc = Path.home() / f".{shell}rc"
+    before = rc.read_text()
+    assert call("--install-completion", shell).exit_code == 0
+    assert rc.read_text() == before and before.count("completion") == 2

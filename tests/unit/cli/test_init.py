@@ -1,0 +1,93 @@
+"""`hpc-grpo init`, `config KEY`, `config --changed` and `plan` with a run: what they write and say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpc_grpo.cli import main
+from hpc_grpo.config import load_config
+from hpc_grpo.errors import EXIT_CONFIG
+from tests.support.command import call
+
+ROW = {"question": "6*7?", "answer": "42"}
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "learners", "engines", "colocates"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 0, 1, 1, False),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 1, 1, 1, True),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 4, 1, 3, False),
+        ("org/some-7B", 8, 3, 5, False),
+    ],
+)
+def test_a_config_fits_the_model_to_the_gpus_and_has_an_eval_set(
+    model: str, gpus: int, learners: int, engines: int, colocates: bool
+) -> None:
+    result = call("init", "a.yaml", "--model", model, "--data", "rows.jsonl", "--gpus", str(gpus))
+    assert result.exit_code == 0, result.output
+    config = load_config("a.yaml")
+    assert (config.run.name, config.data.train.prompt_field, config.data.train.answer_field) == (
+        "a", "question", "answer"
+    )  # fmt: skip
+    assert (config.placement.learners_per_node, config.engine.engines_per_node) == (learners, engines)
+    assert config.placement.colocate is colocates and (config.model.device == "cpu") == (gpus == 0)
+    assert config.data.has_eval and config.eval.every is not None
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "my_run.yaml").write_text("mine")
+    result = call("init", "--model", "org/m", "--data", "rows.jsonl")
+    assert (result.exit_code, (tmp_path / "my_run.yaml").read_text()) == (EXIT_CONFIG, "mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--model and --data must be given"),
+        (["--model", "org/m", "--data", "rows.jsonl", "--eval", "2"], "a share above 0 and below 1"),
+        (["--model", "org/m", "--data", "odd.jsonl"], "has the columns x, and none is a prompt by its name"),
+        (["--model", "org/m", "--data", "rows.jsonl", "--reward", "corectness"], "did you mean 'correctness'?"),
+    ],
+)
+def test_what_cannot_be_written_is_one_error(tmp_path: Path, words: list[str], said: str) -> None:
+    (tmp_path / "odd.jsonl").write_text('{"x": 1}\n')
+    result = call("init", *words)
+    assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.stderr
+    assert not (tmp_path / "my_run.yaml").exists()
+
+
+def test_questions_are_asked_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_grpo.cli.init.is_asked", lambda: True)
+    result = CliRunner().invoke(main, ["init"], input="org/m-1B\nrows.jsonl\nmath\n4\n\n")
+    assert result.exit_code == 0, result.output
+    config = load_config("my_run.yaml")
+    assert (config.model.path, config.rewards[0].name, config.data.held_out.fraction) == ("org/m-1B", "math", 0.05)
+
+
+def test_config_shows_keys_sections_and_what_is_changed() -> None:
+    assert call("config", "local/debug", "train.lr").output.startswith("train.lr = 0.0001 ")
+    section = call("config", "local/debug", "checkpoint", "train.lr=1").output
+    assert "checkpoint.every = 2 steps" in section and "train.lr" not in section
+    changed = call("config", "local/debug", "--changed").output
+    assert "train.lr = 0.0001" in changed and "train.schedule" not in changed and "run.name = debug" in changed
+    wrong = call("config", "local/debug", "train.lrr")
+    assert (wrong.exit_code, "did you mean 'train.lr'?" in wrong.stderr) == (EXIT_CONFIG, True)
+    assert json.loads(call("config", "local/debug", "--json").output)["train"]["lr"] == 1e-4
+
+
+def test_a_plan_is_json_too() -> None:
+    found = json.loads(call("plan", "local/debug", "--size", "7B", "--gpu-memory-gib", "8", "--json").stdout)
+    assert found["fits"] is False and found["problems"]
+    several = call("plan", "local/debug", "--nodes", "2,4")
+    assert (several.exit_code, "go with a RUN" in several.stderr) == (EXIT_CONFIG, True)

@@ -1,0 +1,93 @@
+"""Write docs/reference from the code: configuration keys, the command line, exit codes. `python -m tools.reference`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpc_grpo import errors
+from hpc_grpo.cli import COMMANDS, SECTIONS, main
+from hpc_grpo.config.describe import every_key
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+_WRITTEN = "<!-- Written by tools/reference.py. -->"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    texts = {"configuration.md": configuration(), "cli.md": command_line(), "exit-codes.md": exit_codes()}
+    return {name: f"{_WRITTEN}\n\n{text}" for name, text in texts.items()}
+
+
+def configuration() -> str:
+    """Return a table of every key for each section."""
+    sections: dict[str, list[str]] = {}
+    for key in every_key().values():
+        row = f"| `{key.name}` | {_code(key.default)} | {_cell(key.meaning)} |"
+        sections.setdefault(key.name.partition(".")[0], []).append(row)
+    parts = [
+        f"## {name}\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
+        for name, rows in sections.items()
+    ]
+    head = "# Every key\n\nOverride any key on the command line: `KEY=VALUE`. `hpc-grpo config CONFIG KEY` shows one."
+    return "\n\n".join([head, *parts]) + "\n"
+
+
+def command_line() -> str:
+    """Return the usage and the options of every command that the help shows."""
+    shown = [name for names in SECTIONS.values() for name in names]
+    parts = [f"## hpc-grpo {words}\n\n{text}" for words, text in _commands() if words.split()[0] in shown]
+    return "\n\n".join(["# Every command", *parts]) + "\n"
+
+
+def exit_codes() -> str:
+    """Return the table of hpc_grpo.errors."""
+    rows = re.findall(r"^    (\d\S*(?: \+ n)?)\s{2,}(.*?)\s{2,}(.*)$", str(errors.__doc__), re.MULTILINE)
+    table = "".join(f"| {code} | {meaning} | {again} |\n" for code, meaning, again in rows)
+    return f"# Exit codes\n\n| code | meaning | the same command again |\n|---|---|---|\n{table}"
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    for words in COMMANDS:
+        command: Any = main
+        for word in words.split():
+            command = command.get_command(click.Context(command), word)
+        yield from _described(words, command)
+
+
+def _described(words: str, command: click.Command) -> Iterator[tuple[str, str]]:
+    """Yield a command, and those of a group that is no row of COMMANDS."""
+    context = click.Context(command, info_name=f"hpc-grpo {words}")
+    usage = " ".join([f"hpc-grpo {words}", *command.collect_usage_pieces(context)])
+    help_text = inspect.cleandoc(command.help or "")
+    rows = [param.get_help_record(context) for param in command.get_params(context) if isinstance(param, click.Option)]
+    table = "".join(f"| `{_cell(name)}` | {_cell(text)} |\n" for name, text in filter(None, rows))
+    options = f"\n\n| option | meaning |\n|---|---|\n{table}".rstrip()
+    yield words, f"```text\n{usage}\n```\n\n{_cell(help_text)}{options}"
+    if isinstance(command, click.Group) and not any(name.startswith(f"{words} ") for name in COMMANDS):
+        for name in command.list_commands(context):
+            if (child := command.get_command(context, name)) is not None and not child.hidden:
+                yield from _described(f"{words} {name}", child)
+
+
+def _code(text: str) -> str:
+    return text if text == "required" else f"`{_cell(text)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def write() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text)
+
+
+if __name__ == "__main__":
+    write()
