@@ -19,6 +19,9 @@ _EXACT_IN = {"float32": ("bfloat16", "float16")}
 DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 """Values of `model_type`: what `plan` has formulas for, and whose buffers tests compare."""
 
+MIXTURES = ("mixtral", "qwen3_moe")
+"""Values of `model_type`: mixtures of experts that engines load as learners hold them, a layer's in two tensors."""
+
 _NUMBER_OF_EXPERTS = re.compile(r"(moe_)?(num|n)_((local|routed)_)?experts")
 
 ALSO_LANGUAGE_MODELS = frozenset((
@@ -40,19 +43,21 @@ def refuse_images(settings: Mapping[str, Any], path: str) -> None:
 
 
 def refuse_experts(settings: Mapping[str, Any], path: str) -> None:
-    """Raise ConfigError where a config.json describes a mixture of experts, which engines have under other names.
+    """Raise ConfigError where a config.json describes a mixture of experts that is not one of MIXTURES.
 
     Asked before nodes and weights are: the contract itself is compared when both sides have loaded the model.
     """
+    if settings.get("model_type") in MIXTURES:
+        return
     for name, value in settings.items():
         if isinstance(value, Mapping):  # text_config, ffn_config
             refuse_experts({"architectures": settings.get("architectures"), **value}, path)
         elif _NUMBER_OF_EXPERTS.fullmatch(name) and value not in (None, 0, 1):
             named = settings.get("architectures") or [settings.get("model_type", "its architecture")]
             raise ConfigError(
-                f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}), whose weights cannot be "
-                f"published: engines fuse the experts of a layer, learners do not. Supported are dense decoders, such "
-                f"as {', '.join(DENSE_ARCHITECTURES)}; task: sft, which has no engines, trains any."
+                f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}) whose weights are not "
+                f"known to reach engines. Supported are {', '.join(MIXTURES)}, and dense decoders, such as "
+                f"{', '.join(DENSE_ARCHITECTURES)}; task: sft, which has no engines, trains any."
             )
 
 
