@@ -143,7 +143,7 @@ class WeightReceiver:
         )
         if is_verified and self._hpc_grpo_on_gpu is not None:
             pairs = self._hpc_grpo_on_gpu.tensors(stored) or pairs
-        if self.vllm_config.model_config.hf_text_config.model_type == "mixtral":
+        if any(name.endswith(".block_sparse_moe") for name, _ in model.named_modules()):
             pairs = ((_renamed(name, _MIXTRALS_NAMES), tensor) for name, tensor in pairs)
         if not torch.cuda.is_available():
             # On CPU, experts are packed when their kernel is built, and a reload would keep the one that is there.

@@ -124,9 +124,7 @@ def _mask(length: int, before: int, window: int, like: Tensor) -> Tensor:
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
 
 
-def document_layout(
-    lengths: Sequence[int], device: Any, prompts: Sequence[int | None] | None = None
-) -> DocumentLayout:
+def document_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | None] | None = None) -> DocumentLayout:
     """Lay out documents of `lengths`, one after the other; `prompts` has the document that each one continues."""
     sizes, of_documents = np.asarray(lengths, dtype=np.int64), prompts or [None] * len(lengths)
     num_tokens, starts = int(sizes.sum()), np.cumsum(sizes) - sizes

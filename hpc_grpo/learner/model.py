@@ -35,9 +35,7 @@ from hpc_grpo.learner.packing import PackedBatch, pack
 from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
-
-_NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
-"""Settings of a model that change its logits or scores outside the layers used here -> their neutral values."""
+from hpc_grpo.weights.contract import refuse_scaled_logits
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
@@ -283,9 +281,7 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
             f"{source} has a context of {context} tokens, less than {config.longest_sequence} = "
             f"{config.max_model_len}. Lower one of the two or take another model."
         )
-    for name, neutral in _NEUTRAL.items():
-        if getattr(settings, name, neutral) not in (neutral, None):
-            raise ConfigError(f"{source}: its {name} = {getattr(settings, name)} is not supported.")
+    refuse_scaled_logits(settings.to_dict(), source)
     head_size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     if config.train.attention == "varlen" and (head_size > 256 or head_size % 8):
         raise ConfigError(

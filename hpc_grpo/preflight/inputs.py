@@ -39,7 +39,7 @@ from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 from hpc_grpo.types import GIB
-from hpc_grpo.weights.contract import refuse_experts, refuse_images
+from hpc_grpo.weights.contract import refuse_experts, refuse_images, refuse_scaled_logits
 
 MODEL, DATA, INPUTS, DISK = "model", "data", "inputs", "disk"
 """Checks of the doctor."""
@@ -252,6 +252,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         return
     if isinstance(settings, dict):
         refuse_images(settings, path)
+        refuse_scaled_logits(settings, f"model.path = {path}")
         if config.needs.rollouts:
             refuse_experts(settings, path)
 

@@ -22,6 +22,9 @@ DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 MIXTURES = ("mixtral", "qwen3_moe")
 """Values of `model_type`: mixtures of experts that engines load as learners hold them, a layer's in two tensors."""
 
+_NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+"""Settings of a model that change its logits or scores outside the layers that learners use -> their neutral values."""
+
 _NUMBER_OF_EXPERTS = re.compile(r"(moe_)?(num|n)_((local|routed)_)?experts")
 
 ALSO_LANGUAGE_MODELS = frozenset((
@@ -55,9 +58,19 @@ def refuse_experts(settings: Mapping[str, Any], path: str) -> None:
         elif _NUMBER_OF_EXPERTS.fullmatch(name) and value not in (None, 0, 1):
             named = settings.get("architectures") or [settings.get("model_type", "its architecture")]
             raise ConfigError(
-                f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}) whose weights are not "
-                f"known to reach engines. Supported are {', '.join(MIXTURES)}, and dense decoders, such as "
-                f"{', '.join(DENSE_ARCHITECTURES)}; task: sft, which has no engines, trains any."
+                f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}), whose weights would "
+                f"not reach engines. Supported mixtures: {', '.join(MIXTURES)}. Supported too: dense decoders, such as "
+                f"{', '.join(DENSE_ARCHITECTURES)}. task: sft, which has no engines, trains any."
+            )
+
+
+def refuse_scaled_logits(settings: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError where a config.json asks for what learners do not compute; `source` is the key and its value."""
+    for name, neutral in _NEUTRAL.items():
+        if settings.get(name) not in (neutral, None):
+            raise ConfigError(
+                f"{source}: learners do not compute {name} = {settings[name]}, which its config.json asks for. Take a "
+                f"model without it: Gemma 3 in place of Gemma 2."
             )
 
 

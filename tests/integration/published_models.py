@@ -44,10 +44,15 @@ def main() -> None:
     layout = bucket_layout(specs, 2**14)
     (differences,) = engine.collective_rpc("hpc_grpo_contract_differences", args=(layout,))
     report: dict[str, Any] = {"differences": differences}
-    sampler, requests = Sampler(engine, stop_token_ids=[1]), group_requests(config, policy.language_model.config.vocab_size)
+    sampler, requests = (
+        Sampler(engine, stop_token_ids=[1]),
+        group_requests(config, policy.language_model.config.vocab_size),
+    )
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ThreadPoolExecutor() as threads:
         store = StoreSpec(layout, 7)
-        publisher = WeightPublisher(layout, lambda names: gathered(policy, names), WeightStore(Path(folder), store, create=True))
+        publisher = WeightPublisher(
+            layout, lambda names: gathered(policy, names), WeightStore(Path(folder), store, create=True)
+        )
         member = GroupMembership(Path(folder), 0, 2, DEADLINE_S)
         forming = threads.submit(NodeGroup, member)
         engine.collective_rpc("hpc_grpo_join", args=(replace(member, rank=1), store))
@@ -64,7 +69,9 @@ def main() -> None:
             """Nats, the largest of a token, between what the engine samples with and what the learner does."""
             largest = 0.0
             for group in sample(sampler, requests[:4], lambda step: None):
-                scored = score_apart(policy, group.prompt_token_ids, [each.token_ids for each in group.completions], "cpu")
+                scored = score_apart(
+                    policy, group.prompt_token_ids, [each.token_ids for each in group.completions], "cpu"
+                )
                 for own, each in zip(scored, group.completions, strict=True):
                     largest = max(largest, float(np.abs(own - each.engine_logprobs).max()))
             return largest

@@ -10,7 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.integration.learner_processes import VOCABULARY, make_config, make_sequences, make_step, run_ranks, weights_of
+from tests.integration.learner_processes import (
+    VOCABULARY,
+    make_config,
+    make_sequences,
+    make_step,
+    run_ranks,
+    weights_of,
+)
 from tests.integration.mismatch import TOLERANCE
 from tests.integration.training_runs import engine_report, tiny_config
 from tests.support.tiny_models import FAMILIES, write_family
@@ -58,7 +65,9 @@ def test_every_zero_stage_trains_each_family_alike_and_its_export_is_a_model_of_
         for stage in (2, 3):
             assert of_kind[stage][0] == norm
             for name, weight in of_kind[stage][1].items():
-                np.testing.assert_allclose(weight, weights[name], rtol=1e-5, atol=1e-5, err_msg=f"{kind} {stage} {name}")
+                np.testing.assert_allclose(
+                    weight, weights[name], rtol=1e-5, atol=1e-5, err_msg=f"{kind} {stage} {name}"
+                )
         exported = AutoModelForCausalLM.from_pretrained(root / f"export-{kind}", dtype=torch.float32).eval()
         with torch.no_grad():
             logprobs = (exported(tokens).logits[0, :-1] / 0.8).log_softmax(-1)
