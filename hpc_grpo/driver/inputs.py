@@ -64,7 +64,7 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
     if config.needs.rollouts or config.lora is not None:
         settings = json.loads((model_folder(config.model.path) / "config.json").read_text())
         refuse_images(settings, config.model.path)
-        refuse_experts(settings, config.model.path)
+        refuse_experts(settings, config.model.path, has_adapter=config.lora is not None)
     if trains:
         refuse_wrong_lora(config, model_folder(config.model.path))
     refuse_other_vocabularies(config)

@@ -32,6 +32,20 @@ from hpc_grpo.weights.cuda import StagedOnGpu, open_store
 from hpc_grpo.weights.node_group import LOAD_FAILED, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec
 
+_LEARNERS_NAMES = (
+    (".experts.routed_experts.w13_weight", ".experts.gate_up_proj"),
+    (".experts.routed_experts.w2_weight", ".experts.down_proj"),
+    (".block_sparse_moe.", ".mlp."),
+)
+"""Parts of vLLM's names for the parameters of a mixture of experts, and of the learner's."""
+
+_MIXTRALS_NAMES = (
+    (".mlp.", ".block_sparse_moe."),
+    (".experts.gate_up_proj", ".experts.w13"),
+    (".experts.down_proj", ".experts.w2"),
+)
+"""Parts of the learner's names, and of those by which vLLM loads a Mixtral; it loads other mixtures by the learner's."""
+
 
 @dataclass(frozen=True)
 class CaughtWeightSyncError:
@@ -148,6 +162,13 @@ class WeightReceiver:
             torch.cuda.synchronize()
 
     def _hpc_grpo_load_model(self, model: Any, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        if any(name.endswith(".block_sparse_moe") for name, _ in model.named_modules()):
+            pairs = ((_renamed(name, _MIXTRALS_NAMES), tensor) for name, tensor in pairs)
+        if not torch.cuda.is_available():
+            # On CPU, experts are packed when their kernel is built, and a reload would keep the one that is there.
+            for module in model.modules():
+                if hasattr(module, "routed_experts"):
+                    module.routed_experts.quant_method.moe_kernel = None
         # As vLLM's own workers reload: layers ask for the current config while they process what was loaded.
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
@@ -203,16 +224,26 @@ def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
             seen.add(id(live))
             tensor = recorded.get(name, live)
             shape = unsharded_shape(module, tuple(tensor.shape), vllm_config.parallel_config.tensor_parallel_size)
-            full_name = f"{module_name}.{name}" if module_name else name
+            full_name = _renamed(f"{module_name}.{name}" if module_name else name, _LEARNERS_NAMES)
             specs.append(ParameterSpec(full_name, shape, str(tensor.dtype).removeprefix("torch.")))
     return specs
 
 
+def _renamed(name: str, parts: Sequence[tuple[str, str]]) -> str:
+    for old, new in parts:
+        name = name.replace(old, new)
+    return name
+
+
 def unsharded_shape(module: Any, shape: tuple[int, ...], tensor_parallel: int) -> tuple[int, ...]:
     """Return the shape that a rank's parameter has in the model's files."""
-    vocabulary = getattr(module, "org_vocab_size", None)
+    vocabulary, experts = getattr(module, "org_vocab_size", None), getattr(module, "moe_config", None)
     if vocabulary is not None:
         return (vocabulary, *shape[1:])
+    if experts is not None:  # [E, 2 I, H] and [E, H, I], which ranks share and some kernels pad
+        inner, hidden = experts.intermediate_size, experts.hidden_dim_unpadded
+        is_down = shape[1:] == (experts.hidden_dim, experts.intermediate_size_per_partition)
+        return (experts.num_logical_experts, *((hidden, inner) if is_down else (2 * inner, hidden)))
     if tensor_parallel == 1:
         return shape
     output_size, num_kv_heads = getattr(module, "output_size", None), getattr(module, "total_num_kv_heads", None)

@@ -7,7 +7,7 @@ it attends to the prompt's tokens, then to its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,12 @@ _CELLS_OF_A_CALL = {"cpu": 64**2, "cuda": 512**2}
 class Grid:
     """Documents of like lengths, right-padded to `length`.
 
-    With `prompt`, an index into `DocumentLayout.prompt_lengths`, all of them continue that prompt; `mask`
-    `[length, prompt + length]` then adds 0 to the scores that a query may see, and -inf to those after it.
+    With `prompt`, an index into `DocumentLayout.prompt_lengths`, all of them continue that prompt.
     """
 
     num_rows: int
     length: int
     prompt: int | None = None
-    mask: Tensor | None = None
 
 
 Gathering = tuple[Tensor, Tensor, Tensor | None]
@@ -79,6 +77,22 @@ class DocumentLayout:
     to_tokens: Gathering | None = None
     to_prompts: Gathering | None = None
     prompt_lengths: tuple[int, ...] = ()
+    _masks: dict[int, list[Tensor | None]] = field(default_factory=dict)
+
+    def masks(self, window: int | None, like: Tensor) -> list[Tensor | None]:
+        """Return for each grid what is added to its scores, of the type of `like`; None where causal attention will do.
+
+        A mask `[length, prompt + length]` is 0 for the last `window` keys up to a query's own and -inf for all others.
+        The layers of a forward pass share it.
+        """
+        window = min(window or self.max_length, self.max_length)
+        if window not in self._masks:
+            befores = [0 if grid.prompt is None else self.prompt_lengths[grid.prompt] for grid in self.grids]
+            self._masks[window] = [
+                _mask(grid.length, before, window, like) if before or window < grid.length else None
+                for grid, before in zip(self.grids, befores, strict=True)
+            ]
+        return self._masks[window]
 
     def rows(self, heads: Tensor, *, with_prompts: bool = False) -> list[Tensor]:
         """Turn `[1, H, T, D]` into `[rows, H, length, D]` for each grid; `with_prompts`: before each row its prompt."""
@@ -103,16 +117,15 @@ class DocumentLayout:
         return _gather(cells, self.to_tokens).unsqueeze(0)
 
 
-def document_layout(
-    lengths: Sequence[int],
-    device: Any,
-    prompts: Sequence[int | None] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> DocumentLayout:
-    """Lay out documents of `lengths`, one after the other; `prompts` has the document that each one continues.
+def _mask(length: int, before: int, window: int, like: Tensor) -> Tensor:
+    """Return a mask of `length` queries, the first of which comes after `before` keys."""
+    seen = torch.ones(length, before + length, dtype=torch.bool, device=like.device)
+    seen = seen.tril_(before).triu_(before - window + 1)
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
 
-    `dtype` is that of the heads, for masks.
-    """
+
+def document_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | None] | None = None) -> DocumentLayout:
+    """Lay out documents of `lengths`, one after the other; `prompts` has the document that each one continues."""
     sizes, of_documents = np.asarray(lengths, dtype=np.int64), prompts or [None] * len(lengths)
     num_tokens, starts = int(sizes.sum()), np.cumsum(sizes) - sizes
     used = sorted({each for each in of_documents if each is not None})
@@ -123,12 +136,7 @@ def document_layout(
         own = own[np.argsort(-sizes[own], kind="stable")]
         for rows in _cut_by_length(own, sizes[own], before, _CELLS_OF_A_CALL[torch.device(device).type]):
             longest = int(sizes[rows[0]])
-            if prompt is None:
-                grids.append(Grid(len(rows), longest))
-            else:
-                # What causal attention adds to the scores: the last query sees all keys.
-                mask = torch.full((longest, before + longest), -torch.inf, dtype=dtype, device=device)
-                grids.append(Grid(len(rows), longest, used.index(prompt), mask.triu_(before + 1)))
+            grids.append(Grid(len(rows), longest, None if prompt is None else used.index(prompt)))
             column = np.arange(longest)
             is_real = column[None, :] < sizes[rows][:, None]
             grid_cells.append(np.where(is_real, starts[rows][:, None] + column, 0).reshape(-1))
@@ -219,14 +227,13 @@ def packed_sdpa(
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     right-padded grids `[rows, H, length, D]`: with causal attention, padding on the right is seen by no real token, so
     no mask is needed and the fused kernels apply. Those that share a prompt have its keys before their own, and a mask
-    of one document's size. Raises ConfigError without a layout, and for what this kernel does not compute.
+    of one document's size; so have those that are longer than a sliding window. Raises ConfigError without a layout,
+    and for what this kernel does not compute.
     """
     layout: DocumentLayout = _layout("sdpa", module, attention_mask, options)
-    window = options.get("sliding_window")
-    if window is not None and window < layout.max_length:
-        raise _not_computed("sdpa", f"a sliding window of {window} tokens")
+    masks = layout.masks(options.get("sliding_window"), query)
     num_sharing = query.shape[1] // key.shape[1]
-    is_masked = layout.to_prompts is not None
+    is_masked = any(mask is not None for mask in masks)
     if num_sharing > 1 and not has_grouped_kernel(query.device.type, query.dtype, query.shape[-1], is_masked=is_masked):
         key, value = (heads.repeat_interleave(num_sharing, dim=1) for heads in (key, value))
     queries = layout.rows(query)
@@ -236,12 +243,12 @@ def packed_sdpa(
             own_queries,
             own_keys,
             own_values,
-            attn_mask=grid.mask,
-            is_causal=grid.mask is None,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=options.get("scaling"),
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        for grid, own_queries, own_keys, own_values in zip(layout.grids, queries, keys, values, strict=True)
+        for mask, own_queries, own_keys, own_values in zip(masks, queries, keys, values, strict=True)
     ]
     return layout.tokens(outputs), None
 

@@ -35,9 +35,7 @@ from hpc_grpo.learner.packing import PackedBatch, pack
 from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
-
-_NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
-"""Settings of a model that change its logits or scores outside the layers used here -> their neutral values."""
+from hpc_grpo.weights.contract import refuse_scaled_logits
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
@@ -135,7 +133,6 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         language_model.set_output_embeddings(head)
         # Demonstrations were sampled by nobody.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
-        self._dtype = getattr(torch, config.model.dtype)
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
 
     def forward(self, batch: PackedBatch, **head_options: bool) -> tuple[Tensor, Tensor]:
@@ -144,7 +141,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         kernel = self.language_model.config._attn_implementation
         borders: dict[str, Any]
         if kernel == PACKED_SDPA:
-            borders = {"packed_layout": document_layout(lengths, device, batch.prompts, self._dtype)}
+            borders = {"packed_layout": document_layout(lengths, device, batch.prompts)}
         elif kernel == PACKED_VARLEN:
             borders = {"packed_layout": varlen_layout(lengths, device, batch.prompts)}
         else:
@@ -285,16 +282,7 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
             f"{source} has a context of {context} tokens, less than {config.longest_sequence} = "
             f"{config.max_model_len}. Lower one of the two or take another model."
         )
-    for name, neutral in _NEUTRAL.items():
-        if getattr(settings, name, neutral) not in (neutral, None):
-            raise ConfigError(f"{source}: its {name} = {getattr(settings, name)} is not supported.")
-    window = getattr(settings, "sliding_window", None)
-    is_sliding = "sliding_attention" in (getattr(settings, "layer_types", None) or ["sliding_attention"])
-    if config.train.attention == "sdpa" and window and is_sliding and window < config.max_model_len:
-        raise ConfigError(
-            f"{source} attends to a window of {window} tokens, less than the longest sequence "
-            f"({config.max_model_len}). On a GPU set train.attention: varlen, or shorten the sequences."
-        )
+    refuse_scaled_logits(settings.to_dict(), source)
     head_size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     if config.train.attention == "varlen" and (head_size > 256 or head_size % 8):
         raise ConfigError(

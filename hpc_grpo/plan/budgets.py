@@ -259,7 +259,7 @@ def model_parts(model: Model, config: Config) -> list[Part]:
     b, parallel, shape = DTYPE_BYTES[config.engine_dtype], config.engine.tensor_parallel, model.shape
     max_num_seqs = config.engine.max_num_seqs
     tokens = min(max_batched_tokens(config, on_gpu=expects_gpus(config)), max_num_seqs * config.max_model_len)
-    forward = tokens * b * (4 * shape.hidden_size + 3 * shape.intermediate_size // parallel)
+    forward = tokens * b * (4 * shape.hidden_size + 3 * shape.active_size // parallel)
     sampling = SAMPLING_ARRAYS * 4 * max_num_seqs * shape.vocab_size
     slots = 2 * b * policy_parameters(model, config)[0] // parallel if config.publishes_adapter else 0
     return [

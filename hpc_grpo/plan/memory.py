@@ -203,14 +203,15 @@ class Activations:
 
 
 def layer_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
-    """Return (8 + 4 b) d + b (3 a + 2 k) + 4 H + 4 b f.
+    """Return (8 + 4 b) d + b (3 a + 2 k) + 4 H + 4 b f, and 2 b e d with e experts a token.
 
     Two norms keep their float32 input (4 d each), the normalised value and their output (b d each). Attention keeps
     queries, keys, values and its output, which the output projection keeps again, and 4 bytes a head of log-sum-exps.
-    The MLP keeps gate, its activation, up and their product.
+    The MLP keeps gate, its activation, up and their product. With experts, f is that of a token's experts together.
+    Each of them keeps a copy of its input and its output.
     """
-    d, a, k, f, b = shape.hidden_size, shape.attention_size, shape.kv_size, shape.intermediate_size, dtype_bytes
-    return (8 + 4 * b) * d + b * (3 * a + 2 * k) + 4 * shape.num_heads + 4 * b * f
+    d, a, k, f, b = shape.hidden_size, shape.attention_size, shape.kv_size, shape.active_size, dtype_bytes
+    return (8 + 4 * b + 2 * b * shape.experts_per_token) * d + b * (3 * a + 2 * k) + 4 * shape.num_heads + 4 * b * f
 
 
 def activations(
@@ -224,7 +225,7 @@ def activations(
     """
     per_layer = num_tokens * layer_bytes_per_token(shape, dtype_bytes)
     boundary = num_tokens * dtype_bytes * shape.hidden_size
-    gradients = num_tokens * 2 * dtype_bytes * shape.intermediate_size
+    gradients = num_tokens * 2 * dtype_bytes * shape.active_size
     chunk = min(chunk_tokens, num_tokens)
     head = chunk * shape.vocab_size * LOGIT_BYTES + 2 * dtype_bytes * shape.vocab_size * shape.hidden_size
     if is_checkpointed:

@@ -1,4 +1,4 @@
-"""Shapes of dense decoders with grouped-query attention and a gated MLP (Llama, Mistral, Qwen2, Qwen3).
+"""Shapes of decoders with grouped-query attention and a gated MLP or experts (Llama, Mistral, Qwen2, Qwen3, Mixtral).
 
 A shape comes from a model's folder, without loading the model, or from the Qwen2.5 family. The number of parameters is
 exact if the folder has safetensors files, whose headers list every tensor. Otherwise it comes from a formula.
@@ -15,7 +15,7 @@ from typing import Any
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.system.hugging_face import find_model, read_header, weight_files
-from hpc_grpo.weights.contract import DENSE_ARCHITECTURES
+from hpc_grpo.weights.contract import DENSE_ARCHITECTURES, MIXTURES, refuse_experts
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
@@ -25,7 +25,7 @@ class ModelShape:
     """The sizes that decide memory: channels, layers, heads and vocabulary.
 
     `has_qkv_bias`: Qwen2, or `attention_bias`; `has_output_bias`: `attention_bias` of Llama and Qwen3;
-    `has_query_key_norm`: Qwen3.
+    `has_query_key_norm`: Qwen3. With experts, `intermediate_size` is that of one.
     """
 
     hidden_size: int
@@ -40,6 +40,19 @@ class ModelShape:
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_query_key_norm: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+
+    @property
+    def active_size(self) -> int:
+        """Count the intermediate channels that one token passes through."""
+        return self.intermediate_size * (self.experts_per_token or 1)
+
+    @property
+    def num_idle_parameters(self) -> int:
+        """Count the parameters that compute nothing for one token: those of the other experts."""
+        idle = self.num_experts - self.experts_per_token
+        return self.num_layers * idle * 3 * self.hidden_size * self.intermediate_size
 
     @property
     def attention_size(self) -> int:
@@ -53,9 +66,9 @@ class ModelShape:
 
     @property
     def num_layer_parameters(self) -> int:
-        """Count one layer: q, k, v, o; gate, up, down; two norms; biases if the model has them."""
+        """Count one layer: q, k, v, o; gate, up, down of each expert, a router; norms; biases if the model has them."""
         d, a, k, f = self.hidden_size, self.attention_size, self.kv_size, self.intermediate_size
-        matrices = d * (a + 2 * k) + a * d + 3 * d * f
+        matrices = d * (a + 2 * k) + a * d + 3 * d * f * (self.num_experts or 1) + d * self.num_experts
         biases = self.has_qkv_bias * (a + 2 * k) + self.has_output_bias * d + self.has_mlp_bias * (2 * f + d)
         return matrices + biases + 2 * d + self.has_query_key_norm * 2 * self.head_dim
 
@@ -83,8 +96,9 @@ class ModelShape:
 
     @property
     def largest_parameter(self) -> int:
-        """Count the elements of the largest parameter: the embedding, but for models with a tiny vocabulary."""
-        widest = max(self.vocab_size, self.intermediate_size, self.attention_size)
+        """Count the elements of the largest parameter: the embedding or, of many experts, gate and up of a layer."""
+        of_experts = 2 * self.num_experts * self.intermediate_size
+        widest = max(self.vocab_size, self.intermediate_size, self.attention_size, of_experts)
         return widest * self.hidden_size
 
 
@@ -145,22 +159,25 @@ def read_model(path: str, environ: Mapping[str, str]) -> Model:
     if counted is not None:
         return Model(path, shape, counted, "safetensors headers")
     kind = settings.get("model_type")
-    if kind not in DENSE_ARCHITECTURES:
+    known = (*DENSE_ARCHITECTURES, *MIXTURES)
+    if kind not in known:
         raise ConfigError(
             f"model.path = {path}: {folder} has no safetensors files to count, and no formula is known for "
-            f"model_type = {kind!r} (known: {', '.join(DENSE_ARCHITECTURES)}). Fetch the weights too."
+            f"model_type = {kind!r} (known: {', '.join(known)}). Fetch the weights too."
         )
     return Model(path, shape, shape.num_parameters, "formula on config.json")
 
 
 def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
-    """Return the shape in a config.json. Raises ConfigError for a mixture of experts and for missing sizes."""
-    experts = [key for key in ("num_experts", "num_local_experts", "n_routed_experts") if settings.get(key)]
+    """Return the shape in a config.json. Raises ConfigError for unknown mixtures of experts and for missing sizes."""
+    refuse_experts(settings, path)
     missing = [key for key in _REQUIRED if not isinstance(settings.get(key), int)]
-    if experts or missing:
-        why = f"{experts[0]} = {settings[experts[0]]}" if experts else f"its config.json has no {', '.join(missing)}"
-        raise ConfigError(f"model.path = {path}: plan knows dense decoder models only ({why}).")
+    if missing:
+        raise ConfigError(
+            f"model.path = {path}: plan knows decoder models only (its config.json has no {', '.join(missing)})."
+        )
     kind, heads = settings.get("model_type"), settings["num_attention_heads"]
+    num_experts = settings.get("num_local_experts") or settings.get("num_experts") or 0
     has_bias = bool(settings.get("attention_bias", False))
     return ModelShape(
         hidden_size=settings["hidden_size"],
@@ -168,13 +185,15 @@ def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
         num_heads=heads,
         num_kv_heads=settings.get("num_key_value_heads") or heads,
         head_dim=settings.get("head_dim") or settings["hidden_size"] // heads,
-        intermediate_size=settings["intermediate_size"],
+        intermediate_size=settings.get("moe_intermediate_size") or settings["intermediate_size"],
         vocab_size=settings["vocab_size"],
         has_tied_embeddings=bool(settings.get("tie_word_embeddings", False)),
         has_qkv_bias=kind == "qwen2" or has_bias,
         has_output_bias=kind != "qwen2" and has_bias,
         has_mlp_bias=bool(settings.get("mlp_bias", False)),
-        has_query_key_norm=kind == "qwen3",
+        has_query_key_norm=kind in ("qwen3", "qwen3_moe"),
+        num_experts=num_experts,
+        experts_per_token=settings.get("num_experts_per_tok", 0) if num_experts else 0,
     )
 
 

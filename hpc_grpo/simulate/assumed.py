@@ -149,8 +149,11 @@ def training_rate(plan: Plan) -> Rate:
     config, hardware, workers, load = plan.config, plan.hardware, plan.num_learners, workload(plan)
     assert load is not None
     parameters = trained_parameters(config, plan.model.num_parameters)
-    reference = (plan.model.reference_parameters or plan.model.num_parameters) * config.needs.reference
-    flops = _flops_per_token(config) * parameters + 2 * (reference + plan.model.teacher_parameters)
+    active = plan.model.num_parameters - plan.model.shape.num_idle_parameters
+    reference = (plan.model.reference_parameters or active) * config.needs.reference
+    flops = _flops_per_token(config) * trained_parameters(config, active) + 2 * (
+        reference + plan.model.teacher_parameters
+    )
     in_microbatch, in_step = _communicated_bytes(config)
     # One byte a parameter between all learners, in rings through each learner's own link.
     between_nodes = hardware.network_bytes_per_s * config.placement.learners_per_node

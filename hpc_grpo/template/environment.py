@@ -88,6 +88,7 @@ def prepare(kind: str, config: Config) -> list[str]:
         model_type = json.loads((model_folder(config.model.path) / "config.json").read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError):  # the driver will refuse the model's folder
         model_type = "auto"
+    model_type = str(model_type).removesuffix("_text")  # gemma3_text lies in the modules of gemma3
     return [module.format(model_type=model_type, device="gpu" if on_gpu else "cpu") for module in _MODULES[kind]]
 
 

@@ -19,6 +19,12 @@ _EXACT_IN = {"float32": ("bfloat16", "float16")}
 DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 """Values of `model_type`: what `plan` has formulas for, and whose buffers tests compare."""
 
+MIXTURES = ("mixtral", "qwen3_moe")
+"""Values of `model_type`: mixtures of experts that engines load as learners hold them, a layer's in two tensors."""
+
+_NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+"""Settings of a model that change its logits or scores outside the layers that learners use -> their neutral values."""
+
 _NUMBER_OF_EXPERTS = re.compile(r"(moe_)?(num|n)_((local|routed)_)?experts")
 
 ALSO_LANGUAGE_MODELS = frozenset((
@@ -39,20 +45,35 @@ def refuse_images(settings: Mapping[str, Any], path: str) -> None:
         )
 
 
-def refuse_experts(settings: Mapping[str, Any], path: str) -> None:
-    """Raise ConfigError where a config.json describes a mixture of experts, which engines have under other names.
+def refuse_experts(settings: Mapping[str, Any], path: str, *, has_adapter: bool = False) -> None:
+    """Raise ConfigError where a config.json describes a mixture of experts that is not one of MIXTURES.
+
+    With an adapter, raise it for all of them: engines have no adapters of experts.
 
     Asked before nodes and weights are: the contract itself is compared when both sides have loaded the model.
     """
+    if settings.get("model_type") in MIXTURES and not has_adapter:
+        return
+    why = "which lora cannot adapt." if has_adapter else f"and engines take those of {', '.join(MIXTURES)} alone."
     for name, value in settings.items():
         if isinstance(value, Mapping):  # text_config, ffn_config
-            refuse_experts({"architectures": settings.get("architectures"), **value}, path)
+            refuse_experts({"architectures": settings.get("architectures"), **value}, path, has_adapter=has_adapter)
         elif _NUMBER_OF_EXPERTS.fullmatch(name) and value not in (None, 0, 1):
             named = settings.get("architectures") or [settings.get("model_type", "its architecture")]
             raise ConfigError(
-                f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}), whose weights cannot be "
-                f"published: engines fuse the experts of a layer, learners do not. Supported are dense decoders, such "
-                f"as {', '.join(DENSE_ARCHITECTURES)}; task: sft, which has no engines, trains any without lora."
+                f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}), {why} "
+                f"Supported: dense decoders, such as {', '.join(DENSE_ARCHITECTURES)}. task: sft, which has no "
+                "engines, trains any without lora."
+            )
+
+
+def refuse_scaled_logits(settings: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError where a config.json asks for what learners do not compute. `source` is key and value."""
+    for name, neutral in _NEUTRAL.items():
+        if settings.get(name) not in (neutral, None):
+            raise ConfigError(
+                f"{source}: learners do not compute {name} = {settings[name]}, which its config.json asks for. Take a "
+                f"model without it: Gemma 3 in place of Gemma 2."
             )
 
 

@@ -72,6 +72,19 @@ def test_kv_heads_that_ranks_hold_copies_of_count_once() -> None:
     assert unsharded_shape(qkv, (5 * 4,), 4) == ((12 + 2 + 2) * 4,)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_are_compared_whole_and_without_padding(ranks: int) -> None:
+    """Four experts of 6 channels of 10, of which a kernel makes 8 of 16 on one rank, and 4 of 16 on each of two."""
+    share = 8 // ranks
+    experts = Module(
+        num_logical_experts=4, intermediate_size=6, intermediate_size_per_partition=share, hidden_dim=16,
+        hidden_dim_unpadded=10,
+    )  # fmt: skip
+    module = Module(moe_config=experts)
+    assert unsharded_shape(module, (4, 2 * share, 16), ranks) == (4, 12, 10)
+    assert unsharded_shape(module, (4, 16, share), ranks) == (4, 10, 6)
+
+
 class AskingModel(torch.nn.Module):
     """A model of which some layer, as those with quantised weights do, asks for vLLM's current config to load."""
 

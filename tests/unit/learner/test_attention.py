@@ -28,7 +28,6 @@ def test_kernel_refuses_what_it_does_not_compute() -> None:
     for options, message in (
         ({"attention_mask": torch.zeros(1)}, "an attention mask"),
         ({"dropout": 0.1}, "dropout 0.1"),
-        ({"sliding_window": 3}, "a sliding window of 3 tokens"),
         ({"softcap": 30.0}, "softcap"),
     ):
         arguments = {"attention_mask": None, "packed_layout": layout, **options}
@@ -138,13 +137,17 @@ def test_torchs_kernel_is_not_given_values_of_another_width_than_queries() -> No
         packed_varlen(None, heads, heads, values, None, packed_layout=varlen_layout((2, 4), "cpu"))
 
 
-def naive(heads: tuple[torch.Tensor, ...], lengths: list[int], prompts: list[int | None]) -> torch.Tensor:
+def naive(
+    heads: tuple[torch.Tensor, ...], lengths: list[int], prompts: list[int | None], window: int = 1000
+) -> torch.Tensor:
     """`[1, T, H, D]`: softmax over all pairs that are allowed, one by one."""
     documents = np.repeat(np.arange(len(lengths)), lengths)
     places = np.concatenate([np.arange(length) for length in lengths])
     allowed = (documents[:, None] == documents[None, :]) & (places[:, None] >= places[None, :])
     own_prompts = np.array([-1 if prompt is None else prompt for prompt in prompts])[documents]
     allowed |= own_prompts[:, None] == documents[None, :]
+    places += np.repeat([0 if prompt is None else lengths[prompt] for prompt in prompts], lengths)
+    allowed &= places[:, None] - places[None, :] < window
     query, key, value = heads
     key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
     scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
@@ -163,13 +166,17 @@ def naive(heads: tuple[torch.Tensor, ...], lengths: list[int], prompts: list[int
     ],
     ids=["equal", "cut by length", "one group", "groups among documents", "short prompts"],
 )
-def test_grids_give_the_attention_of_all_pairs_and_its_gradient(lengths: list[int], prompts: list[int | None]) -> None:
+@pytest.mark.parametrize("window", [None, 1, 4, 96])
+def test_grids_give_the_attention_of_all_pairs_and_its_gradient(
+    lengths: list[int], prompts: list[int | None], window: int | None
+) -> None:
     torch.manual_seed(0)
     shapes = [(1, heads, sum(lengths), 8) for heads in (4, 2, 2)]
     heads = tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
-    layout = document_layout(lengths, "cpu", prompts, torch.float64)
-    ours, _ = packed_sdpa(None, *heads, None, packed_layout=layout)
-    theirs = naive(heads, lengths, prompts)
+    layout = document_layout(lengths, "cpu", prompts)
+    packed_sdpa(None, *heads, None, packed_layout=layout, sliding_window=7)  # another layer's
+    ours, _ = packed_sdpa(None, *heads, None, packed_layout=layout, sliding_window=window)
+    theirs = naive(heads, lengths, prompts, window or 1000)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     weights = torch.randn_like(ours)
     gradients = [torch.autograd.grad((each * weights).sum(), heads) for each in (ours, theirs)]

@@ -97,7 +97,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a context shorter than prompt and completion": (
         LlamaConfig(**SHAPE, **HEADS, **TOKENS), {"data": {"max_prompt_tokens": 33}}, r"context of 64 tokens.*= 65"
     ),
-    "a sliding window shorter than a sequence": (WINDOWED, {}, "window of 16 tokens"),
     "heads that torch's kernel for documents does not take": (
         LlamaConfig(**SHAPE, **{**HEADS, "head_dim": 12}, **TOKENS), {"train": {"attention": "varlen"}},
         r"heads of 12 channels; .* multiples of 8, up to 256",

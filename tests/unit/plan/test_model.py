@@ -12,10 +12,15 @@ import pytest
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.model import FAMILY, ModelShape, count_parameters, read_model
+from tests.support.tiny_models import write_family
 
 LLAMA_3_8B = ModelShape(4096, 32, 32, 8, 128, 14_336, 128_256)
 MISTRAL_7B = ModelShape(4096, 32, 32, 8, 128, 14_336, 32_000)
 QWEN3_8B = ModelShape(4096, 36, 32, 8, 128, 12_288, 151_936, has_query_key_norm=True)
+MIXTRAL_8X7B = ModelShape(4096, 32, 32, 8, 128, 14_336, 32_000, num_experts=8, experts_per_token=2)
+QWEN3_30B_A3B = ModelShape(
+    2048, 48, 32, 4, 128, 768, 151_936, has_query_key_norm=True, num_experts=128, experts_per_token=8
+)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +36,32 @@ QWEN3_8B = ModelShape(4096, 36, 32, 8, 128, 12_288, 151_936, has_query_key_norm=
         (LLAMA_3_8B, 8_030_261_248),
         (MISTRAL_7B, 7_241_732_096),
         (QWEN3_8B, 8_190_735_360),
+        (MIXTRAL_8X7B, 46_702_792_704),
+        (QWEN3_30B_A3B, 30_532_122_624),
     ],
 )
 def test_the_formula_gives_the_published_counts(shape: ModelShape, published: int) -> None:
     assert shape.num_parameters == published
+
+
+@pytest.mark.parametrize(
+    ("shape", "active", "largest"),
+    [
+        (MIXTRAL_8X7B, 12.9, 8 * 2 * 14_336 * 4096),
+        (QWEN3_30B_A3B, 3.3, 128 * 2 * 768 * 2048),
+        (QWEN3_8B, 8.2, 151_936 * 4096),
+    ],
+)
+def test_a_token_passes_through_its_own_experts_alone(shape: ModelShape, active: float, largest: int) -> None:
+    assert (shape.num_parameters - shape.num_idle_parameters) / 1e9 == pytest.approx(active, abs=0.06)
+    assert shape.largest_parameter == largest
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_a_mixture_of_experts_that_is_built_has_as_many(kind: str, tmp_path: Path) -> None:
+    model = read_model(str(write_family(tmp_path, kind)), {})
+    assert (model.shape.num_experts, model.shape.experts_per_token) == (4, 2)
+    assert model.num_parameters == model.shape.num_parameters
 
 
 def test_one_layer_by_hand() -> None:
@@ -135,7 +162,7 @@ def test_a_path_that_does_not_exist_is_not_sought_on_the_hub(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"num_experts": 8}, "dense decoder models only (num_experts = 8)"),
+        ({"num_experts": 8}, "is a mixture of experts (num_experts = 8)"),
         ({"hidden_size": None}, "its config.json has no hidden_size"),
         ({"model_type": "gemma3_text"}, "no formula is known for model_type = 'gemma3_text'"),
     ],

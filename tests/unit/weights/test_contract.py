@@ -7,7 +7,13 @@ import pytest
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.contract import ALSO_LANGUAGE_MODELS, contract_differences, refuse_experts, refuse_images
+from hpc_grpo.weights.contract import (
+    ALSO_LANGUAGE_MODELS,
+    contract_differences,
+    refuse_experts,
+    refuse_images,
+    refuse_scaled_logits,
+)
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
@@ -98,8 +104,8 @@ def test_an_engine_may_hold_bfloat16_in_float32() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
-        {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
+        {"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "num_experts": 64},
+        {"model_type": "phimoe", "architectures": ["PhimoeForCausalLM"], "num_local_experts": 16},
         {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256},
         {"model_type": "ernie4_5_moe", "moe_num_experts": [64, 64]},
         {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"num_local_experts": 16}},
@@ -113,9 +119,24 @@ def test_a_mixture_of_experts_is_refused_by_its_architecture(settings: dict[str,
     assert "qwen2, qwen3, llama, mistral" in str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [{}, {"model_type": "qwen3", "num_experts": 0, "num_experts_per_tok": 8}])
-def test_a_dense_model_is_not_refused(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model_type": "qwen3", "num_experts": 0, "num_experts_per_tok": 8},
+        {"model_type": "qwen3_moe", "num_experts": 128},
+        {"model_type": "mixtral", "num_local_experts": 8},
+    ],
+)
+def test_a_dense_model_or_a_known_mixture_is_not_refused(settings: dict[str, Any]) -> None:
     refuse_experts(settings, "some/model")
+
+
+@pytest.mark.parametrize("settings", [{"attn_logit_softcapping": 50.0}, {"logits_scaling": 8.0}], ids=str)
+def test_a_model_that_changes_its_logits_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"some/model: learners do not compute \w+ = [58]"):
+        refuse_scaled_logits(settings, "model.path = some/model")
+    refuse_scaled_logits({"attn_logit_softcapping": None, "logits_scaling": 1.0}, "model.path = some/model")
 
 
 def test_a_model_of_images_is_refused_by_its_architecture() -> None:
