@@ -52,6 +52,11 @@ class Asked:
     max_tokens: int | None = None
     is_retry: bool = False
 
+    @property
+    def key(self) -> str:
+        """Return what a retry has in common with the request before."""
+        return json.dumps([self.messages, self.tools, self.max_tokens])
+
 
 @dataclass
 class Answered:
@@ -101,23 +106,20 @@ class Chats:
 
     async def answer(self, asked: Asked) -> Answered:
         """Answer a request, as before where it is a retry. Raises RefusedError."""
-        key = json.dumps([asked.messages, asked.tools, asked.max_tokens])
-        task = self._under_way.get(key) if asked.is_retry else None
+        task = self._under_way.get(asked.key) if asked.is_retry else None
         if task is None:
-            task = self._under_way[key] = asyncio.create_task(self._answer(asked))
+            task = self._under_way[asked.key] = asyncio.create_task(self._answer(asked))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         try:
             return await asyncio.shield(task)
         except RefusedError:
-            self._under_way.pop(key, None)
+            self.delivered(asked)
             raise
 
-    def delivered(self, answered: Answered) -> None:
-        """Note that the agent has an answer: the same messages are another request from now on."""
-        self._under_way = {
-            key: task for key, task in self._under_way.items() if not task.done() or task.result() is not answered
-        }
+    def delivered(self, asked: Asked) -> None:
+        """Note that the agent has its answer: the same messages are another request from now on."""
+        self._under_way.pop(asked.key, None)
 
     def turns(self, reward: float = 0.0) -> tuple[Turn, ...]:
         """Return the turns, sequence by sequence, the one that the model wrote last at the end, with the reward."""
@@ -229,17 +231,16 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         raise RefusedError(f"the content of a message is text, not {content!r:.100}")
     shown = {"role": "system" if role == "developer" else role, "content": content or ""}
     shown |= {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
-    if message.get("tool_calls"):
-        shown["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    try:
+        if calls := [_call(**call["function"], id=call.get("id")) for call in message.get("tool_calls") or ()]:
+            shown["tool_calls"] = calls
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RefusedError("a tool call has function.name, and function.arguments as JSON") from error
     return shown
 
 
-def _call(call: Any) -> dict[str, Any]:
-    try:
-        name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RefusedError("a tool call has function.name, and function.arguments as JSON") from error
-    return {"id": str(call.get("id")), "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(name: str, arguments: str, id: Any, **_: Any) -> dict[str, Any]:
+    return {"id": str(id), "type": "function", "function": {"name": name, "arguments": json.loads(arguments)}}
 
 
 def _compared(message: Mapping[str, Any]) -> Hashable:

@@ -92,7 +92,8 @@ class Endpoint:
                 case "POST", "/v1/chat/completions":
                     return await self._complete(request, chats)
             raise RefusedError(f"there is no {request.method} {request.path[:100]}", 404)
-        except RefusedError as error:
+        except (RefusedError, RecursionError) as raised:
+            error = raised if isinstance(raised, RefusedError) else RefusedError("the request is nested too deeply")
             kind = "invalid_request_error" if error.status < 500 else "server_error"
             body = {"message": str(error), "type": kind, "param": None, "code": error.code}
             # The SDK asks again where an answer says 500, and not where a header tells it so.
@@ -113,13 +114,13 @@ class Endpoint:
             body = json.loads(await request.read())
         except web.HTTPRequestEntityTooLarge as error:
             raise RefusedError(f"a request has at most {_MAX_BODY_BYTES} bytes", 413) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise RefusedError("the request is no JSON") from error
         asked = _asked(body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
         answered = await chats.answer(asked)
         transport = request.transport
         if transport is not None and not transport.is_closing():
-            chats.delivered(answered)
+            chats.delivered(asked)
         message = _message(answered)
         reason = "tool_calls" if answered.calls else answered.completion.finish_reason
         logprobs = _logprobs(chats, answered) if body.get("logprobs") else None

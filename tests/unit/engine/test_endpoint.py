@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ TEMPLATE = (
 )
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+NESTED = functools.reduce(lambda inner, _: {"a": inner}, range(600), {})
 
 
 def user(text: str) -> dict[str, Any]:
@@ -265,6 +267,7 @@ def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(with_sce
         ({"response_format": {"type": "json_object"}}, "cannot be forced"),
         ({"tool_choice": "required", "tools": [ADD]}, "tool_choice"),
         ({"tools": "x"}, "tools must be a list"),
+        ({"tools": [NESTED]}, "nested too deeply"),
         ({"max_tokens": -1}, "positive integer, not -1"),
         ({"top_logprobs": 5}, "top_logprobs = 5"),
         ({"stream_options": 3}, "stream_options"),
@@ -276,6 +279,7 @@ def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(with_sce
         ({"messages": [{"role": "user", "content": "\ud83d"}]}, "half of a character"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "not be of the role assistant"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}, {"role": "user"}]}, "tool call has"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}, {"role": "user"}]}, "tool call has"),
     ],
 )
 def test_what_cannot_be_answered_as_meant_is_refused_in_openais_shape(
