@@ -152,12 +152,12 @@ def environments_finding(config: Config, context: Context) -> Finding:
         return skipped(ENVIRONMENTS, "the job has another Python")
     if data_finding(config, context).status != "ok":
         return skipped(ENVIRONMENTS, "first mend: data")
-    errors = []
+    errors: dict[str, None] = {}
     for key, (source, environment) in config.environments.items():
         try:
             first_answer(key, environment, json.loads(json.dumps(next(iter(read_items(source)), {}))))
         except ConfigError as error:
-            errors.append(str(error))
+            errors[str(error)] = None
     began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))
     fix = "mend the environment, environment.args or the row"
     return failure(ENVIRONMENTS, "\n".join(errors), fix) if errors else ok(ENVIRONMENTS, f"{began}: an episode began")
