@@ -11,6 +11,7 @@ name in the Host header that is not the loopback's is refused. Nothing is read w
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hmac
 import json
@@ -33,6 +34,7 @@ from hpc_grpo.report.status import read_records, summarize
 from hpc_grpo.run.files import digest_of
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import MetricColumns
+from hpc_grpo.system.readable import printable
 
 _FIRST_PORT, _NUM_PORTS, _TRIED_PORTS = 8000, 1900, 20
 _KEPT_RUNS = 8
@@ -65,7 +67,7 @@ class Dashboard(ThreadingHTTPServer):
 
     def answer(self, path: str, query: Mapping[str, str]) -> Any:
         """Return what a call is answered with. Raises LookupError for what is not there."""
-        found = {run.path.name: run for run in self._runs()}
+        found = {printable(run.path.name): run for run in self._runs()}
         if path == "/api/runs":
             return [self._summary(run) for run in found.values()]
         run = found[query["run"]]
@@ -110,6 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
             values = self.server.answer(asked.path, {key: own[0] for key, own in parse_qs(asked.query).items()})
         except (LookupError, ValueError, FileNotFoundError):  # a step's file may go while it is read
             return self._send(404, "text/plain", b"It is not there.\n")
+        except OSError as error:
+            return self._send(500, "text/plain", f"{error}\n".encode(errors="replace"))
         return self._send(200, "application/json", json.dumps(values, ensure_ascii=False, allow_nan=False).encode())
 
     def _send(self, status: int, content_type: str, body: bytes) -> None:
@@ -126,8 +130,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # who asked has gone
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: a poll every two seconds is no news."""

@@ -131,7 +131,7 @@ def _attempts(records: RunRecords, columns: MetricColumns, now: float) -> list[d
                 "kind": attempt.kind,
                 "error": attempt.error,
                 "advice": attempt.advice,
-                "parts": sorted(parts.items(), key=lambda part: (*_ORDER, part[0]).index(part[0])),
+                "parts": [(name, parts[name]) for name in dict.fromkeys((*_ORDER, *parts)) if parts.get(name)],
             }
         )
     return found

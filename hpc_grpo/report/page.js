@@ -260,7 +260,7 @@ const TRAINING = { all: () => true, mixed: (prompt) => share(prompt.answers) % 1
 const cache = new Map();
 /** The groups of a step: out of the page, or from the dashboard. */
 async function groupsOf(run, step) {
-  const key = `${run.name} ${step}`;
+  const key = `${run.name} ${run.attempts.length} ${step}`;
   if (!cache.has(key)) {
     if (cache.size > 20) cache.delete(cache.keys().next().value);
     if (page.live) cache.set(key, await ask(`rollouts?run=${encodeURIComponent(run.name)}&step=${step}`));
@@ -279,7 +279,7 @@ async function showPrompts() {
   const step = run.rollout_steps.findLast((own) => own <= (steps[pinnedIndex()] ?? 0)) ?? run.rollout_steps[0];
   byId("rollouts").hidden = !sets.length && step == null;
   if (byId("rollouts").hidden) return;
-  const prompts = of ? of.prompts : step == null ? [] : await groupsOf(run, step);
+  const prompts = of ? of.prompts : step == null ? [] : await groupsOf(run, step).catch((error) => { byId("link").textContent = `Step ${step}: ${error.message}`; return []; });
   if (turn !== asked) return; // another step was chosen meanwhile
   if (!(view.filter in filters)) view.filter = "all";
   const again = (act) => () => { const held = document.activeElement?.textContent; act(); view.chosen = 0; showPrompts().then(() => [...byId("tools").querySelectorAll("button")].find((own) => own.textContent === held)?.focus()); };
@@ -301,7 +301,7 @@ async function showPrompts() {
     [...byId("prompts").children].forEach((element, own) => element.setAttribute("aria-current", own === index));
     showDetail(shown[index]?.prompt, of);
   };
-  byId("prompts").replaceChildren(...shown.map(({ prompt, label }, index) => make("button", { "aria-current": index === view.chosen, act: () => choose(index) },
+  byId("prompts").replaceChildren(...shown.map(({ prompt, label }, index) => make("button", { "aria-current": index === view.chosen, act: () => { if (page.live && !of) view.pinned ??= steps[pinnedIndex()]; choose(index); } },
     make("span", { class: "text" }, label || "(empty)", soft(prompt.answer == null ? "" : ` → ${prompt.answer.split("####").at(-1).trim()}`)), of ? prompt.evals.map(marks) : marks(prompt.answers))));
   byId("prompts").onkeydown = (event) => {
     const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -413,11 +413,13 @@ function showAttempts() {
     if (node && own.length) means.set(node, (means.get(node) ?? 0) + own.reduce((sum, value) => sum + value, 0) / own.length);
   }
   const nodes = [...means].sort((one, other) => other[1] - one[1]).slice(0, 16);
+  const open = [...byId("attempts").querySelectorAll("details")].map((own) => own.open);
   byId("attempts").replaceChildren(...[
     isSpread && make("div", { class: "ticks", "aria-hidden": "true" }, [0, 0.25, 0.5, 0.75, 1].map((part) => make("span", {}, FORMATS.seconds(part * all)))),
     older.length > 0 && make("details", {}, make("summary", {}, `${counted(older.length, "earlier attempt")}`), older.map(entry)), ...attempts.slice(-12).map(entry), !attempts.length && make("p", { class: "soft" }, "No attempt has begun."),
     nodes.length > 1 && make("div", { class: "nodes" }, nodes.flatMap(([node, mean]) => [make("span", {}, node), make("div", { class: "span", "aria-hidden": "true" }, make("span", { style: { left: "0", width: `${(100 * mean) / nodes[0][1]}%`, ...keyOf("a") } })), make("b", {}, `${FORMATS.seconds(mean)} a step`)])),
   ].filter(Boolean));
+  byId("attempts").querySelectorAll("details").forEach((own, index) => { own.open = open[index] ?? false; });
 }
 
 /** Draw everything that the shown runs say: the same charts get new data, others are drawn anew. */
@@ -428,7 +430,6 @@ function refresh() {
   if (!run) return;
   if (!view.of) view.of = run.held_out.length ? `eval ${run.held_out[0].set}` : "training";
   const runs = isComparing() ? compared() : [run];
-  const before = steps;
   steps = runs.length > 1 ? [...new Set(runs.flatMap((own) => own.steps))].sort((one, other) => one - other) : run.steps;
   showHead();
   showDiff();
@@ -454,8 +455,9 @@ function refresh() {
   byId("step").value = pinnedIndex();
   byId("step-now").textContent = steps[pinnedIndex()] ?? "–";
   for (const { write } of drawn) write(pinnedIndex());
-  if (before.length !== steps.length || !byId("prompts").children.length || byId("prompts").dataset.of !== run.name) showPrompts();
-  byId("prompts").dataset.of = run.name;
+  const told = JSON.stringify([run.name, view.of, view.of.startsWith("eval") ? run.held_out.map((each) => each.steps) : [run.attempts.length, steps[pinnedIndex()]]]);
+  if (byId("prompts").dataset.of !== told) showPrompts();
+  byId("prompts").dataset.of = told;
 }
 
 const renew = () => (page.live ? poll() : refresh());
@@ -473,7 +475,7 @@ async function ask(path) {
   if (!answer.ok) throw new Error(answer.status === 403 ? "The token in the address is not that of this dashboard: open the address that it has printed." : `The dashboard answers ${answer.status}.`);
   return answer.json();
 }
-let timer = 0, versions = new Map();
+let timer = 0, shown = "", versions = new Map();
 /** Ask what is new, and again in two seconds while somebody looks. */
 async function poll() {
   clearTimeout(timer);
@@ -490,7 +492,9 @@ async function poll() {
       versions.set(name, version);
     }
     byId("link").textContent = "";
-    refresh();
+    const now = JSON.stringify([view.focus, ...view.compared].map((name) => [name, versions.get(name)]));
+    if (now !== shown) refresh();
+    shown = now;
   } catch (error) {
     byId("link").textContent = error instanceof TypeError ? "The dashboard does not answer. It is asked again every 2 seconds." : error.message;
   }

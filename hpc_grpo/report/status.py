@@ -16,7 +16,7 @@ from hpc_grpo.run.files import is_damaged, read_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
-from hpc_grpo.system.readable import UNKNOWN, counted, decimal, duration, fraction, one_line, short_number, table
+from hpc_grpo.system.readable import UNKNOWN, decimal, duration, fraction, one_line, short_number, table
 
 T = TypeVar("T")
 
@@ -299,8 +299,8 @@ def _in_step(state: RunState) -> str | None:
         return None
     what = f"step {state.step + 1}, {state.waits_for}"
     if state.graded == state.num_groups:
-        return f"{what}: all of {counted(state.num_groups, 'group')} graded"
-    return f"{what}: {state.sampled} of {counted(state.num_groups, 'group')} sampled, {state.graded} graded"
+        return f"{what}: all groups graded ({state.num_groups})"
+    return f"{what}: {state.sampled} of {state.num_groups} groups sampled, {state.graded} graded"
 
 
 def _was_cancelled(records: RunRecords, newest: AttemptRecord) -> bool:

@@ -46,7 +46,7 @@ def test_a_resumed_run_has_each_step_once_and_what_became_of_each_attempt(tmp_pa
     first, second = run["attempts"]
     assert (first["kind"], first["advice"][0], first["num_steps"]) == ("crash", "out of GPU memory", 10)
     assert first["parts"] == [["bringing up Ray", 5], ["train", 30.0], ["other", 65.0]]
-    assert (second["kind"], second["parts"]) == ("complete", [["bringing up Ray", 0], ["train", 30.0], ["other", 70.0]])
+    assert (second["kind"], second["parts"]) == ("complete", [["train", 30.0], ["other", 70.0]])
     assert run["wandb"] == "https://wandb.ai/lab/hpc-grpo/runs/0123abcd"
     assert dict(run["facts"])["code"] == "hpc-grpo 0.1.0, commit 0123456, changed since"
     assert run["evals"][0]["points"] == [[step, pytest.approx(0.2 + step / 100), 0.1, 0.9] for step in (0, 10, 20)]

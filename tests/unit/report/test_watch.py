@@ -69,7 +69,7 @@ def test_a_pipe_gets_every_step_and_every_new_headline_once(built: RunBuilder) -
     ("groups", "shown"),
     [
         ({"sampled": 3, "graded": 2}, "step 41, rollouts: 3 of 4 groups sampled, 2 graded"),
-        ({"sampled": 4, "graded": 4}, "step 41, rollouts: all of 4 groups graded"),
+        ({"sampled": 4, "graded": 4}, "step 41, rollouts: all groups graded (4)"),
     ],
 )
 def test_the_step_under_way_is_shown(built: RunBuilder, groups: dict[str, int], shown: str) -> None:
