@@ -28,7 +28,6 @@ from hpc_grpo.weights.cuda import StagedOnGpu, open_store
 from hpc_grpo.weights.node_group import LOAD_FAILED, GroupMembership, NodeGroup
 from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec
 
-
 _LEARNERS_NAMES = (
     (".experts.routed_experts.w13_weight", ".experts.gate_up_proj"),
     (".experts.routed_experts.w2_weight", ".experts.down_proj"),
@@ -41,7 +40,7 @@ _MIXTRALS_NAMES = (
     (".experts.gate_up_proj", ".experts.w13"),
     (".experts.down_proj", ".experts.w2"),
 )
-"""Parts of the learner's names, and of those by which vLLM loads a Mixtral; it loads other mixtures by the learner's."""
+"""Parts of the learner's names, and of those by which vLLM loads a Mixtral; other mixtures load by the learner's."""
 
 
 @dataclass(frozen=True)

@@ -207,8 +207,8 @@ def layer_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
 
     Two norms keep their float32 input (4 d each), the normalised value and their output (b d each). Attention keeps
     queries, keys, values and its output, which the output projection keeps once more, and 4 bytes a head of
-    log-sum-exps. The MLP keeps gate, its activation, up and their product; f is that of a token's experts together, each
-    of which keeps a copy of its input and its output.
+    log-sum-exps. The MLP keeps gate, its activation, up and their product. With experts, f is that of a token's experts
+    together, and each of them keeps a copy of its input and its output.
     """
     d, a, k, f, b = shape.hidden_size, shape.attention_size, shape.kv_size, shape.active_size, dtype_bytes
     return (8 + 4 * b + 2 * b * shape.experts_per_token) * d + b * (3 * a + 2 * k) + 4 * shape.num_heads + 4 * b * f

@@ -65,7 +65,7 @@ def refuse_experts(settings: Mapping[str, Any], path: str) -> None:
 
 
 def refuse_scaled_logits(settings: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError where a config.json asks for what learners do not compute; `source` is the key and its value."""
+    """Raise ConfigError where a config.json changes logits as learners do not; `source` is the key and its value."""
     for name, neutral in _NEUTRAL.items():
         if settings.get(name) not in (neutral, None):
             raise ConfigError(
