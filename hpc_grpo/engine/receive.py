@@ -44,7 +44,7 @@ _MIXTRALS_NAMES = (
     (".experts.gate_up_proj", ".experts.w13"),
     (".experts.down_proj", ".experts.w2"),
 )
-"""Parts of the learner's names, and of those by which vLLM loads a Mixtral; it loads other mixtures by the learner's."""
+"""Parts of the learner's names, and of those by which vLLM loads a Mixtral; other mixtures load by the learner's."""
 
 
 @dataclass(frozen=True)

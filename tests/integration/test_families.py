@@ -1,4 +1,4 @@
-"""The columns of docs/models.md that need DeepSpeed or vLLM: each family under each ZeRO stage, exported, and published."""
+"""The columns of docs/models.md that need DeepSpeed or vLLM: each family under ZeRO, exported, and published."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from hpc_grpo.algorithms.losses import KlSettings
+from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.weights.contract import MIXTURES
 from tests.integration.learner_processes import (
     VOCABULARY,
     make_config,
@@ -28,7 +31,7 @@ CANARYS_BOUND = 0.05
 
 
 def train_all(rank: int, world_size: int, store: Any, root: Path) -> dict[str, Any]:
-    """Each family after a step under each ZeRO stage; what stage 3 exports, and its buffers in bfloat16."""
+    """Each family after a step under each ZeRO stage; what stage 3 exports."""
     from hpc_grpo.learner.checkpoint import export_model
     from hpc_grpo.learner.learner import Learner
 
@@ -37,9 +40,9 @@ def train_all(rank: int, world_size: int, store: Any, root: Path) -> dict[str, A
         of_kind = found[kind] = {}
         for stage in (1, 2, 3):
             config = make_config(root / kind, root, zero_stage=stage)
-            loss = config.loss.model_copy(update={"kl": None})
+            loss = config.loss.model_copy(update={"kl": KlSettings()})
             learner = Learner(config.model_copy(update={"loss": loss}), rank, world_size, store)
-            (metrics,) = [learner.train_step(make_step(1, rank, world_size))]
+            metrics = merge([learner.train_step(make_step(1, rank, world_size))])
             of_kind[stage] = metrics["grad_norm"], weights_of(learner)
         sequence = make_sequences(5)[0]
         prompt = len(sequence.token_ids) - sequence.num_trained_tokens
@@ -63,7 +66,7 @@ def test_every_zero_stage_trains_each_family_alike_and_its_export_is_a_model_of_
     for kind, of_kind in found.items():
         norm, weights = of_kind[1]
         for stage in (2, 3):
-            assert of_kind[stage][0] == norm
+            assert of_kind[stage][0] == pytest.approx(norm, rel=1e-5)
             for name, weight in of_kind[stage][1].items():
                 np.testing.assert_allclose(
                     weight, weights[name], rtol=1e-5, atol=1e-5, err_msg=f"{kind} {stage} {name}"
@@ -82,7 +85,10 @@ PUBLISHED_IN_CI = ("gemma3_text", "mixtral")
     "kind", [each if each in PUBLISHED_IN_CI else pytest.param(each, marks=pytest.mark.long) for each in FAMILIES]
 )
 def test_an_engine_samples_from_what_the_learner_publishes(kind: str, tmp_path: Path) -> None:
-    """From version 0, for which it has no weights of its own, and from another one."""
+    """From version 0, for which it has no weights of its own, and from another one.
+
+    The canary would see weights that are not published, and one expert of one layer that is not.
+    """
     write_family(tmp_path / kind, kind)
     config = tiny_config(
         tmp_path,
@@ -95,5 +101,7 @@ def test_an_engine_samples_from_what_the_learner_publishes(kind: str, tmp_path: 
     report = engine_report("published_models", config)
     print(report)
     assert report["differences"] == []
-    assert max(report["first"], report["second"]) < TOLERANCE
-    assert report["withheld"] > CANARYS_BOUND
+    assert max(report["first"][0], report["second"][0], report.get("third", [0.0])[0]) < TOLERANCE
+    assert report["not published"][1] > CANARYS_BOUND
+    assert report.get("expert withheld", report["not published"])[1] > CANARYS_BOUND
+    assert ("expert withheld" in report) == (kind in MIXTURES)

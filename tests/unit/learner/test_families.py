@@ -19,6 +19,7 @@ from tests.unit.learner.test_model import (
     make_sequences,
     plain_logprobs,
 )
+from tests.unit.test_docs import REPOSITORY, table
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -64,3 +65,8 @@ def test_bfloat16_is_as_near_to_float32_packed_as_in_plain_transformers(model_pa
         packed, _ = small(pack(sequences, shares_prompts=True))
         plainly, expected = (torch.cat([plain_logprobs(own, one, 0.7) for one in sequences]) for own in (plain, exact))
     assert float((packed - expected).abs().mean()) < 1.25 * float((plainly - expected).abs().mean()) < 0.2
+
+
+def test_the_page_has_a_row_for_each_family_that_is_tested() -> None:
+    rows = table(REPOSITORY / "docs" / "models.md", "## Tested families")
+    assert [row[0].strip("`") for row in rows if row[0].startswith("`")] == list(FAMILIES)

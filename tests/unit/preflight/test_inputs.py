@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,30 @@ def test_a_model_folder_needs_weights(tmp_path: Path) -> None:
 
 
 def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}')
+    (tmp_path / "config.json").write_text('{"architectures": ["OlmoeForCausalLM"], "num_experts": 64}')
     (tmp_path / "model.safetensors").touch()
     found = model_finding(context(model={"path": str(tmp_path)}))
     assert (found.status, found.fix) == ("failure", "set model.path to a dense decoder")
-    assert "Qwen3MoeForCausalLM is a mixture of experts (num_experts = 128)" in found.says
+    assert "OlmoeForCausalLM is a mixture of experts (num_experts = 64)" in found.says
     assert model_finding(context(model={"path": str(tmp_path)}, task="sft")).status == "ok"
 
 
-def test_a_model_of_images_is_a_failure_whatever_it_is_trained_by(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl", "vision_config": {}}')
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, "qwen2_5_vl is a model of images and text"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "do not compute attn_logit_softcapping = 50.0"),
+    ],
+)
+def test_a_model_that_learners_cannot_compute_is_a_failure_whatever_it_is_trained_by(
+    settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "model.safetensors").touch()
     for task in ("grpo", "sft"):
         found = model_finding(context(model={"path": str(tmp_path)}, task=task))
         assert found.status == "failure"
-        assert "qwen2_5_vl is a model of images and text" in found.says
+        assert says in found.says
 
 
 def test_a_model_by_name_is_found_in_the_cache_that_launch_env_names(tmp_path: Path) -> None:
