@@ -58,6 +58,7 @@ CHANGEABLE: dict[str, str] = {
     "placement.": "a checkpoint is rewritten for another number of learners",
     "eval.": "looks at the policy without changing it",
     "weights.": "how the same bytes travel",
+    "lora.publish": "how the same policy travels",
     "deadlines.": "when to give up, not what to do",
     "engine.": "how the same policy is sampled from; fits another kind of node",
 }

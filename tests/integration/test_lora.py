@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,15 @@ from hpc_grpo.run.paths import RunDir
 from tests.integration.learner_processes import make_config, make_step, run_ranks, weights_of
 from tests.integration.learner_resume import STAGES, resume
 from tests.integration.naive_grpo import logprobs_of
-from tests.integration.training_runs import HERE, PAUSING, Attempt, complete_in_cluster, metrics_of, tiny_config
-from tests.support.command import call
+from tests.integration.training_runs import (
+    HERE,
+    PAUSING,
+    RUN_DEADLINE_S,
+    Attempt,
+    complete_in_cluster,
+    metrics_of,
+    tiny_config,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -185,8 +194,8 @@ def test_an_export_is_pefts_and_merges_to_what_the_learner_had(adapter_run: RunD
     loaded = PeftModel.from_pretrained(base, folder).merge_and_unload().state_dict()
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == str(workspace / "tied")
-    result = call("export", str(adapter_run.path), "--merged")
-    assert result.exit_code == 0, result.output
+    words = [sys.executable, "-m", "hpc_grpo.cli", "export", str(adapter_run.path), "--merged"]
+    subprocess.run(words, check=True, timeout=RUN_DEADLINE_S)
     merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     for name, own in merged.items():
         torch.testing.assert_close(own, loaded[name], atol=1e-6, rtol=0.0)

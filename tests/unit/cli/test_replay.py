@@ -79,7 +79,7 @@ def test_relative_paths_of_the_config_are_those_of_the_folder_that_the_run_was_s
 ) -> None:
     started_in, asked = Path.cwd(), []
 
-    def export_checkpoint(run: RunDir, step: int | None, config: Config) -> Path:
+    def export_checkpoint(run: RunDir, step: int | None, config: Config, *, merged: bool) -> Path:
         asked.append(Path.cwd())
         print("a library reports")
         return run.export(3)

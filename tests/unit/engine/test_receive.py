@@ -19,7 +19,7 @@ import torch
 from vllm.config import VllmConfig, get_current_vllm_config
 
 from hpc_grpo.engine import receive
-from hpc_grpo.engine.receive import WeightReceiver, catching, raise_caught, unsharded_shape
+from hpc_grpo.engine.receive import WeightReceiver, adapter_differences, catching, raise_caught, unsharded_shape
 
 
 class Module:
@@ -187,3 +187,13 @@ def test_the_next_drivers_store_meets_the_buffer_on_the_gpu_that_is_there(monkey
         receiver.hpc_grpo_join(GroupMembership(Path("/dev/shm/x"), 1, 2, 20.0), spec)
         on_gpu.add(id(receiver._hpc_grpo_on_gpu))
     assert (opened, len(on_gpu)) == ([1, 2], 1)
+
+
+def test_an_adapters_layers_that_the_engine_has_none_for_are_listed() -> None:
+    """vLLM would leave them out in silence."""
+    fused = "model.layers.0.self_attn.qkv_proj"
+    parts = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    manager = Module(modules={fused: None, "model.layers.0.self_attn.o_proj": None}, packed_modules={fused: parts})
+    names = [f"base_model.model.model.layers.0.{name}.lora_A.weight" for name in ("self_attn.q_proj", "mlp.up_proj")]
+    (line,) = adapter_differences([ParameterSpec(name, (4, 8), "float32") for name in names], manager)
+    assert line.startswith(f"{names[1]}: the learner publishes it")

@@ -157,7 +157,7 @@ def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: 
     assert (run.config.read_text(), run.source.read_text()) == before
 
 
-DEBUG = load_config("local/debug")
+DEBUG = load_config("local/debug", ["lora.rank=16"])
 
 
 @pytest.mark.parametrize("entry", CHANGEABLE)

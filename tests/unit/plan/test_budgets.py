@@ -50,6 +50,16 @@ def test_states_of_a_billion_parameters(stage: int, num_learners: int, expected:
     assert gigabytes(state_parts(BILLION, config, num_learners)) == expected
 
 
+@pytest.mark.parametrize(("publish", "store"), [("merged", 2 * P), ("adapter", 2 * 40_370_176)])
+def test_an_adapter_alone_has_gradients_and_an_optimizer_and_no_reference_beside_it(publish: str, store: int) -> None:
+    adapted = SEVEN.shape.adapter_parameters(16, "all-linear")
+    config = planned_config(train={"zero_stage": 2}, lora={"publish": publish}, loss={"kl": {"coef": 0.1}})
+    assert [part.num_bytes for part in state_parts(SEVEN, config, 2)] == [
+        *(2 * P, 2 * adapted, 4 * adapted // 2, 12 * adapted // 2)
+    ]
+    assert parts(shared_memory_budget(SEVEN, config, GH200))["weight store in /dev/shm"] == store
+
+
 @pytest.mark.parametrize(
     ("stage", "on_gpu", "on_host"),
     [
