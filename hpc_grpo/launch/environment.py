@@ -136,6 +136,8 @@ RAY_SETTINGS: dict[str, tuple[str, str]] = {
     "RAY_enable_metrics_collection": ("0", "the exporter listens on 0.0.0.0 and asks for no token"),
     "DASHBOARD_METRIC_PORT": ("-1", "same for the dashboard's; Ray has no switch but survives an invalid port"),
     "RAY_prestart_worker_first_driver": ("0", "else one idle Python per CPU: 288 of them on a GH200 node"),
+    "RAY_grpc_client_keepalive_time_ms": ("20000", "Ray asks after 300 s whether a silent connection still stands"),
+    "RAY_grpc_client_keepalive_timeout_ms": ("40000", "and waits another 120 s for the answer"),
     "RAY_DISABLE_IMPORT_WARNING": ("1", "not for the user"),
     "RAY_IGNORE_UNHANDLED_ERRORS": ("1", "the driver reports the first error; Ray would print the others after it"),
 }
