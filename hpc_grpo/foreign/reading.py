@@ -20,10 +20,8 @@ _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _DEADLINE_S = 60.0
 _COMMAND, _ARGUMENTS, _NOT_RUN = "\1", "\2", "\3"
 
-# The script runs in a subshell with an empty PATH: it sets variables and starts nothing.
-#
-# The first command that names the program is printed, and ends the subshell. A script without such a command is read for
-# TRAINING_ARGS.
+# The script runs in a subshell with an empty PATH: it sets variables and starts nothing. The first command that names
+# the program is printed, and ends the subshell. A script without such a command is read for TRAINING_ARGS.
 _PROGRAM = r"""
 (
 trap '' PIPE
