@@ -243,7 +243,7 @@ class LaunchConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _count_hosts(cls, values: Any) -> Any:
-        """Have as many nodes as hosts, where the number of nodes is not given."""
+        """Set the number of nodes to the number of hosts, unless it is given."""
         if isinstance(values, dict) and values.get("hosts"):
             return {"num_nodes": len(values["hosts"]), **values}
         return values

@@ -89,7 +89,7 @@ def check_context_length(config: Config) -> None:
 
 
 def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
-    """Return the end tokens. Raises ConfigError when the model has none: no completion could end by itself."""
+    """Return the end tokens. Raises ConfigError if the model has none: no completion could end."""
     from transformers import GenerationConfig
 
     try:

@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Asks for what a reward does once before training. `is_resume`: it was done before, when the run began."""
+    """A call of a reward's `prepare`, before training. `is_resume`: the run called it before, at its start."""
 
     reward: str
     args: Any
