@@ -111,7 +111,7 @@ class LossSettings(Section):
         raise NotImplementedError
 
     def prepare(self, minibatch: LossInputs) -> Any:
-        """Return what `inputs.of_minibatch` is to hold under the loss's name."""
+        """Return the value for `inputs.of_minibatch` under the loss's name."""
         raise NotImplementedError
 
     @property

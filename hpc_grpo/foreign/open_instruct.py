@@ -61,7 +61,7 @@ def _mix(key: str, value: Any, splits: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _shares_gpu(theirs: Theirs) -> bool:
-    """Return whether a learner and an engine take turns on one GPU: on request, and where there is but one."""
+    """Return whether a learner and an engine share one GPU: on request, or if there is only one GPU."""
     return bool(theirs.get("single_gpu_mode")) or theirs.get("gpus") == 1
 
 

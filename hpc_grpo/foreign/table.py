@@ -171,7 +171,7 @@ class Translation:
         return sum(outcome.is_given for outcome in self.of(kind))
 
     def unset(self, overrides: Iterable[str]) -> list[Outcome]:
-        """Return what is to be set by hand, and is not set by `overrides`."""
+        """Return the keys that the user must set and that `overrides` lacks."""
         return [own for own in self.of(Kind.BY_HAND) if not any(each.startswith(own.by_hand) for each in overrides)]
 
 

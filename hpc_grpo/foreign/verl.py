@@ -155,7 +155,7 @@ def _parallel_engine(value: Any, _theirs: Theirs) -> Any:
 
 
 def _warmup(value: Any, theirs: Theirs) -> int:
-    """verl's schedule goes on once a step, ours with each optimizer step."""
+    """verl's schedule advances once per step, ours with each optimizer step."""
     ratio, whole = theirs.get(f"{_OPTIM}.lr_warmup_steps_ratio"), theirs.get("trainer.total_training_steps")
     steps = int(value) if int(value) > 0 else int(table.share_of_steps(ratio, whole, "train.warmup_steps"))
     batch, of_step = theirs.get("data.train_batch_size"), theirs.get(f"{_ACTOR}.ppo_mini_batch_size")

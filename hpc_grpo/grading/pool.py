@@ -144,7 +144,7 @@ class RewardPool:
         return [slot.usage() for slot in self._slots]
 
     def close(self) -> None:
-        """Kill the workers, whatever they do. Calls not yet over raise HpcGrpoError."""
+        """Kill the workers at once. Unfinished calls raise HpcGrpoError."""
         self._closed = True
         for slot in self._slots:
             slot.close()
@@ -251,7 +251,7 @@ class WorkerSlot:
                 self._worker.kill()
 
     def usage(self) -> Usage | None:
-        """Return what the worker has used since the call before; None if none is, or one just starts or ends."""
+        """Return the worker's usage since the last call. None without a running worker."""
         if not self._lock.acquire(blocking=False):  # a killed worker may take long to end, and all grading would wait
             return None
         try:

@@ -65,7 +65,7 @@ def main(action: str, keys: list[str]) -> None:
 
 
 def _fetched(config: Config, item: Item) -> dict[str, Any]:
-    """Download the item into its cache; the libraries skip what is there already."""
+    """Download the item into its cache. The libraries skip existing files."""
     try:
         from huggingface_hub import HfApi, snapshot_download
 

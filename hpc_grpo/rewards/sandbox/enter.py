@@ -102,7 +102,7 @@ def _build_root(shown: dict[str, str], tmp_bytes: int) -> None:
     _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     for name in ("old", "new"):
         Path("/tmp", name).mkdir()
-    _pivot_root("/tmp", "/tmp/old")  # now also what lies below /tmp can be shown
+    _pivot_root("/tmp", "/tmp/old")  # now paths below /tmp can be shown too
     os.chdir("/")
     _mount("tmpfs", "/new", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     for folder in ("proc", "dev", "tmp", "etc"):
