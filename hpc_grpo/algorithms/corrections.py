@@ -45,7 +45,7 @@ def _capped(log_weights: Tensor, cap: float) -> Weights:
 
 
 def _masked(log_weights: Tensor, is_kept: Tensor) -> Weights:
-    # Masked before the exponential: what lies outside the bounds may overflow.
+    # Mask before the exponential: a value outside the bounds may overflow.
     weights = log_weights.where(is_kept, log_weights.new_zeros(())).exp()
     return Weights(weights * is_kept, ~is_kept)
 
@@ -62,7 +62,7 @@ class CorrectionSettings(Section):
         raise NotImplementedError
 
     def prepare(self, minibatch: LossInputs) -> Any:
-        """Return what `inputs.of_minibatch` is to hold under the correction's name."""
+        """Return the value for `inputs.of_minibatch` under the correction's name."""
         raise NotImplementedError
 
 

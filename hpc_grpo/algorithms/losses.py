@@ -111,7 +111,7 @@ class LossSettings(Section):
         raise NotImplementedError
 
     def prepare(self, minibatch: LossInputs) -> Any:
-        """Return what `inputs.of_minibatch` is to hold under the loss's name."""
+        """Return the value for `inputs.of_minibatch` under the loss's name."""
         raise NotImplementedError
 
     @property
@@ -328,7 +328,7 @@ class KlCovLoss(LossSettings):
     """
 
     name: Literal["kl_cov"] = "kl_cov"
-    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that is held.")
+    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that get the KL penalty.")
     kl_coef: NonNegativeFloat = Field(1.0, description="Weight of the KL to the old policy that holds them.")
     scales_advantage: ClassVar[bool] = False
     compares_minibatch: ClassVar[bool] = True

@@ -122,7 +122,7 @@ class _Place:
 
 
 def _place(section: type[Section], location: Sequence[int | str]) -> _Place:
-    """Find the keys of an error's location, in which the tags of variants lie between them."""
+    """Find the keys in an error's location, without the tags of variants between them."""
     place = _Place([], section)
     below: tuple[type[BaseModel], str | None] | None = None
     for part in map(str, location):

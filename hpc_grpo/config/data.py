@@ -151,7 +151,9 @@ class HeldOutConfig(Section):
 class CurriculumConfig(Section):
     easy_from: float = Field(1.0, description="A group of at least this mean reward was easy; its prompt too.")
     easy_rest: NonNegativeInt | None = Field(None, description="Turns that an easy prompt is skipped. null: forever.")
-    hard_to: float | None = Field(None, description="A group of at most this mean reward was hard; null: none is.")
+    hard_to: float | None = Field(
+        None, description="A group with at most this mean reward was hard. null: no group is hard."
+    )
     hard_rest: NonNegativeInt | None = Field(1, description="Turns that a hard prompt is skipped. null: forever.")
     after: PositiveInt = Field(2, description="Groups in a row that make a prompt easy, or hard.")
     difficulty_field: str | None = Field(

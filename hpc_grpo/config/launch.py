@@ -36,8 +36,8 @@ class PlacementConfig(Section):
 
 
 class SlurmConfig(Section):
-    partition: str | None = Field(None, description="Partition; null: the site's default.")
-    account: str | None = Field(None, description="Account to charge; null: your default.")
+    partition: str | None = Field(None, description="Partition of the jobs. Default: the site's.")
+    account: str | None = Field(None, description="Account to charge. Default: your default account.")
     time_min: PositiveInt = Field(60, description="Walltime in minutes.")
     gpus_per_node: NonNegativeInt = Field(0, description="GPUs to ask for on each node.")
     cpus_per_node: PositiveInt | None = Field(
@@ -200,7 +200,7 @@ class LaunchConfig(Section):
     env: dict[str, str] = Field(default_factory=dict, description="Variables set for Ray and the actors.")
     pass_env: list[str] = Field(default_factory=list, description="Further variable names to let through.")
     local_dir: str | None = Field(
-        None, description="Node-local folder for Ray's temp-dir and caches; null: /tmp. Variables are expanded."
+        None, description="Node-local folder for Ray's temp-dir and caches. Variables are expanded. Default: /tmp."
     )
     templates: bool = Field(
         True,
@@ -243,7 +243,7 @@ class LaunchConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _count_hosts(cls, values: Any) -> Any:
-        """Have as many nodes as hosts, where the number of nodes is not given."""
+        """Set the number of nodes to the number of hosts, unless it is given."""
         if isinstance(values, dict) and values.get("hosts"):
             return {"num_nodes": len(values["hosts"]), **values}
         return values

@@ -84,7 +84,7 @@ def _explain_every(new: str, default: Every | None, beside: Mapping[str, Any]) -
     given = {unit: beside[f"{name}_{unit}"] for unit in _UNITS if f"{name}_{unit}" in beside}
     try:
         held = Every.read(beside.get(name, default))
-    except ValueError:  # has an error of its own
+    except ValueError:  # the value has its own error
         held = default
     spans = {unit: getattr(held, field, None) for unit, field in _UNITS.items()} | given
     text = ", ".join(f"{count} {unit}" for unit, count in spans.items() if count is not None)

@@ -10,7 +10,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
 _CPU_KV_CACHE_GIB = 0.25
-"""KV cache of an engine on CPU where engine.kv_cache_gib is null: vLLM cannot measure what is free there."""
+"""KV cache of an engine on CPU if engine.kv_cache_gib is null: vLLM cannot measure free memory there."""
 
 _GPU_BATCHED_TOKENS = 8192
 """Tokens of an engine's step on GPU without engine.vllm.max_num_batched_tokens.
@@ -81,7 +81,7 @@ def _whole_gpu(bundle: Bundle) -> Bundle:
 
 
 def engines_per_node(config: Config) -> int:
-    """Return the number of engines on each node: none where the task samples nothing."""
+    """Return the number of engines on each node: 0 if the task samples nothing."""
     return config.engine.engines_per_node if config.needs.rollouts else 0
 
 

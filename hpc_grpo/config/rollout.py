@@ -197,7 +197,7 @@ def owner_of(name: str) -> str | None:
 class EngineConfig(Section):
     engines_per_node: PositiveInt = Field(3, description="vLLM engines on each node.")
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="Precision of the engines and of the weights published to them; null: model.dtype."
+        None, description="Precision of the engines and of their weights. Default: model.dtype."
     )
     tensor_parallel: PositiveInt = Field(1, description="GPUs (and processes) of one engine.")
     max_num_seqs: PositiveInt = Field(256, description="Requests an engine decodes at once.")

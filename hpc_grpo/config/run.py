@@ -149,7 +149,7 @@ class EvalConfig(Section):
     num_samples: PositiveInt = Field(1, description="Completions per prompt, n of pass@k.")
     pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
-    top_p: TopP | None = Field(None, description="Nucleus sampling threshold; null: rollout.top_p.")
+    top_p: TopP | None = Field(None, description="Nucleus sampling threshold. Default: rollout.top_p.")
     reward: PathText | None = Field(
         None,
         description=(

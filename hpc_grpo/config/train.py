@@ -42,7 +42,9 @@ class TrainConfig(Section):
             "windows. varlen and flash_attention_2 (package flash-attn) need a GPU."
         ),
     )
-    gradient_checkpointing: bool | None = Field(None, description="null: on with a GPU, off on CPU.")
+    gradient_checkpointing: bool | None = Field(
+        None, description="Recompute activations in the backward pass. Default: on with a GPU, off on CPU."
+    )
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU. Default: 1.")
 
 
@@ -67,7 +69,7 @@ class PpoKeys(Section):
     critic_lr: PositiveFloat = Field(1e-5, description="Learning rate of the critic, constant over the run.")
     discount: Fraction = Field(1.0, description="Gamma: worth of a reward one token later.")
     gae_lambda: Fraction = Field(0.95, description="Lambda of the generalised advantages; 1: the whole return.")
-    value_clip: PositiveFloat | None = Field(0.2, description="A value moves so far a step; null: freely.")
+    value_clip: PositiveFloat | None = Field(0.2, description="Clip of a value's change in a step. null: no clip.")
     normalize_advantages: bool = Field(True, description="Give a step's advantages mean 0 and deviation 1.")
 
 

@@ -76,7 +76,7 @@ class RowCache:
     def find(self, identity: Mapping[str, Any]) -> Rows | None:
         """Return the rows of `identity`; None without an undamaged entry.
 
-        Raises ConfigError if they cannot be read, and where another user may write them.
+        Raises ConfigError if they cannot be read, or if another user may write them.
         """
         entry = self._entry(identity)
         refuse_shared(entry, holding=_ROWS_OF_OTHERS)

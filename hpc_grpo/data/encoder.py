@@ -63,7 +63,7 @@ class Encoder:
         }
 
     def rows(self, items: Iterable[Item]) -> Iterator[Row]:
-        """Yield the rows, made by several processes where there are many."""
+        """Yield the rows. Several processes make them if there are many."""
         is_empty = True
         for rows in encode_batches(self, _batches(items)):
             is_empty = False

@@ -41,7 +41,7 @@ class ReasoningGym(Source):
                     yield from map(json.loads, made.stdout)
                     made.wait()
                 finally:
-                    made.kill()  # where nobody wanted all of them
+                    made.kill()  # the caller did not read all items
             if made.returncode:
                 errors.seek(0)
                 told = (errors.read().strip().splitlines() or [f"exit code {made.returncode}"])[-1]

@@ -120,7 +120,10 @@ class Source(ABC):
         """Yield all items. Raises ConfigError if they cannot be read."""
 
     def identity(self) -> Mapping[str, str] | None:
-        """Return what changes when the items do; None if only the items themselves tell. Raises ConfigError."""
+        """Return a value that changes when the items change; None if only reading the items shows that.
+
+        Raises ConfigError.
+        """
         self.check_readable()
         return of_files(self.path, whole=True)
 

@@ -81,7 +81,7 @@ class PromptStream(Stream):
 
 
 class DemonstrationStream(Stream):
-    """The completion of each is its answer and an end token."""
+    """A stream of demonstrations. The completion is the item's answer and an end token."""
 
     def demonstration(self, ordinal: int) -> Demonstration:
         epoch, _, row = self.find(ordinal)

@@ -151,7 +151,7 @@ def opening(style: PromptStyle, messages: list[Mapping[str, Any]]) -> list[Mappi
 
 
 def render_chat(tokenizer: Tokenizer, style: PromptStyle, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-    """Render the text that the model goes on from. Raises ChatTemplateError if the template refuses the messages."""
+    """Render the text that the model continues. Raises ChatTemplateError if the template refuses the messages."""
     try:
         return str(
             tokenizer.apply_chat_template(

@@ -18,7 +18,7 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
 def import_without_torch(config: Config) -> None:
-    """Import transformers without torch, which tokenizers do not use. This saves about 2 s of a driver's start.
+    """Import transformers without torch, which tokenizers do not use. This saves about 2 s of a start.
 
     transformers then offers no models in this process. If the config names functions of the user's, nothing happens:
     they may need models.
@@ -89,7 +89,7 @@ def check_context_length(config: Config) -> None:
 
 
 def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:
-    """Return the end tokens. Raises ConfigError when the model has none: no completion could end by itself."""
+    """Return the end tokens. Raises ConfigError if the model has none: no completion could end."""
     from transformers import GenerationConfig
 
     try:

@@ -90,7 +90,7 @@ class _Worker:
         self.send(encoder)
 
     def send(self, message: Any) -> None:
-        with suppress(ConnectionError):  # `receive` tells how it ended
+        with suppress(ConnectionError):  # `receive` reports how it ended
             self._connection.send(message)
 
     def receive(self) -> list[Row] | str:
@@ -112,7 +112,8 @@ class _Worker:
 
 def main() -> None:
     """Receive the encoder, then encode batches until the connection ends."""
-    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # for the parent to heed, where a group gets them
+    # The parent handles them: a signal may go to the whole process group.
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(sig, signal.SIG_IGN)
     with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
         encoder: Encoder = connection.recv()

@@ -142,7 +142,7 @@ class StartedGroup:
         self.grading = Call(self.grader, actor, actor.grade.remote(self.samples, self.prompt, self.with_texts))
 
     def note_end(self) -> Exception | None:
-        """Wait for the call and change the state. Return the error of an engine or a grader that is to be replaced."""
+        """Wait for the call and change the state. Return the error of an engine or a grader that must be replaced."""
         [error] = all_errors([self.call.reference], None)
         if error and (is_engine_failure(error) if self.state == "sampling" else death(error)):
             return error
@@ -187,9 +187,9 @@ class RolloutPool:
         return groups
 
     def wait(self, started: Sequence[StartedGroup], waiting_for: str) -> list[GradedGroup]:
-        """Wait for the grades of all groups. Meanwhile follow the other groups under way too.
+        """Wait for the grades of all groups. Other started groups progress meanwhile.
 
-        Raises what a grader raised; EngineLostError or GraderLostError after too many failures.
+        Raises a grader's error, and EngineLostError or GraderLostError after too many failures.
         """
         while any(group.is_open for group in started) and all(group.state != "failed" for group in started):
             if any(group.was_lost for group in self._under_way):

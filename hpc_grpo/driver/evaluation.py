@@ -123,7 +123,7 @@ class Evaluation:
 
 
 def evaluate(folder: RunDir) -> bool:
-    """Evaluate what the request names. Raises ConfigError before anything is started where an input is wrong."""
+    """Evaluate the request's models. Raises ConfigError for a wrong input before anything starts."""
     config, request, timer = read_config(folder), read_request(folder), StepTimer(on_phase=PULSE.turn_to)
     PULSE.open("driver", patience_of_driver(config))
     configs = {name: with_model(config, path) for name, path in request.models.items()}

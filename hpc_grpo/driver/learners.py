@@ -63,7 +63,10 @@ class LearnerGroup:
         return merge(get_all(calls, None, "the training step"))
 
     def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Any:
-        """Stage a checkpoint and have it written; return what `seconds_of` awaits. If `behind`, training may go on."""
+        """Stage a checkpoint and start writing it. Return a handle for `seconds_of`.
+
+        With `behind`, training may continue.
+        """
         self._on_all("stage_checkpoint", path, driver_state, behind, waiting_for="the checkpoint")
         shares = [learner.write_checkpoint.options(concurrency_group=WRITING).remote() for learner in self._learners]
         return self._learners[0].publish_checkpoint.options(concurrency_group=WRITING).remote(*shares)
@@ -160,7 +163,7 @@ class Checkpoints:
             print(f"The last checkpoint was not finished: {error}", flush=True)
 
     def export(self, state: DriverState) -> None:
-        """Write the model unless this process just did: an export already there may be of steps that a crash undid."""
+        """Write the model, unless this process just wrote it. An older export may be from steps that a crash undid."""
         if state.step != self._exported_step:
             wait_for_space(self._run_dir.path, self._num_bytes() // _MIN_COPIES_OF_WEIGHTS, "An export")
             self._learners.export(self._run_dir.export(state.step))

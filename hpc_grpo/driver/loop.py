@@ -93,7 +93,7 @@ class TrainingLoop:
             record = functools.partial(session.record_step, state, metrics, batch)
             with self._saved_if_it_fails(state, record):
                 policy_version, checked = self._publish(state)
-                metrics |= checked  # recorded also where the eval fails
+                metrics |= checked  # recorded even if the eval fails
                 metrics |= self._evaluate(state, policy_version)
                 self.batches.start(policy_version)
             if self.meters is not None:

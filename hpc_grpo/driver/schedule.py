@@ -205,5 +205,5 @@ def wait_for_ray(is_stopping: Callable[[], bool]) -> str | None:
         if is_stopping():
             return None
         time.sleep(_POLL_S)
-        PULSE.beat()  # whoever brings Ray up has a deadline
+        PULSE.beat()  # The supervisor has a deadline for Ray's start, so this wait counts as progress.
     return path.read_text()

@@ -1,7 +1,6 @@
-"""The driver's side of weight sync: two calls per process, whatever the number of parameters.
+"""The driver's side of weight sync: two calls per process, for any number of parameters.
 
-`publish` returns when every engine of every node holds the new version, and raises the first engine's own error
-otherwise.
+`publish` returns once every engine of every node holds the new version. Otherwise it raises the first engine's error.
 """
 
 from __future__ import annotations

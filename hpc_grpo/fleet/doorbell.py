@@ -64,7 +64,7 @@ class Bell:
         return rung
 
     async def listen(self) -> None:
-        """Hear announcements forever, whatever becomes of NATS."""
+        """Listen for announcements forever, also after NATS was away."""
         if not self._url:
             await asyncio.Event().wait()
         import nats.errors

@@ -121,7 +121,7 @@ def find_job(db: Database, job_id: str) -> dict[str, Any]:
 
 
 def job_attempts(db: Database, job_id: str) -> list[Mapping[Any, Any]]:
-    """Return what became of each attempt at a job, in order."""
+    """Return the end of each attempt at a job, in order."""
     query = sa.select(attempts, _VM_NAME).join_from(attempts, vms, attempts.c.vm_id == vms.c.vm_id, isouter=True)
     with db.read() as connection:
         rows = connection.execute(query.where(attempts.c.job_id == job_id).order_by(attempts.c.attempt))

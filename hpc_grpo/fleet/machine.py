@@ -61,7 +61,7 @@ class Machine(Protocol):
         """Observe the VM, let `decide` commit the observation, and deliver the orders. Raises VisitError."""
 
     async def close(self) -> None:
-        """Close whatever is kept open between visits."""
+        """Close connections that stay open between visits."""
 
 
 class LocalMachine:

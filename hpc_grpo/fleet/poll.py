@@ -65,7 +65,7 @@ class Poller:
                 return  # the loop says so; nothing was renewed
 
     async def visit(self, vm: Vm) -> bool:
-        """Visit a VM once; return whether more of a log is there than one visit brings."""
+        """Visit a VM once. Return whether its logs have more than one visit carries."""
         controller = self._controller
         settings = controller.settings
         offsets = {key.folder: controller.logs.size(key) for key in self._known.get(vm.vm_id, ())}

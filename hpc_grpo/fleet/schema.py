@@ -1,4 +1,4 @@
-"""The tables of a fleet. A row is added by a command or by anybody's INSERT: whatever is left out has a default.
+"""The tables of a fleet. A command or any INSERT may add a row: missing columns have defaults.
 
 Times are unix seconds by the database's clock.
 """

@@ -68,7 +68,7 @@ class SshMachine:
 
 
 def pinned(keys: Sequence[str], port: int) -> asyncssh.SSHKnownHosts:
-    """Return known hosts that trust these keys and no others, whatever the address. Raises ConfigError."""
+    """Return known hosts that trust only these keys, for any address. Raises ConfigError."""
     try:
         for key in keys:
             asyncssh.import_public_key(key)

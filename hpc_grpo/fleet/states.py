@@ -101,7 +101,7 @@ class Verdict:
 def judge(
     job: Tries, end: Ending, retry_s: float, max_retry_s: float, no_retry: Sequence[re.Pattern[str]] = ()
 ) -> Verdict:
-    """Return what becomes of a job after an attempt: the table above."""
+    """Return a job's next state after an attempt: the table above."""
     if end.kind == "exit" and end.code == EXIT_COMPLETE:
         return Verdict(JobState.COMPLETED, job.retry_count)
     if job.is_cancelled:

@@ -17,13 +17,13 @@ DEFAULTS_0_3: dict[str, Any] = {
     "actor.optimizer.eps": 1e-5, "dataset.train_bs_n_seqs": 256, "dataset.max_prompt_len": 256,
     "gconfig.max_tokens": None, "ppo.early_stop_imp_ratio": 5.0,
 }  # fmt: skip
-"""Where version 0.3 has other defaults. Its configs have a section `ppo` or `exp_ctrl`."""
+"""Defaults of version 0.3 that differ from 1.0. Its configs have a section `ppo` or `exp_ctrl`."""
 
 _MAX_NEW = ("gconfig.max_new_tokens", "ppo.gen.max_new_tokens")
 _MINIBATCHES = ("actor.ppo_n_minibatches", "ppo.ppo_n_minibatches")
 _STEPS = ("total_train_steps", "exp_ctrl.total_train_steps")
 _CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap", "ppo.behav_imp_weight_cap")
-"""The cap of versions before 1.0: tokens above it are masked, and null caps nothing."""
+"""The cap before version 1.0: tokens above it are masked. null means no cap."""
 _OLDER_NORMS = ("actor.group_adv_norm", "group_adv_norm", "ppo.adv_norm")
 _REJECTION = {f"actor.rejection_sampling.{key}": default for key, default in (
     ("level", "token"), ("action", "mask"), ("metric", "ratio"), ("upper", 5.0), ("lower", None))}  # fmt: skip
@@ -58,7 +58,7 @@ def parse_allocation(text: str) -> list[tuple[str, dict[str, int]]]:
 
 
 def _allocation(value: Any, theirs: Theirs) -> Any:
-    """Read allocation_mode, or since 1.0 the backends of rollout and actor."""
+    """Read allocation_mode, or, since 1.0, the backends of rollout and actor."""
     text = str(value or "+".join(str(theirs.get(f"{side}.backend", default="")) for side in ("rollout", "actor")))
     if text == "+":
         raise ByHandError("which GPUs sample and which train (rollout.backend, actor.backend)", "placement")
@@ -93,7 +93,7 @@ def _schedule(value: Any, theirs: Theirs) -> Any:
 
 
 def _longest_prompt(value: Any, theirs: Theirs) -> int:
-    """Bound a prompt as AReaL does, or else by what the engine's longest sequence leaves for one."""
+    """Return AReaL's limit of a prompt, or the rest of the engine's longest sequence."""
     if value is not None:
         return int(value)
     whole = theirs.get("vllm.max_model_len", "sglang.context_length", "actor.sglang.context_length")
@@ -132,7 +132,8 @@ def _group(value: Any, _theirs: Theirs) -> int:
 def _loss(is_decoupled: Any, theirs: Theirs) -> Any:
     """Choose loss, proximal logprobs and correction by AReaL's switches.
 
-    Decoupled, the ratio is to the learner at the start of the step; else to recomputed logprobs, or to the engine's.
+    Decoupled: the ratio is to the learner at the start of the step. Otherwise it is to recomputed logprobs, or to the
+    engine's.
     """
     by_sequence = theirs.get("actor.importance_sampling_level") == "sequence"
     ours: dict[str, Any] = {"loss.denominator": "tokens"}
@@ -165,7 +166,7 @@ def _loss(is_decoupled: Any, theirs: Theirs) -> Any:
 
 
 def _correction(theirs: Theirs) -> dict[str, Any]:
-    """Weigh by w = proximal / engine. Since 1.0 there is no weight without rejection_sampling; before, always one."""
+    """Weigh by w = proximal / engine. Since 1.0 only with rejection_sampling; before, always."""
     none = {"loss.correction.name": "none"}
     caps = [theirs.exact(name) for name in _CAPS if theirs.is_given(name)]
     mode = theirs.get("actor.behave_imp_weight_mode")
@@ -193,7 +194,7 @@ def _masked(low: Any, cap: Any) -> dict[str, Any]:
 
 
 def _norm(theirs: Theirs, norm: str) -> dict[str, Any]:
-    """Return the settings of one of the two norms; empty where it is off."""
+    """Return the settings of one of the two norms; {} if it is off."""
     given = {key: theirs.exact(name) for key in _NORM if theirs.is_given(name := f"{norm}.{key}")}
     return _NORM | given if theirs.has(f"{norm}.") else {}
 
@@ -203,7 +204,10 @@ _TOKENS = "(r - mean) / (deviation + 1e-5) over all tokens of the batch there; o
 
 
 def _advantage(_value: Any, theirs: Theirs) -> Any:
-    """Choose by the norms of rewards and of advantages; AReaL before those had one of the batch, or of groups."""
+    """Choose the advantage by the norms of rewards and of advantages.
+
+    Older AReaL had one norm, of the batch or of groups.
+    """
     reward, advantage = _norm(theirs, _REWARD_NORM), _norm(theirs, _ADV_NORM)
     group, sizes = theirs.get("gconfig.n_samples", "group_size"), (f"{norm}.group_size" for norm in _NORMS)
     for norm, size in zip((reward, advantage), sizes, strict=True):
@@ -248,7 +252,7 @@ def _one_norm(norm: dict[str, Any], *, is_of_tokens: bool) -> Any:
 
 
 def _reward_scale(value: Any, theirs: Theirs) -> Any:
-    """Weigh the reward where its scale reaches the gradient: advantages that nothing divides, or a KL beside it."""
+    """Scale the reward if the scale changes the gradient: without normalised advantages, or with a KL in the reward."""
     norms = [norm for norm in (_norm(theirs, _REWARD_NORM), _norm(theirs, _ADV_NORM)) if norm]
     is_divided = not norms or any(norm["std_level"] for norm in norms)
     if value in (None, 1) or (is_divided and not theirs.get("actor.kl_ctl", "ppo.kl_ctl")):
@@ -272,7 +276,7 @@ def _kl(value: Any, theirs: Theirs) -> Any:
 
 
 def _critic(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """Refuse a critic: a section `critic` since 1.0; in 0.3 there is one unless ppo.disable_value is true."""
+    """Refuse a critic: a section `critic` since 1.0. In 0.3 there is a critic unless ppo.disable_value is true."""
     has_critic = not theirs.get("ppo.disable_value") if theirs.has("ppo.") else theirs.has("critic.") or bool(value)
     if has_critic:
         raise RefusedError("a critic trains beside the policy: that is task: ppo, which no table translates. Leave the "
@@ -313,7 +317,7 @@ _ENGINE_OF_TRAINING = (
 
 
 def _often(section: str, older: str, ours: str, needs: str = "") -> Row:
-    """Return the row of three frequencies, whichever comes first, as one text; never where `needs` is not set."""
+    """Return the row that joins three frequencies into one text, whichever comes first. Without `needs`: never."""
     names = {unit: (f"{section}.freq_{key}", f"exp_ctrl.{older}_freq_{key}")
              for unit, key in (("steps", "steps"), ("epochs", "epochs"), ("s", "secs"))}  # fmt: skip
 

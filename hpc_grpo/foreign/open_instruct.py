@@ -1,7 +1,7 @@
-"""open-instruct's options: those of open_instruct/grpo_fast.py, and of mason.py where it stands before it.
+"""open-instruct's options: those of open_instruct/grpo_fast.py, and of mason.py before it in the command.
 
 Defaults are those of its repository at e6c3044 (August 2026): open_instruct/grpo_utils.py and data_loader.py, which
-have the formulas too.
+also have the formulas.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ OLDER_DEFAULTS: dict[str, Any] = {
     "use_rho_correction": False, "checkpoint_state_freq": -1, "output_dir": "output",
     "dataset_mixer_eval_list": ["ai2-adapt-dev/rlvr_gsm8k_zs", 1.0],
 }  # fmt: skip
-"""Where older versions have other defaults, such as the fork of GeodesicResearch at f3a71b4 (February 2026)."""
+"""Defaults of older versions that differ, such as the fork of GeodesicResearch at f3a71b4 (February 2026)."""
 OLDER_KEYS = ("truncated_importance_sampling_ratio_cap", "wandb_project_name", "warm_up_steps")
 
 _KL = {"kl1": "k1", "kl2": "k2", "kl3": "k3", "kl4": "unbiased", 0: "k1", 1: "k2", 2: "k3", 3: "unbiased"}
 _TEMPLATES = ("simple_", "assistant_message_only", "zephyr", "olmo", "tulu", "r1_simple_chat")
-"""Beginnings of the names of its own chat templates. Any other name stands for that of the tokenizer."""
+"""Prefixes of open-instruct's own chat templates. Any other name means the tokenizer's template."""
 _VERIFIERS = "a verifier for each item's `dataset` there, answers as mathematics here"
 
 
 def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None = None) -> dict[str, Any]:
-    """Return options as the fork on Slurm has them, which keeps them in TRAINING_ARGS and counts nodes by its job.
+    """Return options of the fork on Slurm, which keeps them in TRAINING_ARGS and uses the job's number of nodes.
 
-    One number of learners is that of every node, and engines have the node's other GPUs. `gpus` are those of a node,
-    where they are known.
+    A single number of learners applies to every node, and engines get the node's other GPUs. `gpus` is a node's number
+    of GPUs, if known.
     """
     options = {OLDER_KEYS[0]: 0.0, "wandb_project_name": "geodesic-grpo", "wandb_entity": "geodesic", **given}
     learners = table.as_list(given.get("num_learners_per_node", 1))
@@ -44,7 +44,9 @@ def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None 
 
 
 def _mix(key: str, value: Any, splits: Any, theirs: Theirs) -> dict[str, Any]:
-    """Read `NAME SHARE NAME SHARE`: a share with a point is one of the data set, a whole number counts its items."""
+    """Read `NAME SHARE NAME SHARE`: a share with a decimal point is a fraction of the data set, an integer counts
+    items.
+    """
     words, splits = table.as_list(value), table.as_list(splits)
     if len(words) % 2:
         raise ByHandError("must be pairs of a data set and its share", key)
@@ -59,7 +61,7 @@ def _mix(key: str, value: Any, splits: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _shares_gpu(theirs: Theirs) -> bool:
-    """Return whether a learner and an engine take turns on one GPU: on request, and where there is but one."""
+    """Return whether a learner and an engine share one GPU: on request, or if there is only one GPU."""
     return bool(theirs.get("single_gpu_mode")) or theirs.get("gpus") == 1
 
 
@@ -71,7 +73,7 @@ def _lag(value: Any, theirs: Theirs) -> Any:
 
 
 def _nodes(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """Learners and engines are counted in all there, and by mason's nodes and GPUs; each node has some of both here."""
+    """open-instruct counts learners and engines in total, and mason counts nodes and GPUs. Here each node has both."""
     if _shares_gpu(theirs):
         return {"placement.colocate": True, "placement.learners_per_node": 1, "engine.engines_per_node": 1,
                 "launch.num_nodes": 1, "launch.slurm.gpus_per_node": 1}  # fmt: skip
@@ -101,7 +103,7 @@ def _rewards(value: Any, theirs: Theirs) -> Any:
 
 
 def _retired(value: Any, theirs: Theirs) -> Any:
-    """Return a curriculum in which a prompt that is solved so often is not asked again. Rewards have their weights."""
+    """Return a curriculum that never repeats a prompt after this pass rate. Rewards count with their weights."""
     if value is None:
         return None
     best = float(theirs.get("verification_reward")) if theirs.get("apply_verifiable_reward") else 0.0
@@ -111,14 +113,14 @@ def _retired(value: Any, theirs: Theirs) -> Any:
 
 
 def _refilled(value: Any, theirs: Theirs) -> Any:
-    """Without active_sampling groups of equal rewards are left out of the step, or stay in its token count."""
+    """Without active_sampling, groups of equal rewards are dropped from the step, or stay in its token count."""
     note = "there without end; here until 10 times prompts_per_step were sampled"
     without = {"rollout.drop_zero_variance": bool(theirs.get("filter_zero_std_samples"))}
     return Differs({"rollout.dynamic_sampling": 10}, note) if value else without
 
 
 def _correction(value: Any, theirs: Theirs) -> Any:
-    """Weigh by rho = learner / engine at the start of the step, clamped and masked; older versions have one cap."""
+    """Weigh by rho = learner / engine at the start of the step, clamped and masked. Older versions have one cap."""
     none, truncated = {"loss.correction.name": "none"}, {"loss.correction.name": "truncated"}
     if theirs.get("use_vllm_logprobs"):
         return {"loss.proximal": "engine", **none}

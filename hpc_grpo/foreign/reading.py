@@ -1,6 +1,6 @@
-"""Read what users of other systems bring: YAML with interpolations, hydra's words, options, scripts that hold them.
+"""Read configs of other systems: YAML with interpolations, hydra's overrides, options, and scripts with them.
 
-A script is the user's own: bash runs it up to its command.
+bash runs a user's script up to its training command.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _DEADLINE_S = 60.0
 _COMMAND, _ARGUMENTS, _NOT_RUN = "\1", "\2", "\3"
 
-# The script runs in a subshell whose PATH is empty: it sets variables, and starts nothing. The first command with the
-# program among its words prints them and ends the subshell. TRAINING_ARGS are those of a script that has no command.
+# The script runs in a subshell with an empty PATH: it sets variables and starts nothing. The first command that names
+# the program is printed, and ends the subshell. A script without such a command is read for TRAINING_ARGS.
 _PROGRAM = r"""
 (
 trap '' PIPE
@@ -47,10 +47,10 @@ exit 0
 
 
 def read_nested(path: Path, over: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a YAML file with the keys `over` it, and with OmegaConf's `${a.b}` written out, as dotted keys.
+    """Read a YAML file, with the keys `over` on top and OmegaConf's `${a.b}` resolved, as dotted keys.
 
-    `defaults` are upstream's of keys that the file leaves out. Raises ConfigError for a file that cannot be read, and
-    for an interpolation of nothing.
+    `defaults` are upstream's, for keys that the file lacks. Raises ConfigError for an unreadable file, and for an
+    interpolation of a missing key.
     """
     flat = {**dict(dotted(read_yaml(path))), **over}
     return {key: _interpolated(value, flat, defaults, key) for key, value in flat.items()}
@@ -91,7 +91,7 @@ def read_script(path: Path, words: Sequence[str], program: str) -> tuple[list[st
     `words` are the script's arguments, its `$@`. Where a script sets TRAINING_ARGS instead, these are the words, and
     None stands before. The text names the programs that were not run. Raises ConfigError if there is neither.
     """
-    # An outer shell, since the inner one is killed; a script may set its own traps and options.
+    # An outer shell, because the inner one is killed. A script may set its own traps and options.
     command = ["/bin/bash", "--noprofile", "--norc", "-c", _PROGRAM, "bash", program, str(path.absolute()), *words]
     answer = run_command(command, _DEADLINE_S, environ={**os.environ, "BASH_ENV": ""}, stdin="")
     if answer.is_late:
@@ -125,14 +125,14 @@ def _interpolated(value: Any, flat: Mapping[str, Any], defaults: Mapping[str, An
         if name in flat or name in defaults:
             return _interpolated(flat.get(name, defaults.get(name)), flat, defaults, key, depth + 1)
         if any(other.startswith(f"{name}.") for other in flat):
-            return value  # a whole section: what is in it stands under its own keys
+            return value  # The value is a section, whose keys are listed separately.
         raise ConfigError(f"{key} = {value}: there is no key {name}.")
     text = _INTERPOLATION.sub(lambda match: str(flat.get(match[1], match[0])), value)
     return text if text == value else _interpolated(text, flat, defaults, key, depth + 1)
 
 
 def _option_value(text: str) -> Any:
-    """Read an option's value as YAML has it: a number, true. Any other text is a text, such as `{prompt}` and more."""
+    """Parse an option's value as YAML: a number, true. Other text stays text, such as `{prompt}`."""
     try:
         return read_value(text, text)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The systems whose configs are translated: their table, and how their words are read."""
+"""The systems whose configs are translated: their tables, and the readers of their commands."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from hpc_grpo.foreign.table import Row, Theirs, Translation, translate, with_def
 
 @dataclass(frozen=True)
 class System:
-    """`program` is a pattern of a script's command; without one, configs are YAML files.
-
-    `of_launcher` are options from the words before it. Configs with a key that begins as one of `older_keys` are of a
-    version with `older_defaults`.
+    """`program` is the pattern of a script's command. Without one, configs are YAML files. `of_launcher` reads options
+    before the program. A config with a key that starts with one of `older_keys` has the version of `older_defaults`.
     """
 
     title: str
@@ -32,9 +30,9 @@ class System:
     of_training_args: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
     def translate(self, words: Sequence[str]) -> tuple[str, Translation]:
-        """Translate what `words` name: a YAML file or a script and its arguments, or the program's own words.
+        """Translate `words`: a YAML file, a script with its arguments, or the program's options.
 
-        Returns what was translated, in words, too. Raises ConfigError for what cannot be read.
+        Also returns a description of the source. Raises ConfigError if it cannot be read.
         """
         name, given = self._read(words)
         return f"{self.title}: {name}", self.translated(given)
@@ -79,7 +77,7 @@ SYSTEMS = {
 
 
 def counterparts(unknown: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each unknown key that TRL (with transformers' keys) or verl has: our keys, by their tables."""
+    """For each unknown key that TRL (or transformers) or verl has, yield a line with our keys from their tables."""
     for last, value in unknown.items():
         systems = [SYSTEMS[name] for name in ("trl", "verl")]
         names = ((each, name) for each in systems for row in each.rows for name in (*row.names, *row.also))
@@ -90,7 +88,7 @@ def counterparts(unknown: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ours(rows: Sequence[Row], name: str, value: Any) -> list[str]:
-    """Return our keys that their key becomes, else those that it changes with another key."""
+    """Return the keys of ours that their key becomes, or that it changes together with another key."""
     if isinstance(value, Mapping | list):
         return []
     given = translate(rows, {name: value})

@@ -1,7 +1,7 @@
-"""Translate another system's config by a table of rows: their keys, our key, a function, what differs.
+"""Translate another system's config by a table of rows: their keys, our key, a function, the difference.
 
-No key is dropped. A key that no row knows is listed as unknown. A value that we cannot honour and that would change
-the training is refused. Keys are dotted, values are those of YAML.
+Drops no key. A key without a row is listed as unknown. A value is refused if we cannot honour it and it would change
+the training. Keys are dotted, values are YAML's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Kind(Enum):
 
 
 class RefusedError(Exception):
-    """We cannot honour a value that would change the training. `instead` is what --lenient takes, by our keys."""
+    """We cannot honour a value that would change the training. `instead` has our keys that --lenient uses."""
 
     def __init__(self, reason: str, instead: Mapping[str, Any] | None = None) -> None:
         super().__init__(reason)
@@ -37,7 +37,7 @@ class RefusedError(Exception):
 
 
 class ByHandError(Exception):
-    """Only the user can say what stands for a value: `what` is to be given as `key`."""
+    """Only the user can choose the replacement of a value: set `key` to `what`."""
 
     def __init__(self, what: str, key: str) -> None:
         super().__init__(f"{what}: set {key}")
@@ -46,16 +46,16 @@ class ByHandError(Exception):
 
 @dataclass(frozen=True)
 class Differs:
-    """Our value or keys for a value, and what is different here, with both formulas where they matter."""
+    """Our value or keys for a value, and the difference, with both formulas if they matter."""
 
     ours: Any
     note: str
 
 
 class Theirs:
-    """Their keys: the given ones, and upstream's defaults of the others, as the table has them.
+    """Their keys: the given ones, and upstream's defaults of the table for the others.
 
-    `read` collects the names that conversions asked for: a test compares them with what rows say they read.
+    `read` collects the names that conversions read. A test compares them with the names in the rows.
     """
 
     def __init__(self, rows: Sequence[Row], given: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Theirs:
         return default
 
     def exact(self, name: str) -> Any:
-        """Return the value of a key whose null is a value of its own: given, or upstream's default."""
+        """Return the value of a key for which null is meaningful: the given value, or upstream's default."""
         self.read.add(name)
         return self.given[name] if name in self.given else self.defaults.get(name)
 
@@ -171,12 +171,12 @@ class Translation:
         return sum(outcome.is_given for outcome in self.of(kind))
 
     def unset(self, overrides: Iterable[str]) -> list[Outcome]:
-        """Return what is to be set by hand, and is not set by `overrides`."""
+        """Return the keys that the user must set and that `overrides` lacks."""
         return [own for own in self.of(Kind.BY_HAND) if not any(each.startswith(own.by_hand) for each in overrides)]
 
 
 def translate(rows: Sequence[Row], given: Mapping[str, Any]) -> Translation:
-    """Translate `given`, by dotted keys, row by row. A key belongs to the first row that matches it."""
+    """Translate `given`, by dotted keys, row by row. The first matching row handles a key."""
     return Translation(tuple(_outcomes(rows, given)))
 
 
@@ -200,7 +200,7 @@ def _outcomes(rows: Sequence[Row], given: Mapping[str, Any]) -> Iterator[Outcome
         if not found and row.default is not NOT_GIVEN and not any(name in given for name in row.names):
             outcome = _outcome(row, row.names[0], row.default, theirs, is_given=False)
             if further and outcome.kind in (Kind.REFUSED, Kind.BY_HAND, Kind.DIFFERS):
-                # What a given key led to stands beside that key, not beside a default.
+                # Report the result of a given key at that key, not at a default.
                 key = next(iter(further))
                 outcome = replace(outcome, theirs=key, value=further.pop(key), is_given=True)
             yield outcome
@@ -219,7 +219,8 @@ def _outcome(row: Row, key: str, value: Any, theirs: Theirs, *, is_given: bool =
         return Outcome(Kind.REFUSED, key, value, refused.instead, str(refused), is_given)
     except ByHandError as error:
         return Outcome(Kind.BY_HAND, key, value, {}, str(error), is_given, error.key)
-    except (TypeError, ValueError) as error:  # the file may hold anything: a text where a number is meant, null
+    # The file may contain anything, such as text or null in place of a number.
+    except (TypeError, ValueError) as error:
         return Outcome(Kind.REFUSED, key, value, {}, f"the value cannot be read: {error}", is_given)
     return Outcome(Kind.DIFFERS if note else Kind.TRANSLATED, key, value, ours, note, is_given)
 
@@ -236,7 +237,7 @@ def choice(table: Mapping[Any, Any], what: str) -> Convert:
 
 
 def only(*values: Any, why: str) -> Convert:
-    """Return a conversion of a key that changes nothing at one of `values` or null. Others are refused for `why`."""
+    """Return a conversion for a key whose `values`, or null, change nothing. Refuses other values, because of `why`."""
 
     def convert(value: Any, _theirs: Theirs) -> dict[str, Any]:
         if value is not None and value not in values:
@@ -247,7 +248,7 @@ def only(*values: Any, why: str) -> Convert:
 
 
 def by_hand(what: str, key: str) -> Convert:
-    """Return a conversion of a key that the user must set. Null, false, 0 and empty values need nothing."""
+    """Return a conversion for a key that the user must set. Null, false, 0 and empty values need nothing."""
 
     def convert(value: Any, _theirs: Theirs) -> dict[str, Any]:
         if value in (None, False, "", 0) or value in ([], {}):
@@ -294,7 +295,7 @@ def kept(value: Any, _theirs: Theirs) -> Any:
 
 
 def differs(note: str) -> Convert:
-    """Return a conversion that takes a value as it is, and tells of it unless it is off."""
+    """Return a conversion that keeps a value and notes the difference, unless the value is off."""
     return lambda value, _: Differs(value, note) if value else value
 
 
@@ -302,17 +303,17 @@ weight_decay = differs("on all weights there; on matrices alone here")
 
 
 def one_sequence(tokens: Any, longest: int) -> Any:
-    """Return a microbatch's tokens, which are enough for one sequence here."""
+    """Return a microbatch's tokens if they hold one sequence, as ours must."""
     return int(tokens) if int(tokens) >= longest else Differs(longest, "at least one whole sequence")
 
 
 def whole_groups(count: Any, what: str) -> Any:
-    """Return the number of minibatches, which are made of whole groups here, and of `what` there."""
+    """Return the number of minibatches. Ours hold complete groups; `what` describes theirs."""
     return 1 if int(count) == 1 else Differs(int(count), f"minibatches are made of whole groups here, of {what} there")
 
 
 def length(steps: Any, epochs: Any) -> dict[str, Any]:
-    """Take the number of steps rather than that of epochs: each run here has one length."""
+    """Use the number of steps instead of epochs if both are given: our runs have one length."""
     return {"train.total_steps": int(steps)} if steps else {"train.total_epochs": int(epochs)}
 
 
@@ -324,7 +325,7 @@ def share_of_steps(share: Any, steps: Any, key: str) -> float:
 
 
 def schedule(name: Any, note: str = "") -> Any:
-    """Return our schedule; `note` says what is different where it is not constant."""
+    """Return our schedule. `note` describes the difference, unless the schedule is constant."""
     ours = choice(
         {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
          "cosine_with_min_lr": "cosine"}, "learning-rate schedule")(name, NOT_GIVEN)  # fmt: skip

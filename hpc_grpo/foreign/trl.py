@@ -1,4 +1,4 @@
-"""TRL's keys: GRPOConfig with what it inherits from transformers, the arguments of `trl grpo`, open-r1's recipes.
+"""TRL's keys: GRPOConfig with what it inherits from transformers, arguments of `trl grpo`, open-r1's recipes.
 
 Defaults are those of trl 1.16.0 and transformers 5.19.0. Formulas are those of trl/trainer/grpo_trainer.py.
 """
@@ -32,7 +32,7 @@ def _completions(theirs: Theirs) -> int:
 
 
 def _generated(theirs: Theirs) -> int:
-    """Count the completions that are sampled together: of one optimizer step, unless TRL is told otherwise."""
+    """Count the completions that are sampled together: one optimizer step's, unless the config says otherwise."""
     whole, per = theirs.get("generation_batch_size"), theirs.get("steps_per_generation")
     of_processes = int(theirs.get("per_device_train_batch_size")) * int(theirs.get("num_processes"))
     return int(whole) if whole else of_processes * int(per) if per else _completions(theirs)
@@ -75,7 +75,7 @@ def _batch(value: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _processes(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """TRL's engines share the GPUs of its processes, unless there is a server, or a device for one engine."""
+    """TRL's engines share the GPUs of its processes, unless it uses a server, or a separate device for an engine."""
     learners = {"placement.learners_per_node": int(value)}
     if theirs.get("vllm_mode") == "server" or theirs.get("vllm_device"):
         return {**learners, "engine.tensor_parallel": int(theirs.get("vllm_tensor_parallel_size")),
@@ -84,7 +84,7 @@ def _processes(value: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _batches(steps: Any, theirs: Theirs, key: str) -> Any:
-    """Convert TRL's steps, which are optimizer steps, to batches of rollouts."""
+    """Convert TRL's steps, which are optimizer steps, to our steps of rollouts."""
     updates = _updates(theirs)
     batches, exact = max(1, round(int(steps) / updates)), int(steps) / updates
     note = f"{steps} optimizer steps are {exact:g} batches of {updates}"
@@ -146,7 +146,7 @@ def _graded_by(value: Any, theirs: Theirs) -> Any:
         raise ByHandError("TRL's command needs reward_funcs; a script gives them in Python", "rewards")
     names = table.as_list(value)
     weights = theirs.get("reward_weights", default=[1.0] * len(names))
-    # A function is given by its dotted path, as TRL's command takes it.
+    # TRL's command names a function by its dotted path.
     rewards = {name: _REWARDS.get(name, {"name": ":".join(name.rsplit(".", 1))}) for name in names}
     missing = [name for name in names if name not in _REWARDS and "." not in name]
     known = [{**rewards[name], "weight": float(weight)} for name, weight in zip(names, weights, strict=True)
@@ -165,7 +165,7 @@ def _output(value: Any, theirs: Theirs) -> dict[str, str]:
 
 
 def _dtype(_value: Any, theirs: Theirs) -> str:
-    """The dtype of loading matters without bf16 alone: with it, TRL's default, the forward pass is in bfloat16."""
+    """The load dtype matters only without bf16. With bf16, TRL's default, the forward pass is in bfloat16."""
     loaded, is_mixed = str(theirs.get("torch_dtype", "dtype")), theirs.get("bf16", default=True)
     if theirs.get("fp16") or loaded == "float16":
         raise RefusedError("float16 is not here: take bf16", {"model.dtype": "bfloat16"})
@@ -173,7 +173,7 @@ def _dtype(_value: Any, theirs: Theirs) -> str:
 
 
 def _loss(value: Any, theirs: Theirs) -> Any:
-    """Choose the loss with its clip and its denominator; there is one ratio a sequence with `sequence`."""
+    """Choose the loss with its clip and its denominator. `sequence` means one ratio for each sequence."""
     by_sequence = theirs.get("importance_sampling_level") == "sequence"
     low, high = float(theirs.get("epsilon")), float(theirs.get("epsilon_high", "epsilon"))
     if value in ("cispo", "sapo") and by_sequence:
@@ -243,7 +243,7 @@ def _refresh(value: Any, theirs: Theirs) -> Any:
 
 
 def _correction(value: Any, theirs: Theirs) -> Any:
-    """Correct for vLLM's logprobs. Without vLLM there transformers sample, and there is nothing to correct."""
+    """Correct for vLLM's logprobs. Without vLLM, transformers samples and there is nothing to correct."""
     if not theirs.get("use_vllm"):
         return Differs({"loss.correction.name": "truncated"}, "transformers sample there, with the learner's own "
                        "logprobs; here vLLM does, and min(learner / engine, 2) weighs its tokens")  # fmt: skip

@@ -51,7 +51,7 @@ def _minibatches(value: Any, theirs: Theirs) -> int:
 
 
 def _microbatch(value: Any, theirs: Theirs) -> int:
-    """Return the tokens of one GPU's microbatch: its budget where that is dynamic, else all its sequences in full."""
+    """Return the tokens of one GPU's microbatch: a dynamic budget, or all its sequences at full length."""
     longest = int(theirs.get("data.max_prompt_length")) + int(theirs.get("data.max_response_length"))
     if theirs.get(f"{_ACTOR}.use_dynamic_bsz"):
         return max(int(theirs.get(f"{_ACTOR}.ppo_max_token_len_per_gpu")), longest)
@@ -61,7 +61,7 @@ def _microbatch(value: Any, theirs: Theirs) -> int:
 
 
 def _estimator(name: Any) -> str:
-    """Return our estimator. `+` takes k2's gradient, and k2 is what has that gradient."""
+    """Return our estimator. `+` uses k2's gradient, which k2 has itself."""
     base = str(name).removesuffix("+")
     if base not in _KL:
         raise RefusedError(f"the KL estimator {name!r} is not here; {', '.join(_KL)} are", {"loss.kl.coef": 0.0})
@@ -149,13 +149,13 @@ def _nodes(value: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _parallel_engine(value: Any, _theirs: Theirs) -> Any:
-    """Engines that share their GPUs with learners have one GPU each, whatever verl gives them."""
+    """Engines that share GPUs with learners have one GPU each, whatever verl sets."""
     keys, note = {"engine.tensor_parallel": 1}, "engines that take turns with learners have one GPU each here: without "
     return keys if value in (None, 1) else Differs(keys, f"{note}room for the model, set placement.colocate=false")
 
 
 def _warmup(value: Any, theirs: Theirs) -> int:
-    """verl's schedule goes on once a step, ours with each optimizer step."""
+    """verl's schedule advances once per step, ours with each optimizer step."""
     ratio, whole = theirs.get(f"{_OPTIM}.lr_warmup_steps_ratio"), theirs.get("trainer.total_training_steps")
     steps = int(value) if int(value) > 0 else int(table.share_of_steps(ratio, whole, "train.warmup_steps"))
     batch, of_step = theirs.get("data.train_batch_size"), theirs.get(f"{_ACTOR}.ppo_mini_batch_size")
@@ -180,7 +180,7 @@ def _resampled(value: Any, theirs: Theirs) -> Any:
 
 
 def _correction(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """Weigh by min(learner / engine, threshold), or mask outside of `lower_upper`."""
+    """Weigh by min(learner / engine, threshold), or mask tokens outside of `lower_upper`."""
     none = {"loss.correction.name": "none"}
     if theirs.get(f"{_CORRECTION}.bypass_mode"):
         if theirs.get(f"{_CORRECTION}.loss_type") != "ppo_clip":

@@ -48,7 +48,7 @@ _RESUME_S = 600.0
 """
 
 _GRACE_S = 5.0
-"""More time for the worker of a built-in than for a completion, whose deadline is the worker's to keep."""
+"""Extra time for a built-in's worker. The worker itself stops a completion at its deadline."""
 
 _MAX_TRIES = 2
 """If a worker dies from something else than the call, the call is not at fault. A second time it probably is."""
@@ -104,10 +104,10 @@ class RewardPool:
             thread.start()
 
     def check(self, *, is_resume: bool = False) -> tuple[str, ...]:
-        """Import every reward in a worker and prepare one after the other; return what they say of themselves.
+        """Import every reward in a worker and prepare one after the other. Return their notes for the user.
 
-        Raises ConfigError when that fails or does not end in time, RewardAwayError at a resume where what a reward
-        asks does not answer.
+        Raises ConfigError if this fails or misses the deadline. On a resume, raises RewardAwayError if a reward's
+        server does not answer.
         """
         notes = []
         for each in self._rewards.values():
@@ -128,7 +128,7 @@ class RewardPool:
         fields: Mapping[str, Any],
         rewards: Mapping[str, RewardConfig] | None = None,
     ) -> PendingGroup:
-        """Grade one group by these rewards of the pool, by their labels; None: by all. By none it gets 0.0."""
+        """Grade one group by the rewards with these labels; None: all. Without rewards the group gets 0.0."""
         rewards = self._rewards if rewards is None else rewards
         calls = {}
         for label, reward in rewards.items():
@@ -140,11 +140,11 @@ class RewardPool:
         return PendingGroup(rewards, len(completions), calls)
 
     def usage(self) -> list[Usage | None]:
-        """Return what each worker has used since the call before; None in the place of one that does not live."""
+        """Return each worker's usage since the last call; None for a dead worker."""
         return [slot.usage() for slot in self._slots]
 
     def close(self) -> None:
-        """Kill the workers, whatever they do. Calls not yet over raise HpcGrpoError."""
+        """Kill the workers at once. Unfinished calls raise HpcGrpoError."""
         self._closed = True
         for slot in self._slots:
             slot.close()
@@ -182,7 +182,7 @@ class RewardPool:
 
 @dataclass(frozen=True)
 class PendingGroup:
-    """A group whose rewards are being computed: `calls` has the call of each reward, by its label."""
+    """A group whose rewards are being computed. `calls` maps each reward's label to its call."""
 
     rewards: Mapping[str, RewardConfig]
     num_completions: int
@@ -227,42 +227,42 @@ class PendingGroup:
 
 
 class _WorkerLostError(Exception):
-    """The worker ended or was stopped; `how`, and `is_calls_fault` where the next one would fare no better."""
+    """The worker ended or was stopped. `how` describes it; `is_calls_fault` if a retry would end the same way."""
 
     def __init__(self, how: str, *, is_calls_fault: bool) -> None:
         self.how, self.is_calls_fault = how, is_calls_fault
 
 
 class WorkerSlot:
-    """A place for one worker process; serves one call at a time."""
+    """Holds one worker process at a time, and serves one call at a time."""
 
     def __init__(self, names: Sequence[str], load_timeout_s: float, environ: Mapping[str, str]) -> None:
         self._names, self._load_timeout_s, self._environ = names, load_timeout_s, environ
         self._worker: _WorkerProcess | None = None
         self._closed = False
         self._lock = threading.Lock()
-        """Held to start a worker, to forget it, and to close: none is started or killed twice."""
+        """Held to start, forget and close a worker, so that none is started or killed twice."""
 
     def close(self) -> None:
-        """Kill the worker, whatever it does; no other one starts."""
+        """Kill the worker at once. No other one starts."""
         with self._lock:
             self._closed = True
             if self._worker is not None:
                 self._worker.kill()
 
     def usage(self) -> Usage | None:
-        """Return what the worker has used since the call before; None if none is, or one just starts or ends."""
+        """Return the worker's usage since the last call. None without a running worker."""
         if not self._lock.acquire(blocking=False):  # a killed worker may take long to end, and all grading would wait
             return None
         try:
             return None if self._worker is None else self._worker.meter.read()
-        except psutil.NoSuchProcess:  # it has died, and its thread is about to see it
+        except psutil.NoSuchProcess:  # It has died, and its thread will notice soon.
             return None
         finally:
             self._lock.release()
 
     def serve(self, call: Call | Preparation, timeout_s: float) -> CallResult:
-        """Run the call, again where its worker was lost for no fault of the call. Raises HpcGrpoError once closed."""
+        """Run the call. Retry it if its worker was lost for another reason. Raises HpcGrpoError once closed."""
         how = ""
         for _ in range(_MAX_TRIES):
             try:
@@ -279,13 +279,15 @@ class WorkerSlot:
         return CallResult(failure=f"{how}, {_MAX_TRIES} times")
 
     def end_worker(self) -> int:
-        """Kill what is left of the worker, and forget it; returns its exit code, its own if it had begun to end."""
+        """Kill the worker's remaining processes, and forget it. Return its exit code: its own if it was already
+        ending.
+        """
         with self._lock:
             worker, self._worker = self._worker, None
             return 0 if worker is None else worker.end()
 
     def _start_worker(self) -> str | None:
-        """Start a worker and import the rewards, with a deadline of their own; returns what went wrong, or None."""
+        """Start a worker and import the rewards, within a deadline. Return the error, or None."""
         with self._lock:
             if self._closed:
                 raise HpcGrpoError("The reward pool was closed before the call.")
@@ -346,7 +348,7 @@ class _WorkerProcess:
             self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(part * 1e6)))
 
     def kill(self) -> None:
-        """Kill the worker with all that its rewards have started."""
+        """Kill the worker and all processes that its rewards have started."""
         kill_group(self.process.pid)
 
     def end(self) -> int:
@@ -381,15 +383,15 @@ def labelled(reward_sets: Sequence[Sequence[RewardConfig]]) -> list[dict[str, Re
 
 
 def _worst(reward: RewardConfig) -> float:
-    """Return the score of a built-in that lowers the sum most, or raises it least."""
+    """Return a built-in's score that lowers the weighted sum most, or raises it least."""
     built_in = REWARDS.find(reward.name)
     return float(built_in.most if reward.weight < 0 else built_in.least)
 
 
 def _environ_for(rewards: Sequence[RewardConfig]) -> dict[str, str]:
-    """Return the variables of a worker: no secret but those that a reward names.
+    """Return a worker's variables, with only those secrets that a reward names.
 
-    A proxy's address may hold a password: it reaches the workers of a built-in that asks a server.
+    A proxy's address may contain a password. It reaches only workers of a built-in that calls a server.
     """
     named = {
         name
@@ -402,6 +404,6 @@ def _environ_for(rewards: Sequence[RewardConfig]) -> dict[str, str]:
 
 
 def _function_name(reward: RewardConfig) -> str:
-    """Return the name to find in a worker, where a file's path is absolute: the worker may start elsewhere."""
+    """Return the function's name for a worker, with an absolute file path: the worker may start in another folder."""
     module, separator, attribute = reward.name.rpartition(":")
     return f"{Path(module).absolute()}:{attribute}" if separator and module.endswith(".py") else reward.name

@@ -1,8 +1,8 @@
-"""The reward server: hosts rewards over HTTP for the reward `remote`, on a node with what they need.
+"""The reward server: hosts rewards over HTTP for the reward `remote`, on a node with their dependencies.
 
-Runs in a process of its own, `hpc-grpo reward serve`; requests are scored by a pool like a grader's. It waits for
-requests, and serves nobody without its token: rewards execute code, and prompts are nobody else's to read. A caller
-begins with MAGIC, both sides prove the token (system/proof.py), and requests follow on that connection.
+Runs in its own process, `hpc-grpo reward serve`; a pool like a grader's scores the requests. It serves only callers
+that prove its token, because rewards execute code and prompts are private. A caller begins with
+MAGIC, both sides prove the token (system/proof.py), and requests follow on that connection.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class RewardServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give a new connection a place, that of another one where there are too many. Takes every connection."""
+        """Give a new connection a place; if there are too many, take another connection's. Accepts every connection."""
         address = str(client_address[0])
         with self._lock:
             if (full := crowded([*self._unproved.values()], address)) is not None:
                 gone = random.choice([one for one, its in self._unproved.items() if its == full])
                 del self._unproved[gone]
                 with contextlib.suppress(OSError):  # the caller has hung up by itself
-                    gone.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                    gone.shutdown(socket.SHUT_RDWR)  # its thread will close it
             self._unproved[request] = address
         return True
 
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*((200, {"status": "ok"}) if self.path == "/health" else (404, {"error": "no such path"})))
 
     def do_POST(self) -> None:
-        """Score groups; 422 where a reward fails, which asking again would not mend, 503 where all was too late."""
+        """Score groups. Status 422 if a reward fails, which a retry would not fix; 503 if the deadline passed."""
         if not self._is_allowed():
             return
         try:
@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _groups(body: Any) -> list[tuple[str, list[str], dict[str, Any]]]:
-    """Cut a request into runs of one prompt and one item, as the pool takes them. Raises ValueError and its like."""
+    """Split a request into runs of one prompt and one item, for the pool. Raises ValueError and similar errors."""
     prompts, completions, fields = body["prompts"], body["completions"], body.get("fields", {})
     if not all(isinstance(text, str) for text in [*prompts, *completions]) or len(prompts) != len(completions):
         raise ValueError("prompts and completions are lists of texts of one length")

@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Asks for what a reward does once before training. `is_resume`: it was done before, when the run began."""
+    """A call of a reward's `prepare`, before training. `is_resume`: the run called it before, at its start."""
 
     reward: str
     args: Any
@@ -83,7 +83,7 @@ def main(descriptor: int, parent_pid: int) -> None:
     tie_to_parent(parent_pid, signal.SIGKILL)
     os.set_inheritable(descriptor, False)
     with Connection(descriptor) as connection, contextlib.suppress(EOFError):
-        # What a reward forks or executes must not keep the socket open: its end tells the parent that the worker died.
+        # A reward's child processes must not keep the socket open: its close tells the parent that the worker died.
         os.register_at_fork(after_in_child=connection.close)
         show_progress = functools.partial(connection.send_bytes, b"")
         while True:
@@ -97,7 +97,7 @@ def main(descriptor: int, parent_pid: int) -> None:
 
 
 def load(names: Sequence[str]) -> str | None:
-    """Import the rewards and their libraries; returns the error's text where that fails."""
+    """Import the rewards and their libraries. Return the error's text if that fails."""
     for name in names:
         try:
             function = REWARDS.find(name)

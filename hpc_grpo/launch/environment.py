@@ -284,7 +284,7 @@ def environment_report(
 
 
 def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
-    """Return what becomes of a variable of the user's environment, and why."""
+    """Return what happens to a variable of the user's environment, and why."""
     if name in RAY_SETTINGS:
         return "set", RAY_SETTINGS[name][1]
     if name in NODE_VALUES:

@@ -60,7 +60,7 @@ CHANGEABLE: dict[str, str] = {
     "weights.": "how the same bytes travel",
     "lora.publish": "how the same policy travels",
     "deadlines.": "when to give up, not what to do",
-    "engine.": "how the same policy is sampled from; fits another kind of node",
+    "engine.": "how engines sample from the same policy; suits another kind of node",
 }
 """Keys that may change on resume, and why. A trailing dot means all keys of a section, `*` any position in a list.
 

@@ -224,7 +224,7 @@ class WandbSink:
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Say so once and be silent from then on: training goes on, and metrics.jsonl holds everything."""
+        """Print the error once, then stop. Training continues, and metrics.jsonl has everything."""
         self._run = None
         print(f"W&B failed and is off for the rest of this attempt (metrics.jsonl goes on): {error}", flush=True)
 

@@ -146,7 +146,7 @@ def num_exports(config: Config, num_steps: int | None) -> int:
 
 
 def _at_least(config: Config) -> str:
-    """Say that the number of exports is the least, where nobody knows how many come by epochs or seconds."""
+    """Return a remark if epochs or seconds decide the number of exports, which is then unknown."""
     every = config.checkpoint.export_every
     is_open = every is not None and every.known_steps is None and config.checkpoint.keep_exports is None
     return ", at least: more come by epochs or seconds, and checkpoint.keep_exports = null keeps all" if is_open else ""

@@ -90,7 +90,7 @@ def num_steps(plan: Plan) -> int | None:
 
 
 def _trained_sizes(config: Config, sources: Sequence[SourceConfig], known: Sequence[SourceConfig]) -> list[int]:
-    """Count the items of each source that are neither held out nor duplicates, also of those of `known`."""
+    """Count the items of each source that are not held out and not duplicates, of each other or of `known`."""
     held, drops = config.data.held_out, config.data.deduplicate
     if held is None and not drops:
         return [sum(1 for _ in read_items(source)) for source in sources]

@@ -19,7 +19,7 @@ _NAME_WIDTH = 46
 
 
 def size_sections(plan: Plan, disk: DiskBudget) -> Iterator[str]:
-    """Return what a plan tells of memory and disk."""
+    """Return the plan's text about memory and disk."""
     sections = [
         _head(plan),
         *map(_budget, plan.budgets),

@@ -85,7 +85,7 @@ def _not_examined(why: str) -> Group:
 
 
 def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
-    """Submit the job, wait for its findings and return them, or a failure that says how to go on without them."""
+    """Submit the job, wait for its findings and return them, or a failure with a way to continue without them."""
     run = RunDir(own_folder(context.root))
     try:
         job_id = _submit(context, run, num_nodes)

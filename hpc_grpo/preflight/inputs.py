@@ -189,7 +189,7 @@ def judged_disk(disk: DiskBudget) -> Finding:
 
 
 def refuse_full_disk(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the checkpoints and exports of the run would not fit, or nobody knows whether they do."""
+    """Raise ConfigError if the checkpoints and exports of the run would not fit, or if that is unknown."""
     disk = _disk(config, environ)
     if disk is not None and disk.is_too_large:
         raise ConfigError(f"run.root = {config.run.root}: {_sure(disk)}. To go on, {_MAKE_ROOM}.")
@@ -219,7 +219,7 @@ def refuse_missing_python(launch: LaunchConfig) -> None:
 
 
 def refuse_wrong_environments(config: Config) -> None:
-    """Raise ConfigError for a built-in environment that this Python cannot make, where the job has the same Python."""
+    """Raise ConfigError for a built-in environment that this Python cannot make, if the job uses this Python."""
     if _has_this_python(config.launch):
         for _, environment in config.environments.values():
             check_built_in(environment)

@@ -184,7 +184,7 @@ def _caches(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def gpus_of_job(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Leave out GPUs of other jobs, which nvidia-smi lists too where Slurm hides no device."""
+    """Return the job's GPUs. nvidia-smi also lists other jobs' if Slurm hides no device."""
     named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return tuple(gpu for gpu in found if str(gpu.index) in named or not all(name.isdigit() for name in named))
 

@@ -26,6 +26,7 @@ from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
 from hpc_grpo.data.tokenizer import (
     check_context_length,
+    import_without_torch,
     load_tokenizer,
     model_folder,
     refuse_other_vocabularies,
@@ -58,6 +59,7 @@ def main(action: str, keys: list[str]) -> None:
     config = Config.model_validate(yaml.safe_load(sys.stdin))
     if action == "verify":
         shut_off_network()
+        import_without_torch(config)
     work = _verified if action == "verify" else _fetched
     for item in items_of(config, Path.cwd()):
         if item.key in keys:
@@ -65,7 +67,7 @@ def main(action: str, keys: list[str]) -> None:
 
 
 def _fetched(config: Config, item: Item) -> dict[str, Any]:
-    """Download the item into its cache; the libraries skip what is there already."""
+    """Download the item into its cache. The libraries skip existing files."""
     try:
         from huggingface_hub import HfApi, snapshot_download
 

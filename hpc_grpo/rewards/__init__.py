@@ -59,7 +59,7 @@ class Group:
         return self.column(getattr(settings, key), f"Set rewards.N.args.{key} to the right column.", *kinds)
 
     def answer(self, *others: type) -> Any:
-        """Return the reference answer: a text, a number, or a value of `others`. Raises ConfigError for any other."""
+        """Return the reference answer: text, a number, or a type in `others`. Raises ConfigError for another type."""
         fix = "Set data.*.answer_field to the column of the reference answer."
         return self.column("answer", fix, str, int, float, *others)
 
@@ -140,7 +140,7 @@ def score(
 
 
 def finished(value: Any) -> Any:
-    """Return what a function has returned. Runs an awaitable to its end, in another thread beside a running loop."""
+    """Return a function's result. Runs an awaitable to its end, in another thread if a loop is running."""
     if not inspect.isawaitable(value):
         return value
 

@@ -233,7 +233,7 @@ def announced_answer(text: str) -> str | None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not blank; an empty text when there is none."""
+    """Return the last line that is not blank; "" if there is none."""
     return text.strip().rpartition("\n")[2].strip()
 
 
@@ -425,6 +425,6 @@ def _as_in_prose(found: re.Match[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Reduce a text to what is compared: single spaces between digits and no others, no capitals in words."""
+    """Normalize a text for a comparison: single spaces between digits and no others, words in lower case."""
     text = _LOOSE_SPACE.sub("", " ".join(_without_marks(text).split())).rstrip(".")
     return text.rstrip("!").casefold() if _WORDS.fullmatch(text) else text

@@ -16,7 +16,7 @@ _CLOSING = re.compile(r"(`{3,}|~{3,})\s*(?:</\w+>)?")
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. `tag` is the first word behind the opening fence, in lower case: `python`, or empty."""
+    """A code block. `tag` is the first word after the opening fence in lower case, such as `python`, or ""."""
 
     tag: str
     content: str

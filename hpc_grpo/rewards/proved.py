@@ -15,7 +15,7 @@ import httpx
 from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, answer, is_same
 
 MAGIC = b"hpc-grpo reward 1\n"
-"""A caller begins with it. No request of HTTP begins with a small letter."""
+"""A caller sends this first. No HTTP request begins with a lower-case letter."""
 
 
 class ProvedTransport(httpx.AsyncHTTPTransport):

@@ -41,7 +41,7 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class ScoringError(Exception):
-    """The reward failed, not a completion: it has no verdict on the group."""
+    """The reward failed, not a completion. The group gets no score."""
 
 
 class ScoringTimeoutError(ScoringError, TimeoutError):
@@ -186,7 +186,7 @@ def _scorer_of(pid: int) -> Scorer:
 
 
 def _answer(connection: Connection, parent: int) -> None:
-    """Serve the calls that arrive, until the parent closes its end."""
+    """Serve calls until the parent closes its end."""
     tie_to_parent(parent, signal.SIGKILL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -140,7 +140,7 @@ def stalled(first_steps: Sequence[int | None], newest: int) -> int:
 
 
 def before_it_ran(run: RunDir, job_id: str) -> str:
-    """Say how far a job got that has left no attempt."""
+    """Return a sentence on how far a job without an attempt got."""
     mark = run.job_mark(job_id)
     if not mark.exists():
         return "It ended before it had begun."

@@ -20,7 +20,7 @@ NUM_NODES_VARIABLE = "HPC_GRPO_NUM_NODES"
 """Nodes of the attempt. If Ray has fewer, a node was lost, and training must not continue."""
 
 ENDS_AT_VARIABLE = "HPC_GRPO_ENDS_AT"
-"""Unix time at which the allocation ends; absent where there is no limit."""
+"""Unix time at which the allocation ends. Unset: no limit."""
 
 STOP_GRACE_VARIABLE = "HPC_GRPO_STOP_GRACE_S"
 """Seconds for a checkpoint after SIGTERM, set by the program that starts and ends this run. Unset: no limit."""

@@ -158,7 +158,7 @@ def sample_config(
 
 
 def judged_sources(data: DataConfig) -> list[SourceConfig]:
-    """Return the sources of the eval sets, and of the training data where a share of them is held out."""
+    """Return the sources of the eval sets, and those of the training data if a share of them is held out."""
     held_out = data.sources(for_eval=False) if data.held_out is not None else []
     return [source for _, source in (*held_out, *data.sources(for_eval=True))]
 

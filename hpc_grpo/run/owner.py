@@ -45,7 +45,7 @@ def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding
     for path in (folder, *sorted(folder.iterdir())):
         try:
             found = path.stat()
-        except FileNotFoundError:  # a link to nowhere, or gone meanwhile
+        except FileNotFoundError:  # a broken link, or removed meanwhile
             continue
         if found.st_uid != os.geteuid():
             raise ConfigError(

@@ -43,7 +43,7 @@ class RunDir:
     join_token = _Inside(".secret", "join_token")  # mode 0600: launch/place/joined
     checkpoints = _Inside("checkpoints")
     exports = _Inside("export")
-    evals = _Inside("evals")  # of `hpc-grpo model eval`, each a folder of its own: run/evals.py
+    evals = _Inside("evals")  # evals of `hpc-grpo model eval`, one folder each: run/evals.py
     stop_marker = _Inside("STOP")
     complete_marker = _Inside("COMPLETE")
     holder = _Inside("holder.json")  # the attempt that trains the run, and its last sign of life: run/lock.py

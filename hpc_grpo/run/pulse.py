@@ -53,7 +53,7 @@ _ENDLESS_SIGNS = 1000
 
 @dataclass(frozen=True)
 class Beat:
-    """A pulse as it is read. `count` changes with every sign; `limit_s` is inf where no sign is due."""
+    """A pulse as read. `count` changes with every sign. `limit_s` is inf if no sign is due."""
 
     count: int = 0
     limit_s: float = math.inf
@@ -142,7 +142,7 @@ class Pulse:
         self.longest_s: dict[str, float] = {}
 
     def open(self, role: str, patience: Patience, longest_s: Mapping[str, float] | None = None) -> None:
-        """Publish from here on, where the process is told where. `longest_s` is known from the attempts before."""
+        """Publish from now on, if the process has a pulse file. `longest_s` comes from earlier attempts."""
         self._patience = patience
         self.longest_s |= longest_s or {}
         self._clock.keep_looking()
@@ -209,7 +209,10 @@ def read_pulse(descriptor: int) -> Beat:
 
 
 def _path_of_own(role: str) -> Path | None:
-    """Return where to publish; None if nobody watches. The name tells an actor from a later process of its id."""
+    """Return the path for the pulse; None if nobody watches.
+
+    The name distinguishes an actor from a later process with its id.
+    """
     if given := os.environ.pop(PULSE_VARIABLE, ""):  # Children of this process must not use its pulse file.
         return Path(given)
     folder = Path(os.environ.get(SHM_DIR_VARIABLE, "")) / PULSES_NAME

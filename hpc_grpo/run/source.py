@@ -77,7 +77,7 @@ def become_copy(run: RunDir, words: Sequence[str]) -> None:
 
 
 def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
-    """Write the run's copy anew; `functions` are the user's files by their name in the config.
+    """Write the run's copy again. `functions` maps names in the config to the user's files.
 
     Returns the digest of its SHA256SUMS.
     """
@@ -209,7 +209,7 @@ def changed_functions(run: RunDir, config: Config, folder: Path) -> list[str]:
 def imported_files(file: Path) -> list[Path]:
     """Return a Python file and the files of its folder that it imports, directly or indirectly; packages completely."""
     found = [file]
-    for waiting in found:  # grows meanwhile
+    for waiting in found:  # the list grows in the loop
         try:
             nodes = list(ast.walk(ast.parse(waiting.read_bytes())))
         except (SyntaxError, ValueError):  # no Python

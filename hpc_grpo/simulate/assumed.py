@@ -42,7 +42,7 @@ _ROLLOUTS, _MOST_STEPS = 8192, 100
 
 
 class _Advantage(AdvantageSettings):
-    """Tells alike groups from others, without numpy, which a login node may lack."""
+    """Finds groups of equal rewards without numpy, which a login node may lack."""
 
     name: Literal["simulated"] = "simulated"
 

@@ -189,7 +189,7 @@ class SimulatedRun:
         self._num_calls = self._num_trained = self._version = 0
 
     def take_steps(self, num_steps: int, on_step: Callable[[], None] = lambda: None) -> None:
-        """Have the driver's loop take so many steps; `on_step` is called where the driver would record one."""
+        """Run the driver's loop for `num_steps`. Calls `on_step` when the driver would record a step."""
         self._num_steps, self._on_step = num_steps, on_step
         state = DriverState()
         scheduler = RolloutScheduler(self.config, cast("PromptStream", self), self, state, num_steps)

@@ -78,7 +78,7 @@ def ranked_splits(plan: Plan) -> list[Split]:
 
 
 def fastest_in_turn(splits: Sequence[Split]) -> Split:
-    """Return the best split where learners and engines take turns: no rollout is older than the weights it trains."""
+    """Return the fastest split without a lag: learners and engines take turns."""
     return min(splits, key=lambda split: (bool(split.plan.warnings), split.in_turn.step_s))
 
 

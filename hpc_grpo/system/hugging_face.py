@@ -65,7 +65,7 @@ def dataset_folders(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
 
 
 def is_no_hub_name(path: str) -> bool:
-    """Tell a path from a name of the hub, which is NAME or ORGANISATION/NAME."""
+    """Return whether a path is no hub name. Hub names are NAME or ORGANISATION/NAME."""
     return path.startswith((".", "/", "~")) or (path.count("/") > 1 and "://" not in path)
 
 

@@ -66,5 +66,5 @@ def judge(token: bytes, purpose: bytes, listener_nonce: bytes, said: bytes) -> b
 
 
 def is_same(said: bytes, expected: bytes) -> bool:
-    """Compare two proofs in a time that tells nothing about them."""
+    """Compare two proofs in constant time."""
     return hmac.compare_digest(said, expected)

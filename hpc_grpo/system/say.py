@@ -31,7 +31,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 @contextlib.contextmanager
 def not_worth_the_run(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """Go on after an OSError in the block, and say what could not be done."""
+    """Continue after an OSError in the block, and print what failed."""
     try:
         yield
     except OSError as error:

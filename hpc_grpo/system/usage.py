@@ -105,7 +105,7 @@ class GpuMeter:
         """Index of a GPU -> the driver's time of its last fetched sample."""
 
     def keep_fetching(self) -> None:
-        """Fetch the samples of this process's GPUs as long as it runs, where nvidia-ml-py is installed."""
+        """Fetch samples of this process's GPUs until it ends. Does nothing without nvidia-ml-py."""
         try:
             import pynvml
         except ImportError:

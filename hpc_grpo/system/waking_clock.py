@@ -30,7 +30,7 @@ class WakingClock:
         return self._counted[0]
 
     def keep_looking(self, every_s: float = LOOK_S) -> None:
-        """Have a thread look at it as long as this process runs."""
+        """Read the clock in a thread until this process ends."""
 
         def keep_on() -> None:
             while True:

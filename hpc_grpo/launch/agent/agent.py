@@ -65,7 +65,7 @@ class NodeAgent:
         self._watch = Watch()
         self._next_look = 0.0
         self._is_up = threading.Event()
-        self._log_dir = Path(spec.log_dir)  # where the logs are in the end: on the head's disk
+        self._log_dir = Path(spec.log_dir)  # final place of the logs: the head's disk
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -250,7 +250,7 @@ class NodeAgent:
             self._reports.write(line)
             self._reports.flush()
         except OSError:
-            self._is_deaf = True  # nobody listens any more: the lease is over
+            self._is_deaf = True  # The lease has ended: the supervisor reads no more reports.
 
 
 def main() -> int:

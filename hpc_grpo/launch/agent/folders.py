@@ -73,7 +73,7 @@ class SharedDir:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take part in the folder. Raises FileNotFoundError if none is there, LaunchError for another user's."""
+        """Open and lock the folder. Raises FileNotFoundError if it does not exist, LaunchError for another user's."""
         self.path = path
         with contextlib.ExitStack() as opened:
             folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)

@@ -30,7 +30,7 @@ from hpc_grpo.system.processes import ProcessIdentity
 from hpc_grpo.system.say import say
 
 HEAD = b"head "
-"""Begins the line that tells a joining node the head's address."""
+"""Start of the line with the head's address for a joining node."""
 
 ALIVE = b"alive\n"
 """Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop runs."""
@@ -246,7 +246,7 @@ def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -
                 if not select.select([], [descriptor], [], max(deadline - time.monotonic(), 0.0))[1]:
                     raise TimeoutError("not taken in time")
                 rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]  # so much of it never waits
-    except OSError as error:  # no time left, or nobody reads any more
+    except OSError as error:  # no time left, or the supervisor reads no more
         shutil.copytree(folder, kept, dirs_exist_ok=True)
         say(f"Logs did not reach the head ({error}): they are in {kept} of this node", sys.stderr)
 

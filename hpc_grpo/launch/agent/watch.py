@@ -29,7 +29,7 @@ STOPPED_S = 30.0
 
 @dataclass(frozen=True)
 class Watched:
-    """A process as it is now. `born` is its `start_time`, which distinguishes it from a later one with the same id."""
+    """A process at present. `born` is its `start_time`, which distinguishes it from a later one with the same id."""
 
     name: str
     pid: int
@@ -49,7 +49,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Late:
-    """A process that is to be ended, and why."""
+    """A process to end, and the reason."""
 
     process: Watched
     why: str

@@ -182,7 +182,7 @@ def decide_succession(attempt: AttemptRecord, stop_asked: bool) -> Succession:
         return "end the chain"
     if not attempt.signalled:
         return "have one wait"
-    # The queue ended the job for its lost node. Otherwise somebody did, and the successor learns from the queue who.
+    # The queue ended the job for its lost node; otherwise a user did, and the successor asks the queue who.
     return "keep it off lost nodes" if attempt.lost_nodes else "leave it"
 
 

@@ -140,7 +140,7 @@ class ChainLink:
             self._again_at = self._clock() + pause_s
 
     def _is_left_behind(self) -> bool:
-        """Return whether this is the link of an earlier chain, or another job carries on in its place."""
+        """Return whether this job belongs to an earlier chain, or another job replaces it."""
         own, record = self._job, read_chain(self._run)
         current = [link.job_id for link in record.since_the_user()]
         is_old = own.successor_of != "" and bool(current) and not {own.job_id, own.successor_of} & set(current)
@@ -240,7 +240,7 @@ class ChainLink:
             self._news = news_at_end(attempt, self._run.is_complete(), has_successor, record.ended)
 
     def tell(self) -> None:
-        """Run the user's command where there is news. While the run is not held, which the command may look at."""
+        """Run the user's command if there is news. Only after the run is released, because the command may read it."""
         news, self._news = self._news, None
         if news is not None and self._launch.notify:
             notify(self._launch.notify, self._run, news)
@@ -389,7 +389,7 @@ def notify(command: Sequence[str], run: RunDir, news: News, deadline_s: float = 
         environ, folder = {**os.environ, **told}, working_dir(run)
         answer = run_command([program, *command[1:]], deadline_s, environ=environ, stdin="", cwd=folder)
     except (OSError, HpcGrpoError, RuntimeError, ValueError) as error:
-        # RuntimeError: ~name of nobody. ValueError: text that the environment cannot hold.
+        # RuntimeError: ~NAME of an unknown user. ValueError: text that the environment cannot hold.
         answer = Answer(error=str(error))
     for text in filter(None, (answer.text.strip(), answer.said)):
         say(text)

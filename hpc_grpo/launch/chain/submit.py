@@ -54,7 +54,7 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
     used its node-hours.
     """
     first, *further = requested_launches(run, launch)
-    remove_stop(run)  # before the job is there, which may start at once
+    remove_stop(run)  # Before the job exists, because it may start at once.
     if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
         queue.cancel(earlier)  # Waiting jobs of an earlier chain would take turns with this one.
     write_chain(run, read_chain(run).asking_for(launch))  # before the first job, whose successor reads it
@@ -135,7 +135,7 @@ def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
 
 
 def remove_stop(run: RunDir) -> None:
-    """Remove the STOP file of before: the user wants the run to go on."""
+    """Remove an earlier STOP file: the user wants the run to continue."""
     if run.stop_marker.exists():
         run.stop_marker.unlink()
         say(f"Removed {run.stop_marker.name}, which had asked the run to end.", sys.stderr)

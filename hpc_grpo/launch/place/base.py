@@ -158,7 +158,7 @@ class Place(Protocol):
         return before.only(answering)
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Return whether a run's owner on another host lives; None if only its signs of life can tell."""
+        """Return whether a run's owner on another host lives; None if only its beats can show that."""
         return None
 
     def close(self, end: End) -> None:

@@ -91,7 +91,10 @@ class SshPlace(LocalPlace):
         self._allocation: Allocation | None = None
 
     def allocation(self) -> Allocation:
-        """Return this machine and the others, which are asked for their CPUs. Raises NodesUnavailableError by name."""
+        """Return this machine and the other hosts, with their queried CPUs.
+
+        Raises NodesUnavailableError with the host's name.
+        """
         if self._allocation is None:
             head = self._own_host()
             others = [host for host in self._hosts.values() if host != head]

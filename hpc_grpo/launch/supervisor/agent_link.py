@@ -61,7 +61,7 @@ class AgentLink(NodeProcess):
         After a minute without progress the agent is lost.
         """
         rest, stdin = spec.to_line(), self.stdin.fileno()
-        with self._writing, contextlib.suppress(OSError):  # broken: `loss` tells
+        with self._writing, contextlib.suppress(OSError):  # On a broken pipe, `loss` returns the reason.
             while rest:
                 if not select.select([], [stdin], [], SILENT_AGENT_S)[1]:
                     self._failure = f"its agent took nothing for {SILENT_AGENT_S:.0f} s of what it is told"
@@ -77,7 +77,7 @@ class AgentLink(NodeProcess):
             try:
                 os.write(self.stdin.fileno(), line)  # of a few bytes a pipe takes all, or none
             except OSError:
-                return  # ended or stuck: `loss` and the agent's own lease tell
+                return  # The agent has ended or is stuck: `loss` and the agent's lease handle both.
             finally:
                 self._writing.release()
 

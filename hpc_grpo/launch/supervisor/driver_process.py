@@ -79,7 +79,7 @@ class Driver:
             except BlockingIOError:
                 return True
             except OSError:
-                return False  # a pty's master reads EIO where a pipe reads its end
+                return False  # At its end, a pty's master raises EIO; a pipe returns no data.
             if not data:
                 return False
             self._pass_on(self._output.take(data))

@@ -23,7 +23,7 @@ class RunFacts:
 
 
 class Now(enum.Enum):
-    """Events without parameters; each value says what happened."""
+    """Events without parameters. Each value describes its event."""
 
     RAY_READY = "every node and GPU has joined Ray"
     NODES_TOLD = "a signal asked the agents to end; the supervisor has not been sent one, or not yet"

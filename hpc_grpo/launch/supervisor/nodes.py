@@ -74,14 +74,14 @@ class Nodes:
         self._heartbeats = Heartbeats(self._links)
 
     def sources(self) -> list[int]:
-        """Return file descriptors that become readable when there is something to take in."""
+        """Return file descriptors that become readable when reports or output arrive."""
         found = [link.fileno() for link in self._links if link.process.poll() is None]
         if self._watch is not None and self._watch.fileno() >= 0:
             found.append(self._watch.fileno())
         return found
 
     def advance(self) -> None:
-        """Take in reports, and go on with bringing Ray up."""
+        """Read reports, and continue the start of Ray."""
         for link in self._links:
             link.read_reports()
         if self._watch is not None:
@@ -133,7 +133,7 @@ class Nodes:
         return taken
 
     def told(self) -> list[str]:
-        """Return the nodes whose agents a signal has told to end."""
+        """Return the nodes whose agents received a signal to end."""
         return [link.node for link in self._links if link.is_told]
 
     def order(self, order: Order) -> None:

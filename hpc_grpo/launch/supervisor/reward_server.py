@@ -122,7 +122,7 @@ class RewardServer:
                 ) from error
 
     def _guard_workers(self) -> None:
-        """Have the server's workers end too where this process is killed: the kernel tells the server alone."""
+        """End the server's workers too if this process is killed: the kernel signals only the server."""
         if self._guard is not None:
             with self._guard as of_the_server_before:
                 of_the_server_before.kill()

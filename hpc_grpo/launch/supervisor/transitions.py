@@ -184,7 +184,7 @@ def _on_answer(state: State, left_s: float | None, now: float) -> Reaction:
 
 
 def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reaction:
-    """Note nodes that are gone. Learners are on all of them, so the driver cannot go on and is ended."""
+    """Record lost nodes. Learners run on all nodes, so the driver cannot continue and is ended."""
     new = {
         node: loss.why
         for node, loss in event.nodes.items()

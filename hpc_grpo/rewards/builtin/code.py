@@ -82,7 +82,7 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
         if cases is None:
             job = json.dumps({"program": program, "tests": tests})
             argv = [sys.executable, "-I", str(UNIT_TESTS), str(settings.time_s)]
-            # The program's process has `time_s`. The tests' own, and the messages, have what the clock leaves.
+            # The program's process has `time_s`. The rest of the clock time is for the tests and the messages.
             [result] = run_job(isolation, argv, {}, [job], replace(limits, cpu_s=limits.wall_s, clock=1.0))
             if result.verdict == "nothing":
                 raise ConfigError(f"a text of tests asserts nothing, and calls none of its functions: {tests[:200]!r}.")
@@ -130,10 +130,10 @@ def _lines(text: str) -> list[str]:
 
 
 def _cases(tests: Any) -> list[tuple[str, str]] | None:
-    """Return inputs and outputs; None for a text of Python. Raises ConfigError for tests that every program passes."""
+    """Return inputs and outputs; None for Python text. Raises ConfigError for tests that every program passes."""
     if isinstance(tests, str):
         try:
-            tests = json.loads(tests)  # as Python it would assert nothing
+            tests = json.loads(tests)  # As Python, this text would assert nothing.
         except (ValueError, RecursionError):
             if tests.strip():
                 return None

@@ -62,7 +62,7 @@ def ifeval(group: Group, settings: IfevalSettings) -> Iterator[float]:
 
 
 def _checks_of(names: list[Any], arguments: list[Any]) -> list[Check]:
-    """Return the item's checks, with their arguments. Raises ConfigError for those that are unknown or lack one."""
+    """Return the item's checks, with their arguments. Raises ConfigError for an unknown check or a missing argument."""
     if not names or len(names) != len(arguments) or not all(isinstance(each, dict | None) for each in arguments):
         raise ConfigError(f"the instructions {names!r} need a mapping of arguments each, not {arguments!r}.")
     return [_check(name, given or {}) for name, given in zip(names, arguments, strict=True)]
@@ -74,7 +74,7 @@ def _check(name: str, arguments: Mapping[str, Any]) -> Check:
     given = {key: value for key, value in arguments.items() if value is not None}
     check = functools.partial(_CHECKS[name], **given)
     try:
-        check("")  # refuses what is missing, unknown, or of another type
+        check("")  # This call refuses missing, unknown and mistyped arguments.
     except ValidationError as error:
         wrong = "; ".join(f"{each['loc'][0]}: {in_plain_words(each)}" for each in error.errors())
         raise ConfigError(f"the arguments of {name} are {given!r}. {wrong}.") from error

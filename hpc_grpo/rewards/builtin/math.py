@@ -52,7 +52,7 @@ def math(group: Group, settings: Section) -> Iterator[float]:
 
 
 correctness = reward("correctness", math.settings, load=load)(math.function)
-"""`math` under the name that it has in older configurations."""
+"""`math` under its older name."""
 
 
 class Gsm8kSettings(Section):

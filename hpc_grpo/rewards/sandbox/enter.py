@@ -89,7 +89,7 @@ def _staged(shown: dict[str, str]) -> dict[str, str]:
 
 
 def _become_nobody() -> None:
-    """Give root up: the kernel limits no processes of root's, and takes root for the owner of /proc/sys."""
+    """Become nobody: the kernel does not limit root's processes, and root owns /proc/sys."""
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -97,12 +97,12 @@ def _become_nobody() -> None:
 
 
 def _build_root(shown: dict[str, str], tmp_bytes: int) -> None:
-    """Make a root of read-only binds, and leave the old one for good."""
+    """Make a root of read-only binds, and leave the old root permanently."""
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     for name in ("old", "new"):
         Path("/tmp", name).mkdir()
-    _pivot_root("/tmp", "/tmp/old")  # now also what lies below /tmp can be shown
+    _pivot_root("/tmp", "/tmp/old")  # now paths below /tmp can be shown too
     os.chdir("/")
     _mount("tmpfs", "/new", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     for folder in ("proc", "dev", "tmp", "etc"):
@@ -113,7 +113,7 @@ def _build_root(shown: dict[str, str], tmp_bytes: int) -> None:
         # /dev/shm is a link to /tmp.
         target = Path(f"/new/tmp/{path.removeprefix('/dev/shm/')}" if path.startswith("/dev/shm/") else f"/new{path}")
         if len(target.parts) > _PARTS_IN_TMP and target.is_relative_to("/new/tmp"):
-            above = Path(*target.parts[:_PARTS_IN_TMP])  # a mount of its own, which no program writes to or removes
+            above = Path(*target.parts[:_PARTS_IN_TMP])  # a separate mount, which no program can write to or remove
             if str(above) not in read_only:
                 above.mkdir()
                 _mount("tmpfs", str(above), "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
@@ -160,7 +160,7 @@ def _bind(source: str, target: Path) -> None:
 
 
 def _mount_proc() -> None:
-    """Mount the processes of this namespace, and nothing else of /proc; no namespace can be made inside any more."""
+    """Mount this namespace's processes, and nothing else of /proc. After this, no namespace can be created inside."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     _mount("proc", "/new/proc", "proc", flags)
     Path("/new/proc/sys/user/max_user_namespaces").write_text("0")

@@ -55,9 +55,9 @@ def main() -> None:
     sys.path.append(str(Path(__file__).parent))
     importlib.import_module("syscalls").refuse_calls()
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # its programs run as the same user: they must not trace this one
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # Its programs run as the same user, and must not trace this process.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # without a namespace nobody else ends it
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Without a namespace, nothing else ends it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process of a namespace gets no signal without a handler
     os.environ.update(_ONE_THREAD)
     with os.fdopen(os.dup(1), "wb") as answers:
@@ -89,7 +89,7 @@ def _run_cases(job: dict[str, Any]) -> list[dict[str, str]]:
 
 def _empty_folder() -> None:
     """Remove what a case has left. Folders may be nested deeper than Python recurses, and than a path is long."""
-    Path.cwd().chmod(0o700)  # a path through "." would need the right that the case may have taken away
+    Path.cwd().chmod(0o700)  # A case may have removed the permission that a path through "." needs.
     pending, moved = [Path()], 0
     while pending:
         folder = pending.pop()
@@ -175,7 +175,7 @@ def _take_descriptors(theirs: dict[str, int]) -> None:
 
 
 def _limit(limits: dict[str, float], address_bytes: float) -> None:
-    """Set the kernel's limits for each process, and let the watching one go first."""
+    """Set the kernel's limits of this process, and a lower priority than the watching process."""
     for name, most in {
         "CPU": limits["cpu_s"],
         "AS": address_bytes,
@@ -234,7 +234,7 @@ def _feed(descriptor: int, selector: Any, pending: Any) -> Any:
         pending = pending[os.write(descriptor, pending[:65536]) :] if pending else pending
     except BlockingIOError:
         return pending
-    except OSError:  # it does not read its input
+    except OSError:  # the program does not read its input
         pending = pending[:0]
     if not pending:
         selector.unregister(descriptor)
@@ -299,7 +299,7 @@ def _kill_all() -> bool:
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         others = _others()
-        for pid in [-1] if os.getpid() == 1 and others else others:  # -1: all of the namespace at once, forks included
+        for pid in [-1] if os.getpid() == 1 and others else others:  # -1: the whole namespace at once, forks included
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -38,7 +38,7 @@ _SYSTEM_PATHS = (
 _OF_PREFIX = ("bin", "lib", "lib32", "lib64", "include", "pyvenv.cfg")
 """Parts of its prefix that a Python needs. The prefix may be a project's folder."""
 _GRACE_S = 10.0
-"""Beyond the job's own deadlines: to build the sandbox and to tear it down, on a busy node."""
+"""Time beyond the job's deadlines, to build and tear down the sandbox on a busy node."""
 
 _MIB = 1 << 20
 _OTHER_THREADS = 256
@@ -174,7 +174,7 @@ class SandboxedScorer:
         self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # No pipe, which warnings would fill. Open as long as the process.
+        # Not a pipe, which warnings would fill. Stays open as long as the process.
         self._errors = TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._owner = os.getpid()
         self._process = subprocess.Popen(
@@ -269,7 +269,7 @@ def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str
     if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout:
         words += ["--unshare-user", "--disable-userns"]  # since 0.8
     words += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
-    # See enter.py: _DEVICES. Nor does any limit count what waits in terminals.
+    # See enter.py: _DEVICES. Also, no limit counts the contents of terminals.
     words += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero", "--tmpfs", "/dev/pts"]
     words += ["--size", str(limits.tmp_mib * _MIB), "--tmpfs", "/tmp"]
     read_only = ["/dev", "/dev/pts", "/"]
@@ -286,7 +286,7 @@ def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str
 
 
 def shown_paths() -> list[str]:
-    """List what a program sees read-only: the system's programs and libraries, this Python and this package."""
+    """List the read-only paths of a program: the system's programs and libraries, this Python and this package."""
     executable = Path(sys.executable).resolve()
     prefixes = {Path(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)}
     own = {prefix / name for prefix in {*prefixes, executable.parent.parent} for name in _OF_PREFIX}

@@ -46,7 +46,7 @@ Resolve = Callable[[list[Any]], Any]
 
 
 class BrokenMessageError(Exception):
-    """The other process sent what no such process sends, or has ended."""
+    """The other process sent an invalid message, or has ended."""
 
 
 class Channel:
@@ -112,7 +112,7 @@ def pack(
 def unpack(data: Any, resolve: Resolve, originals: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
     """Return the values, and the objects of all nodes. `resolve` returns the object that a node describes.
 
-    An object of `originals` that the data hold is changed to what the data say of it. Raises BrokenMessageError.
+    Updates objects of `originals` to the state in the data. Raises BrokenMessageError.
     """
     try:
         nodes, same = data["nodes"], dict(data["same"])
@@ -219,7 +219,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _leaf(value: Any) -> list[Any] | None:
-    """Return the node of a value without parts; None for an object that stays."""
+    """Return the node of a value without parts; None for an object that stays in its process."""
     kind = type(value)
     if kind is int:
         return ["int", hex(value)]

@@ -51,7 +51,8 @@ _REFUSED_ARGUMENTS = (
     ((54, 208), 2, _EQUAL, _SO_SNDBUF),  # setsockopt
     ((54, 208), 2, _EQUAL, _SO_RCVBUF),
     ((72, 25), 1, _EQUAL, _F_SETPIPE_SZ),  # fcntl
-    ((9, 222), 3, _ALL_BITS, _MAP_SHARED_ANONYMOUS),  # mmap: shared pages outlive MADV_DONTNEED, and nobody counts them
+    # mmap: shared pages survive MADV_DONTNEED, and no limit counts them
+    ((9, 222), 3, _ALL_BITS, _MAP_SHARED_ANONYMOUS),
     ((9, 222), 3, _ANY_BIT, _MAP_HUGETLB),
     ((28, 233), 2, _EQUAL, _MADV_PAGEOUT),  # madvise: pages in swap are not resident
     ((56, 220), 0, _ANY_BIT, _NAMESPACES),  # clone

@@ -41,7 +41,7 @@ _VERDICT_FD = 3
 _PR_SET_DUMPABLE = 4
 _MAX_PRINTED = 1 << 18
 _SHOWN_NAMES = ("__name__", "__qualname__", "__dict__")
-"""Special names of a Remote that are the program's. NumPy looks for others, and would believe them."""
+"""Special names of a Remote that the program provides. NumPy looks up others, and would trust them."""
 
 _FIXED = (int, float, complex, str, bytes)
 _PLAIN_BASES: tuple[Any, ...] = (*_FIXED, bytearray, tuple, list, dict, set, frozenset)

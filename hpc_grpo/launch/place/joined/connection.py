@@ -203,7 +203,7 @@ class JoinedProcess:
         """Do nothing. The end of stdin reaches an agent; a signal would only reach a client."""
 
     def terminate(self) -> None:
-        """Hang up: the agent tears down by itself."""
+        """Close the connection. The agent then tears down."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

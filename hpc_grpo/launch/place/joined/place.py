@@ -55,7 +55,7 @@ _SAY_AGAIN_S = 15.0
 _LOOK_S = 0.2
 _REDIAL_S = 20.0  # a worker whose agent has ended dials again within this time
 _FIRST_WAIT_S = 1800.0  # people may start workers by hand
-_FIRST_WAIT = 15  # of `launch.rejoin_s`, where that is longer
+_FIRST_WAIT = 15  # times `launch.rejoin_s`, if that is longer
 _FAREWELL_S = 20.0
 _ENDS_WORKERS = ("complete", "stopped", "config", "crash")
 """Ends of an attempt after which workers end too. After other ends the head may restart."""

@@ -79,7 +79,7 @@ class Worker:
         except _ToldError:
             say(f"{self._told} ended this worker; nothing of the run is left on {self.name}.")
             return EXIT_RESUMABLE
-        finally:  # this process is about to end by itself, with its own exit code
+        finally:  # this process ends next, with its own exit code
             for number in taken:
                 signal.signal(number, signal.SIG_IGN)
 
@@ -164,7 +164,7 @@ class Worker:
             agent = subprocess.Popen(
                 command, stdin=connection.fileno(), stdout=connection.fileno(), env=kept, start_new_session=True
             )
-            if self._told:  # meanwhile
+            if self._told:  # a signal came meanwhile
                 self._leave(connection)
             agent.wait()
         finally:

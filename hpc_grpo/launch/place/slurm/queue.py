@@ -58,7 +58,7 @@ def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
     """
     if not job_ids:
         return QueueAnswer(time.time())
-    from filelock import FileLock  # brings asyncio, which only `status --slurm` is to wait for
+    from filelock import FileLock  # Imports asyncio, which only `status --slurm` should wait for.
 
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
