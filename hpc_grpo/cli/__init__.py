@@ -152,6 +152,11 @@ class _Group(PlainGroup):
             return super().invoke(ctx)
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if "." not in error.option_name:
+                raise
+            key = error.option_name.lstrip("-")
+            raise click.UsageError(f"{error.format_message()} A key has no dashes: {key}=VALUE.", error.ctx) from None
         except HpcGrpoError as error:
             with contextlib.suppress(OSError):  # a disk that is full changes no exit code
                 echo(f"error: {error}", err=True)

@@ -45,6 +45,9 @@ from hpc_grpo.types import GIB
 @click.option("--name", help="run.name")
 @click.option("--nodes", type=click.IntRange(1), help="launch.num_nodes")
 @click.option(
+    "--gpus", "--gpus-per-node", "gpus_per_node", type=click.IntRange(0), metavar="N", help="launch.slurm.gpus_per_node"
+)
+@click.option(
     "--time",
     type=slurm_time,
     metavar="TIME",

@@ -22,6 +22,8 @@ from hpc_grpo.section import Loading, as_section
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
 
+_DATA = "name it in data.train.path"
+_NO_CONFIGS = {".jsonl": _DATA, ".parquet": _DATA, ".arrow": _DATA, ".py": "name its function in rewards"}
 _NAMED = ("task", "loss", "loss.correction", "loss.advantage")
 """Sections that may be given as a name alone."""
 
@@ -97,11 +99,14 @@ def shipped_config(name: str) -> Path | None:
 def find_config(name: str) -> Path:
     """Return the file behind a path or a name below `configs/`. Raises ConfigError with the shipped names."""
     if found := Path(name) if Path(name).is_file() else shipped_config(name):
+        if found.suffix in _NO_CONFIGS:
+            raise ConfigError(f"{name} is no config: {_NO_CONFIGS[found.suffix]} of one, such as my_run.yaml.")
         return found
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
+    beside = [str(p) for suffix in ("yaml", "yml", "sh") for p in Path(name).parent.glob(f"*.{suffix}")]
     raise ConfigError(
-        f"No config {name!r}: there is no such file and no such shipped config{nearest(name, shipped)} Shipped "
-        f"configs: {', '.join(shipped)}."
+        f"No config {name!r}: there is no such file and no such shipped config{nearest(name, [*beside, *shipped])} "
+        f"Shipped configs: {', '.join(shipped)}."
     )
 
 
@@ -131,7 +136,9 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"Override {override!r} must have the form key.path=value, such as train.lr=1e-6.")
+        raise ConfigError(
+            f"Override {override!r} must have the form key.path=value, without spaces, such as train.lr=1e-6."
+        )
     value = read_value(text, f"Override {override!r}")
     if key == "loss" and isinstance(value, str):
         key = "loss.name"  # the other keys of `loss` are not of one loss alone

@@ -46,7 +46,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"Config {path} is not valid YAML: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"Config {path}{where} is not valid YAML: {getattr(error, 'problem', error)}.") from error
     if not isinstance(values, dict):
         raise ConfigError(f"Config {path} must hold key: value pairs, not {type(values).__name__}.")
     return values

@@ -104,7 +104,7 @@ def load(names: Sequence[str]) -> str | None:
             if isinstance(function, BuiltIn):
                 scorer().load(function)
         except HpcGrpoError as error:
-            return f"Reward {name!r}: {error}"
+            return f"Reward {name!r}: {_bare(error, name)}"
         _functions[name] = function
     return None
 
@@ -123,7 +123,7 @@ def prepare(asked: Preparation) -> CallResult:
     except RewardAwayError as error:
         return CallResult(away=_shortened(f"Reward {name!r}: {error}"))
     except HpcGrpoError as error:
-        return CallResult(violation=_shortened(f"Reward {name!r}: {error}"))
+        return CallResult(violation=_shortened(f"Reward {name!r}: {_bare(error, name)}"))
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
         return CallResult(failure=_shortened(f"Reward {name!r} cannot be prepared: {type(error).__name__}: {error}"))
     return CallResult(note=f"Reward {name}: {note}" if note else None)
@@ -202,3 +202,8 @@ def _shown(value: Any) -> str:
 
 def _shortened(text: str, most: int = _MAX_MESSAGE_CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _bare(error: Exception, name: str) -> str:
+    """Return what an error says, without the name of the reward that it may begin with."""
+    return str(error).removeprefix(f"Reward {name!r}: ")

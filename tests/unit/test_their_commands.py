@@ -140,9 +140,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("line", "called"),
     [
         (LINES["open-instruct on Slurm"][0], "train --link configs/isambard/grpo_debug_single_node.sh"),
-        ("bash launch_grpo_2nodes_ray.sh", "host head my_run.yaml"),
-        ("bash launch_grpo_2nodes_ray.sh head", "host head my_run.yaml"),
-        ("bash launch_grpo_2nodes_ray.sh worker", "host worker my_run.yaml"),
+        ("bash launch_grpo_2nodes_ray.sh", "place host head my_run.yaml"),
+        ("bash launch_grpo_2nodes_ray.sh head", "place host head my_run.yaml"),
+        ("bash launch_grpo_2nodes_ray.sh worker", "place host worker my_run.yaml"),
     ],
 )
 def test_a_script_runs_by_its_line(checkout: Path, line: str, called: str) -> None:

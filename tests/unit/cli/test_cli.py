@@ -148,3 +148,26 @@ def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
     result = call("train", "local/debug", f"run.root={tmp_path}")
     assert result.exit_code == 0
     assert "already complete" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "my.yml"], "did you mean 'my.yaml'?"),
+        (["train", "rows.jsonl"], "is no config: name it in data.train.path"),
+        (["train", "broken.yaml"], "broken.yaml, line 2, column 1 is not valid YAML: expected ',' or '}'"),
+        (["config", "my.yaml", "train.lr", "=", "1e-6"], "without spaces, such as train.lr=1e-6"),
+        (["train", "my.yaml", "--train.lr", "1e-6"], "A key has no dashes: train.lr=VALUE."),
+        (["submit", "nothing"], "Nor is it a run: RUN = 'nothing' must be a run directory"),
+        (["reward", "test", "no.py:f", "--prompt", "p", "--completion", "c"], "error: Reward '"),
+    ],
+)
+def test_a_newcomers_mistake_has_the_fix_in_its_error(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"my.yaml": "{}", "rows.jsonl": "{}", "broken.yaml": "run: {name: x\n"}.items():
+        (tmp_path / name).write_text(text)
+    result = call(*words)
+    assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.stderr
+    assert result.stderr.count("Reward '") <= 1
