@@ -33,33 +33,30 @@ _BOUNDS = {"float32": 0.05, "bfloat16": 1.0}
 """Nats. Sound engines, whose kernels are not the learner's, are 1e-5 apart in float32, and 0.03 in bfloat16."""
 _MOVED = {"float32": 1e-4, "bfloat16": 0.05}
 """Nats by which a learner's logprob must move before an unchanged engine is stale: its rounding may hide less."""
-_FOLLOWED = {"float32": 2e-3, "bfloat16": 1.0}
-"""Nats by which a learner's logprob must move before an engine has to move with it: both round."""
-_NOT_FOLLOWED = 0.25
-"""Share of that move which a sound engine cannot be off."""
-_LESS_NOISE = 10.0
-"""How many times the distance at the first answer an engine must be off, to be judged by that share."""
+_LEAST_BOUNDS = {"float32": 2e-3, "bfloat16": 1.0}
+_OVER_FIRST = 100.0
+"""An engine may be so many times further away than it was at first, but always a least bound, in nats."""
 
 
 class Canary:
     """Proves that engines sample from the weights just published: judges their answers to one probe prompt.
 
     After a publish every engine completes the probe, on the same path and through the same prefix cache as rollouts,
-    and the learners score what it said. Three things end the run: both are further apart than the bound of their
-    precision; an engine repeats itself to the last bit while the learners have moved; or since it first gave this
-    answer it has moved otherwise than they have. The second finds an engine that keeps its old weights, or a cache made
-    with them, and the third one that holds a part of the new ones, long before they are far apart.
+    and the learners score what it said. Two things end the run: both are further apart than a bound, or an engine
+    repeats itself to the last bit while the learners have moved. The second finds an engine that keeps its old weights,
+    or a cache made with them, long before they are far from the new ones. The bound is tighter for an engine that was
+    near the learners at first: one that holds a part of the new weights is soon further away.
     """
 
     def __init__(self, config: Config, prompt: Prompt) -> None:
         """`prompt` is any of the run's; its end is the probe."""
         is_exact = config.model.dtype == config.engine_dtype == "float32"
         precision = "float32" if is_exact else "bfloat16"
-        self._bound, self._moved, self._followed = _BOUNDS[precision], _MOVED[precision], _FOLLOWED[precision]
+        self._bound, self._least, self._moved = _BOUNDS[precision], _LEAST_BOUNDS[precision], _MOVED[precision]
         self._seen: dict[object, tuple[Completion, Float32Array]] = {}
         """What an engine said, and how the learners scored it when the engine first said that."""
-        self._first: dict[object, tuple[Completion, Float32Array]] = {}
-        """The same, from when the engine first said these tokens, whatever their logprobs."""
+        self._first: dict[object, float] = {}
+        """How far an engine was from the learners when it was first judged."""
         sampling = SamplingSpec(_NUM_TOKENS, temperature=config.rollout.temperature)
         token_ids = prompt.token_ids[-_MAX_PROMPT_TOKENS:]
         self.request = CompletionRequest(prompt.ordinal, token_ids, config.run.seed, sampling, is_urgent=True)
@@ -77,11 +74,6 @@ class Canary:
         distance = float(np.abs(own - learner_logprobs).mean())
         shown = (" ".join(f"{value:.4f}" for value in each) for each in (own, learner_logprobs))
         both = "logprobs of the probe: engine {}, learner {}".format(*shown)
-        if not distance <= self._bound:
-            raise WeightSyncError(
-                f"An engine does not sample from weight version {version}: it is {distance:.3g} nats a token from the "
-                f"learner, more than {self._bound:g} ({both})."
-            )
         before, scored_before = self._seen.get(engine, (None, learner_logprobs))
         if (
             before is None
@@ -94,17 +86,13 @@ class Canary:
                 f"An engine keeps old weights after the publish of version {version}: it gives the logprobs that it "
                 f"gave before, while the learner's moved by {moved:.3g} nats ({both})."
             )
-        first, scored_first = self._first.get(engine, (None, learner_logprobs))
-        if first is None or not np.array_equal(first.token_ids, completion.token_ids):
-            self._first[engine] = completion, learner_logprobs
-            return distance
-        move, gap = float(np.abs(learner_logprobs - scored_first).max()), first.engine_logprobs - scored_first
-        off = float(np.abs(own - learner_logprobs - gap).max())
-        if move > self._followed and off > max(_NOT_FOLLOWED * move, _LESS_NOISE * float(np.abs(gap).max())):
+        bound = min(self._bound, max(self._least, _OVER_FIRST * self._first.get(engine, self._bound)))
+        if not distance <= bound:
             raise WeightSyncError(
-                f"An engine holds a part of the weights of version {version}: since it first gave this answer its "
-                f"logprobs have moved {off:.3g} nats otherwise than the learner's, which moved by {move:.3g} ({both})."
+                f"An engine does not sample from weight version {version}: it is {distance:.3g} nats a token from the "
+                f"learner, more than {bound:g} ({both})."
             )
+        self._first.setdefault(engine, distance)
         return distance
 
 
