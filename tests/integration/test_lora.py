@@ -151,7 +151,11 @@ def config_of(workspace: Path, name: str, publish: str, **train: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("withheld", "keeps old weights"), ("stale", "keeps old weights"), ("half", "holds a part of the weights")],
+    [
+        ("withheld", "keeps old weights"),
+        ("stale", "keeps old weights"),
+        ("half", "does not sample from weight version"),
+    ],
 )
 def test_canary_ends_a_run_whose_engine_holds_another_adapter_within_one_publish(
     cluster: dict[str, str], workspace: Path, fault: str, says: str
