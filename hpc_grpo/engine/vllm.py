@@ -150,9 +150,12 @@ def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) ->
 
 def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> Any:
     """Start vLLM's LLMEngine in this process: in one of its own it takes three times as long."""
+    import torch
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     check_vllm_names(config)
+    if not on_gpu:
+        torch.cpu._init_amx()  # Linux grants AMX to processes that ask; vLLM's attention in bfloat16 does not ask
     arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
     return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
