@@ -45,7 +45,6 @@ COMMANDS = {
     "reward": ("reward.reward", "Try a reward without training."),
     "reward-server": ("reward.reward_server", "Host rewards over HTTP, for the reward `remote`."),
     "sample": ("evaluate.sample", "Show what a run's export, or any model, says to prompts."),
-    "serve": ("serve.serve", "Serve a run's export, or any model, to OpenAI clients."),
     "shell": ("shell.shell", "Get a shell on a compute node."),
     "simulate": ("simulate.simulate", "Say what a run would take on other nodes."),
     "status": ("status.status", "Say where runs stand: all of them, or those named."),

@@ -47,12 +47,12 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), command)
 
 
 @click.command("eval")
-@with_options
+@_with_options
 @click.argument("words", nargs=-1, metavar="[RUN|MODEL]... [KEY=VALUE]...")
 @click.option(
     "--data", "paths", multiple=True, metavar="PATH",
@@ -99,7 +99,7 @@ def evaluate(
 
 
 @click.command()
-@with_options
+@_with_options
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @SET
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
@@ -135,7 +135,7 @@ def sample(
             raise ConfigError("--num is about prompts on the command line: a conversation goes on from one answer.")
         os.chdir(subject.working_dir)
         config = configure(RunDir(subject.folder / "chat"))
-        converse(with_overrides(config, [*as_overrides(config, options), *sets]), subject.models)
+        converse(with_overrides(config, [*_as_overrides(config, options), *sets]), subject.models)
         return
     eval_dir, code = _evaluate(subject, folder, options, sets, configure, prompts)
     if code == 0:
@@ -261,7 +261,7 @@ def _evaluate(
         for key, instead in _SAID_OTHERWISE.items():
             if any(override.partition("=")[0] == key for override in overrides):
                 raise ConfigError(f"{key} cannot be changed for an eval: {instead} says it. Leave it out.")
-        every = [*as_overrides(config, options), *overrides]
+        every = [*_as_overrides(config, options), *overrides]
         freeze(with_overrides(config, every), sys.argv, every)
     except ConfigError:
         shutil.rmtree(folder.path)
@@ -276,7 +276,7 @@ def _evaluate(
     return folder, code
 
 
-def as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:
+def _as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:
     """Return the options as overrides; of the config's own k, those stay that the number of samples allows."""
     num_samples = options.get("num_samples") or config.eval.num_samples
     pass_k = list(options.get("pass_k") or [k for k in config.eval.pass_k if k <= num_samples])

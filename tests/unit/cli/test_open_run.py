@@ -22,7 +22,7 @@ LOOK = {"status", "watch", "logs", "explain", "report", "du"}
 
 ACT = {
     "stop": (), "cancel": (), "resume": (), "shell": (), "ray": ("status",), "replay": ("--step", "1"), "export": (),
-    "clean": (), "simulate": (), "eval": (), "sample": ("hello",), "serve": (),
+    "clean": (), "simulate": (), "eval": (), "sample": ("hello",),
 }  # fmt: skip
 
 
