@@ -126,10 +126,12 @@ class Chats:
         turns = [turn for sequence in self._sequences for turn in sequence]
         return (*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:]))
 
-    def close(self) -> None:
-        """End all requests under way: nothing is asked of the engine for an episode that has ended."""
+    async def close(self) -> None:
+        """End all requests under way; returns when the engine samples none of them."""
         for task in self._tasks:
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _answer(self, asked: Asked) -> Answered:
         import numpy as np

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -131,6 +132,25 @@ def test_an_agent_may_ask_side_by_side(tokenizer: Any, lag: int) -> None:
     for episode in group.episodes:
         assert (len(episode.turns), episode.turns[-1].reward, episode.failure) == (5, 4.0, "")
         assert all(turn.starts_anew for turn in episode.turns)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_episode_ends_when_the_engine_samples_nothing_of_it_any_more(tokenizer: Any, lag: int) -> None:
+    class SlowEngine(WrittenEngine):
+        def _future(self, request: CompletionRequest) -> Future[Completion]:
+            written = super()._future(request)
+            if "slow" not in tokenizer.decode(request.prompt_token_ids):
+                return written
+            slow.append(Future())
+            slow[-1].set_running_or_notify_cancel()
+            threading.Timer(2.0, lambda: slow[-1].set_result(written.result())).start()
+            return slow[-1]
+
+    slow: list[Future[Completion]] = []
+    engine = SlowEngine(tokenizer, lambda _: "yes")
+    [group] = play(config_of(lag=lag), engine, GroupRequest(0, (), (7,), SAMPLING, scene=scene(do="give up")))
+    assert [own.done() for own in slow] == [True]
+    assert (len(only([group]).turns), only([group]).failure) == (1, "")
 
 
 def test_what_the_engine_raises_is_no_failure_of_the_agent(tokenizer: Any) -> None:

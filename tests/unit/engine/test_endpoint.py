@@ -103,7 +103,7 @@ def with_scene(make_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return await asyncio.wait_for(test(scene), 30.0)
             finally:
-                scene.chats.close()
+                await scene.chats.close()
                 scene.endpoint.stop()
 
         return asyncio.run(running())
