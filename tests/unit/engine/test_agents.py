@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import sysconfig
@@ -123,6 +124,15 @@ def test_a_synchronous_run_queues_the_turns_of_all_agents_at_once(tokenizer: Any
     play(config_of(), engine, *requests)
     assert [len(call) for call in engine.calls] == [40, 40], "more agents wait than a pool has threads"
     assert [request.ordinal for request in engine.calls[1]] == [number for number in range(20) for _ in range(2)]
+
+
+def test_async_agents_that_ask_in_threads_of_the_pool_are_asked_in_one_wave(tokenizer: Any) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    num_agents = (os.cpu_count() or 1) + 8
+    requests = [GroupRequest(number, (), (1,), SAMPLING, scene=scene()) for number in range(num_agents)]
+    groups = play(config_of("AsyncAgent", timeout_s=5.0), engine, *requests)
+    assert [len(call) for call in engine.calls] == [num_agents]
+    assert not any(only([group]).failure for group in groups)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
