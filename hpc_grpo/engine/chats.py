@@ -159,6 +159,7 @@ class Chats:
         sequence: list[Turn] = [] if before is None or starts_anew else before.sequence
         if before is not None:
             before.is_extended = True
+        self.is_cut = False
         self._num_turns += 1
         self._num_open += 1
         try:
@@ -171,7 +172,6 @@ class Chats:
         finally:
             self._num_open -= 1
             self._last_answer = self._clock()
-        self.is_cut = False
         given = np.asarray(prompt if starts_anew else context.token_ids, dtype=np.int32)
         sequence.append(Turn(given, completion, starts_anew))
         self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]

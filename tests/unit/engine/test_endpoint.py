@@ -326,6 +326,19 @@ def test_behind_its_limit_an_episode_is_cut_and_requests_are_refused(
     with_scene(test, **limits)
 
 
+def test_an_answer_to_a_request_before_does_not_undo_that_a_later_one_was_cut(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        scene.gate = asyncio.Event()
+        first = asyncio.create_task(scene.post([user("a")]))
+        while not scene.chats._num_open:
+            await asyncio.sleep(0.01)
+        status, _ = await scene.post([user("b")])
+        scene.gate.set()
+        assert (status, (await first)[0], scene.chats.is_cut) == (400, 200, True)
+
+    with_scene(test, max_turns=1)
+
+
 def test_max_tokens_caps_an_answer_and_never_lifts_the_limit(with_scene: Any) -> None:
     async def test(scene: Scene) -> None:
         await scene.say([user("a")], max_completion_tokens=2)
