@@ -201,9 +201,10 @@ class Chats:
     def _conversation(self, before: Answered | None, asked: Asked) -> Conversation:
         try:
             if before is None:
-                return self.dialogue.begin(asked.messages, asked.tools)
-            conversation = copy.copy(before.conversation)
-            conversation.go_on(before.sampled, asked.messages[len(before.said) :])
+                conversation = self.dialogue.begin(asked.messages, asked.tools)
+            else:
+                conversation = copy.copy(before.conversation)
+                conversation.go_on(before.sampled, asked.messages[len(before.said) :])
         except (ValueError, ConfigError) as error:
             raise RefusedError(str(error)) from error
         if not len(conversation.context.token_ids):

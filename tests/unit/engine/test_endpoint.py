@@ -295,6 +295,15 @@ def test_what_cannot_be_answered_as_meant_is_refused_in_openais_shape(
     with_scene(test)
 
 
+def test_messages_without_a_token_are_refused(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        scene.chats.dialogue = Dialogue(scene.tokenizer, PromptStyle("plain", "{prompt}", None, None, {}))
+        status, body = await scene.post([user("")])
+        assert (status, "no token" in body["error"]["message"], scene.seen) == (400, True, [])
+
+    with_scene(test)
+
+
 def test_garbage_floods_large_bodies_and_wrong_keys_are_refused(with_scene: Any) -> None:
     async def test(scene: Scene) -> None:
         garbage = [scene.post(b"{" * 100_000) for _ in range(50)]
