@@ -119,7 +119,8 @@ class Chats:
 
     def delivered(self, asked: Asked) -> None:
         """Note that the agent has its answer: the same messages are another request from now on."""
-        self._under_way.pop(asked.key, None)
+        if asked.key in self._under_way and self._under_way[asked.key].done():  # else it is that of an equal request
+            del self._under_way[asked.key]
 
     def turns(self, reward: float = 0.0) -> tuple[Turn, ...]:
         """Return the turns, sequence by sequence, the one that the model wrote last at the end, with the reward."""

@@ -243,6 +243,28 @@ def test_a_retry_of_a_request_under_way_gets_its_answer_and_other_requests_their
     with_scene(test)
 
 
+def test_the_answer_to_one_of_two_equal_requests_leaves_the_other_to_its_retry(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        scene.gate = asyncio.Event()
+        first = {"x-stainless-retry-count": "0"}
+        one = asyncio.create_task(scene.post([user("a")], headers=first))
+        while scene.chats._num_open < 1:
+            await asyncio.sleep(0.01)
+        gate, scene.gate = scene.gate, asyncio.Event()
+        lost = asyncio.create_task(scene.post([user("a")], headers=first))
+        while scene.chats._num_open < 2:
+            await asyncio.sleep(0.01)
+        gate.set()
+        await one
+        lost.cancel()
+        retry = asyncio.create_task(scene.post([user("a")], headers={"x-stainless-retry-count": "1"}))
+        await asyncio.wait([retry], timeout=0.3)
+        scene.gate.set()
+        assert ((await retry)[0], len(scene.chats.turns())) == (200, 2)
+
+    with_scene(test)
+
+
 def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(with_scene: Any) -> None:
     async def test(scene: Scene) -> None:
         scene.gate = asyncio.Event()
