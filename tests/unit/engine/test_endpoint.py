@@ -185,6 +185,8 @@ def test_tool_calls_are_read_and_their_answers_go_on_from_the_sampled_ids(with_s
         assert len(scene.sequences()) == 1
         await scene.say([user("2 + 2"), message, answer, user("again")], tools=[ADD])
         assert CALL in scene.prompts[2], "a template without tool calls shows them as text"
+        await scene.say([user("1 + 2"), message, answer, user("sum up")])
+        assert f"<assistant>I add.{CALL}<eos>" in scene.prompts[3], "also where the request has no tools"
 
     with_scene(test, lambda prompt: "three" if "<tool>" in prompt else f"I add.{CALL}")
 
