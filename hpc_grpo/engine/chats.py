@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
 """Samples, behind a prompt, turn N of at most so many tokens."""
-_BEFORE_CALL = re.compile(r"<tool_call>|<\|python_tag\|>|\[?\s*\{")
+_BARE_CALL = re.compile(r"<\|python_tag\|>|\[?\s*\{")
 
 
 class RefusedError(Exception):
@@ -181,7 +181,7 @@ class Chats:
         if any(call.error for call in calls):  # the agent reads the text
             calls = []
         said = [*map(_compared, asked.messages), _said(text, [(call.name, call.arguments) for call in calls])]
-        text = _BEFORE_CALL.split(text.rpartition("</think>")[2], maxsplit=1)[0] if calls else text
+        text = _before_call(text.rpartition("</think>")[2]) if calls else text
         answered = Answered(text, calls, completion, len(prompt), said, asked.tools, conversation, num_first, sequence)
         self._answered.append(answered)
         return answered
@@ -211,6 +211,11 @@ class Chats:
         if not len(conversation.context.token_ids):
             raise RefusedError("the new messages have no token")
         return conversation
+
+
+def _before_call(text: str) -> str:
+    before, mark, _ = text.partition("<tool_call>")
+    return before if mark else _BARE_CALL.split(text, maxsplit=1)[0]
 
 
 def messages_of(value: Any) -> list[Mapping[str, Any]]:

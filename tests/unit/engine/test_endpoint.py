@@ -191,6 +191,22 @@ def test_tool_calls_are_read_and_their_answers_go_on_from_the_sampled_ids(with_s
     with_scene(test, lambda prompt: "three" if "<tool>" in prompt else f"I add.{CALL}")
 
 
+@pytest.mark.parametrize(
+    ("written", "before"),
+    [
+        (f"The set {{1, 2}} needs adding.{CALL}", "The set {1, 2} needs adding."),
+        ('I add.\n[{"name": "add", "arguments": {}}]', "I add."),
+        ('<|python_tag|>{"name": "add", "parameters": {}}', None),
+    ],
+)
+def test_the_text_before_a_call_is_kept(with_scene: Any, written: str, before: str | None) -> None:
+    async def test(scene: Scene) -> None:
+        message = await scene.say([user("x")], tools=[ADD])
+        assert (message["content"], len(message["tool_calls"])) == (before, 1)
+
+    with_scene(test, lambda _: written)
+
+
 def test_a_call_that_cannot_be_read_is_text(with_scene: Any) -> None:
     async def test(scene: Scene) -> None:
         assert (await scene.say([user("1 + 2")], tools=[ADD])) == {"role": "assistant", "content": '<tool_call>{"na'}
