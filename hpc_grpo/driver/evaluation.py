@@ -27,7 +27,8 @@ from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import GradedGroup, check_failures, scene_of
 from hpc_grpo.driver.schedule import Schedule, TrainLength, wait_for_ray
 from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_metrics, paired_differences
-from hpc_grpo.metrics.rollouts import lines_of_turns, played, solved
+from hpc_grpo.metrics.record import played
+from hpc_grpo.metrics.rollouts import lines_of_turns, solved
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.registry import EVAL_METRICS
 from hpc_grpo.run.adapter import with_model

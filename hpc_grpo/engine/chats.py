@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
 """Samples, behind a prompt, turn N of at most so many tokens."""
-_BEFORE_CALL = re.compile(r"<tool_call>|<\|python_tag\|>|\[?\s*\{")
+_BARE_CALL = re.compile(r"<\|python_tag\|>|\[?\s*\{")
 
 
 class RefusedError(Exception):
@@ -119,17 +119,20 @@ class Chats:
 
     def delivered(self, asked: Asked) -> None:
         """Note that the agent has its answer: the same messages are another request from now on."""
-        self._under_way.pop(asked.key, None)
+        if asked.key in self._under_way and self._under_way[asked.key].done():  # else it is that of an equal request
+            del self._under_way[asked.key]
 
     def turns(self, reward: float = 0.0) -> tuple[Turn, ...]:
         """Return the turns, sequence by sequence, the one that the model wrote last at the end, with the reward."""
         turns = [turn for sequence in self._sequences for turn in sequence]
         return (*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:]))
 
-    def close(self) -> None:
-        """End all requests under way: nothing is asked of the engine for an episode that has ended."""
+    async def close(self) -> None:
+        """End all requests under way; returns when the engine samples none of them."""
         for task in self._tasks:
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _answer(self, asked: Asked) -> Answered:
         import numpy as np
@@ -157,6 +160,7 @@ class Chats:
         sequence: list[Turn] = [] if before is None or starts_anew else before.sequence
         if before is not None:
             before.is_extended = True
+        self.is_cut = False
         self._num_turns += 1
         self._num_open += 1
         try:
@@ -169,7 +173,6 @@ class Chats:
         finally:
             self._num_open -= 1
             self._last_answer = self._clock()
-        self.is_cut = False
         given = np.asarray(prompt if starts_anew else context.token_ids, dtype=np.int32)
         sequence.append(Turn(given, completion, starts_anew))
         self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
@@ -178,7 +181,7 @@ class Chats:
         if any(call.error for call in calls):  # the agent reads the text
             calls = []
         said = [*map(_compared, asked.messages), _said(text, [(call.name, call.arguments) for call in calls])]
-        text = _BEFORE_CALL.split(text.rpartition("</think>")[2], maxsplit=1)[0] if calls else text
+        text = _before_call(text.rpartition("</think>")[2]) if calls else text
         answered = Answered(text, calls, completion, len(prompt), said, asked.tools, conversation, num_first, sequence)
         self._answered.append(answered)
         return answered
@@ -199,14 +202,20 @@ class Chats:
     def _conversation(self, before: Answered | None, asked: Asked) -> Conversation:
         try:
             if before is None:
-                return self.dialogue.begin(asked.messages, asked.tools)
-            conversation = copy.copy(before.conversation)
-            conversation.go_on(before.sampled, asked.messages[len(before.said) :])
+                conversation = self.dialogue.begin(asked.messages, asked.tools)
+            else:
+                conversation = copy.copy(before.conversation)
+                conversation.go_on(before.sampled, asked.messages[len(before.said) :])
         except (ValueError, ConfigError) as error:
             raise RefusedError(str(error)) from error
         if not len(conversation.context.token_ids):
             raise RefusedError("the new messages have no token")
         return conversation
+
+
+def _before_call(text: str) -> str:
+    before, mark, _ = text.partition("<tool_call>")
+    return before if mark else _BARE_CALL.split(text, maxsplit=1)[0]
 
 
 def messages_of(value: Any) -> list[Mapping[str, Any]]:

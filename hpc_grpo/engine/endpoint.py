@@ -83,14 +83,14 @@ class Endpoint:
         from aiohttp import web
 
         try:
-            chats = self._chats_of(request.headers.get("Authorization", ""))
+            self._chats_of(request)
             match request.method, request.path.rstrip("/"):
                 case "GET", "/v1/models":
                     model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hpc-grpo"}
                     model["max_model_len"] = self._max_model_len
                     return web.json_response({"object": "list", "data": [model]})
                 case "POST", "/v1/chat/completions":
-                    return await self._complete(request, chats)
+                    return await self._complete(request)
             raise RefusedError(f"there is no {request.method} {request.path[:100]}", 404)
         except (RefusedError, RecursionError) as raised:
             error = raised if isinstance(raised, RefusedError) else RefusedError("the request is nested too deeply")
@@ -99,15 +99,15 @@ class Endpoint:
             # The SDK asks again where an answer says 500, and not where a header tells it so.
             return web.json_response({"error": body}, status=error.status, headers={"x-should-retry": "false"})
 
-    def _chats_of(self, header: str) -> Chats:
-        _, _, key = header.partition(" ")
+    def _chats_of(self, request: web.BaseRequest) -> Chats:
+        _, _, key = request.headers.get("Authorization", "").partition(" ")
         number, _, secret = key.removeprefix("sk-").partition("-")
         known, chats = self._chats.get(number, ("", None))
         if not hmac.compare_digest(known.encode(), secret.encode("utf-8", "replace")) or chats is None:
             raise RefusedError("The API key is not that of an episode that is played.", 401, "invalid_api_key")
         return chats()
 
-    async def _complete(self, request: web.BaseRequest, chats: Chats) -> web.StreamResponse:
+    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
         from aiohttp import web
 
         try:
@@ -117,6 +117,7 @@ class Endpoint:
         except ValueError as error:
             raise RefusedError("the request is no JSON") from error
         asked = _asked(body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
+        chats = self._chats_of(request)  # the episode may have ended while the request was read
         answered = await chats.answer(asked)
         transport = request.transport
         if transport is not None and not transport.is_closing():

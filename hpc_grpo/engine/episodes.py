@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -104,8 +104,11 @@ class EpisodePlayer:
                 seat.leave()
 
     async def _ask_alone(self, request: CompletionRequest) -> Completion:
-        [future] = await self._sample([request])
-        return await asyncio.wrap_future(future)
+        async def sampled() -> Completion:
+            [future] = await self._sample([request])
+            return await asyncio.wrap_future(future)
+
+        return await _to_its_end(sampled())
 
 
 class _Stage:
@@ -195,7 +198,7 @@ class _Stage:
         finally:
             playing.cancel()
             self._endpoint.close(key)
-            chats.close()
+            await chats.close()
         turns = chats.turns(answer.reward)
         if not turns:
             failure = failure or "play ended without a completion of the model"
@@ -221,14 +224,21 @@ class _Wave:
         queued: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
         self._asked[place] = request, queued
         self._queue_if_all_asked()
-        return await asyncio.wrap_future(await queued)
+
+        async def sampled() -> Completion:
+            return await asyncio.wrap_future(await queued)
+
+        def withdraw() -> None:
+            if self._asked.pop(place, None) is not None:
+                queued.cancel()
+
+        return await _to_its_end(sampled(), withdraw)
 
     def leave(self) -> None:
         self._num_seats -= 1
         self._queue_if_all_asked()
 
     def _queue_if_all_asked(self) -> None:
-        self._asked = {place: own for place, own in self._asked.items() if not own[1].cancelled()}
         if self._asked and len(self._asked) == self._num_seats:
             asked, self._asked = [self._asked[place] for place in sorted(self._asked)], {}
             self._queueing = asyncio.create_task(self._queue(asked))
@@ -260,6 +270,17 @@ class _Seat:
 
     def leave(self) -> None:
         self._wave.leave()
+
+
+async def _to_its_end(sampling: Coroutine[Any, Any, Completion], withdraw: Callable[[], Any] = bool) -> Completion:
+    """Wait for a completion; once the engine has it, even where it is cancelled: it would be in the next batches."""
+    task = asyncio.create_task(sampling)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        withdraw()
+        await asyncio.wait([task])
+        raise
 
 
 async def _group(request: GroupRequest, episodes: Sequence[Awaitable[Episode]]) -> GroupSamples:

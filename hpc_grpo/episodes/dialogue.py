@@ -97,9 +97,22 @@ class Dialogue:
                 )
         asked = opening(self.style, asked)
         shown = [self.pieces.hide_in(tool) for tool in tools]
+        if not self._shows_calls(asked):
+            asked = [_with_calls(message) for message in asked]
         if shown and self.render(asked, shown) == self.render(asked, []):
             asked, shown = self._with_system(_with_tools(asked, shown)), []
         return Conversation(self, asked, shown)
+
+    def _shows_calls(self, messages: Sequence[Message]) -> bool:
+        """Tell whether the template shows the `tool_calls` of messages; also where there are none."""
+        named = {"function": {"name": self.pieces.end, "arguments": {}}}
+        probe = [
+            {**message, "tool_calls": [{**call, **named} for call in message["tool_calls"]]}
+            if message.get("tool_calls")
+            else message
+            for message in messages
+        ]
+        return probe == [*messages] or self.pieces.end in self.render(probe)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Render the messages and the beginning of the next answer; `plain` has no such beginning."""
@@ -378,7 +391,6 @@ def _same(one: str, other: str) -> bool:
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     block = _TOOLS.replace("{signatures}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    messages = [_with_calls(message) for message in messages]
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": block}, *messages]
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{block}"}, *messages[1:]]

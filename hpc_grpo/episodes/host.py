@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from hpc_grpo.system.processes import tie_to_parent
 
 MAX_LINE_BYTES = 16 << 20
 _MAX_CHARACTERS = 1_000_000
+_MAX_POOL_THREADS = 10_000
 
 
 class Host:
@@ -175,6 +176,8 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
         return environment_of(settings["name"], settings["args"], settings["tools"])
 
     host = Host(make, settings["timeout_s"], writer.write)
+    # Agents wait for each other: those that ask in `asyncio.to_thread` need a thread each.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_MAX_POOL_THREADS))
     try:
         host._idle.append(environment := make())
         plays = callable(getattr(environment, "play", None))

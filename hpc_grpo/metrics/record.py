@@ -1,10 +1,10 @@
-"""The record of one step, which the driver gives to every sink, and the phases of the step's time."""
+"""The record of one step, which the driver gives to every sink, and an episode as text."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 REWARD = "reward/mean"
@@ -41,3 +41,18 @@ def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
         for name, value in metrics.items()
         if name.startswith("time/") and name not in ("time/step_s", "time/eta_s") and not math.isnan(value)
     }
+
+
+def played(turns: Sequence[Mapping[str, Any]]) -> str:
+    """Return an episode, as files of rollouts have it, for a terminal.
+
+    >>> print(played([{"text": "5", "reward": 0}, {"observation": "No.", "text": "7", "reward": 1.0}]))
+    [turn 1, reward 0] 5
+    [environment] No.
+    [turn 2, reward 1] 7
+    """
+    lines = []
+    for number, turn in enumerate(turns, 1):
+        lines += [f"[environment] {turn['observation']}"] if number > 1 else []
+        lines.append(f"[turn {number}, reward {turn['reward']:g}] {turn['text'].strip()}")
+    return "\n".join(lines)

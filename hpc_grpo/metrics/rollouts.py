@@ -78,21 +78,6 @@ def lines_of_turns(grades: GroupGrades) -> list[list[dict[str, Any]]]:
     ]
 
 
-def played(turns: Sequence[Mapping[str, Any]]) -> str:
-    """Return an episode, as files of rollouts have it, for a terminal.
-
-    >>> print(played([{"text": "5", "reward": 0}, {"observation": "No.", "text": "7", "reward": 1.0}]))
-    [turn 1, reward 0] 5
-    [environment] No.
-    [turn 2, reward 1] 7
-    """
-    lines = []
-    for number, turn in enumerate(turns, 1):
-        lines += [f"[environment] {turn['observation']}"] if number > 1 else []
-        lines.append(f"[turn {number}, reward {turn['reward']:g}] {turn['text'].strip()}")
-    return "\n".join(lines)
-
-
 def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
     """Return for each rollout `[G]` whether it solves its prompt: whether the deciding reward is high enough.
 

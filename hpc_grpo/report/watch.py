@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.metrics.record import REWARD
-from hpc_grpo.metrics.rollouts import played
+from hpc_grpo.metrics.record import REWARD, played
 from hpc_grpo.report.logs import tail
 from hpc_grpo.report.status import SILENT_S, RunRecords, RunSummary, is_over, read_records, summarize
 from hpc_grpo.run.paths import RunDir

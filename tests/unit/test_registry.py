@@ -38,7 +38,7 @@ def test_no_built_in_loss_correction_or_advantage_is_named_outside_of_its_file()
     foreign = package / "foreign"  # the names that other systems' names become
     names = {name for union in (Loss, Correction, Advantage) for name in variants(get_args(union)[0])} - {OWN}
     names -= {"grpo", "truncated", "group", "none", "sequence"}  # defaults, and words of other meanings too
-    names -= {"pass_k"}  # a key of `eval`
+    names -= {"pass_k", "turns"}  # a key of `eval`, and one of files of rollouts
     for path in package.rglob("*.py"):
         if path not in files and path.parent != foreign:
             constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}

@@ -46,7 +46,7 @@ def offered(shell: str, *words: str) -> list[str]:
     ("words", "names", "goes_on"),
     [
         (["wat"], ["watch"], False),
-        (["model", "s"], ["sample"], False),
+        (["model", "s"], ["sample", "serve"], False),
         (["watch", "my"], ["my-run"], False),
         (["train", "ow"], ["own.yaml"], False),
         (["train", "local/ti"], ["local/tiny_grpo", "local/tiny_sft"], False),

@@ -181,7 +181,7 @@ def test_what_open_instruct_asks_for_and_is_not_here_is_refused_unless_it_is_giv
     given = [f"data.chat_template={tmp_path / 'mine.jinja'}"]
     assert load_request(str(path), given).config.data.chat_template == str(tmp_path / "mine.jinja")
     path.write_text('TRAINING_ARGS="--use_lora true"')
-    with pytest.raises(ConfigError, match="use_lora = True: LoRA is not here"):
+    with pytest.raises(ConfigError, match="use_lora = True: say it by section lora"):
         load_request(str(path), given)
 
 

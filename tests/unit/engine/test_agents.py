@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -124,6 +126,15 @@ def test_a_synchronous_run_queues_the_turns_of_all_agents_at_once(tokenizer: Any
     assert [request.ordinal for request in engine.calls[1]] == [number for number in range(20) for _ in range(2)]
 
 
+def test_async_agents_that_ask_in_threads_of_the_pool_are_asked_in_one_wave(tokenizer: Any) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    num_agents = (os.cpu_count() or 1) + 8
+    requests = [GroupRequest(number, (), (1,), SAMPLING, scene=scene()) for number in range(num_agents)]
+    groups = play(config_of("AsyncAgent", timeout_s=5.0), engine, *requests)
+    assert [len(call) for call in engine.calls] == [num_agents]
+    assert not any(only([group]).failure for group in groups)
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_an_agent_may_ask_side_by_side(tokenizer: Any, lag: int) -> None:
     engine = WrittenEngine(tokenizer, lambda _: "yes")
@@ -131,6 +142,25 @@ def test_an_agent_may_ask_side_by_side(tokenizer: Any, lag: int) -> None:
     for episode in group.episodes:
         assert (len(episode.turns), episode.turns[-1].reward, episode.failure) == (5, 4.0, "")
         assert all(turn.starts_anew for turn in episode.turns)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_episode_ends_when_the_engine_samples_nothing_of_it_any_more(tokenizer: Any, lag: int) -> None:
+    class SlowEngine(WrittenEngine):
+        def _future(self, request: CompletionRequest) -> Future[Completion]:
+            written = super()._future(request)
+            if "slow" not in tokenizer.decode(request.prompt_token_ids):
+                return written
+            slow.append(Future())
+            slow[-1].set_running_or_notify_cancel()
+            threading.Timer(2.0, lambda: slow[-1].set_result(written.result())).start()
+            return slow[-1]
+
+    slow: list[Future[Completion]] = []
+    engine = SlowEngine(tokenizer, lambda _: "yes")
+    [group] = play(config_of(lag=lag), engine, GroupRequest(0, (), (7,), SAMPLING, scene=scene(do="give up")))
+    assert [own.done() for own in slow] == [True]
+    assert (len(only([group]).turns), only([group]).failure) == (1, "")
 
 
 def test_what_the_engine_raises_is_no_failure_of_the_agent(tokenizer: Any) -> None:

@@ -103,7 +103,7 @@ def with_scene(make_tokenizer: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return await asyncio.wait_for(test(scene), 30.0)
             finally:
-                scene.chats.close()
+                await scene.chats.close()
                 scene.endpoint.stop()
 
         return asyncio.run(running())
@@ -185,8 +185,26 @@ def test_tool_calls_are_read_and_their_answers_go_on_from_the_sampled_ids(with_s
         assert len(scene.sequences()) == 1
         await scene.say([user("2 + 2"), message, answer, user("again")], tools=[ADD])
         assert CALL in scene.prompts[2], "a template without tool calls shows them as text"
+        await scene.say([user("1 + 2"), message, answer, user("sum up")])
+        assert f"<assistant>I add.{CALL}<eos>" in scene.prompts[3], "also where the request has no tools"
 
     with_scene(test, lambda prompt: "three" if "<tool>" in prompt else f"I add.{CALL}")
+
+
+@pytest.mark.parametrize(
+    ("written", "before"),
+    [
+        (f"The set {{1, 2}} needs adding.{CALL}", "The set {1, 2} needs adding."),
+        ('I add.\n[{"name": "add", "arguments": {}}]', "I add."),
+        ('<|python_tag|>{"name": "add", "parameters": {}}', None),
+    ],
+)
+def test_the_text_before_a_call_is_kept(with_scene: Any, written: str, before: str | None) -> None:
+    async def test(scene: Scene) -> None:
+        message = await scene.say([user("x")], tools=[ADD])
+        assert (message["content"], len(message["tool_calls"])) == (before, 1)
+
+    with_scene(test, lambda _: written)
 
 
 def test_a_call_that_cannot_be_read_is_text(with_scene: Any) -> None:
@@ -243,6 +261,28 @@ def test_a_retry_of_a_request_under_way_gets_its_answer_and_other_requests_their
     with_scene(test)
 
 
+def test_the_answer_to_one_of_two_equal_requests_leaves_the_other_to_its_retry(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        scene.gate = asyncio.Event()
+        first = {"x-stainless-retry-count": "0"}
+        one = asyncio.create_task(scene.post([user("a")], headers=first))
+        while scene.chats._num_open < 1:
+            await asyncio.sleep(0.01)
+        gate, scene.gate = scene.gate, asyncio.Event()
+        lost = asyncio.create_task(scene.post([user("a")], headers=first))
+        while scene.chats._num_open < 2:
+            await asyncio.sleep(0.01)
+        gate.set()
+        await one
+        lost.cancel()
+        retry = asyncio.create_task(scene.post([user("a")], headers={"x-stainless-retry-count": "1"}))
+        await asyncio.wait([retry], timeout=0.3)
+        scene.gate.set()
+        assert ((await retry)[0], len(scene.chats.turns())) == (200, 2)
+
+    with_scene(test)
+
+
 def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(with_scene: Any) -> None:
     async def test(scene: Scene) -> None:
         scene.gate = asyncio.Event()
@@ -295,6 +335,15 @@ def test_what_cannot_be_answered_as_meant_is_refused_in_openais_shape(
     with_scene(test)
 
 
+def test_messages_without_a_token_are_refused(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        scene.chats.dialogue = Dialogue(scene.tokenizer, PromptStyle("plain", "{prompt}", None, None, {}))
+        status, body = await scene.post([user("")])
+        assert (status, "no token" in body["error"]["message"], scene.seen) == (400, True, [])
+
+    with_scene(test)
+
+
 def test_garbage_floods_large_bodies_and_wrong_keys_are_refused(with_scene: Any) -> None:
     async def test(scene: Scene) -> None:
         garbage = [scene.post(b"{" * 100_000) for _ in range(50)]
@@ -324,6 +373,19 @@ def test_behind_its_limit_an_episode_is_cut_and_requests_are_refused(
         assert (status, body["error"]["code"], scene.chats.is_cut) == (400, code, True)
 
     with_scene(test, **limits)
+
+
+def test_an_answer_to_a_request_before_does_not_undo_that_a_later_one_was_cut(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        scene.gate = asyncio.Event()
+        first = asyncio.create_task(scene.post([user("a")]))
+        while not scene.chats._num_open:
+            await asyncio.sleep(0.01)
+        status, _ = await scene.post([user("b")])
+        scene.gate.set()
+        assert (status, (await first)[0], scene.chats.is_cut) == (400, 200, True)
+
+    with_scene(test, max_turns=1)
 
 
 def test_max_tokens_caps_an_answer_and_never_lifts_the_limit(with_scene: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,11 +18,12 @@ from pathlib import Path
 from hpc_grpo import Turn
 
 
-def ask(base_url, key, *said, **fields):
+def ask(base_url, key, *said, patience_s=None, **fields):
     messages = [{"role": "user" if index % 2 == 0 else "assistant", "content": text} for index, text in enumerate(said)]
     body = json.dumps({"model": "any", "messages": messages, **fields}).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{base_url}/chat/completions", body, headers)) as answer:
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=patience_s) as answer:
         return json.load(answer)["choices"][0]["message"]["content"]
 
 
@@ -42,6 +44,10 @@ class Agent:
             return "good"
         if what == "hang":
             time.sleep(600)
+        if what == "give up":
+            with contextlib.suppress(TimeoutError):
+                ask(base_url, api_key, "slow", patience_s=0.3)
+            return 1.0
         if what == "exit":
             os._exit(3)
         if what == "quit":
