@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 REWARD = "reward/mean"
 PASS_AT_1 = "eval/pass@1"
