@@ -396,6 +396,18 @@ def test_an_answer_to_a_request_before_does_not_undo_that_a_later_one_was_cut(wi
     with_scene(test, max_turns=1)
 
 
+def test_a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded(
+    with_scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(scene: Scene) -> None:
+        monkeypatch.setattr(Dialogue, "encode_prompt", lambda *_: pytest.fail("it was encoded"))
+        status, body = await scene.post([user("word " * 3_000_000)])
+        assert (status, body["error"]["code"], scene.chats.is_cut) == (400, "context_length_exceeded", True)
+        assert "your messages have 150000" in body["error"]["message"]
+
+    with_scene(test)
+
+
 def test_max_tokens_caps_an_answer_and_never_lifts_the_limit(with_scene: Any) -> None:
     async def test(scene: Scene) -> None:
         await scene.say([user("a")], max_completion_tokens=2)
