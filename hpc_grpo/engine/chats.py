@@ -35,6 +35,10 @@ Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
 _BARE_CALL = re.compile(r"<\|python_tag\|>|\[?\s*\{")
 
 
+_MOST_CHARACTERS = 16
+"""More characters than a token has on average, in any long request."""
+
+
 class RefusedError(Exception):
     """A request cannot be answered; `code` is OpenAI's, or `episode_ended`."""
 
@@ -55,7 +59,7 @@ class Asked:
     @property
     def key(self) -> str:
         """Return what a retry has in common with the request before."""
-        return json.dumps([self.messages, self.tools, self.max_tokens])
+        return json.dumps([self.messages, self.tools, self.max_tokens], ensure_ascii=False)
 
 
 @dataclass
@@ -143,19 +147,16 @@ class Chats:
             raise RefusedError(
                 f"The episode has ended: environment.max_turns = {limits.max_turns}.", code="episode_ended"
             )
+        longest = limits.max_tokens + self._max_prompt_tokens
+        if (size := len(asked.key)) > _MOST_CHARACTERS * longest:  # to encode it would stop all other episodes
+            raise self._too_long(longest, f"have {size} characters")
         before = self._before(asked)
         conversation = self._conversation(before, asked)
         prompt, context = conversation.prompt, conversation.context
         num_first = len(prompt) if before is None else before.num_first
         left = limits.max_tokens - (len(prompt) - min(num_first, self._max_prompt_tokens))
         if left <= 0:
-            self.is_cut = True
-            raise RefusedError(
-                # OpenAI's words, which agents look for.
-                f"This model's maximum context length is {len(prompt) + left} tokens. However, your messages resulted "
-                f"in {len(prompt)} tokens (environment.max_tokens = {limits.max_tokens}).",
-                code="context_length_exceeded",
-            )
+            raise self._too_long(len(prompt) + left, f"resulted in {len(prompt)} tokens")
         starts_anew = before is None or before.is_extended or context.starts_anew
         sequence: list[Turn] = [] if before is None or starts_anew else before.sequence
         if before is not None:
@@ -186,6 +187,15 @@ class Chats:
         self._answered.append(answered)
         return answered
 
+    def _too_long(self, most: int, told: str) -> RefusedError:
+        self.is_cut = True
+        return RefusedError(
+            # OpenAI's words, which agents look for.
+            f"This model's maximum context length is {most} tokens. However, your messages {told} "
+            f"(environment.max_tokens = {self._limits.max_tokens}).",
+            code="context_length_exceeded",
+        )
+
     def _before(self, asked: Asked) -> Answered | None:
         """Return the request with most messages that this one goes on from; one that none has, where there are two."""
         said = [*map(_compared, asked.messages)]
@@ -209,7 +219,7 @@ class Chats:
         except (ValueError, ConfigError) as error:
             raise RefusedError(str(error)) from error
         if not len(conversation.context.token_ids):
-            raise RefusedError("the new messages have no token")
+            raise RefusedError("the messages have no token")
         return conversation
 
 

@@ -31,6 +31,16 @@ _REFUSED = {
     "functions": "use tools",
     "audio": "the model writes text",
     "logit_bias": "it would change the distribution that is trained",
+    "function_call": "use tools",
+    "prediction": "no part of an answer can be given",
+    "continue_final_message": "an answer is not continued",
+    "chat_template_kwargs": "use data.template_args of the config",
+    "min_tokens": "use rollout.min_new_tokens of the config",
+    "stop_token_ids": "end answers by rollout.stop of the config",
+    **dict.fromkeys(
+        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        "the format of an answer cannot be forced",
+    ),
 }
 """Fields of a request that would change its answer, and cannot -> what to do."""
 _HARMLESS = {"n": (1,), "tool_choice": ("auto",), "response_format": ({"type": "text"},)}

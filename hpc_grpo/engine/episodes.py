@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.rollout import EnvironmentConfig
@@ -55,6 +56,7 @@ class EpisodePlayer:
         """The tokenizer is needed where the run has environments."""
         self._sample, self._in_waves = sample, config.rollout.max_policy_lag == 0
         self._playing: set[asyncio.Task[GroupSamples]] = set()
+        self._waves = WeakSet[_Wave]()
         self._endpoint = Endpoint(config.model.path, config.max_model_len)
         self._stages = [_Stage(config, *own, tokenizer, self._endpoint) for own in config.environments.values()]
 
@@ -63,6 +65,7 @@ class EpisodePlayer:
         import numpy as np
 
         wave, tasks = _Wave(self._sample), []
+        self._waves.add(wave)
         for request in requests:
             prompt_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all: it is stored once
             episodes = [
@@ -78,7 +81,12 @@ class EpisodePlayer:
         return tasks
 
     def end_all(self) -> None:
-        """End all episodes and the processes of their environments; the next episode starts others."""
+        """End all episodes and the processes of their environments; the next episode starts others.
+
+        Episodes with completions in the engine end with those: the caller ends them.
+        """
+        for wave in self._waves:
+            wave.end()
         for task in self._playing:
             task.cancel()
         for stage in self._stages:
@@ -237,6 +245,12 @@ class _Wave:
     def leave(self) -> None:
         self._num_seats -= 1
         self._queue_if_all_asked()
+
+    def end(self) -> None:
+        """Queue nothing of what was asked."""
+        for _, queued in self._asked.values():
+            queued.cancel()
+        self._asked.clear()
 
     def _queue_if_all_asked(self) -> None:
         if self._asked and len(self._asked) == self._num_seats:

@@ -189,7 +189,7 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
         writer.write(_line(refused=text))
         await writer.drain()
         return
-    writer.write(_line(plays=plays))
+    writer.write(_line(plays=plays, is_async=plays and inspect.iscoroutinefunction(environment.play)))
     tasks: set[asyncio.Task[None]] = set()
     while line := await reader.readline():
         tasks.add(task := asyncio.create_task(host.serve(*json.loads(line))))

@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ from hpc_grpo.system.signals import signal_name
 
 _GRACE_S = 5.0
 """More time than a call may take: a process ends calls of `async` environments itself."""
+_TOGETHER_S = 0.5
+"""More time for an agent: those of one wave that hang are late by then, and are ended together."""
 _LOAD_S = 120.0
 """Time to import the environment: a shared file system with a cold cache takes its time."""
 _MAX_PRINTED = 1 << 20
@@ -124,11 +126,15 @@ class _Process:
         self.num_sessions = 0
         self.plays = False
         """Whether it holds agents; known once it is `ready`."""
+        self._plays_apart = False
+        """Whether its agents have a thread each: one that hangs keeps no other from asking."""
         self.end: str | None = None
         """How it ended."""
         self._environment = environment
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._started: list[int] = []
+        self._left_s: dict[int, LeftS] = {}
+        """Of the calls of agents."""
         self._numbers = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._clock = asyncio.get_running_loop().time
@@ -162,14 +168,16 @@ class _Process:
         if not self._calls:
             self._last_sign = self._clock()
         number, patience_s = next(self._numbers), self._environment.timeout_s + _GRACE_S
+        more_s = 0.0
+        if left_s is not None:
+            self._left_s[number], more_s = left_s, _TOGETHER_S
         left_s = left_s or (lambda: self._last_sign + patience_s - self._clock())
-        guilty = number if method == "play" else None
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
         self._write([number, session, method, args])
         while not future.done():
-            if (seconds := left_s()) <= 0.0:
-                self._end_late(guilty)
+            if (seconds := left_s() + more_s) <= 0.0:
+                self._end_late(number)
             else:
                 await asyncio.wait([future], timeout=seconds)
         return await future
@@ -178,15 +186,15 @@ class _Process:
         if self.end is None and self._writer is not None:
             self._write([next(self._numbers), session, method, []])
 
-    def kill(self, how: str, guilty: int | None = None) -> None:
-        """Kill the process. The call that is `guilty` fails, the sessions of the others are lost."""
+    def kill(self, how: str, guilty: Collection[int] = ()) -> None:
+        """Kill the process. The calls that are `guilty` fail, the sessions of the others are lost."""
         if self.end is not None:
             return
         self.end = how
         kill_group(self._process.pid)
         for number, call in self._calls.items():
-            is_suspect = guilty is None and number in self._started
-            if number == guilty:
+            is_suspect = not guilty and number in self._started
+            if number in guilty:
                 call.set_result({"failure": how})
             else:
                 call.set_exception(EnvironmentLostError(f"its process {how}", is_suspect=is_suspect))
@@ -196,16 +204,15 @@ class _Process:
         else:
             self._writer.transport.abort()  # the socket alone would stay with the loop, which has its number
 
-    def _end_late(self, guilty: int | None) -> None:
+    def _end_late(self, number: int) -> None:
         was_stopped = hold_on(self._process.pid) == "stopped"
         if was_stopped:
             self.kill("was stopped (SIGSTOP)")
-        elif guilty is not None:
-            self.kill(f"neither ended nor asked the model within {self._environment.timeout_s:g} s", guilty)
+        elif number in self._left_s:
+            late = {own for own, left_s in self._left_s.items() if self._plays_apart and left_s() <= 0.0}
+            self.kill(f"neither ended nor asked the model within {self._environment.timeout_s:g} s", late | {number})
         else:
-            self.kill(
-                f"did not end within {self._environment.timeout_s:g} s", self._started[-1] if self._started else None
-            )
+            self.kill(f"did not end within {self._environment.timeout_s:g} s", self._started[-1:])
 
     async def _start(self) -> None:
         """Connect, and wait until the environment is imported. Raises ConfigError where it cannot be made."""
@@ -224,7 +231,7 @@ class _Process:
         if (refusal := ready.get("refused")) is not None:
             self.kill("was refused")
             raise ConfigError(f"Environment {name!r} cannot be made: {refusal}")
-        self.plays = ready["plays"]
+        self.plays, self._plays_apart = ready["plays"], not ready["is_async"]
         self._reading = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -237,6 +244,7 @@ class _Process:
                 else:
                     self._started.remove(number)
                     self._calls.pop(number).set_result(answer)
+                    self._left_s.pop(number, None)
         await self._end_of(reader)
 
     async def _end_of(self, reader: asyncio.StreamReader) -> None:

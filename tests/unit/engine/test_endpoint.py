@@ -311,6 +311,14 @@ def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(with_sce
         ({"max_tokens": -1}, "positive integer, not -1"),
         ({"top_logprobs": 5}, "top_logprobs = 5"),
         ({"stream_options": 3}, "stream_options"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "data.template_args"),
+        ({"structured_outputs": {"json": {}}}, "cannot be forced"),
+        ({"guided_json": {"type": "object"}}, "cannot be forced"),
+        ({"min_tokens": 5}, "rollout.min_new_tokens"),
+        ({"stop_token_ids": [5]}, "rollout.stop"),
+        ({"function_call": {"name": "add"}}, "use tools"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"continue_final_message": True}, "not continued"),
         ({"messages": []}, "at least one"),
         ({"messages": "x"}, "must be a list"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "'robot'"),
@@ -386,6 +394,18 @@ def test_an_answer_to_a_request_before_does_not_undo_that_a_later_one_was_cut(wi
         assert (status, (await first)[0], scene.chats.is_cut) == (400, 200, True)
 
     with_scene(test, max_turns=1)
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_before_it_is_encoded(
+    with_scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(scene: Scene) -> None:
+        monkeypatch.setattr(Dialogue, "encode_prompt", lambda *_: pytest.fail("it was encoded"))
+        status, body = await scene.post([user("word " * 3_000_000)])
+        assert (status, body["error"]["code"], scene.chats.is_cut) == (400, "context_length_exceeded", True)
+        assert "your messages have 150000" in body["error"]["message"]
+
+    with_scene(test)
 
 
 def test_max_tokens_caps_an_answer_and_never_lifts_the_limit(with_scene: Any) -> None:

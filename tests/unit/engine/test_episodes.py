@@ -227,19 +227,22 @@ def test_a_prompt_that_the_engine_refuses_ends_its_own_group_alone(tokenizer: An
 def test_episodes_of_a_driver_that_is_gone_end_with_their_processes(tokenizer: Any) -> None:
     async def played() -> Any:
         asked = asyncio.Event()
-
+        in_engine: list[Future[Completion]] = []
         num_calls = 0
 
         async def never(requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
             nonlocal num_calls
             num_calls += 1
             asked.set()
-            return [Future() for _ in requests]
+            in_engine.extend(futures := [Future[Completion]() for _ in requests])
+            return futures
 
         player = EpisodePlayer(make_config(), tokenizer, never)
         tasks = player.start([GroupRequest(number, (), (7, 8), SAMPLING, scene=scene()) for number in range(2)])
         await asked.wait()
         player.end_all()
+        for completion in in_engine:
+            completion.set_exception(RuntimeError("the driver that asked for it is gone"))
         outcome, *_ = await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0.1)
         assert num_calls == 1, "nothing is asked for a driver that is gone"
