@@ -36,7 +36,14 @@ def learner(monkeypatch: pytest.MonkeyPatch) -> Any:
     config = SimpleNamespace(train=SimpleNamespace(zero_stage=1))
     engine = FakeEngine(files)
     return SimpleNamespace(
-        rank=0, world_size=2, ds_engine=engine, parts=[], files=files, config=config, policy_version=4
+        rank=0,
+        world_size=2,
+        ds_engine=engine,
+        model=torch.nn.Linear(1, 1),
+        parts=[],
+        files=files,
+        config=config,
+        policy_version=4,
     )
 
 
