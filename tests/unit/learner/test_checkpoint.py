@@ -22,7 +22,8 @@ class FakeEngine:
     def __init__(self, files: StagedFiles) -> None:
         self.files, self.weights = files, torch.ones(3)
 
-    def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
+    def save_checkpoint(self, folder: str, tag: str, *, save_latest: bool, exclude_frozen_parameters: bool) -> None:
+        assert not exclude_frozen_parameters, "all of the weights are trained"
         self.files.makedirs(f"{folder}/{tag}", exist_ok=True)
         self.files.save({"module": self.weights}, f"{folder}/{tag}/optimizer_rank_0.pt")
         (Path(folder) / "script.py").touch()
