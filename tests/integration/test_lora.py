@@ -145,7 +145,7 @@ def test_bfloat16_trains_the_adapter_alone(stage: int, alone: Any, together: Any
 
 def config_of(workspace: Path, name: str, publish: str, **train: Any) -> Path:
     return tiny_config(
-        workspace, name, train={"total_steps": 4, **train}, lora={"rank": 4, "alpha": 16, "publish": publish}
+        workspace, f"lora-{name}", train={"total_steps": 4, **train}, lora={"rank": 4, "alpha": 16, "publish": publish}
     )
 
 

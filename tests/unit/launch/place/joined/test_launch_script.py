@@ -32,13 +32,13 @@ def typed(script: Path, *words: str, **environ: str) -> subprocess.CompletedProc
 @pytest.mark.parametrize(
     ("words", "becomes"),
     [
-        ((), "host head my.yaml"),
-        (("head",), "host head my.yaml"),
-        (("worker",), "host worker my.yaml"),
-        (("stop",), "host stop my.yaml"),
-        (("worker", "train.lr=1e-6"), "host worker my.yaml train.lr=1e-6"),
-        (("worker", "other.yaml"), "host worker other.yaml"),
-        (("other.yaml", "train.lr=1e-6"), "host head other.yaml train.lr=1e-6"),
+        ((), "place host head my.yaml"),
+        (("head",), "place host head my.yaml"),
+        (("worker",), "place host worker my.yaml"),
+        (("stop",), "place host stop my.yaml"),
+        (("worker", "train.lr=1e-6"), "place host worker my.yaml train.lr=1e-6"),
+        (("worker", "other.yaml"), "place host worker other.yaml"),
+        (("other.yaml", "train.lr=1e-6"), "place host head other.yaml train.lr=1e-6"),
     ],
 )
 def test_a_role_and_a_config_become_the_command_host(script: Path, words: tuple[str, ...], becomes: str) -> None:
