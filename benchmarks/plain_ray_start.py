@@ -142,8 +142,8 @@ def ours(bed: Bed, name: str, *, over_ssh: bool) -> Row:
         if over_ssh:
             commands = [scene.start(HEAD, "train", words, *driver, **_OURS)]
         else:
-            commands = [scene.start(HEAD, "host", "head", words, *driver, **told)]
-            commands.append(scene.start(WORKER, "host", "worker", words, **told))
+            commands = [scene.start(HEAD, "place", "host", "head", words, *driver, **told)]
+            commands.append(scene.start(WORKER, "place", "host", "worker", words, **told))
         needed(wait_for(lambda: "Ray ready on 2 nodes" in commands[0].text), "ready", *commands)
         ready_s = time.monotonic() - begun
         needed(wait_for(lambda: scene.step >= 5), "stepping", *commands)
