@@ -13,7 +13,7 @@ from hpc_grpo.engine.actor import Engine
 class FaultyEngine(Engine):
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
-        self._fault = config.run.name
+        self._fault = config.run.name.removeprefix("lora-")
 
     async def receive_weights(self, version: int, *args: Any) -> Any:
         from hpc_grpo.engine.receive import WeightReceiver
