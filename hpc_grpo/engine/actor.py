@@ -130,7 +130,7 @@ class Engine:
         self._config, self._on_gpu = config, on_gpu
         self._opened: tuple[Path, StoreSpec] | None = None
         self._verified: StoredVersion | None = None
-        adapter = config.model.adapter or "not published" if config.publishes_adapter else None
+        adapter = (config.model.adapter or "not published") if config.publishes_adapter else None
         self._loop = StepLoop(
             lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=reads_weights), stop_token_ids, adapter)
         )

@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
 """Samples, behind a prompt, turn N of at most so many tokens."""
 _BARE_CALL = re.compile(r"<\|python_tag\|>|\[?\s*\{")
-
-
 _MOST_CHARACTERS = 16
-"""More characters than a token has on average, in any long request."""
+"""Characters a token that a request may have. Encoding a longer one would stop the engine's loop for seconds."""
 
 
 class RefusedError(Exception):
@@ -168,6 +166,7 @@ class Chats:
             most = min(left, asked.max_tokens or left)
             completion = await self._ask(prompt, self._num_turns - 1, most)
         except Exception as error:
+            # Any error of the engine ends the run by `broken`; the agent, which waits, gets an answer too.
             if not self.broken.done():
                 self.broken.set_exception(error)
             raise RefusedError("The engine has failed.", 500) from error

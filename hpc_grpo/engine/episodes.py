@@ -286,7 +286,9 @@ class _Seat:
         self._wave.leave()
 
 
-async def _to_its_end(sampling: Coroutine[Any, Any, Completion], withdraw: Callable[[], Any] = bool) -> Completion:
+async def _to_its_end(
+    sampling: Coroutine[Any, Any, Completion], withdraw: Callable[[], None] = lambda: None
+) -> Completion:
     """Wait for a completion; once the engine has it, even where it is cancelled: it would be in the next batches."""
     task = asyncio.create_task(sampling)
     try:

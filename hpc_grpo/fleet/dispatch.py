@@ -152,7 +152,7 @@ class FreeGpus:
 
 
 def place_jobs(db: Database) -> tuple[list[Placement], dict[int, Vm]]:
-    """Find free GPUs forevery queued job that fits, by priority and age. Changes nothing. Also returns the VMs by id.
+    """Find free GPUs for every queued job that fits, by priority and age. Changes nothing. Also returns the VMs by id.
 
     A job returns to the VM of its newest attempt, if that has room: its checkpoints may be there.
     """

@@ -194,7 +194,7 @@ class PendingGroup:
         return self.result()
 
     def result(self, timeout: float | None = None) -> RewardOutcome:
-        """Wait forevery reward, and add up the parts. Raises RewardError when a reward broke its contract."""
+        """Wait for every reward, and add up the parts. Raises RewardError when a reward broke its contract."""
         zeros = (0.0,) * self.num_completions
         parts: dict[str, tuple[float, ...]] = {}
         errors: list[str] = []

@@ -32,7 +32,7 @@ class LedgerLine:
 
 
 class Ledger:
-    """Appends a line forevery finished step. `append` returns after a sync, because a checkpoint follows."""
+    """Appends a line for every finished step. `append` returns after a sync, because a checkpoint follows."""
 
     def __init__(self, run_dir: RunDir, attempt: int) -> None:
         self._path = run_dir.ledger

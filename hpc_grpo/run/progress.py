@@ -1,6 +1,6 @@
 """A run's progress, written by its driver: state.json, a summary of the last finished step, and metrics.jsonl.
 
-metrics.jsonl has a line forevery step and is append-only (metrics/sinks.py), so any command may read it.
+metrics.jsonl has a line for every step and is append-only (metrics/sinks.py), so any command may read it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Only the code that does the work gives a sign, between two pieces of work:
 
 - The driver: at a change of phase, and when an actor answers. Every phase has a limit.
 - A learner: after a microbatch. An engine: after a step of vLLM. A grader: after a group. Only training steps, sampling
-  and grading have a limit, because the driver waits foreverything else.
+  and grading have a limit, because the driver waits for everything else.
 - Waiting for disk space or for Ray gives signs too.
 """
 

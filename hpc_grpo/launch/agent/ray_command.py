@@ -33,7 +33,7 @@ STARTED_LINE = "Ray runtime started."
 """`ray start` prints this once its processes answer."""
 
 TEMP_DIR_NAME = "r"
-"""Ray's temp-dir is inside our own folder, because Ray makes it writable foreverybody."""
+"""Ray's temp-dir is inside our own folder, because Ray makes it writable for everybody."""
 
 RAY_LOG_NAME = "ray_start.log"
 """The output of `ray start`, in the node's log folder."""

@@ -2,7 +2,7 @@
 
 Takes an `AttemptSetup`. It starts Ray on the nodes, runs the driver and restarts it if that may help, tears down what
 it started, and records the attempt. `Supervisor` observes events, `transitions.react` decides the actions, `Processes`
-performs them. It waits at one place, `Processes.wait`, foreverything: nodes, the driver's output, signals.
+performs them. It waits at one place, `Processes.wait`, for everything: nodes, the driver's output, signals.
 
 Runs in the main thread only, because the kernel ties a child's parent-death signal to the thread that started it. If
 the run directory stalls, this thread waits; only the heartbeats continue.

@@ -119,8 +119,11 @@ def test_agents_that_are_killed_begin_again_with_their_seeds(tokenizer: Any, tmp
     assert [group.ordinal for group in groups] == [0, 1, 2, 3]
     assert [(len(own.turns), own.failure) for group in groups for own in group.episodes] == [(2, "")] * 8
     first = [asked.seed for call in engine.calls for asked in call if asked.ordinal == 2 and asked.seed < 9]
-    assert set(first) == {2, 8}
-    assert len(first) > 2, "the killed one began again; the one beside it too, unless it had ended"
+    if lag == 0:  # waves keep both in step, so both begin again
+        assert sorted(first) == [2, 2, 8, 8]
+    else:  # the one beside the killed may have ended
+        assert set(first) == {2, 8}
+        assert len(first) > 2
 
 
 def test_a_stopped_process_is_lost_and_its_episode_masked_the_third_time(tokenizer: Any) -> None:
