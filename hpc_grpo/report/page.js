@@ -244,11 +244,12 @@ function completion(answer) {
   const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
   const parts = Object.entries(answer.parts), own = [].concat(answer.advantage ?? []).map((value) => (typeof value === "number" ? signed(value) : "–"));
   const about = [answer.reward != null && `reward ${two(answer.reward)}`, ...(parts.length > 1 ? parts.map(([name, value]) => `${name} ${value == null ? "–" : two(value)}`) : []),
-    own.length && `advantage ${own.join(", ")}`, answer.tokens != null && counted(answer.tokens, "token"), answer.turns && counted(answer.turns.filter((turn) => turn.who === "assistant" || turn.who === "model").length, "turn"), ...answer.why].filter(Boolean);
+    own.length && `advantage ${own.join(", ")}`, answer.tokens != null && counted(answer.tokens, "token"), answer.turns.length > 0 && counted(answer.turns.length, "turn"), ...answer.why].filter(Boolean);
   const [verdict, shape] = VERDICTS[answer.right], says = { right: "right", wrong: "wrong", unknown: "not judged" }[verdict];
-  const turn = ({ who, text, reward }) => make("div", { class: `turn ${who === "assistant" || who === "model" ? "model" : ""}` },
-    make("span", {}, who === "assistant" ? "model" : who === "user" ? "environment" : who, reward == null ? "" : ` · reward ${two(reward)}`), make("pre", {}, text || "(empty)"));
-  return make("div", { class: `answer ${verdict}` }, answer.turns ? answer.turns.map(turn) : make("pre", {}, answer.text || "(empty)"),
+  const said = (who, text, kind) => make("div", { class: `turn ${kind}` }, make("span", {}, who), make("pre", {}, text || "(empty)"));
+  const turn = ({ observation, text, reward }, index) => [
+    index > 0 && said("environment", observation, ""), said(`model${reward == null ? "" : ` · reward ${two(reward)}`}`, text, "model")];
+  return make("div", { class: `answer ${verdict}` }, answer.turns.length ? answer.turns.flatMap(turn) : make("pre", {}, answer.text || "(empty)"),
     make("p", {}, make("strong", {}, `${shape} ${says}`), about.map((text) => make("span", {}, text))));
 }
 

@@ -22,9 +22,12 @@ _MOST_CHARACTERS = 4 << 20
 
 _SHOWN_CHARACTERS = 6000
 _SHOWN_PROMPTS = 4
-_ROLE = r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(\w+)(?:<\|end_header_id\|>)?\s*"
-_END = re.compile(r"(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|endoftext\|>)\s*$")
-_MODEL = ("assistant", "model")
+_USER = re.compile(
+    r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)user(?:<\|end_header_id\|>)?\s*"
+    r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|\Z)",
+    re.DOTALL,
+)
+"""What the user says in ChatML, Llama 3's and Gemma's chat templates."""
 
 
 def rollout_files(run: RunDir) -> dict[int, Path]:
@@ -88,11 +91,10 @@ def _is_whole(line: Mapping[str, Any]) -> bool:
 
 def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:
     text, answer = str(line.get("prompt", "")), line.get("answer")
-    asked = [turn["text"] for turn in turns_of(text, "user") if turn["who"] == "user"]
     return {
         "ordinal": line.get("ordinal"),
         "source": str(line.get("source", "")),
-        "asked": _cut((asked or [text])[-1].strip()),
+        "asked": _cut((_USER.findall(text) or [text])[-1].strip()),
         "prompt": _cut(text),
         "answer": None if answer is None else _cut(str(answer)),
     }
@@ -100,10 +102,10 @@ def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _answer(line: Mapping[str, Any], is_right: Any) -> dict[str, Any]:
     """Return what the page shows of a completion; `right` is None where its reward failed."""
-    parts, turn_rewards = line.get("rewards"), line.get("turn_rewards")
-    text = str(line.get("completion", ""))
-    answer = {
-        "text": _cut(text),
+    parts = line.get("rewards")
+    return {
+        "text": _cut(str(line.get("completion", ""))),
+        "turns": _turns(line.get("turns")),
         "right": is_right if isinstance(is_right, bool) else None,
         "reward": number_or_none(line.get("reward")),
         "parts": {str(name): number_or_none(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
@@ -115,26 +117,19 @@ def _answer(line: Mapping[str, Any], is_right: Any) -> dict[str, Any]:
             *(str(line[key]) for key in ("over_budget", "failure") if line.get(key)),
         ],
     }
-    turns = turns_of(text, _MODEL[0])
-    if len(turns) > 1:
-        rewards = iter(turn_rewards if isinstance(turn_rewards, list) else ())
-        for turn in turns:
-            turn["text"] = _cut(turn["text"])
-            turn["reward"] = number_or_none(next(rewards, None)) if turn["who"] in _MODEL else None
-        answer["turns"] = turns
-    return answer
 
 
-def turns_of(text: str, first: str) -> list[dict[str, Any]]:
-    """Split a dialogue at its chat template's marks (ChatML, Llama 3, Gemma); `first` speaks before the first mark.
-
-    >>> [(turn["who"], turn["text"]) for turn in turns_of("[4]<|im_end|>\\n<|im_start|>user\\nHigher.", "assistant")]
-    [('assistant', '[4]'), ('user', 'Higher.')]
-    """
-    begun, *rest = re.split(_ROLE, text)
-    pairs = [(first, begun), *zip(rest[::2], rest[1::2], strict=True)]
-    told = ((who, _END.sub("", own.rstrip())) for who, own in pairs)
-    return [{"who": who, "text": own} for index, (who, own) in enumerate(told) if own.strip() or index]
+def _turns(of_an_episode: Any) -> list[dict[str, Any]]:
+    """Return the turns as files of rollouts have them; empty for a single answer."""
+    return [
+        {
+            "observation": _cut(str(turn.get("observation", ""))),
+            "text": _cut(str(turn.get("text", ""))),
+            "reward": number_or_none(turn.get("reward")),
+        }
+        for turn in (of_an_episode if isinstance(of_an_episode, list) else ())
+        if isinstance(turn, dict)
+    ]
 
 
 def _solved(line: Mapping[str, Any], judged_by: Mapping[str, Any]) -> bool | None:

@@ -72,6 +72,7 @@ def finished_run(path: Path, lr: str = "1.0e-6") -> RunBuilder:
     write_lines(
         built.run.rollouts(12), rollout(3), rollout(3, 1, **wrong), rollout(4), rollout(4, 1, completion=HOSTILE)
     )
-    episode = {"completion": EPISODE, "turn_rewards": [0.0, 1.0], "rewards": {"environment": 1.0}}
+    turns = [{"observation": "", "text": "[8]", "reward": 0.0}, {"observation": "Lower.", "text": "[6]", "reward": 1.0}]
+    episode = {"completion": EPISODE, "turns": turns, "rewards": {"environment": 1.0}}
     write_lines(built.run.rollouts(20), rollout(5, **episode), rollout(5, 1, **wrong))
     return built

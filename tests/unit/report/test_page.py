@@ -68,25 +68,28 @@ def test_prompts_are_followed_through_time_and_rollouts_grouped_by_prompt(tmp_pa
     assert fourth["ordinal"] == 4
     ((episode, _),) = (group["answers"] for group in found["rollouts-0-20"])
     assert episode["text"] == EPISODE
-    assert [(turn["who"], turn["text"], turn["reward"]) for turn in episode["turns"]] == [
-        ("assistant", "[8]", 0.0),
-        ("user", "Lower.", None),
-        ("assistant", "[6]", 1.0),
+    assert episode["turns"] == [
+        {"observation": "", "text": "[8]", "reward": 0.0},
+        {"observation": "Lower.", "text": "[6]", "reward": 1.0},
     ]
 
 
 @pytest.mark.parametrize(
     ("start", "end"),
-    [("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"), ("<start_of_turn>{}\n", "<end_of_turn>\n")],
+    [
+        ("<|im_start|>{}\n", "<|im_end|>\n"),
+        ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>"),
+        ("<start_of_turn>{}\n", "<end_of_turn>\n"),
+    ],
 )
-def test_turns_of_other_templates_are_told_apart(tmp_path: Path, start: str, end: str) -> None:
+def test_the_users_last_message_is_found_in_each_template(tmp_path: Path, start: str, end: str) -> None:
     built = RunBuilder(tmp_path / "adder")
-    text = f"Go.{end}{start.format('user')}Wall.{end}{start.format('model')}Back.{end}"
-    write_lines(built.run.rollouts(1), rollout(completion=text, turn_rewards=[0.0, 0.5]))
+    said = (("user", "Go."), ("model", "Wall."), ("user", "Back."))
+    prompt = "".join(f"{start.format(who)}{text}{end}" for who, text in said) + start.format("model")
+    write_lines(built.run.rollouts(1), rollout(prompt=prompt))
     write_page([built.run], tmp_path / "page.html")
     (group,) = blocks(tmp_path / "page.html")["rollouts-0-1"]
-    turns = [(turn["text"], turn["reward"]) for turn in group["answers"][0]["turns"]]
-    assert turns == [("Go.", 0.0), ("Wall.", None), ("Back.", 0.5)]
+    assert group["asked"] == "Back."
 
 
 @pytest.mark.parametrize(
