@@ -16,13 +16,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.config.rollout import EnvironmentConfig
-from hpc_grpo.episodes.builtin.tools import Call, calls_of
+from hpc_grpo.episodes.calls import Call, before_calls, calls_of
 from hpc_grpo.episodes.dialogue import Conversation, Dialogue
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import Completion, Turn
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
 """Samples, behind a prompt, turn N of at most so many tokens."""
-_BARE_CALL = re.compile(r"<\|python_tag\|>|\[?\s*\{")
 _MOST_CHARACTERS = 16
 """Characters a token that a request may have. Encoding a longer one would stop the engine's loop for seconds."""
 
@@ -181,7 +179,7 @@ class Chats:
         if any(call.error for call in calls):  # the agent reads the text
             calls = []
         said = [*map(_compared, asked.messages), _said(text, [(call.name, call.arguments) for call in calls])]
-        text = _before_call(text.rpartition("</think>")[2]) if calls else text
+        text = before_calls(text) if calls else text
         answered = Answered(text, calls, completion, len(prompt), said, asked.tools, conversation, num_first, sequence)
         self._answered.append(answered)
         return answered
@@ -220,11 +218,6 @@ class Chats:
         if not len(conversation.context.token_ids):
             raise RefusedError("the messages have no token")
         return conversation
-
-
-def _before_call(text: str) -> str:
-    before, mark, _ = text.partition("<tool_call>")
-    return before if mark else _BARE_CALL.split(text, maxsplit=1)[0]
 
 
 def messages_of(value: Any) -> list[Mapping[str, Any]]:

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.episodes import Messages, Turn
-from hpc_grpo.episodes.builtin.tools import calls_of, shortened
+from hpc_grpo.episodes.builtin.tools import shortened
+from hpc_grpo.episodes.calls import calls_of
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS
 

@@ -28,8 +28,8 @@ import operator
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from pydantic import TypeAdapter, ValidationError, validate_call
 from pydantic.errors import PydanticUserError
 
 from hpc_grpo.episodes import Turn
+from hpc_grpo.episodes.calls import Call, calls_of
 from hpc_grpo.episodes.host import in_thread
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS, Registry
@@ -44,22 +45,6 @@ from hpc_grpo.rewards.sandbox.isolation import CELLS, Limits, find_isolation, ru
 
 TOOLS = Registry("Tool", "environment.tools")
 _MAX_CALLS = 32
-_FORM = 'Write {"name": ..., "arguments": {...}}.'
-_HERMES = re.compile(r"<tool_call>\s*")
-_HERMES_END = re.compile(r"\s*(?:</tool_call>|\Z)")
-_LLAMA = "<|python_tag|>"
-_XML = re.compile(r"<function=([^>\s]+)\s*>(.*?)(?:</function>|\Z)", re.DOTALL)
-_XML_PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=))", re.DOTALL)
-_XML_FORM = "Write <function=...><parameter=...>...</parameter></function>."
-_PYTHONIC = re.compile(
-    r"<\|python_start\|>(.*?)(?:<\|python_end\|>|\Z)|<function_calls>(.*?)(?:</function_calls>|\Z)"
-    r"|\A\s*(\[\s*[A-Za-z][\w.]*\(\s*(?:\)|[A-Za-z]\w*\s*=).*)",
-    re.DOTALL,
-)
-_PYTHONIC_FORM = "Write [name(argument=value)]."
-_BARE = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"')
-"""How a message begins that is a call without a marker, even where its JSON is broken."""
-_JSON = json.JSONDecoder()
 _PARAMETER = re.compile(r"\s+(\w+)\s*(?:\(.*?\))?:\s*(.*)")
 
 _CLOCK = 2.0
@@ -78,16 +63,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": lambda value, digits=None: round(value, digits and max(digits, -_MAX_DIGITS)),
 }  # fmt: skip
 _CONSTANTS = {"pi": math.pi, "e": math.e}
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a message asks for; `error` says why it is no call. `has_texts`: numbers and lists are text, too."""
-
-    name: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    has_texts: bool = False
 
 
 @ENVIRONMENTS.register("tools")
@@ -198,95 +173,6 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
         schema.pop("title", None)
     description = re.split(r"\n(?:Args|Returns|Raises):", text)[0].strip()
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-def calls_of(message: str) -> Iterator[Call]:
-    """Yield the calls in a message; a call that cannot be read has an `error`. What was only thought is no call.
-
-    Reads Hermes's and Qwen's <tool_call> tags around JSON, Qwen3-Coder's XML, with such tags or without, and lists of
-    Python calls: Llama 4's, and OLMo's between <function_calls> tags. Without those it reads JSON objects with `name`,
-    and `arguments` or `parameters`: Llama's, with or without <|python_tag|>, and lists of them.
-    """
-    text = message.rpartition("</think>")[2]
-    match, xml = _HERMES.search(text), _XML.search(text)
-    if xml and (match is None or xml.start() <= match.end()):
-        yield from map(_xml_call, _XML.finditer(text))
-        return
-    if match:
-        while match:
-            call, end = _read(text, match.end())
-            if not call.error and not _HERMES_END.match(text, end):
-                call = Call(error=f"the call does not end behind its JSON. {_FORM}")
-            yield call
-            match = _HERMES.search(text, end)
-        return
-    if pythonic := _PYTHONIC.search(text):
-        yield from _python_calls("".join(filter(None, pythonic.groups())))
-        return
-    calls, end, is_meant = [], 0, _LLAMA in text or _BARE.match(text) is not None
-    while (start := text.find("{", end)) >= 0:
-        call, end = _read(text, start)
-        calls.append(call)
-        if call.error:
-            break
-    if is_meant and not calls:
-        yield Call(error=f"the call has no JSON. {_FORM}")
-    # Objects that are no calls are an answer.
-    yield from calls if is_meant or not any(call.error for call in calls) else []
-
-
-def _xml_call(found: re.Match[str]) -> Call:
-    parameters = _XML_PARAMETER.findall(found[2])
-    if beside := _XML_PARAMETER.sub("", found[2]).strip():
-        return Call(error=f"the call cannot be read: {beside[:100]!r} is no parameter. {_XML_FORM}")
-    return Call(found[1], dict(parameters), has_texts=True)
-
-
-def _python_calls(text: str) -> Iterator[Call]:
-    try:
-        body = ast.parse(text.strip()).body
-        values = [statement.value if isinstance(statement, ast.Expr) else None for statement in body]
-        calls = [node for value in values for node in (value.elts if isinstance(value, ast.List) else [value])]
-        for node in calls or [None]:
-            if not isinstance(node, ast.Call) or node.args or not all(each.arg for each in node.keywords):
-                raise ValueError("it must have a name, and arguments with names")
-            arguments = json.dumps({str(each.arg): _literal(each.value) for each in node.keywords}, ensure_ascii=False)
-            arguments.encode()
-            yield Call(ast.unparse(node.func), json.loads(arguments))
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        yield Call(error=f"the call cannot be read: {error}. {_PYTHONIC_FORM}")
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return a Python literal, in which names of JSON (true, false, null) are values. Raises ValueError for others."""
-    match node:
-        case ast.Name(id="true" | "false" | "null" as name):
-            return json.loads(name)
-        case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-            return [_literal(element) for element in elements]
-        case ast.Dict(keys=keys, values=values):
-            return {ast.literal_eval(key or ""): _literal(value) for key, value in zip(keys, values, strict=True)}
-        case _:
-            return ast.literal_eval(node)
-
-
-def _read(text: str, start: int) -> tuple[Call, int]:
-    """Read the call whose JSON begins at `start`; returns where its JSON has ended, or could."""
-    try:
-        value, end = _JSON.raw_decode(text, start)
-        arguments = value.get("arguments", value.get("parameters"))
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        if isinstance(value["name"], str) and isinstance(arguments, dict):
-            json.dumps([value["name"], arguments], ensure_ascii=False).encode()  # a half of a surrogate pair is no text
-            return Call(value["name"], arguments), end
-        wrong = "name must be a text, and arguments an object"
-    except KeyError:
-        wrong = "it has no name"
-    except AttributeError:
-        wrong = "it must be an object"
-    except (ValueError, RecursionError) as error:
-        wrong, end = str(error), text.find("</tool_call>", start)
-    return Call(error=f"the call cannot be read: {wrong}. {_FORM}"), end if end >= 0 else len(text)
 
 
 def shortened(text: str, most: int) -> str:

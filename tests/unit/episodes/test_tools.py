@@ -16,7 +16,8 @@ import pytest
 
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes.builtin import check_built_in, environment_of
-from hpc_grpo.episodes.builtin.tools import calculator, calls_of, schema_of
+from hpc_grpo.episodes.builtin.tools import calculator, schema_of
+from hpc_grpo.episodes.calls import before_calls, calls_of
 from hpc_grpo.episodes.host import checked
 from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers
 from hpc_grpo.errors import ConfigError
@@ -462,3 +463,21 @@ def test_a_tool_that_kills_its_process_or_raises_costs_its_episode_alone(how):
             workers.close()
 
     assert asyncio.run(played()).messages[0]["content"] == "None"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+        "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
+        "<function_calls>add(a=1)</function_calls>",
+        "<|python_start|>[add(a=1)]<|python_end|>",
+        '<|python_tag|>{"name": "add", "parameters": {"a": 1}}',
+        '[{"name": "add", "arguments": {"a": 1}}]',
+        '{"arguments": {"a": 1}, "name": "add"}',
+    ],
+)
+def test_text_before_a_call_ends_where_the_call_begins(call: str) -> None:
+    said = "I add the set {1, 2}: "
+    assert before_calls(f"<think>{call}</think>{said}{call}") == said
+    assert [each.name for each in calls_of(call)] == ["add"]
