@@ -7,8 +7,8 @@ Runs in the engine's process, on its event loop. `engine/endpoint.py` calls it f
     those of one that another has gone on from         the same                             a new sequence
     none: a history that the agent has rewritten       the messages, encoded                a new sequence
 
-An answer is compared by its text or its tool calls. The agent never sends token ids, and none of its text becomes a
-trained token.
+An answer is compared by its text or its tool calls; in a prompt of a text completion by its text, or its ids. Nothing
+that the agent sends becomes a trained token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes.calls import Call, before_calls, calls_of
-from hpc_grpo.episodes.dialogue import Conversation, Dialogue
+from hpc_grpo.episodes.dialogue import Context, Conversation, Dialogue
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import Completion, Turn
 
@@ -51,11 +51,26 @@ class Asked:
     tools: Sequence[Mapping[str, Any]] = ()
     max_tokens: int | None = None
     is_retry: bool = False
+    prompt: str | list[int] | None = None
+    """In place of messages: what the model goes on from, as it is."""
 
     @property
     def key(self) -> str:
         """Return what a retry has in common with the request before."""
-        return json.dumps([self.messages, self.tools, self.max_tokens], ensure_ascii=False)
+        return json.dumps([self.prompt, self.messages, self.tools, self.max_tokens], ensure_ascii=False)
+
+    @property
+    def said(self) -> str | list[Any]:
+        """Return what is compared with the answers before: the prompt, or something of each message."""
+        return [*map(_compared, self.messages)] if self.prompt is None else self.prompt
+
+
+@dataclass(frozen=True)
+class Written:
+    """The ids of a `Asked.prompt`, as a `Conversation` has those of messages."""
+
+    prompt: Sequence[int]
+    context: Context
 
 
 @dataclass
@@ -66,10 +81,10 @@ class Answered:
     calls: Sequence[Call]
     completion: Completion
     num_prompt_tokens: int
-    said: Sequence[Hashable]
+    said: str | list[Any]
     """What a request that goes on from this one begins with."""
     tools: Sequence[Mapping[str, Any]]
-    conversation: Conversation
+    conversation: Conversation | Written
     num_first: int
     """Tokens of the prompt that its conversation began with."""
     sequence: list[Turn]
@@ -174,11 +189,15 @@ class Chats:
         given = np.asarray(prompt if starts_anew else context.token_ids, dtype=np.int32)
         sequence.append(Turn(given, completion, starts_anew))
         self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
-        text = conversation.text_of(completion.token_ids.tolist())
+        sampled: list[int] = completion.token_ids.tolist()
+        text = self.dialogue.text_of(sampled)
         calls = list(calls_of(text)) if asked.tools else []
         if any(call.error for call in calls):  # the agent reads the text
             calls = []
-        said = [*map(_compared, asked.messages), _said(text, [(call.name, call.arguments) for call in calls])]
+        own: Any = text if isinstance(asked.prompt, str) else sampled
+        if asked.prompt is None:
+            own = [_said(text, [(call.name, call.arguments) for call in calls])]
+        said = asked.said + own
         text = before_calls(text) if calls else text
         answered = Answered(text, calls, completion, len(prompt), said, asked.tools, conversation, num_first, sequence)
         self._answered.append(answered)
@@ -195,29 +214,66 @@ class Chats:
 
     def _before(self, asked: Asked) -> Answered | None:
         """Return the request with most messages that this one goes on from; one that none has, where there are two."""
-        said = [*map(_compared, asked.messages)]
+        said = asked.said
         found = [
             own
             for own in self._answered
             if said[: (length := len(own.said))] == own.said
             and own.tools == asked.tools
-            and asked.messages[length:]
+            and said[length:]
             and all(message["role"] != "assistant" for message in asked.messages[length:])
         ]
         return max(found, key=lambda own: (len(own.said), not own.is_extended), default=None)
 
-    def _conversation(self, before: Answered | None, asked: Asked) -> Conversation:
+    def _conversation(self, before: Answered | None, asked: Asked) -> Conversation | Written:
+        conversation: Conversation | Written
         try:
-            if before is None:
+            if asked.prompt is not None:
+                conversation = self._written(before, asked.prompt)
+            elif before is None:
                 conversation = self.dialogue.begin(asked.messages, asked.tools)
             else:
+                assert isinstance(before.conversation, Conversation), "messages go on from messages"
                 conversation = copy.copy(before.conversation)
                 conversation.go_on(before.sampled, asked.messages[len(before.said) :])
         except (ValueError, ConfigError) as error:
             raise RefusedError(str(error)) from error
         if not len(conversation.context.token_ids):
-            raise RefusedError("the messages have no token")
+            raise RefusedError(f"the {'messages have' if asked.prompt is None else 'prompt has'} no token")
         return conversation
+
+    def _written(self, before: Answered | None, prompt: str | list[int]) -> Written:
+        """Encode what is new in a prompt: the answers that it begins with stay as they were sampled."""
+        pieces, new = self.dialogue.pieces, prompt[0 if before is None else len(before.said) :]
+        if not isinstance(new, str):
+            pieces.check(new)
+            ids = new
+        elif before is None:
+            ids = self.dialogue.encode_text(new)
+        else:
+            ids = pieces.encode(new)
+        if before is None:
+            return Written(ids, Context(ids, starts_anew=True))
+        sampled, has_end = before.sampled, isinstance(new, str) and pieces.ends(before.sampled[-1])
+        if has_end and ids[:1] != sampled[-1:]:  # the agent writes no end token there
+            whole = [*before.conversation.prompt, *sampled[:-1], *ids]
+            return Written(whole, Context(whole, starts_anew=True))
+        ids = ids[1:] if has_end else ids
+        return Written([*before.conversation.prompt, *sampled, *ids], Context(ids, starts_anew=False))
+
+
+def prompt_of(value: Any) -> str | list[int]:
+    """Return a request's prompt: a text or token ids, or a list with one of both. Raises RefusedError."""
+    [value] = value if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int) else [value]
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return value
+    except UnicodeEncodeError as error:
+        raise RefusedError(f"prompt holds {error.object[error.start]!r}, half of a character") from error
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        return value
+    raise RefusedError(f"prompt must be a text, or a list of token ids, not {json.dumps(value)[:100]}. Ask one by one.")
 
 
 def messages_of(value: Any) -> list[Mapping[str, Any]]:

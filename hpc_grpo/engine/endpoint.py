@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server of chat completions, in the engine's process: agents sample through it.
+"""An OpenAI-compatible server of chat and text completions, in the engine's process: agents sample through it.
 
 It listens on the loopback of its node, where the agents run. The key of a request says which episode it belongs to.
 The routes are ours and not vLLM's: they need `Chats`, and aiohttp, which vLLM has imported, serves them.
@@ -12,38 +12,48 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.engine.chats import Answered, Asked, Chats, RefusedError, messages_of
+from hpc_grpo.engine.chats import Answered, Asked, Chats, RefusedError, messages_of, prompt_of
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 _MAX_BODY_BYTES = 16 << 20
-_REFUSED = {
-    "stop": "end answers by rollout.stop of the config",
-    "n": "ask n times",
-    "top_logprobs": "the log probability of the sampled token alone is known",
-    "tool_choice": "a call can be neither forced nor forbidden",
-    "response_format": "the format of an answer cannot be forced",
-    "functions": "use tools",
-    "audio": "the model writes text",
-    "logit_bias": "it would change the distribution that is trained",
-    "function_call": "use tools",
-    "prediction": "no part of an answer can be given",
-    "continue_final_message": "an answer is not continued",
-    "chat_template_kwargs": "use data.template_args of the config",
-    "min_tokens": "use rollout.min_new_tokens of the config",
-    "stop_token_ids": "end answers by rollout.stop of the config",
-    **dict.fromkeys(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        "the format of an answer cannot be forced",
-    ),
+_COMPLETIONS = "/v1/completions"
+_TAKEN = {
+    "/v1/chat/completions": ("messages", "tools", "max_tokens", "max_completion_tokens"),
+    _COMPLETIONS: ("prompt", "max_tokens"),
 }
-"""Fields of a request that would change its answer, and cannot -> what to do."""
-_HARMLESS = {"n": (1,), "tool_choice": ("auto",), "response_format": ({"type": "text"},)}
+"""The fields that each route reads, beside those of all."""
+_TAKEN_BY_ALL = ("logprobs", "stream", "stream_options")
+_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
+"""Ignored: the run's own sampling is what is trained."""
+_OF_ACCOUNTS = ("model", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Ignored: they change no answer."""
+_DEFAULTS: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "stop": [],
+    "echo": False,
+    "suffix": "",
+    "logit_bias": {},
+    "top_logprobs": 0,
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+}
+"""Fields that may have this value alone."""
+_INSTEAD = {
+    "n": "Ask n times.",
+    "stop": "End answers by rollout.stop of the config.",
+    "stop_token_ids": "End answers by rollout.stop of the config.",
+    "min_tokens": "Use rollout.min_new_tokens of the config.",
+    "chat_template_kwargs": "Use data.template_args of the config.",
+}
 
 
 class Endpoint:
@@ -99,8 +109,8 @@ class Endpoint:
                     model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hpc-grpo"}
                     model["max_model_len"] = self._max_model_len
                     return web.json_response({"object": "list", "data": [model]})
-                case "POST", "/v1/chat/completions":
-                    return await self._complete(request)
+                case "POST", route if route in _TAKEN:
+                    return await self._complete(request, route)
             raise RefusedError(f"there is no {request.method} {request.path[:100]}", 404)
         except (RefusedError, RecursionError) as raised:
             error = raised if isinstance(raised, RefusedError) else RefusedError("the request is nested too deeply")
@@ -117,7 +127,7 @@ class Endpoint:
             raise RefusedError("The API key is not that of an episode that is played.", 401, "invalid_api_key")
         return chats()
 
-    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _complete(self, request: web.BaseRequest, route: str) -> web.StreamResponse:
         from aiohttp import web
 
         try:
@@ -126,52 +136,74 @@ class Endpoint:
             raise RefusedError(f"a request has at most {_MAX_BODY_BYTES} bytes", 413) from error
         except ValueError as error:
             raise RefusedError("the request is no JSON") from error
-        asked = _asked(body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
+        asked = _asked(route, body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
         chats = self._chats_of(request)  # the episode may have ended while the request was read
         answered = await chats.answer(asked)
         transport = request.transport
         if transport is not None and not transport.is_closing():
             chats.delivered(asked)
-        message = _message(answered)
         reason = "tool_calls" if answered.calls else answered.completion.finish_reason
-        logprobs = _logprobs(chats, answered) if body.get("logprobs") else None
-        common = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self._model}
-        if not body.get("stream"):
-            choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
-            completion = {**common, "object": "chat.completion", "choices": [choice], "usage": _usage(answered)}
-            return web.json_response(completion)
-        for index, call in enumerate(message.get("tool_calls", ())):
-            call["index"] = index
+        wanted = body.get("logprobs")  # 0 in a text completion: those of the sampled tokens
+        tokens = None if wanted is None or wanted is False else _tokens(chats, answered)
+        streams = bool(body.get("stream"))
+        said: dict[str, Any] = {"text": answered.text}
+        if route == _COMPLETIONS:
+            kind = "text_completion"
+            logprobs: Any = tokens and _text_logprobs(tokens)
+        else:
+            kind = "chat.completion.chunk" if streams else "chat.completion"
+            said = {"delta" if streams else "message": _message(answered, streams=streams)}
+            logprobs = tokens and {"content": tokens, "refusal": None}
+        common = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self._model}
+        common["object"] = kind
+        choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": reason}
+        if not streams:
+            return web.json_response({**common, "choices": [choice], "usage": _usage(answered)})
         chunks: list[dict[str, Any]] = [
-            {"choices": [{"index": 0, "delta": message, "logprobs": logprobs, "finish_reason": None}]},
-            {"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": reason}]},
+            {"choices": [{**choice, "finish_reason": None}]},
+            {"choices": [{**choice, **({"text": ""} if "text" in said else {"delta": {}}), "logprobs": None}]},
         ]
         if (body.get("stream_options") or {}).get("include_usage"):
             chunks.append({"choices": [], "usage": _usage(answered)})
-        lines = [json.dumps({**common, "object": "chat.completion.chunk", **chunk}) for chunk in chunks]
+        lines = [json.dumps({**common, **chunk}) for chunk in chunks]
         text = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
         return web.Response(text=text, content_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-def _asked(body: Any, *, is_retry: bool) -> Asked:
+def _asked(route: str, body: Any, *, is_retry: bool) -> Asked:
     """Read a request. Raises RefusedError for what cannot be answered as it is meant."""
     if not isinstance(body, dict):
         raise RefusedError("the request must be a JSON object")
-    for name, instead in _REFUSED.items():
-        if body.get(name) and body[name] not in _HARMLESS.get(name, ()):
-            raise RefusedError(f"{name} = {json.dumps(body[name])[:100]} is not possible here: {instead}")
+    taken, ignored = (*_TAKEN[route], *_TAKEN_BY_ALL), (*_OF_SAMPLING, *_OF_ACCOUNTS)
+    wrong = [
+        name
+        for name, value in body.items()
+        if name not in (*taken, *ignored) and value is not None and value != _DEFAULTS.get(name)
+    ]
+    if wrong:
+        told = ", ".join(f"{name} = {json.dumps(body[name])[:100]}" for name in wrong)
+        hints = "".join(f" {_INSTEAD[name]}" for name in wrong if name in _INSTEAD)
+        raise RefusedError(
+            f"{told[:1000]} cannot be answered as it is meant.{hints} Taken are {', '.join(taken)}. Ignored are "
+            f"{', '.join(ignored)}."
+        )
     limits = [own for own in (body.get("max_completion_tokens"), body.get("max_tokens")) if own is not None]
     if not all(type(limit) is int and limit > 0 for limit in limits):
         raise RefusedError(f"max_tokens must be a positive integer, not {json.dumps(limits[-1])[:100]}")
+    if (logprobs := body.get("logprobs")) not in (None, False, 0, 1):  # True is 1
+        raise RefusedError(f"logprobs = {json.dumps(logprobs)[:100]}: only those of sampled tokens are known. Give 1.")
     tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RefusedError("tools must be a list of objects")
     if not isinstance(body.get("stream_options") or {}, dict):
         raise RefusedError("stream_options must be an object")
-    return Asked(messages_of(body.get("messages")), tools, min(limits, default=None), is_retry)
+    most = min(limits, default=None)
+    if route == _COMPLETIONS:
+        return Asked((), max_tokens=most, is_retry=is_retry, prompt=prompt_of(body.get("prompt")))
+    return Asked(messages_of(body.get("messages")), tools, most, is_retry)
 
 
-def _message(answered: Answered) -> dict[str, Any]:
+def _message(answered: Answered, *, streams: bool) -> dict[str, Any]:
     if not answered.calls:
         return {"role": "assistant", "content": answered.text}
     calls = [
@@ -180,17 +212,25 @@ def _message(answered: Answered) -> dict[str, Any]:
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
         }
-        for call in answered.calls
+        | ({"index": index} if streams else {})
+        for index, call in enumerate(answered.calls)
     ]
     return {"role": "assistant", "content": answered.text.strip() or None, "tool_calls": calls}
 
 
-def _logprobs(chats: Chats, answered: Answered) -> dict[str, Any]:
-    content = []
+def _tokens(chats: Chats, answered: Answered) -> list[dict[str, Any]]:
+    tokens = []
     for token, logprob in zip(answered.sampled, answered.completion.engine_logprobs.tolist(), strict=True):
         text = chats.dialogue.decode([token])
-        content.append({"token": text, "bytes": [*text.encode()], "logprob": logprob, "top_logprobs": []})
-    return {"content": content, "refusal": None}
+        tokens.append({"token": text, "bytes": [*text.encode()], "logprob": logprob, "top_logprobs": []})
+    return tokens
+
+
+def _text_logprobs(tokens: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    texts = [token["token"] for token in tokens]
+    ends = [*itertools.accumulate(map(len, texts))]
+    logprobs = [token["logprob"] for token in tokens]
+    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": [0, *ends[:-1]]}
 
 
 def _usage(answered: Answered) -> Mapping[str, int]:

@@ -163,7 +163,7 @@ class _Stage:
                 completion = await ask(_completion_request(request, index, conversation.prompt, len(turns), left))
                 sampled = completion.token_ids.tolist()
                 begun = time.monotonic()
-                answer = await session.step(conversation.text_of(sampled))
+                answer = await session.step(self._dialogue.text_of(sampled))
                 metrics["env_s"] += time.monotonic() - begun
                 turns.append(_turn(context.token_ids, completion, answer.reward, starts_anew=context.starts_anew))
                 metrics |= {name: metrics.get(name, 0.0) + value for name, value in answer.metrics.items()}

@@ -19,7 +19,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -148,6 +148,14 @@ class Dialogue:
             return self._start + self.pieces.encode(text)
         return encode_prompts(self.tokenizer, self.style, [text])[0]
 
+    def encode_text(self, text: str) -> list[int]:
+        """Encode a text as its writer has it: names of control tokens are control tokens."""
+        return encode_prompts(self.tokenizer, replace(self.style, template="plain"), [text])[0]
+
+    def text_of(self, sampled: Sequence[int]) -> str:
+        """Return the text of what the model wrote, without the end token."""
+        return self.decode(self.pieces.without_end(sampled))
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
@@ -208,17 +216,13 @@ class Conversation:
         self.prompt: Sequence[int] = dialogue.encode_prompt(self._text)
         self.context = Context(self.prompt, starts_anew=True)
 
-    def text_of(self, sampled: Sequence[int]) -> str:
-        """Return the text of what the model wrote, without the end token."""
-        return self._dialogue.decode(self._without_end(sampled))
-
     def go_on(self, sampled: Sequence[int], messages: Sequence[Message]) -> Context:
         """Append what the model wrote, and what it is told then; update `prompt` and `context`, which it returns.
 
         Raises ValueError, and changes nothing, for messages that the template or the tokenizer refuses or leaves out.
         """
         sampled, pieces = [int(token) for token in sampled], self._dialogue.pieces
-        answer = pieces.hide_written(self.text_of(sampled), self._without_end(sampled))
+        answer = pieces.hide_written(self._dialogue.text_of(sampled), pieces.without_end(sampled))
         messages = self._dialogue.told(messages)
         told = pieces.hide(messages)
         for complaint in filter(None, (self._dialogue.complaint(message["role"]) for message in messages)):
@@ -241,17 +245,13 @@ class Conversation:
     def _render(self, answer: str, told: Sequence[Message]) -> str:
         return self._dialogue.render([*self._messages, {"role": "assistant", "content": answer}, *told], self._tools)
 
-    def _without_end(self, sampled: Sequence[int]) -> list[int]:
-        sampled = [int(token) for token in sampled]
-        return sampled[:-1] if sampled and self._dialogue.pieces.ends(sampled[-1]) else sampled
-
     def _encode_after(self, sampled: Sequence[int], after: str) -> list[int] | None:
         """Encode what the template writes after an answer, less the end token that the model has sampled.
 
         Return None where the template ends the answer with another special token.
         """
         ids, pieces = self._dialogue.pieces.encode(after), self._dialogue.pieces
-        if len(self._without_end(sampled)) == len(sampled):
+        if len(pieces.without_end(sampled)) == len(sampled):
             return ids
         at = next((at for at, token in enumerate(ids) if pieces.ends(token)), len(ids))
         if at == len(ids) or self._dialogue.decode(ids[:at]).strip():  # its answers end with text
@@ -327,6 +327,17 @@ class Pieces:
     def ends(self, token: int) -> bool:
         """Tell whether `token` ends an answer that it is the last of: the end token, or any special one."""
         return token in self._ends
+
+    def without_end(self, sampled: Sequence[int]) -> list[int]:
+        sampled = [int(token) for token in sampled]
+        return sampled[:-1] if sampled and self.ends(sampled[-1]) else sampled
+
+    def check(self, token_ids: Sequence[int]) -> None:
+        """Raise ValueError for a number that is no token's."""
+        size = self._joined.get_vocab_size()
+        for token in token_ids:
+            if not 0 <= token < size:
+                raise ValueError(f"token {token} is not among the tokenizer's {size}")
 
     def encode(self, text: str) -> list[int]:
         found = self._joined.encode(text, add_special_tokens=False)

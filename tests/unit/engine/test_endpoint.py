@@ -62,12 +62,21 @@ class Scene:
             "length" if is_cut else "stop",
         )
 
-    async def post(self, messages: Any, *, key: str | None = None, headers: Any = None, **fields: Any) -> Any:
-        """Return status and body of a request for a chat completion."""
+    async def post(
+        self,
+        messages: Any,
+        *,
+        key: str | None = None,
+        headers: Any = None,
+        route: str = "chat/completions",
+        **fields: Any,
+    ) -> Any:
+        """Return status and body of a request for a completion."""
         data = messages if isinstance(messages, bytes) else None
-        body = None if data is not None else {"model": "x", "messages": messages, **fields}
+        field = "messages" if route.startswith("chat") else "prompt"
+        body = None if data is not None else {"model": "x", field: messages, **fields}
         head = {"Authorization": f"Bearer {self.key if key is None else key}", **(headers or {})}
-        url = f"{self.endpoint.base_url}/chat/completions"
+        url = f"{self.endpoint.base_url}/{route}"
         async with aiohttp.ClientSession() as client, client.post(url, json=body, data=data, headers=head) as answer:
             is_json = answer.content_type == "application/json"
             return answer.status, await (answer.json() if is_json else answer.text())
@@ -303,8 +312,19 @@ def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(with_sce
     ("fields", "told"),
     [
         ({"stop": ["x"]}, "rollout.stop"),
-        ({"n": 2}, "n = 2 is not possible"),
-        ({"response_format": {"type": "json_object"}}, "cannot be forced"),
+        (
+            {"n": 2, "reasoning_effort": "low"},
+            'n = 2, reasoning_effort = "low" cannot be answered as it is meant. Ask n',
+        ),
+        (
+            {"anything": 1},
+            "Taken are messages, tools, max_tokens, max_completion_tokens, logprobs, stream, stream_opti",
+        ),
+        ({"anything": False}, "Ignored are temperature, top_p"),
+        ({"response_format": {"type": "json_object"}}, 'response_format = {"type": "json_object"}'),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls = false"),
+        ({"logprobs": 5}, "logprobs = 5"),
         ({"tool_choice": "required", "tools": [ADD]}, "tool_choice"),
         ({"tools": "x"}, "tools must be a list"),
         ({"tools": [NESTED]}, "nested too deeply"),
@@ -312,13 +332,11 @@ def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(with_sce
         ({"top_logprobs": 5}, "top_logprobs = 5"),
         ({"stream_options": 3}, "stream_options"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "data.template_args"),
-        ({"structured_outputs": {"json": {}}}, "cannot be forced"),
-        ({"guided_json": {"type": "object"}}, "cannot be forced"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs"),
         ({"min_tokens": 5}, "rollout.min_new_tokens"),
         ({"stop_token_ids": [5]}, "rollout.stop"),
-        ({"function_call": {"name": "add"}}, "use tools"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
-        ({"continue_final_message": True}, "not continued"),
+        ({"function_call": {"name": "add"}}, "Taken are messages, tools"),
+        ({"prompt": "x"}, 'prompt = "x"'),
         ({"messages": []}, "at least one"),
         ({"messages": "x"}, "must be a list"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "'robot'"),
@@ -339,6 +357,97 @@ def test_what_cannot_be_answered_as_meant_is_refused_in_openais_shape(
         assert told in body["error"]["message"]
         assert scene.chats.turns() == ()
         await scene.say([user("a")])
+
+    with_scene(test)
+
+
+def test_fields_that_change_no_answer_and_defaults_are_taken(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        fields: dict[str, Any] = {
+            "user": "u",
+            "store": True,
+            "metadata": {"a": "b"},
+            "top_k": 5,
+            "reasoning_effort": None,
+        }
+        fields |= {"n": 1, "stop": [], "tool_choice": "auto", "parallel_tool_calls": True, "logprobs": False}
+        await scene.say([user("a")], **fields)
+
+    with_scene(test)
+
+
+def test_a_text_that_goes_on_from_an_answer_extends_its_sampled_ids(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        text = "<user>a\n<assistant>"
+        _, body = await scene.post(text, route="completions", logprobs=1)
+        [choice] = body["choices"]
+        assert (body["object"], choice["text"], choice["finish_reason"]) == ("text_completion", " yes \n", "stop")
+        assert choice["logprobs"]["token_logprobs"] == [-0.5] * 7
+        assert choice["logprobs"]["text_offset"] == [*range(7)]
+        assert body["usage"] == {"prompt_tokens": 19, "completion_tokens": 7, "total_tokens": 26}
+        text += choice["text"] + "<eos>\n<user>b\n<assistant>"
+        await scene.post(text, route="completions")
+        assert scene.prompts[1] == text
+        [[one, two]] = scene.sequences()
+        assert [*one.context_ids, *one.completion.token_ids, *two.context_ids] == scene.seen[1]
+        assert scene.tokenizer.eos_token_id not in two.context_ids, "the end token is the model's own"
+        # Without the end token, or with another answer, it is another sequence.
+        for other in ("<user>a\n<assistant> yes \nand", "<user>a\n<assistant>no<eos>\n<user>b\n<assistant>"):
+            await scene.post(other, route="completions")
+            assert scene.prompts[-1] == other
+        assert [len(own) for own in scene.sequences()] == [2, 1, 1]
+
+    with_scene(test, lambda _: " yes \n")
+
+
+def test_a_prompt_of_ids_is_given_as_it_is(with_scene: Any) -> None:
+    async def test(scene: Scene) -> None:
+        ids = scene.tokenizer("ab")["input_ids"]
+        await scene.post([ids], route="completions")
+        more = [*ids, *scene.chats.turns()[0].completion.token_ids.tolist(), *ids]
+        await scene.post(more, route="completions")
+        assert scene.seen == [ids, more]
+        assert [turn.context_ids.tolist() for turn in scene.chats.turns()] == [ids, ids]
+
+    with_scene(test)
+
+
+def test_openais_client_asks_for_text_completions_also_as_a_stream(with_scene: Any) -> None:
+    from openai import AsyncOpenAI, BadRequestError
+
+    async def test(scene: Scene) -> None:
+        async with AsyncOpenAI(base_url=scene.endpoint.base_url, api_key=scene.key) as client:
+            whole = await client.completions.create(model="x", prompt="a", max_tokens=2, temperature=0.5, logprobs=0)
+            assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("ye", "length")
+            assert whole.choices[0].logprobs is not None
+            assert whole.choices[0].logprobs.tokens == ["y", "e"]
+            stream = await client.completions.create(model="x", prompt="a", stream=True)
+            chunks = [chunk.choices[0] async for chunk in stream]
+            assert [(own.text, own.finish_reason) for own in chunks] == [("yes", None), ("", "stop")]
+            with pytest.raises(BadRequestError, match="best_of = 3, echo = true cannot"):
+                await client.completions.create(model="x", prompt="a", best_of=3, echo=True)
+
+    with_scene(test)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        (["a", "b"], "Ask one by one"),
+        ([], "must be a text"),
+        ([1, "a"], "must be a text"),
+        (None, "must be a text"),
+        ("", "no token"),
+        ("\ud83d", "half of a character"),
+        ([1, -1], "token -1 is not among"),
+        ([10**30], "is not among the tokenizer's"),
+    ],
+)
+def test_a_prompt_that_no_model_is_given_is_refused(with_scene: Any, prompt: Any, told: str) -> None:
+    async def test(scene: Scene) -> None:
+        status, body = await scene.post(prompt, route="completions")
+        assert (status, scene.chats.turns()) == (400, ())
+        assert told in body["error"]["message"]
 
     with_scene(test)
 

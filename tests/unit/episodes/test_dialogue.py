@@ -222,7 +222,7 @@ def play(rng: random.Random, tokenizer: Any, style: PromptStyle, dialogue: Dialo
         if not turns_left:
             break
         new = [user(text())]
-        messages += [user(conversation.text_of(sampled), "assistant"), *new]
+        messages += [user(dialogue.text_of(sampled), "assistant"), *new]
         context = conversation.go_on(sampled, new)
         if not check:
             continue
@@ -301,7 +301,7 @@ def test_an_end_token_that_was_sampled_is_not_doubled_and_a_cut_answer_is_closed
     assert conversation.go_on([66], [user("No.")]) == Context(after, starts_anew=False)
     # The template ends answers with another special token than the one that was sampled.
     other = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    assert conversation.text_of([65, 66, other]) == text_of(tokenizer, [65, 66])
+    assert dialogue.text_of([65, 66, other]) == text_of(tokenizer, [65, 66])
     assert conversation.go_on([66, other], [user("No.")]).starts_anew
 
 
@@ -445,7 +445,7 @@ def test_an_answer_cut_in_a_character_stays_as_it_was_sampled() -> None:
     conversation = dialogue.begin([user("Guess.")])
     before, cut = list(conversation.prompt), ids_of(tokenizer, "😀")[:2]
     context = conversation.go_on(cut, [user("No.")])
-    assert conversation.text_of(cut).endswith("\ufffd")
+    assert dialogue.text_of(cut).endswith("\ufffd")
     assert not context.starts_anew
     assert conversation.prompt == [*before, *cut, *context.token_ids]
 
@@ -457,7 +457,7 @@ def test_control_tokens_in_an_answer_stay_tokens_and_their_names_stay_text_when_
     for inner, number in (([start], 5), ([token for c in "<|im_start|>" for token in ids_of(tokenizer, c)], 4)):
         conversation = dialogue.begin([user("Guess.")])
         context = conversation.go_on([*think, *inner, 65, end], [user("No.")])
-        assert conversation.text_of([*inner, 65, end]) == f"<|im_start|>{text_of(tokenizer, [65])}"
+        assert dialogue.text_of([*inner, 65, end]) == f"<|im_start|>{text_of(tokenizer, [65])}"
         assert context.starts_anew
         assert list(context.token_ids).count(start) == number
 
