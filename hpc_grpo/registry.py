@@ -109,6 +109,11 @@ class Registry:
             raise ConfigError(f"{self._kind} {name!r}: {error}") from error
         except BaseException as error:
             # SystemExit included: a script without a main guard is an easy mistake to make here.
+            if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+                raise ConfigError(
+                    f"{self._kind} {name!r}: there is no {module_name}.py in {Path.cwd()}, and no package "
+                    f"{module_name}. A file elsewhere is named by its path: path/to/{module_name}.py:FUNCTION."
+                ) from None
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(
                 f"{self._kind} {name!r}: {module_name} does not import: {type(error).__name__}: {error} "

@@ -153,10 +153,14 @@ class _Group(PlainGroup):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
-            if "." not in error.option_name:
+            name = error.option_name.lstrip("-")
+            params = error.ctx.command.params if error.ctx else []
+            if "." not in name and all(each.name != "overrides" for each in params):
                 raise
-            key = error.option_name.lstrip("-")
-            raise click.UsageError(f"{error.format_message()} A key has no dashes: {key}=VALUE.", error.ctx) from None
+            key = name if "." in name else "train.lr"
+            raise click.UsageError(
+                f"No such option {error.option_name!r}. A key has no dashes: {key}=VALUE.", error.ctx
+            ) from None
         except HpcGrpoError as error:
             with contextlib.suppress(OSError):  # a disk that is full changes no exit code
                 echo(f"error: {error}", err=True)

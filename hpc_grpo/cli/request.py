@@ -21,7 +21,7 @@ from hpc_grpo.config.load import find_config, load_values, overridden, read_laye
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.foreign.open_instruct import of_training_args
 from hpc_grpo.foreign.reading import read_options
-from hpc_grpo.foreign.systems import SYSTEMS, counterparts
+from hpc_grpo.foreign.systems import SYSTEMS, counterpart
 from hpc_grpo.foreign.table import Kind
 from hpc_grpo.launch.environment import is_allowed, is_denied
 from hpc_grpo.launch.place import find_place
@@ -116,7 +116,11 @@ def _loaded(name: str, overrides: Sequence[str], environ: Mapping[str, str] = os
     try:
         return load_config(name, overrides, environ)
     except InvalidConfigError as error:
-        raise ConfigError("\n".join([str(error), *counterparts(error.unknown)])) from None
+        lines = [
+            f"{unknown[0]}: unknown key. {ours}" if unknown and (ours := counterpart(*unknown)) else line
+            for line, unknown in error.lines.items()
+        ]
+        raise InvalidConfigError(error.origin, dict.fromkeys(lines)) from None
 
 
 def _translated(

@@ -31,14 +31,12 @@ Checked = TypeVar("Checked", bound=Section)
 
 
 class InvalidConfigError(ConfigError):
-    """Values do not fit a section. `unknown` maps the last part of each unknown key to its value.
+    """Values do not fit a section. `lines` maps each mistake to a key that no section has and its value, or to None."""
 
-    `unknown` leaves out keys that older configs had.
-    """
-
-    def __init__(self, message: str, unknown: Mapping[str, Any]) -> None:
-        super().__init__(message)
-        self.unknown = unknown
+    def __init__(self, origin: str, lines: Mapping[str, tuple[str, Any] | None]) -> None:
+        super().__init__("\n  ".join([f"{origin} is not a valid config:", *lines]))
+        self.origin = origin
+        self.lines = lines
 
 
 def checked(
@@ -48,19 +46,20 @@ def checked(
     try:
         return section.model_validate(values, context=loading)
     except ValidationError as error:
-        lines: dict[str, None] = {}  # each once: several keys of before may be one of today
-        unknown: dict[str, Any] = {}
+        lines: dict[str, tuple[str, Any] | None] = {}  # each once: several keys of before may be one of today
         for detail in error.errors():
             place = _place(section, detail["loc"])
             place.keys[:0] = above
-            is_unknown, moved = detail["type"] == "extra_forbidden", []
-            if is_unknown:
-                moved = [*explain_moved(".".join(place.keys), detail["input"], _beside(values, detail["loc"]))]
-            if is_unknown and not moved:
-                unknown[str(detail["loc"][-1])] = detail["input"]
-            lines.update(dict.fromkeys(moved or [_explained(place, detail)]))
-        text = "\n  ".join([f"{origin} is not a valid config:", *lines])
-        raise InvalidConfigError(text, unknown) from None
+            if detail["type"] != "extra_forbidden":
+                lines[_explained(place, detail)] = None
+                continue
+            key = ".".join(place.keys)
+            explained = [*explain_moved(key, detail["input"], _beside(values, detail["loc"]))]
+            elsewhere = [each for each in _Place([], section).valid_below if each.endswith(f".{place.keys[-1]}")]
+            if not explained and len(elsewhere) == 1 and place.chosen is None:
+                explained = [f"{key}: unknown key; did you mean {elsewhere[0]!r}?"]
+            lines.update(dict.fromkeys(explained) or {_explained(place, detail): (key, detail["input"])})
+        raise InvalidConfigError(origin, lines) from None
 
 
 def _beside(values: Any, location: Sequence[int | str]) -> Mapping[str, Any]:
@@ -88,7 +87,10 @@ def _explained(place: _Place, detail: Any) -> str:
             f"{key}.name = {name} does not exist{nearest(name, names)} Built in: {', '.join(names)}. Or name your own: "
             f"module:NAME or path/to/file.py:NAME."
         )
-    return f"{key} = {value}: {in_plain_words(detail)}."
+    info = place.section.model_fields.get(place.keys[-1])
+    has_path = info is not None and any("path" in kind.model_fields for kind in _sections(info))
+    example = f", such as {{path: {detail['input']}}}" if has_path and isinstance(detail["input"], str) else ""
+    return f"{key} = {value}: {in_plain_words(detail)}{example}."
 
 
 def in_plain_words(detail: Any) -> str:

@@ -27,6 +27,9 @@ _NO_CONFIGS = {".jsonl": _DATA, ".parquet": _DATA, ".arrow": _DATA, ".py": "name
 _NAMED = ("task", "loss", "loss.correction", "loss.advantage")
 """Sections that may be given as a name alone."""
 
+_LENGTHS = {"train.total_steps", "train.total_episodes", "train.total_epochs"}
+"""Exactly one is set: an override of one takes the place of another in the file."""
+
 
 def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
     """Load a config by path or by name below `configs/`, apply `key.path=value` overrides and check it.
@@ -159,6 +162,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         target[_position(target, last, key)] = value
     else:
         target[last] = value
+    if key in _LENGTHS and value is not None:
+        for other in _LENGTHS - {key}:
+            target.pop(other.removeprefix("train."), None)
 
 
 def _extended(items: Any, further: Any, override: str) -> list[Any]:

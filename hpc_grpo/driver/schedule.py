@@ -45,7 +45,7 @@ class TrainLength:
 
     @property
     def total_epochs(self) -> int:
-        return max(1, math.ceil(self.total_steps * self.items_per_step / self.items_per_epoch))
+        return self.epoch_and_step(self.total_steps)[0]
 
     def epochs_done(self, step: int) -> int:
         """Count the epochs whose last item was in `step` or before."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile, islice, takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,13 @@ SYSTEMS = {
 }  # fmt: skip
 
 
-def counterparts(unknown: Mapping[str, Any]) -> Iterator[str]:
-    """For each unknown key that TRL (or transformers) or verl has, yield a line with our keys from their tables."""
-    for last, value in unknown.items():
-        systems = [SYSTEMS[name] for name in ("trl", "verl")]
-        names = ((each, name) for each in systems for row in each.rows for name in (*row.names, *row.also))
-        same = ((each, name) for each, name in names if name.rpartition(".")[2] == last)
-        found = ((each.title, name, ours) for each, name in same if (ours := _ours(each.rows, name, value)))
-        for title, name, ours in islice(found, 1):
-            yield f"  {name} is {title}'s: here set {', '.join(ours)}."
+def counterpart(key: str, value: Any) -> str:
+    """Return our keys for an unknown key that TRL (or transformers) or verl has, from their tables; "" for others."""
+    systems = [SYSTEMS[name] for name in ("trl", "verl")]
+    names = ((each, name) for each in systems for row in each.rows for name in (*row.names, *row.also))
+    same = ((each, name) for each, name in names if name.rpartition(".")[2] == key.rpartition(".")[2])
+    found = ((each.title, name, ours) for each, name in same if (ours := _ours(each.rows, name, value)))
+    return next((f"{name} is {title}'s: here set {', '.join(ours)}." for title, name, ours in found), "")
 
 
 def _ours(rows: Sequence[Row], name: str, value: Any) -> list[str]:

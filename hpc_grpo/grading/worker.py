@@ -168,7 +168,10 @@ def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any] | str
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        return f"cannot be called: {error}. Columns of the data set: {', '.join(group.fields) or 'none'}."
+        return (
+            f"cannot be called: {error}. It gets lists by name: prompts, completions, and the columns of the data set, "
+            f"here: {', '.join(group.fields) or 'none'}. A last parameter **columns takes those that it does not use."
+        )
     return arguments
 
 

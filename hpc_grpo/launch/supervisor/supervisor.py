@@ -81,9 +81,13 @@ class Supervisor:
             finally:
                 self._processes.tear_down()
                 self.record.save(self._dir)
-        say(self.record.why)
+        say(self._why_without_what_was_printed())
         assert self.record.exit_code is not None
         return self.record.exit_code
+
+    def _why_without_what_was_printed(self) -> str:
+        printed = self._state.ended.last_error if self._state.ended else ""
+        return self.record.why.replace(f": {printed}; see driver.log.", f"; see {self._dir / 'driver.log'}.")
 
     def _see_it_through(self) -> None:
         while not self._state.is_over:
@@ -129,6 +133,8 @@ class Supervisor:
         self._state, actions = react(self._state, event, time.monotonic())
         if self._state.signalled and not self.record.signalled:
             self.record.signalled, self.record.signalled_at = self._state.signalled, time.time()
+            if not self._state.is_over:
+                say(f"{self._state.signalled}: the driver ends after this step, with a checkpoint.")
         self.record.stuck = self._state.stuck
         self.record.lost_nodes |= self._state.lost
         for action in actions:

@@ -67,7 +67,7 @@ def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Pat
         ("rollout.group_size=2.5", "rollout.group_size = 2.5: must be a whole number."),
         ("data.shuffle=maybe", "data.shuffle = 'maybe': must be true or false."),
         ("rollout.stop=end", "rollout.stop = 'end': must be a list, such as [VALUE]."),
-        ("model=Qwen", "model = 'Qwen': must be a section: keys with values."),
+        ("model=Qwen", "model = 'Qwen': must be a section: keys with values, such as {path: Qwen}."),
         ("run.name=5", "run.name = 5: must be a text: put it in quotes."),
         ("task=5", "task = 5: must be a name, or a section with a name."),
         ("run.root=null", "run.root = null: must be a path."),
@@ -75,6 +75,11 @@ def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Pat
 )
 def test_an_error_says_what_a_value_must_be(minimal: Path, override: str, says: str) -> None:
     assert says in error_of(minimal, override)
+
+
+def test_an_override_of_a_length_takes_the_place_of_the_files_length(minimal: Path) -> None:
+    train = load(minimal, "train.total_epochs=2").train
+    assert (train.total_steps, train.total_epochs) == (None, 2)
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,14 @@ def test_a_step_belongs_to_the_epoch_it_starts_in() -> None:
     assert length.epoch_and_step(0) == (1, 1)
 
 
+def test_a_last_step_that_reaches_into_the_next_epoch_does_not_add_one() -> None:
+    assert TrainLength(total_steps=5, items_per_step=16, items_per_epoch=73).total_epochs == 1
+
+
 def test_steps_larger_than_the_data() -> None:
     length = TrainLength(total_steps=3, items_per_step=8, items_per_epoch=3)
     assert [length.epoch_and_step(step) for step in (1, 2, 3)] == [(1, 1), (3, 1), (6, 1)]
-    assert (length.steps_per_epoch, length.total_epochs) == (1, 8)
+    assert (length.steps_per_epoch, length.total_epochs) == (1, 6)
 
 
 def test_nothing_is_known_before_the_first_duration() -> None:

@@ -107,7 +107,7 @@ def test_a_game_ends_by_wrong_moves_and_takes_any_message():
         ("reasoning_gym:chain_sum", {"time": 3}, "did you mean 'time_s'"),
         ("tools", {"seconds": 3}, "It takes: tools"),
         ("tool", {}, "did you mean 'tools'"),
-        ("nowhere:Game", {}, "nowhere does not import"),
+        ("nowhere:Game", {}, "there is no nowhere.py in "),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_refused_with_what_is_valid(name, args, told):

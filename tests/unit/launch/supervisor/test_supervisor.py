@@ -151,6 +151,9 @@ def test_a_configuration_that_is_rejected_is_said_in_its_own_words(scene: Scene)
     record = scene.see_through(FakeNodes("n1", is_ready=False), rejects)
     assert record.exit_kind == "config"
     assert record.why == "Something must be changed first: model.path = m is no model; see driver.log."
+    (log,) = scene.run.attempts.glob("*/driver.log")
+    printed_below_it = scene.supervisor._why_without_what_was_printed()
+    assert printed_below_it == f"Something must be changed first; see {log}."
 
 
 def test_after_a_lost_node_the_driver_is_started_again_on_those_that_answer(scene: Scene) -> None:
