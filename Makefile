@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality browser-install slurm-install slurm-up slurm-down slurm-shell slurm-test machines-install machines-up machines-down places-test places long chaos clean
+.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality docs browser-install slurm-install slurm-up slurm-down slurm-shell slurm-test machines-install machines-up machines-down places-test places long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 # A hundred processes of the tests would each compile what they import, for minutes in all.
@@ -49,6 +49,9 @@ quality: setup   ## What CI checks besides the tests: format, lint, types
 	@$(PYTHON_BIN) -m ruff format --check .
 	@$(PYTHON_BIN) -m ruff check .
 	@$(PYTHON_BIN) -m mypy
+
+docs: setup      ## Build the docs as a site, in site/
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 browser-install: ## Install Debian's Chromium, for the tests of the page (root)
 	@python3 -c 'from tools.virtual_machines import host; print(host.install(("chromium",), ("chromium",)))'
