@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +139,22 @@ def last_completion_s(cluster: SimulatedRun, prompts: int) -> float:
         for _ in range(count):
             engine = SimulatedEngine(cluster.rates.decoding, slots)
             lengths = draw_lengths(LOGNORMAL, MEAN_TOKENS, LONGEST, prompts // count * GROUP, drawing)
-            last = max(last, engine.end_of(engine.submit(lengths, 0.0)))
+            last = max(last, engine.end_of(engine.submit([[(length, 0.0)] for length in lengths], 0.0)))
         seconds.append(last)
     return statistics.fmean(seconds)
 
 
-def thousand_engines(minutes: float) -> None:
-    """Follow the driver's memory and CPU over simulated minutes, by tenths."""
-    nodes, engines, prompts, lag = 250, 4, 2048, 4
+def thousand_engines(minutes: float, turns: int = 1) -> None:
+    """Follow the driver's memory and CPU over simulated minutes, by tenths.
+
+    With more turns than one, environments take twice a turn in the mean, and a lag of 1 leaves 64 sessions an engine.
+    """
+    nodes, engines, prompts, lag = 250, 4, 2048, 4 if turns == 1 else 1
     step_s = prompts * GROUP / 5000
     rates = make_rates(decode_s=0.008, train_s=step_s)
+    if turns > 1:
+        seconds = 2 * 0.008 * mean_tokens() / turns
+        rates = replace(rates, sequences=replace(SEQUENCES, turns=turns, environment_s=seconds))
     cluster = SimulatedRun(make_config(prompts, lag, 64), rates, Setting(nodes, 1, engines, lag))
     spent = {"stand-ins": 0.0}
     for name in ("start", "wait", "train"):
@@ -171,7 +178,7 @@ def thousand_engines(minutes: float) -> None:
     cluster.take_steps(num_steps, on_step)
     idle = engines_idle(cluster)
     done = num_steps * prompts * GROUP / cluster.now
-    title = f"{nodes * engines} engines on {nodes} nodes, {done:,.0f} completions/s, engines idle {idle:.0%}"
+    title = f"{nodes * engines} engines on {nodes} nodes, {done:,.0f} rollouts/s of {turns} turns, idle {idle:.0%}"
     print_table(title, ["simulated minutes", "steps", "memory", "driver's CPU of one core"], rows)
 
 
@@ -191,6 +198,7 @@ def counted(method: Callable[..., Any], spent: dict[str, float]) -> Callable[...
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--turns", type=int, default=1, help="Of each rollout of the 1,000 engines.")
     parser.add_argument("--steps", type=int, default=60, help="Of each row of the first table.")
     options = parser.parse_args()
     print(load_average())
@@ -198,7 +206,7 @@ def main() -> None:
         pipeline(options.steps)
         straggler(options.steps)
     if options.minutes:
-        thousand_engines(options.minutes)
+        thousand_engines(options.minutes, options.turns)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 `python benchmarks/episode_latency.py`: 64 sessions of 8 turns at a time, three episodes each. A turn is 16 tokens of a
 paced engine, which makes one token of each sequence every 10 ms. Environments answer after lognormal times (sigma 1),
 twice a turn in the mean. The player, the dialogue and the environments' processes are those of a run
-(`hpc_grpo/engine/episodes.py`). The bound is the same engine with the same times, where nothing else takes any.
+(`hpc_grpo/engine/episodes.py`). The bound is the same engine with the same times, where nothing else takes any. The
+last columns are those of the simulated engine of `hpc-grpo plan` (`hpc_grpo/simulate/cluster.py`), with the same times.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from hpc_grpo import Turn
 from hpc_grpo.config import Config
 from hpc_grpo.demo.model import make_tokenizer
 from hpc_grpo.engine.episodes import EpisodePlayer
+from hpc_grpo.simulate.cluster import Call, SimulatedEngine, Wave
+from hpc_grpo.simulate.rates import Rate
 from hpc_grpo.types import Completion, CompletionRequest, GroupRequest, SamplingSpec, Scene
 
 SESSIONS, ROUNDS, TURNS, TOKENS, STEP_S = 64, 3, 8, 16, 0.01
@@ -143,6 +146,29 @@ def bound(slots: int, lag: int) -> tuple[float, float]:
     return now, 1 - busy / now
 
 
+def simulated(slots: int, lag: int) -> tuple[float, float]:
+    """Return the same of the engine of a simulated run."""
+    engine, now = SimulatedEngine(Rate(STEP_S, 0.0), slots), 0.0
+
+    def begin(episodes: Sequence[int], wave: Wave | None = None) -> Call:
+        turns = [[(TOKENS, latency_s(episode, turn)) for turn in range(TURNS)] for episode in episodes]
+        return engine.submit(turns, now, wave=wave)
+
+    if lag == 0:
+        for number in range(ROUNDS):
+            now = engine.end_of(begin(range(number * SESSIONS, (number + 1) * SESSIONS), Wave()))
+        return now, 1 - engine.busy_s / now
+    calls = {session: begin([session]) for session in range(SESSIONS)}
+    while calls:
+        now += STEP_S
+        engine.advance(now)
+        for episode in [episode for episode, call in calls.items() if not call.num_left]:
+            del calls[episode]
+            if (after := episode + SESSIONS) < SESSIONS * ROUNDS:
+                calls[after] = begin([after])
+    return now, 1 - engine.busy_s / now
+
+
 def main() -> None:
     print(load_average())
     rows = []
@@ -152,7 +178,10 @@ def main() -> None:
             way = "each by itself" if lag else "in waves"
             rows.append([way, str(slots), f"{elapsed:.1f} s", f"{least:.1f} s", f"{elapsed / least:.3f}"])
             rows[-1] += [f"{idle:.1%}", f"{least_idle:.1%}"]
+            foretold, foretold_idle = simulated(slots, lag)
+            rows[-1] += [f"{foretold:.1f} s", f"{foretold_idle:.1%}"]
     heads = ["turns", "slots", "time", "bound", "time / bound", "engine idle", "idle at the bound"]
+    heads += ["simulated time", "simulated idle"]
     print_table(f"{SESSIONS} sessions x {ROUNDS} episodes x {TURNS} turns", heads, rows)
 
 

@@ -271,8 +271,12 @@ class Config(Section):
     @property
     def most_sampled(self) -> int:
         """Return the limit of tokens that the model writes after a prompt: in a completion, or in all turns."""
-        turns = [environment.max_turns for _, environment in self.environments.values()]
-        return min(self.longest_rollout, self.rollout.max_new_tokens * max(turns, default=1))
+        return min(self.longest_rollout, self.rollout.max_new_tokens * self.most_turns)
+
+    @property
+    def most_turns(self) -> int:
+        """Return the limit of a rollout's turns."""
+        return max((environment.max_turns for _, environment in self.environments.values()), default=1)
 
     @property
     def _rollout_lengths(self) -> dict[str, int]:

@@ -28,7 +28,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from hpc_grpo.episodes import Turn, as_messages
 from hpc_grpo.episodes.builtin import environment_of
@@ -36,6 +37,8 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.system.processes import tie_to_parent
 
 MAX_LINE_BYTES = 16 << 20
+_BLOCKED_S = 0.5
+"""An event loop that runs nothing for so long is blocked."""
 _MAX_CHARACTERS = 1_000_000
 _MAX_POOL_THREADS = 10_000
 
@@ -58,6 +61,7 @@ class Host:
                 self._idle.append(own.environment)
             return
         self._write(_line(call=call, started=True))
+        CALL_OF[cast("asyncio.Task[Any]", asyncio.current_task())] = call
         begun = time.monotonic()
         try:
             if method != "step":
@@ -80,6 +84,37 @@ class Host:
             late = "" if method == "play" else f"did not end within {self._timeout_s:g} s"
             line = _line(call=call, failure=_described(error, late))
         self._write(line)
+
+
+CALL_OF: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+"""The call that each task works for, those that its environment makes among them."""
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+    if (call := _running_call(loop)) is not None:
+        CALL_OF[task] = call
+    return task
+
+
+def _running_call(loop: asyncio.AbstractEventLoop) -> int | None:
+    task = asyncio.current_task(loop)
+    return None if task is None else CALL_OF.get(task)
+
+
+def _watch(loop: asyncio.AbstractEventLoop, loop_thread: int, tell: Callable[[bytes], None]) -> None:
+    """Tell which call blocks the event loop, and where, and when it does so no more. Runs in a thread of its own."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        while True:
+            heard = threading.Event()
+            loop.call_soon_threadsafe(heard.set)
+            if not heard.wait(_BLOCKED_S) and (call := _running_call(loop)) is not None:
+                frame = sys._current_frames()[loop_thread]
+                tell(_line(call=call, blocks=f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+                heard.wait()
+                tell(_line(call=call, blocks=""))
+            heard.wait()
+            time.sleep(_BLOCKED_S)
 
 
 def _line(**values: Any) -> bytes:
@@ -175,9 +210,22 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
     def make() -> Any:
         return environment_of(settings["name"], settings["args"], settings["tools"])
 
-    host = Host(make, settings["timeout_s"], writer.write)
+    writing = threading.Lock()
+
+    def write(line: bytes) -> None:
+        with writing:
+            writer.write(line)
+
+    def tell(line: bytes) -> None:
+        with writing:
+            if not writer.transport.get_write_buffer_size():  # else the line would be inside another
+                connection.send(line)
+
+    loop, host = asyncio.get_running_loop(), Host(make, settings["timeout_s"], write)
+    loop.set_task_factory(_make_task)
+    threading.Thread(target=_watch, args=(loop, threading.get_ident(), tell), daemon=True).start()
     # Agents wait for each other: those that ask in `asyncio.to_thread` need a thread each.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_MAX_POOL_THREADS))
+    loop.set_default_executor(ThreadPoolExecutor(_MAX_POOL_THREADS))
     try:
         host._idle.append(environment := make())
         plays = callable(getattr(environment, "play", None))

@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hpc_grpo.config.rollout import EnvironmentConfig
@@ -135,6 +137,8 @@ class _Process:
         self._started: list[int] = []
         self._left_s: dict[int, LeftS] = {}
         """Of the calls of agents."""
+        self._blocker, self._blocked_at, self._freed_at = -1, "", -math.inf
+        """The call that blocks its event loop, where in its code, and when it stopped; `inf` while it blocks."""
         self._numbers = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._clock = asyncio.get_running_loop().time
@@ -171,6 +175,7 @@ class _Process:
         more_s = 0.0
         if left_s is not None:
             self._left_s[number], more_s = left_s, _TOGETHER_S
+            left_s = partial(self._agent_left_s, number)
         left_s = left_s or (lambda: self._last_sign + patience_s - self._clock())
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
@@ -179,8 +184,13 @@ class _Process:
             if (seconds := left_s() + more_s) <= 0.0:
                 self._end_late(number)
             else:
-                await asyncio.wait([future], timeout=seconds)
+                await asyncio.wait([future], timeout=min(seconds, patience_s))
         return await future
+
+    def _agent_left_s(self, number: int) -> float:
+        """Return the seconds that an agent has; all of them again where another one has blocked it."""
+        freed_at = -math.inf if number == self._blocker else self._freed_at
+        return max(self._left_s[number](), freed_at + self._environment.timeout_s - self._clock())
 
     def tell(self, session: int, method: str) -> None:
         if self.end is None and self._writer is not None:
@@ -209,8 +219,12 @@ class _Process:
         if was_stopped:
             self.kill("was stopped (SIGSTOP)")
         elif number in self._left_s:
-            late = {own for own, left_s in self._left_s.items() if self._plays_apart and left_s() <= 0.0}
-            self.kill(f"neither ended nor asked the model within {self._environment.timeout_s:g} s", late | {number})
+            late = {own for own in self._left_s if self._plays_apart and self._agent_left_s(own) <= 0.0}
+            is_blocking = (self._blocker, self._freed_at) == (number, math.inf)
+            blocks = f"; it blocks the event loop ({self._blocked_at})" if is_blocking else ""
+            self.kill(
+                f"neither ended nor asked the model within {self._environment.timeout_s:g} s{blocks}", late | {number}
+            )
         else:
             self.kill(f"did not end within {self._environment.timeout_s:g} s", self._started[-1:])
 
@@ -239,7 +253,10 @@ class _Process:
             while line := await reader.readline():
                 self._last_sign, answer = self._clock(), json.loads(line)
                 number = answer.pop("call")
-                if answer.pop("started", False):
+                if (blocked_at := answer.get("blocks")) is not None:
+                    self._blocker, self._blocked_at = number, blocked_at
+                    self._freed_at = math.inf if blocked_at else self._clock()
+                elif answer.pop("started", False):
                     self._started.append(number)
                 else:
                     self._started.remove(number)

@@ -101,10 +101,10 @@ def _step(plan: Plan) -> Iterator[str]:
         f"A step samples {load.num_sequences:,} sequences of at most {plan.config.max_model_len:,} tokens: "
         f"at most {load.max_tokens:,} tokens, {load.max_new_tokens:,} of them sampled."
     )
-    if turns := [environment.max_turns for _, environment in plan.config.environments.values()]:
+    if plan.config.environments:
         yield from wrapped(
-            f"Of an episode the model writes at most {plan.config.most_sampled:,} tokens, in up to {max(turns)} turns. "
-            f"Assumed: an environment answers at once, and an episode is one sequence."
+            f"Of an episode the model writes at most {plan.config.most_sampled:,} tokens, in up to "
+            f"{plan.config.most_turns} turns. Assumed: an episode is one sequence."
         )
     if factor := plan.config.rollout.dynamic_sampling:
         yield from wrapped(

@@ -1,6 +1,6 @@
 """Rates of a run before it starts, computed from the peaks of GPUs, links and memory, and assumed shares of them.
 
-Nothing here was measured. Leaves out prefill, publishing, grading, environments, and microbatches that are not full.
+Nothing here was measured. Leaves out prefill, publishing, grading, and microbatches that are not full.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ALL_REDUCE_S = 10e-6
 """Latency of an all-reduce between the GPUs of one engine, assumed."""
 MEAN_SHARE = 0.25
 """The mean of the lengths, a share of `Config.most_sampled`. Lengths are lognormal, and cut there. Assumed."""
+ENVIRONMENT_S = 1.0
+"""Mean seconds of an environment behind a turn, assumed. They are lognormal. An episode has all the turns it may."""
 MOST_ROLLOUTS = 2048
 """Limit of simulated rollouts. For a larger step, only some nodes are simulated, with their share of the step."""
 _ROLLOUTS, _MOST_STEPS = 8192, 100
@@ -101,6 +103,8 @@ def simulated(plan: Plan, lag: int) -> Forecast | None:
     rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
     loss = config.loss.model_copy(update={"advantage": _Advantage()})
     sequences = Sequences(LOGNORMAL, config.data.max_prompt_tokens)
+    if config.environments:
+        sequences = replace(sequences, turns=config.most_turns, environment_s=ENVIRONMENT_S)
     engine = config.engine
     found = forecast(
         config.model_copy(update={"task": GrpoTask(), "rollout": rollout, "loss": loss}),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -84,14 +85,29 @@ def forecast(config: Config, rates: Rates, setting: Setting, num_steps: int | No
 
 @dataclass
 class Call:
-    """One group in an engine. It ends with its last completion."""
+    """One group in an engine. It ends with its last rollout."""
 
     num_left: int
     ended_at: float = 0.0
 
 
+@dataclass
+class Wave:
+    """Rollouts whose next turns begin together, once the last of their environments has answered."""
+
+    num_open: int = 0
+    ready: list[tuple[int, float, _Rollout]] = field(default_factory=list)
+
+
+@dataclass
+class _Rollout:
+    call: Call
+    turns: Iterator[tuple[int, float]]
+    wave: Wave | None
+
+
 class SimulatedEngine:
-    """Samples like vLLM: sequences in their order of arrival, `max_num_seqs` at once, one token each per decode step.
+    """Samples like vLLM: turns in their order of arrival, `max_num_seqs` at once, one token each per decode step.
 
     It has its own clock, at least the time of the last call, and later after a wait for a group's end.
     """
@@ -101,8 +117,11 @@ class SimulatedEngine:
         self._factor = 1.0
         self._time = self._steps = self.busy_s = 0.0
         self._order = itertools.count()
-        self._running: list[tuple[float, int, Call]] = []
-        self._waiting: deque[tuple[int, Call]] = deque()
+        self._running: list[tuple[float, int, float, _Rollout]] = []
+        """The step that each turn ends with, a number, the seconds of the environment behind it, and its rollout."""
+        self._thinking: list[tuple[float, int, _Rollout]] = []
+        """When each environment answers."""
+        self._waiting: deque[tuple[int, float, _Rollout]] = deque()
         self._num_open = 0
 
     def load(self, now: float) -> int:
@@ -110,50 +129,83 @@ class SimulatedEngine:
         self.advance(now)
         return self._num_open
 
-    def submit(self, lengths: Sequence[int], now: float, factor: float = 1.0) -> Call:
-        """Queue completions of so many tokens. `factor` is on the seconds of what is sampled from now on."""
+    def submit(
+        self, rollouts: Sequence[Sequence[tuple[int, float]]], now: float, factor: float = 1.0, wave: Wave | None = None
+    ) -> Call:
+        """Queue rollouts: the tokens of each turn, and the seconds of the environment behind it.
+
+        `factor` is on the seconds of what is sampled from now on.
+        """
         self.advance(now)
         self._factor = factor
-        call = Call(len(lengths), now)
+        call = Call(len(rollouts), now)
         self._num_open += 1
-        self._waiting.extend((length, call) for length in lengths)
+        if wave is not None:
+            wave.num_open += len(rollouts)
+        for turns in rollouts:
+            (tokens, seconds), *others = turns
+            self._waiting.append((tokens, seconds, _Rollout(call, iter(others), wave)))
         self._admit()
         return call
 
     def end_of(self, call: Call) -> float:
         """Sample until `call` has ended; return when that was."""
         while call.num_left:
-            self._finish_next()
+            self._take_next()
         return call.ended_at
 
     def advance(self, until: float) -> None:
         """Sample what there is, up to a time."""
-        while self._running and self._time < until:
-            step_s = self._step_s()
-            if self._time + (self._running[0][0] - self._steps) * step_s > until:
-                self._steps += (until - self._time) / step_s
-                self.busy_s += until - self._time
-                self._time = until
-                return
-            self._finish_next()
+        while self._take_next(until):
+            pass
+        self._move(until)
+
+    def _take_next(self, until: float = math.inf) -> bool:
+        """Go on to the next end of a turn or answer of an environment. Return False where none comes by `until`."""
+        answers_at = self._thinking[0][0] if self._thinking else math.inf
+        ends_at = math.inf
+        if self._running:
+            ends_at = self._time + (self._running[0][0] - self._steps) * self._step_s()
+        if min(answers_at, ends_at) > until or answers_at == ends_at == math.inf:
+            return False
+        if answers_at < ends_at:
+            self._move(answers_at)
+            self._go_on(heapq.heappop(self._thinking)[-1])
+        else:
+            self._move(ends_at)
+            self._steps, _, seconds, rollout = heapq.heappop(self._running)
+            if seconds:
+                heapq.heappush(self._thinking, (self._time + seconds, next(self._order), rollout))
+            else:
+                self._go_on(rollout)
+        self._admit()
+        return True
+
+    def _move(self, until: float) -> None:
+        if self._running and until > self._time:
+            self._steps += (until - self._time) / self._step_s()
+            self.busy_s += until - self._time
         self._time = max(self._time, until)
 
-    def _finish_next(self) -> None:
-        steps, _, call = self._running[0]
-        seconds = (steps - self._steps) * self._step_s()
-        heapq.heappop(self._running)
-        self._steps = steps
-        self._time += seconds
-        self.busy_s += seconds
-        call.num_left -= 1
-        call.ended_at = self._time
-        self._num_open -= not call.num_left
-        self._admit()
+    def _go_on(self, rollout: _Rollout) -> None:
+        """Queue the next turn of a rollout, or end it."""
+        call, wave = rollout.call, rollout.wave
+        if (turn := next(rollout.turns, None)) is not None:
+            (self._waiting if wave is None else wave.ready).append((*turn, rollout))
+        else:
+            call.num_left -= 1
+            call.ended_at = self._time
+            self._num_open -= not call.num_left
+            if wave is not None:
+                wave.num_open -= 1
+        if wave is not None and len(wave.ready) == wave.num_open:
+            self._waiting.extend(wave.ready)
+            wave.ready.clear()
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_num_seqs:
-            length, call = self._waiting.popleft()
-            heapq.heappush(self._running, (self._steps + length, next(self._order), call))
+            tokens, seconds, rollout = self._waiting.popleft()
+            heapq.heappush(self._running, (self._steps + tokens, next(self._order), seconds, rollout))
 
     def _step_s(self) -> float:
         return self._factor * self._decoding(len(self._running))
@@ -241,11 +293,15 @@ class SimulatedRun:
         draw = self._draw(self._num_calls)
         self._num_calls += 1
         grades = [self._grades(prompt.ordinal, draw) for prompt in prompts]
-        engines = [self.engines[at] for at in spread(len(prompts), [engine.load(self.now) for engine in self.engines])]
-        return [
-            _Started(prompt, engine.submit(own.num_completion_tokens, self.now, draw.sampling_factor), engine, own)
-            for prompt, engine, own in zip(prompts, engines, grades, strict=True)
-        ]
+        chosen = spread(len(prompts), [engine.load(self.now) for engine in self.engines])
+        waves = defaultdict[int, Wave](Wave)
+        started = []
+        for prompt, at, own in zip(prompts, chosen, grades, strict=True):
+            turns = [self.rates.sequences.turns_of(length, self._drawing) for length in own.num_completion_tokens]
+            wave = waves[at] if self.rates.sequences.are_episodes and not self.setting.lag else None
+            call = self.engines[at].submit(turns, self.now, draw.sampling_factor, wave)
+            started.append(_Started(prompt, call, self.engines[at], own))
+        return started
 
     def wait(self, started: Sequence[_Started], waiting_for: str) -> list[GradedGroup]:
         begun, self.now = self.now, max(self.now, *(group.engine.end_of(group.call) for group in started))

@@ -133,8 +133,10 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
         steps=measured_steps(lines, config),
         sequences=Sequences(
             lengths=_relative_lengths(run),
-            prompt_tokens=round(statistics.mean(line.get("tokens/prompt_mean", 0.0) for line in lines)),
+            prompt_tokens=round(_mean(lines, "tokens/prompt_mean", 0.0)),
             leaves_out=any(_LEFT_OUT in line for line in lines),
+            turns=(turns := _mean(lines, "episode/turns", 1.0)),
+            environment_s=_mean(lines, "episode/env_s", 0.0) / turns,
         ),
         num_nodes=attempt.num_nodes or config.launch.num_nodes,
         measured_s=sum(line[_STEP] for line in lines),
@@ -159,6 +161,10 @@ def measured_steps(lines: Sequence[Mapping[str, Any]], config: Config) -> tuple[
         for line in lines
         for wait_s in [line[_WAIT] + (0.0 if config.rollout.max_policy_lag else line.get("time/checkpoint_s", 0.0))]
     )
+
+
+def _mean(lines: Sequence[Mapping[str, Any]], name: str, otherwise: float) -> float:
+    return statistics.fmean(line.get(name, otherwise) for line in lines)
 
 
 def _sampled_groups(line: Mapping[str, Any], config: Config) -> float:
@@ -193,10 +199,10 @@ def _relative_lengths(run: RunDir) -> tuple[float, ...]:
 def measured_rates(measured: Measurements, config: Config) -> Rates:
     """Fit the rates of a run.
 
-    With a lag, choose the decode step's time so that the simulated run waits as long as the run did.
+    With a lag or an environment, choose the decode step's time so that the simulated run waits as long as the run did.
     """
     rates, rollout = fit_rates(measured, config), config.rollout
-    if not rollout.max_policy_lag:
+    if _waits_to_sample(measured, config):
         return rates
     learners, engines = config.placement.learners_per_node, config.engine.engines_per_node
     setting = Setting(measured.num_nodes, learners, engines, rollout.max_policy_lag)
@@ -211,7 +217,7 @@ def measured_rates(measured: Measurements, config: Config) -> Rates:
         return statistics.fmean(run.waited_s for run in runs) > waited_s
 
     low = high = max(rates.decoding.fixed_s, _SHORTEST_S)
-    while waits_longer(low):
+    while low > _SHORTEST_S and waits_longer(low):  # environments alone may take longer than the run waited
         low /= 2
     while not waits_longer(high):
         high *= 2
@@ -221,8 +227,15 @@ def measured_rates(measured: Measurements, config: Config) -> Rates:
     return replace(rates, decoding=Rate(low, 0.0))
 
 
+def _waits_to_sample(measured: Measurements, config: Config) -> bool:
+    """Tell whether the driver waited for sampling, and for nothing beside it."""
+    return config.rollout.max_policy_lag == 0 and not measured.sequences.environment_s
+
+
 def fit_rates(measured: Measurements, config: Config) -> Rates:
-    """Fit both rates to a run's steps. With a lag, `decoding` is only a first guess, from the first step's wait.
+    """Fit both rates to a run's steps.
+
+    With a lag or an environment, `decoding` is only a first guess, from the first step's wait.
 
     If the steps are too similar to fit two numbers, a decode step costs the same for any batch (it reads the weights),
     and training costs by the token (it computes), as in `plan`.
@@ -234,7 +247,7 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
     counts = [_decode_steps(lengths, config, scale, engines) for scale in scales]
     sampled = [step.num_tokens / engines for step in steps]
     waits_s = [step.wait_s for step in steps]
-    is_alone = config.rollout.max_policy_lag == 0
+    is_alone = _waits_to_sample(measured, config)
     decoding = fit(counts, sampled, waits_s, _constant) if is_alone else Rate(waits_s[0] / counts[0], 0.0)
     trained = [step.trained_tokens / learners for step in steps]
     training = fit([1.0] * len(trained), trained, [step.train_s for step in steps], _proportional)
@@ -290,7 +303,7 @@ def _decode_steps(shares: Sequence[float], config: Config, scale: float, engines
             engine = SimulatedEngine(Rate(1.0, 0.0), config.engine.max_num_seqs)
             count = len(range(index, groups, engines)) * size
             lengths = draw_lengths(shares, scale, longest, count, drawing)
-            last = max(last, engine.end_of(engine.submit(lengths, 0.0)))
+            last = max(last, engine.end_of(engine.submit([[(length, 0.0)] for length in lengths], 0.0)))
         ends.append(last)
     return statistics.fmean(ends)
 

@@ -10,6 +10,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 EXPONENTIAL = tuple(-math.log(1 - percent / 100) for percent in range(1, 100))
 """Lengths of which half are below 0.7 of the mean."""
@@ -45,12 +46,30 @@ class DrawnStep:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Completions' `lengths` in shares of their mean, and the tokens of a prompt."""
+    """Completions' `lengths` in shares of their mean, and the tokens of a prompt.
+
+    An episode has `turns` on average, and its environment takes `environment_s` on average behind each of them.
+    """
 
     lengths: tuple[float, ...]
     prompt_tokens: int
     leaves_out: bool = False
     """Learners compute nothing of groups that are all alike."""
+    turns: float = 1.0
+    environment_s: float = 0.0
+
+    @property
+    def are_episodes(self) -> bool:
+        return self.turns > 1.0 or self.environment_s > 0.0
+
+    def turns_of(self, length: int, random_: random.Random) -> list[tuple[int, float]]:
+        """Cut a rollout of so many tokens into turns; return the tokens and the environment's seconds of each."""
+        if not self.are_episodes:
+            return [(length, 0.0)]
+        count = max(1, min(length, int(self.turns + random_.random())))
+        ends = [length * turn // count for turn in range(count + 1)]
+        mean_s = self.environment_s / statistics.fmean(LOGNORMAL)
+        return [(end - begin, mean_s * random_.choice(LOGNORMAL)) for begin, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)

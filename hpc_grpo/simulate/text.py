@@ -10,7 +10,15 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.advise import Change
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.step import num_steps
-from hpc_grpo.simulate.assumed import MEAN_SHARE, READING_SHARE, TRAINING_SHARE, longest_step, mean_tokens, simulated
+from hpc_grpo.simulate.assumed import (
+    ENVIRONMENT_S,
+    MEAN_SHARE,
+    READING_SHARE,
+    TRAINING_SHARE,
+    longest_step,
+    mean_tokens,
+    simulated,
+)
 from hpc_grpo.simulate.cluster import Forecast, Setting, forecast
 from hpc_grpo.simulate.measured import MeasuredAttempt, Measurements, measured_rates
 from hpc_grpo.simulate.placement import (
@@ -71,9 +79,12 @@ def simulation_text(config: Config, measured: Measurements, settings: Sequence[S
         f"decode step of n sequences: {decoding.fixed_s * 1e3:.3g} ms + {decoding.part_s * 1e3:.3g} ms n",
         f"training on n tokens, in one learner: {training.fixed_s:.3g} s + {training.part_s * 1e6:.3g} µs n",
     ]
-    if as_it_was.lag:
+    if (sequences := rates.sequences).are_episodes:
+        lines.append(f"episodes of {sequences.turns:.3g} turns; an environment takes {sequences.environment_s:.3g} s")
+    if as_it_was.lag or sequences.environment_s:
         lines.append(
-            "engines sampled behind training: a decode step takes what makes the simulated run wait as long as it did"
+            "engines sampled behind training or environments: a decode step takes what makes the simulated run wait as "
+            "long as it did"
         )
     cheapest = min(found, key=lambda each: each.node_hours(1))
     best = [_best([each for each in found if each.setting.nodes == number]) for number in {s.nodes for s in settings}]
@@ -183,11 +194,12 @@ def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
     if not splits and not ours:
         return
     mean, longest = mean_tokens(config), config.most_sampled
+    played = f" Episodes have {config.most_turns} turns, each with {ENVIRONMENT_S:g} s of its environment on average."
     share = "what an episode may sample" if config.environments else "rollout.max_new_tokens"
     yield from wrapped(
         f"Placements of {counted(plan.num_nodes, 'node')}, each with the ZeRO stage and offload that suit it best, "
         f"simulated with the driver's own scheduler. Lengths are assumed: lognormal with sigma 1, {mean:,} tokens on "
-        f"average ({MEAN_SHARE:.0%} of {share}), cut at {longest:,}."
+        f"average ({MEAN_SHARE:.0%} of {share}), cut at {longest:,}.{played if config.environments else ''}"
     )
     rows = [(found, "", f"{_zero(plan)}, this config's") for found in ours]
     for split in splits:

@@ -86,6 +86,19 @@ def test_agents_beside_three_that_hang_begin_again_and_end_well(tokenizer: Any) 
     assert [bool(only([group]).failure) for group in groups] == [True, True, True, False, False]
 
 
+def test_an_agent_that_blocks_the_event_loop_is_named_and_its_neighbours_are_not_blamed(tokenizer: Any) -> None:
+    """The neighbours have asked earlier, so they would be late first."""
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    does = ("think", "block", "think")
+    requests = [GroupRequest(number, (), (7,), SAMPLING, scene=scene(do=do)) for number, do in enumerate(does)]
+    first, second, third = (
+        only([own]) for own in play(config_of("AsyncAgent", lag=1, timeout_s=2.0), engine, *requests)
+    )
+    assert "within 2 s; it blocks the event loop (" in second.failure
+    assert "agents.py:" in second.failure
+    assert [(own.failure, own.turns[-1].reward) for own in (first, third)] == [("", 0.25)] * 2
+
+
 def test_agents_that_hang_beside_each_other_are_ended_together(tokenizer: Any) -> None:
     engine = WrittenEngine(tokenizer, lambda _: "yes")
     requests = [GroupRequest(number, (), (7,), SAMPLING, scene=scene(do="hang")) for number in range(6)]

@@ -83,4 +83,14 @@ def flood(base_url, key):
 class AsyncAgent:
     async def play(self, row, seed, base_url, api_key):
         await asyncio.to_thread(ask, base_url, api_key, "one")
+        if row.get("do") == "block":
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(ask, base_url, api_key, "two")
+            await asyncio.gather(blocks())
+        if row.get("do") == "think":
+            await asyncio.sleep(1.0)
         return 0.25
+
+
+async def blocks():
+    time.sleep(600)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.simulate.cluster import Setting, SimulatedEngine, SimulatedRun, forecast
+from hpc_grpo.simulate.cluster import Setting, SimulatedEngine, SimulatedRun, Wave, forecast
 from hpc_grpo.simulate.measured import MeasuredStep, Measurements, measured_rates
 from hpc_grpo.simulate.rates import DrawnStep, Rate, Rates, Sequences
 from tests.support.configs import minimal_config
+
+
+def turns(*lengths: int) -> list[list[tuple[int, float]]]:
+    """Return rollouts of one turn."""
+    return [[(length, 0.0)] for length in lengths]
+
 
 EVERY = Sequences((1.0,), 16, leaves_out=True)
 
@@ -96,33 +103,73 @@ def constant(_running: float) -> float:
 @pytest.mark.parametrize(("max_num_seqs", "ends_at"), [(2, 4.0), (1, 6.0)])
 def test_sequences_take_turns_where_there_is_no_room_for_all(max_num_seqs: int, ends_at: float) -> None:
     engine = SimulatedEngine(constant, max_num_seqs)
-    assert engine.end_of(engine.submit([2, 4], 0.0)) == ends_at
+    assert engine.end_of(engine.submit(turns(2, 4), 0.0)) == ends_at
 
 
 def test_a_decode_step_costs_by_what_runs_in_it() -> None:
     engine = SimulatedEngine(lambda running: running, max_num_seqs=8)
-    assert engine.end_of(engine.submit([2, 4], 0.0)) == 2 * 2 + 2 * 1
+    assert engine.end_of(engine.submit(turns(2, 4), 0.0)) == 2 * 2 + 2 * 1
 
 
 def test_what_comes_later_shares_the_engine_from_then_on() -> None:
     engine = SimulatedEngine(lambda running: running, max_num_seqs=8)
-    first = engine.submit([4], 0.0)
-    second = engine.submit([4], 2.0)
+    first = engine.submit(turns(4), 0.0)
+    second = engine.submit(turns(4), 2.0)
     assert engine.end_of(first) == 2 + 2 * 2
     assert engine.end_of(second) == 6 + 2
 
 
 def test_a_later_call_waits_for_room_and_does_not_hold_up_the_one_before() -> None:
     engine = SimulatedEngine(constant, max_num_seqs=1)
-    first, second = engine.submit([3], 0.0), engine.submit([2], 0.0)
+    first, second = engine.submit(turns(3), 0.0), engine.submit(turns(2), 0.0)
     assert (engine.end_of(second), engine.end_of(first)) == (5.0, 3.0)
 
 
 def test_an_engine_is_busy_while_something_runs() -> None:
     engine = SimulatedEngine(constant, max_num_seqs=4)
-    engine.submit([2], 0.0)
-    engine.submit([3], 10.0, factor=2.0)
+    engine.submit(turns(2), 0.0)
+    engine.submit(turns(3), 10.0, factor=2.0)
     engine.advance(12.0)
     assert engine.busy_s == 2 + 2, "the rest of the second comes after what was asked for"
     engine.advance(100.0)
     assert engine.busy_s == 2 + 6
+
+
+@pytest.mark.parametrize(("wave", "ends_at"), [(None, 12.0), (Wave(), 14.0)], ids=["each by itself", "in a wave"])
+def test_a_turn_begins_when_its_environment_has_answered_and_in_a_wave_when_the_last_one_has(
+    wave: Wave | None, ends_at: float
+) -> None:
+    engine = SimulatedEngine(constant, max_num_seqs=4)
+    call = engine.submit([[(2, 1.0), (3, 0.0)], [(2, 4.0), (2, 4.0)]], 0.0, wave=wave)
+    engine.advance(1.0)
+    assert engine.load(5.9) == 1
+    assert engine.end_of(call) == 12.0
+    assert engine.busy_s == (2 + 3 + 2 if wave is None else 2 + 3)
+
+
+def test_a_slot_is_free_while_an_environment_thinks() -> None:
+    engine = SimulatedEngine(constant, max_num_seqs=1)
+    first, second = engine.submit([[(2, 9.0), (1, 0.0)]], 0.0), engine.submit(turns(5), 0.0)
+    assert (engine.end_of(second), engine.end_of(first), engine.busy_s) == (7.0, 12.0, 8.0)
+
+
+def test_environments_make_steps_longer_and_a_lag_hides_them() -> None:
+    rates = replace(rates_of(), sequences=replace(EVERY, turns=5.0, environment_s=0.2))
+    alone = forecast(config_of(), rates_of(), Setting(1, 1, 2, lag=0))
+    in_turn, ahead = (forecast(config_of(), rates, Setting(1, 1, 2, lag)) for lag in (0, 2))
+    assert in_turn.step_s > alone.step_s + 5 * 0.2
+    assert ahead.step_s < 0.6 * in_turn.step_s
+    assert ahead.engines_idle < in_turn.engines_idle
+
+
+def test_the_decode_step_of_a_run_with_environments_is_found_from_its_waits() -> None:
+    sequences = replace(EVERY, turns=3.0, environment_s=0.1)
+    run = SimulatedRun(config_of(), replace(rates_of(), sequences=sequences), Setting(1, 1, 2, lag=0))
+    marks = [0.0]
+    run.take_steps(20, lambda: marks.append(run.waited_s))
+    steps = tuple(
+        MeasuredStep(400.0, 8, 400.0, after - before, 0.4, 0.05, 0.02, 0.0)
+        for before, after in itertools.pairwise(marks)
+    )
+    measured = Measurements(steps, sequences, 1, 20.0, 100, "")
+    assert measured_rates(measured, config_of()).decoding(4.0) == pytest.approx(0.01, rel=0.25)
