@@ -18,7 +18,7 @@ import copy
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes.calls import Call, before_calls, calls_of
@@ -65,14 +65,6 @@ class Asked:
         return [*map(_compared, self.messages)] if self.prompt is None else self.prompt
 
 
-@dataclass(frozen=True)
-class Written:
-    """The ids of a `Asked.prompt`, as a `Conversation` has those of messages."""
-
-    prompt: Sequence[int]
-    context: Context
-
-
 @dataclass
 class Answered:
     """A request with its answer: `text`, or `calls` with the `text` before them."""
@@ -80,11 +72,12 @@ class Answered:
     text: str
     calls: Sequence[Call]
     completion: Completion
-    num_prompt_tokens: int
+    prompt: Sequence[int]
     said: str | list[Any]
     """What a request that goes on from this one begins with."""
     tools: Sequence[Mapping[str, Any]]
-    conversation: Conversation | Written
+    conversation: Conversation | None
+    """None: the request had a prompt in place of messages."""
     num_first: int
     """Tokens of the prompt that its conversation began with."""
     sequence: list[Turn]
@@ -162,8 +155,7 @@ class Chats:
         if (size := len(asked.key)) > _MOST_CHARACTERS * longest:  # to encode it would stop all other episodes
             raise self._too_long(longest, f"have {size} characters")
         before = self._before(asked)
-        conversation = self._conversation(before, asked)
-        prompt, context = conversation.prompt, conversation.context
+        prompt, context, conversation = self._given(before, asked)
         num_first = len(prompt) if before is None else before.num_first
         left = limits.max_tokens - (len(prompt) - min(num_first, self._max_prompt_tokens))
         if left <= 0:
@@ -199,7 +191,7 @@ class Chats:
             own = [_said(text, [(call.name, call.arguments) for call in calls])]
         said = asked.said + own
         text = before_calls(text) if calls else text
-        answered = Answered(text, calls, completion, len(prompt), said, asked.tools, conversation, num_first, sequence)
+        answered = Answered(text, calls, completion, prompt, said, asked.tools, conversation, num_first, sequence)
         self._answered.append(answered)
         return answered
 
@@ -225,41 +217,41 @@ class Chats:
         ]
         return max(found, key=lambda own: (len(own.said), not own.is_extended), default=None)
 
-    def _conversation(self, before: Answered | None, asked: Asked) -> Conversation | Written:
-        conversation: Conversation | Written
+    def _given(self, before: Answered | None, asked: Asked) -> tuple[Sequence[int], Context, Conversation | None]:
+        """Return the prompt of a request, what of it is new, and its conversation. Raises RefusedError."""
+        given: tuple[Sequence[int], Context, Conversation | None]
         try:
             if asked.prompt is not None:
-                conversation = self._written(before, asked.prompt)
-            elif before is None:
-                conversation = self.dialogue.begin(asked.messages, asked.tools)
+                given = (*self._written(before, asked.prompt), None)
             else:
-                assert isinstance(before.conversation, Conversation), "messages go on from messages"
-                conversation = copy.copy(before.conversation)
-                conversation.go_on(before.sampled, asked.messages[len(before.said) :])
+                if before is None:
+                    conversation = self.dialogue.begin(asked.messages, asked.tools)
+                else:
+                    conversation = copy.copy(cast(Conversation, before.conversation))
+                    conversation.go_on(before.sampled, asked.messages[len(before.said) :])
+                given = conversation.prompt, conversation.context, conversation
         except (ValueError, ConfigError) as error:
             raise RefusedError(str(error)) from error
-        if not len(conversation.context.token_ids):
+        if not len(given[1].token_ids):
             raise RefusedError(f"the {'messages have' if asked.prompt is None else 'prompt has'} no token")
-        return conversation
+        return given
 
-    def _written(self, before: Answered | None, prompt: str | list[int]) -> Written:
+    def _written(self, before: Answered | None, prompt: str | list[int]) -> tuple[Sequence[int], Context]:
         """Encode what is new in a prompt: the answers that it begins with stay as they were sampled."""
         pieces, new = self.dialogue.pieces, prompt[0 if before is None else len(before.said) :]
         if not isinstance(new, str):
             pieces.check(new)
             ids = new
-        elif before is None:
-            ids = self.dialogue.encode_text(new)
         else:
-            ids = pieces.encode(new)
+            ids = self.dialogue.encode_text(new) if before is None else pieces.encode(new)
         if before is None:
-            return Written(ids, Context(ids, starts_anew=True))
+            return ids, Context(ids, starts_anew=True)
         sampled, has_end = before.sampled, isinstance(new, str) and pieces.ends(before.sampled[-1])
         if has_end and ids[:1] != sampled[-1:]:  # the agent writes no end token there
-            whole = [*before.conversation.prompt, *sampled[:-1], *ids]
-            return Written(whole, Context(whole, starts_anew=True))
+            whole = [*before.prompt, *sampled[:-1], *ids]
+            return whole, Context(whole, starts_anew=True)
         ids = ids[1:] if has_end else ids
-        return Written([*before.conversation.prompt, *sampled, *ids], Context(ids, starts_anew=False))
+        return [*before.prompt, *sampled, *ids], Context(ids, starts_anew=False)
 
 
 def prompt_of(value: Any) -> str | list[int]:

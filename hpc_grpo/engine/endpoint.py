@@ -7,7 +7,6 @@ The routes are ours and not vLLM's: they need `Chats`, and aiohttp, which vLLM h
 from __future__ import annotations
 
 import asyncio
-import hmac
 import itertools
 import json
 import secrets
@@ -61,8 +60,7 @@ class Endpoint:
 
     def __init__(self, model: str, max_model_len: int) -> None:
         self._model, self._max_model_len = Path(model).name, max_model_len
-        self._chats: dict[str, tuple[str, Callable[[], Chats]]] = {}
-        self._numbers = itertools.count()
+        self._chats: dict[str, Callable[[], Chats]] = {}
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self.base_url = ""
@@ -92,12 +90,12 @@ class Endpoint:
         async with self._starting:
             if self._server is None:
                 await self.start()
-        number, secret = str(next(self._numbers)), secrets.token_hex(24)
-        self._chats[number] = secret, chats
-        return f"sk-{number}-{secret}"
+        key = f"sk-{secrets.token_hex(24)}"
+        self._chats[key] = chats
+        return key
 
     def close(self, key: str) -> None:
-        del self._chats[key.split("-")[1]]
+        del self._chats[key]
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         from aiohttp import web
@@ -121,9 +119,7 @@ class Endpoint:
 
     def _chats_of(self, request: web.BaseRequest) -> Chats:
         _, _, key = request.headers.get("Authorization", "").partition(" ")
-        number, _, secret = key.removeprefix("sk-").partition("-")
-        known, chats = self._chats.get(number, ("", None))
-        if not hmac.compare_digest(known.encode(), secret.encode("utf-8", "replace")) or chats is None:
+        if (chats := self._chats.get(key)) is None:
             raise RefusedError("The API key is not that of an episode that is played.", 401, "invalid_api_key")
         return chats()
 
@@ -234,5 +230,5 @@ def _text_logprobs(tokens: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _usage(answered: Answered) -> Mapping[str, int]:
-    prompt, written = answered.num_prompt_tokens, len(answered.completion.token_ids)
+    prompt, written = len(answered.prompt), len(answered.completion.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}

@@ -1,22 +1,8 @@
 """Environments: what a model acts in, turn by turn. The built-ins lie in `builtin/`; `hpc_grpo.registry` finds them.
 
-An environment is a class of two methods:
-
-    class GuessTheNumber:
-        def reset(self, row, seed):     # -> the first message(s), or None: the prompt of the data set
-            self.secret = random.Random(seed).randint(1, 8)
-            return "I think of a number from 1 to 8. Guess it."
-
-        def step(self, message):        # -> Turn
-            found = str(self.secret) in message
-            return Turn("Right." if found else "No.", reward=float(found), done=found)
-
-Both may be `async`. An object of the class plays one episode after another: `reset` begins the next. `environment.args`
-are keyword arguments of the class. Messages are text, a chat message (`{"role": ..., "content": ...}`), or a list of
-those; text has the role `user`. An environment that shows the model tools has `tools`, a list of JSON schemas for the
-chat template, once `reset` has returned.
-
-An agent that calls the model by itself has one method in place of both (`Agent`).
+An environment is a class with `reset` and `step`, or with `play` where an agent calls the model by itself
+(docs/environments.md). An object of the class plays one episode after another: `reset` begins the next. One that shows
+the model tools has `tools`, a list of JSON schemas for the chat template, once `reset` has returned.
 
 This file imports nothing of the package: it is loaded by processes that run other Pythons.
 """
@@ -53,13 +39,6 @@ class Environment(Protocol):
 
     def step(self, message: str) -> Turn:
         """Answer what the model wrote, without the end token."""
-
-
-class Agent(Protocol):
-    """What `environment.name` makes where it plays by itself. `play` may be `async`; else it has its own thread."""
-
-    def play(self, row: Mapping[str, Any], seed: int, base_url: str, api_key: str) -> float | Turn:
-        """Play one episode with the OpenAI-compatible server at `base_url`; return its reward."""
 
 
 def as_messages(value: Messages | None) -> list[Message]:

@@ -249,15 +249,8 @@ def main(descriptor: int, parent_pid: int) -> None:
     tie_to_parent(parent_pid, signal.SIGKILL)
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
-    settings = json.loads(_first_line(connection))
+    settings = json.loads(connection.makefile("rb", buffering=0).readline())  # reads no byte behind the line
     limit = int(settings["memory_gib"] * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     with contextlib.suppress(ConnectionError):
         asyncio.run(_serve(connection, settings))
-
-
-def _first_line(connection: socket.socket) -> bytes:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        line += connection.recv(1) or b"\n"
-    return bytes(line)

@@ -466,8 +466,7 @@ def test_garbage_floods_large_bodies_and_wrong_keys_are_refused(with_scene: Any)
         garbage = [scene.post(b"{" * 100_000) for _ in range(50)]
         assert {status for status, _ in await asyncio.gather(*garbage)} == {400}
         assert (await scene.post(b"x" * (50 << 20)))[0] == 413
-        number = scene.key.split("-")[1]
-        for key in ("", "sk-", f"sk-{number}-", f"sk-{number}-{'0' * 48}", "sk-77-x", scene.key[:-1], "sk-0-\u00e9"):
+        for key in ("", "sk-", f"sk-{'0' * 48}", scene.key[:-1], f"{scene.key}0", "sk-\u00e9"):
             status, body = await scene.post([user("a")], key=key.encode().decode("latin-1"))
             assert (status, body["error"]["code"]) == (401, "invalid_api_key"), key
         assert scene.chats.turns() == ()
