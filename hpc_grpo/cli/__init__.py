@@ -159,7 +159,7 @@ class _Group(PlainGroup):
                 raise
             key = name if "." in name else "train.lr"
             raise click.UsageError(
-                f"No such option {error.option_name!r}. A key has no dashes: {key}=VALUE.", error.ctx
+                f"No such option {error.option_name!r}. CONFIG and keys have no dashes: CONFIG {key}=VALUE.", error.ctx
             ) from None
         except HpcGrpoError as error:
             with contextlib.suppress(OSError):  # a disk that is full changes no exit code

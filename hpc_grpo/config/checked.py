@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -56,7 +57,8 @@ def checked(
             key = ".".join(place.keys)
             explained = [*explain_moved(key, detail["input"], _beside(values, detail["loc"]))]
             elsewhere = [each for each in _Place([], section).valid_below if each.endswith(f".{place.keys[-1]}")]
-            if not explained and len(elsewhere) == 1 and place.chosen is None:
+            is_misspelt = get_close_matches(place.keys[-1], place.valid, cutoff=0.8)
+            if not explained and len(elsewhere) == 1 and place.chosen is None and not is_misspelt:
                 explained = [f"{key}: unknown key; did you mean {elsewhere[0]!r}?"]
             lines.update(dict.fromkeys(explained) or {_explained(place, detail): (key, detail["input"])})
         raise InvalidConfigError(origin, lines) from None

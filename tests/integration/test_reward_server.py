@@ -17,9 +17,9 @@ TOKEN = "HPC_GRPO_REWARD_TOKEN"
 STEPS, AWAY_S = 6, 10.0
 
 
-def start_server(port: int) -> subprocess.Popen[str]:
+def start_server(port: int, reward: str = LETTERS) -> subprocess.Popen[str]:
     """Start a server, and wait until it says where it serves."""
-    command = [sys.executable, "-m", "hpc_grpo.cli", "reward", "serve", "--reward", LETTERS, "--port", str(port)]
+    command = [sys.executable, "-m", "hpc_grpo.cli", "reward", "serve", "--reward", reward, "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     assert server.stdout.readline() == f"Serving on http://127.0.0.1:{port}\n"

@@ -99,6 +99,20 @@ def test_a_block_of_the_page_runs(
     assert capsys.readouterr().out
 
 
+def test_the_cells_of_the_notebook_run_one_after_the_other(folder: Path) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    cells = json.loads((REPOSITORY / "examples" / "results.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for cell in code:
+        exec(compile(cell, "results.ipynb", "exec"), names)
+        pyplot.close("all")  # as a notebook does
+    assert names["held_out"]["solved"].tolist() == [True, True, False, False]
+    assert [line.get_ydata().tolist() for line in names["axes"].lines] == [[0.0, 0.5]]
+    assert names["both"].differences["other - my-run"]["eval/pass@1"] == 0.25
+
+
 def test_importing_the_package_loads_nothing_heavy() -> None:
     program = "import sys, hpc_grpo; print(sorted({'torch', 'ray', 'pandas', 'numpy', 'pydantic'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

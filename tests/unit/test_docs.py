@@ -16,6 +16,7 @@ import pytest
 
 from hpc_grpo import errors
 from hpc_grpo.algorithms.terms import LossInputs
+from hpc_grpo.cli import MOVED
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
 from hpc_grpo.registry import REWARDS
@@ -109,6 +110,12 @@ def test_commands_parse_and_their_configs_load(examples: Path) -> None:
             params[f"from_{system}"] for system in ("areal", "trl", "verl", "open_instruct")
         ):
             load_request(params["words"][0], [*params["sets"], *(word for word in params["words"][1:] if "=" in word)])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_names_commands_as_they_are_called_today(path: Path) -> None:
+    text = " ".join(path.read_text().split())
+    assert sorted(MOVED.keys() & re.findall(r"hpc-grpo ([a-z-]+)", text)) == []
 
 
 def test_files_and_modules_named_in_commands_exist() -> None:

@@ -157,8 +157,11 @@ def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
         (["train", "rows.jsonl"], "is no config: name it in data.train.path"),
         (["train", "broken.yaml"], "broken.yaml, line 2, column 1 is not valid YAML: expected ',' or '}'"),
         (["config", "my.yaml", "train.lr", "=", "1e-6"], "without spaces, such as train.lr=1e-6"),
-        (["train", "my.yaml", "--train.lr", "1e-6"], "A key has no dashes: train.lr=VALUE."),
-        (["train", "my.yaml", "--lr", "1e-6"], "No such option '--lr'. A key has no dashes: train.lr=VALUE."),
+        (["train", "my.yaml", "--train.lr", "1e-6"], "CONFIG and keys have no dashes: CONFIG train.lr=VALUE."),
+        (
+            ["train", "my.yaml", "--lr", "1e-6"],
+            "No such option '--lr'. CONFIG and keys have no dashes: CONFIG train.lr=VALUE.",
+        ),
         (["submit", "nothing"], "Nor is it a run: RUN = 'nothing' must be a run directory"),
         (["reward", "test", "no.py:f", "--prompt", "p", "--completion", "c"], "error: Reward '"),
     ],

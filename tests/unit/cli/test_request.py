@@ -33,11 +33,14 @@ def test_a_key_of_another_system_is_an_error_with_the_key_here(override: str, li
     assert str(caught.value).splitlines()[1:] == [f"  {override.partition('=')[0]}: unknown key. {line}"]
 
 
-@pytest.mark.parametrize(("key", "place"), [("lr", "train.lr"), ("train.group_size", "rollout.group_size")])
+@pytest.mark.parametrize(
+    ("key", "place"), [("lr", "train.lr"), ("train.group_size", "rollout.group_size"), ("reward", "rewards")]
+)
 def test_a_key_in_the_wrong_section_is_an_error_with_its_place(key: str, place: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_request("local/debug", [f"{key}=4"])
-    assert str(caught.value).splitlines()[1:] == [f"  {key}: unknown key; did you mean {place!r}?"]
+    (line,) = str(caught.value).splitlines()[1:]
+    assert line.startswith(f"  {key}: unknown key; did you mean {place!r}?")
 
 
 def test_a_misspelt_key_of_no_system_is_an_error_of_one_line() -> None:
