@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_grpo.config.resources import expects_gpus
+from hpc_grpo.config.resources import check_sequence_parallel, expects_gpus
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError
 
@@ -28,6 +28,22 @@ def _attention(config: Config) -> None:
     if config.model.dtype == "float32":
         raise ConfigError(
             f"train.attention = {kernel} computes in 16 bits alone; with model.dtype = float32 choose sdpa."
+        )
+
+
+def _sequence_parallel(config: Config) -> None:
+    degree, learners = config.train.sequence_parallel, config.placement.learners_per_node
+    check_sequence_parallel(config, config.launch.num_nodes * learners)
+    if config.launch.min_nodes is not None and learners % degree:
+        raise ConfigError(
+            f"train.sequence_parallel = {degree} must divide placement.learners_per_node = {learners} where a run may "
+            f"continue with fewer nodes: launch.min_nodes = {config.launch.min_nodes}. Lower it, or set "
+            f"launch.min_nodes=null."
+        )
+    if degree > 1 and config.train.attention == "flash_attention_2":
+        raise ConfigError(
+            f"train.sequence_parallel = {degree} needs train.attention = sdpa or varlen: flash_attention_2 does "
+            f"not exchange heads with other learners. Set train.attention=varlen, or train.sequence_parallel=1."
         )
 
 
@@ -67,4 +83,4 @@ def _staged_environment(config: Config) -> None:
         )
 
 
-PLACEMENT_RULES = (_engine_batch, _attention, _colocation, _staged_environment)
+PLACEMENT_RULES = (_engine_batch, _attention, _sequence_parallel, _colocation, _staged_environment)

@@ -141,6 +141,18 @@ def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: floa
             )
 
 
+def check_sequence_parallel(config: Config, num_learners: int) -> None:
+    """Raise ConfigError unless `train.sequence_parallel` divides the learners of the run."""
+    degree = config.train.sequence_parallel
+    if num_learners % degree:
+        choices = [each for each in range(1, num_learners + 1) if num_learners % each == 0]
+        raise ConfigError(
+            f"train.sequence_parallel = {degree} must divide the learners of the run. launch.num_nodes = "
+            f"{config.launch.num_nodes} and placement.learners_per_node = {config.placement.learners_per_node} give "
+            f"{num_learners}. Set it to {', '.join(map(str, choices))}, or change the number of learners."
+        )
+
+
 def _one_gpu_for_both(config: Config) -> str:
     fewer = ", or let learners and engines share GPUs: placement.colocate=true, with as many engines as learners."
     return "." if config.placement.colocate or config.rollout.max_policy_lag else fewer

@@ -30,6 +30,11 @@ class TrainConfig(Section):
         "none", description="cpu: optimizer states in host memory, updated there."
     )
     max_tokens_per_microbatch: PositiveInt = Field(8192, description="Token budget of a microbatch.")
+    sequence_parallel: PositiveInt = Field(
+        1,
+        description="Learners that share a microbatch, each with a slice of its tokens; must divide the learners of "
+        "the run and the attention heads. Not with flash_attention_2.",
+    )
     share_prompts: bool | None = Field(
         None,
         description="Compute the prompt of a group's completions once, for all of them; not with flash_attention_2. "

@@ -201,7 +201,8 @@ class Workers:
         if len(set(names)) < len(names):
             names = [slot.address for slot in slots]
         self.meters = Meters(dict(zip(names, self._nodes, strict=True)))
-        self.learners = LearnerGroup([learner for node in self._nodes for learner in node.learners])
+        learners = [learner for node in self._nodes for learner in node.learners]
+        self.learners = LearnerGroup(learners, config.train.sequence_parallel)
 
     def start(self) -> None:
         """Wait until every actor is up; raise the first error. Engines that share their GPU sleep after that."""

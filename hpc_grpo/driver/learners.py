@@ -30,10 +30,10 @@ _MIN_COPIES_OF_WEIGHTS = 3
 
 
 class LearnerGroup:
-    """All learners of the run, by rank."""
+    """All learners of the run, by rank. Each `sequence_parallel` neighbours share rows, and get the same share."""
 
-    def __init__(self, learners: Sequence[Any]) -> None:
-        self._learners = learners
+    def __init__(self, learners: Sequence[Any], sequence_parallel: int = 1) -> None:
+        self._learners, self._sequence_parallel = learners, sequence_parallel
         self._rendezvous: Any = None  # Keep a reference: an actor lives as long as its creator holds one.
 
     def start(self) -> None:
@@ -48,8 +48,9 @@ class LearnerGroup:
         Keeps the batch in the folder `record`, if given. The split over learners balances cost and does not change the
         gradient: the loss is normalised by the tokens of all learners.
         """
-        num, measured = len(self._learners), batch.measured
-        shares: list[list[RemoteMinibatch]] = [[] for _ in self._learners]
+        degree, measured = self._sequence_parallel, batch.measured
+        num = len(self._learners) // degree
+        shares: list[list[RemoteMinibatch]] = [[] for _ in range(num)]
         for minibatch in batch.minibatches:
             num_tokens = sum(item.num_trained_tokens for item in minibatch)
             num_sequences = sum(item.num_sequences for item in minibatch)
@@ -57,10 +58,10 @@ class LearnerGroup:
             for share, part in zip(shares, split, strict=True):
                 share.append(RemoteMinibatch(tuple(item.data for item in part), num_tokens, num_sequences))
         calls = [
-            learner.train.remote(share, record, measured[rank::num] if measured else None)
-            for rank, (learner, share) in enumerate(zip(self._learners, shares, strict=True))
+            learner.train.remote(shares[rank // degree], record, measured[rank // degree :: num] if measured else None)
+            for rank, learner in enumerate(self._learners)
         ]
-        return merge(get_all(calls, None, "the training step"))
+        return merge(get_all(calls, None, "the training step")[::degree])
 
     def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Any:
         """Stage a checkpoint and start writing it. Return a handle for `seconds_of`.

@@ -80,10 +80,12 @@ class LearnerActor:
                 sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)]
                 sequences += self._sequences([item for item in minibatch.items if isinstance(item, RemoteGroup)])
                 fetched.append(Minibatch(tuple(sequences), minibatch.num_valid_tokens, minibatch.num_sequences))
-            if record is not None:
+            degree = self._config.train.sequence_parallel
+            if record is not None and self._rank % degree == 0:
                 from hpc_grpo.learner.record import save_share
 
-                save = functools.partial(save_share, self._learner.files.disk, record, self._rank, self._world_size)
+                share = self._rank // degree, self._world_size // degree
+                save = functools.partial(save_share, self._learner.files.disk, record, *share)
                 when_there_is_space(functools.partial(save, fetched), "the step's batch")
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.learner.sequence import exchanges_heads
 
 PACKED_SDPA, PACKED_VARLEN = "packed_sdpa", "packed_varlen"
 
@@ -322,8 +323,8 @@ def register_kernels() -> None:
     """
     from transformers import AttentionInterface
 
-    AttentionInterface.register(PACKED_SDPA, packed_sdpa)
-    AttentionInterface.register(PACKED_VARLEN, packed_varlen)
+    AttentionInterface.register(PACKED_SDPA, exchanges_heads(packed_sdpa))
+    AttentionInterface.register(PACKED_VARLEN, exchanges_heads(packed_varlen))
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 

@@ -101,8 +101,8 @@ def init_process_group(rank: int, world_size: int, device: torch.device, store: 
     deepspeed.comm.init_distributed()
 
 
-def of_all_ranks(rows: Tensor) -> Tensor:
-    """Lay the columns of all ranks' `rows` `[K, n]` side by side; n may differ. A collective."""
+def of_all_ranks(rows: Tensor, every: int = 1) -> Tensor:
+    """Lay the columns of `rows` `[K, n]` of every so many ranks side by side; n may differ. A collective of all."""
     world_size = dist.get_world_size()
     if world_size == 1:
         return rows
@@ -114,4 +114,4 @@ def of_all_ranks(rows: Tensor) -> Tensor:
     padded[:, : rows.shape[1]] = rows
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded)
-    return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+    return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)][::every], dim=1)

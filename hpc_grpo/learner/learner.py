@@ -22,7 +22,7 @@ from hpc_grpo.algorithms.objective import Preparation, TokenWeights
 from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput, interpolated_proximal, kl_k3
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import budget_of
+from hpc_grpo.config.resources import budget_of, check_sequence_parallel
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.critic import Critic
 from hpc_grpo.learner.group import init_process_group, of_all_ranks
@@ -44,7 +44,10 @@ PARTS: list[type[LearnerPart]] = [Critic, Lora, BaseReference, Reference, Teache
 
 
 class Learner:
-    """One rank of the data-parallel group. Knows nothing of Ray: the caller brings the store in which ranks meet."""
+    """One rank of the learners' group. Knows nothing of Ray: the caller brings the store in which ranks meet.
+
+    The learners of a sequence-parallel group are given the same minibatches, and return the same metrics.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Learner:
 
         `total_optimizer_steps` is for the linear and cosine schedules; default: from train.total_steps.
         """
+        check_sequence_parallel(config, world_size)
         self.rank, self.world_size, self.device = rank, world_size, resolve_device(config)
         if self.device.type == "cpu":
             torch.set_num_threads(config.train.num_threads or 1)
@@ -122,7 +126,9 @@ class Learner:
         learning_rates, grad_norms = [], []
         for minibatch, batches, proximal in zip(minibatches, packed, self._proximal_logprobs(packed), strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
-            of_minibatch = _prepare(self._objective.preparations, batches, proximal)
+            of_minibatch = _prepare(
+                self._objective.preparations, batches, proximal, self.config.train.sequence_parallel
+            )
             loss_sum = partial(self._loss_sum, accumulator, first_version, of_minibatch)
             losses = [partial(loss_sum, *each) for each in zip(batches, proximal, strict=True)]
             divisor = self._objective.divisor(minibatch)
@@ -197,9 +203,15 @@ class Learner:
 
 
 def _prepare(
-    preparations: Mapping[str, Preparation], batches: Sequence[PackedBatch], proximal: Sequence[Tensor | None]
+    preparations: Mapping[str, Preparation],
+    batches: Sequence[PackedBatch],
+    proximal: Sequence[Tensor | None],
+    sequence_parallel: int,
 ) -> dict[str, Any]:
-    """Return what the loss and its correction make of all tokens of an optimizer step, over all ranks: a collective."""
+    """Return what the loss and its correction make of all tokens of an optimizer step, over all ranks: a collective.
+
+    Neighbouring ranks, `sequence_parallel` of them, have the same tokens.
+    """
     if not preparations:
         return {}
     columns = [
@@ -207,7 +219,7 @@ def _prepare(
         for batch, anchor in zip(batches, proximal, strict=True)
         if anchor is not None
     ]
-    rows = of_all_ranks(torch.cat(columns, dim=1))
+    rows = of_all_ranks(torch.cat(columns, dim=1), every=sequence_parallel)
     is_trained = rows[-1] > 0.0
     # A step of nothing but weightless microbatches still has its passes.
     anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,11 @@ from hpc_grpo.learner.attention import (
     varlen_layout,
 )
 from hpc_grpo.learner.packing import PackedBatch, pack
+from hpc_grpo.learner.sequence import sequence_group
 from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
-from hpc_grpo.weights.contract import refuse_scaled_logits
+from hpc_grpo.weights.contract import refuse_scaled_logits, refuse_uneven_heads
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
@@ -134,9 +135,24 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         # Demonstrations were sampled by nobody.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
+        self._group = sequence_group(config.train.sequence_parallel)
 
-    def forward(self, batch: PackedBatch, **head_options: bool) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies, both `[C]` float32; attention alone knows documents' borders."""
+    def forward(self, batch: PackedBatch, **head_options: bool) -> Any:
+        """Return what the head gives for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
+
+        Where learners share the row, a collective of them.
+        """
+        if self._group is None:
+            return self._of_slice(batch, head_options)
+        own, places = self._group.slice_of(batch)
+        outputs = self._of_slice(own, head_options)
+        whole = partial(self._group.whole, places=places, num_targets=len(batch.target_ids))
+        if isinstance(outputs, Tensor):
+            return whole(outputs)
+        return tuple(None if values is None else whole(values) for values in outputs)
+
+    def _of_slice(self, batch: PackedBatch, head_options: Mapping[str, bool]) -> Any:
+        """Compute the tokens of `batch`; attention alone knows documents' borders, and other slices."""
         lengths, device = batch.document_lengths, batch.input_ids.device
         kernel = self.language_model.config._attn_implementation
         borders: dict[str, Any]
@@ -151,11 +167,12 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
             input_ids=batch.input_ids.unsqueeze(0),
             position_ids=batch.position_ids.unsqueeze(0),
             use_cache=False,
+            sequence_group=self._group,
             **borders,
         ).last_hidden_state
         hidden = states[0].index_select(0, batch.target_positions)
         head = self.language_model.get_output_embeddings()
-        return head(hidden, batch.target_ids, self._temperature, **head_options)  # type: ignore[no-any-return]
+        return head(hidden, batch.target_ids, self._temperature, **head_options)
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the loaded model's parameters under their Hugging Face names; a tied one appears once."""
@@ -289,6 +306,7 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
             f"{source} has heads of {head_size} channels; train.attention = varlen takes multiples of 8, up to 256. "
             f"Set train.attention: sdpa."
         )
+    refuse_uneven_heads(settings.to_dict(), config.train.sequence_parallel, source)
     if any(isinstance(module, nn.Conv1d) for module in language_model.modules()):
         raise ConfigError(
             f"{source}: {architecture} mixes neighbouring tokens by convolutions beside its attention (state-space and "

@@ -41,7 +41,7 @@ from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 from hpc_grpo.types import GIB
-from hpc_grpo.weights.contract import refuse_experts, refuse_images, refuse_scaled_logits
+from hpc_grpo.weights.contract import refuse_experts, refuse_images, refuse_scaled_logits, refuse_uneven_heads
 
 MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "environments"
 """Checks of the doctor."""
@@ -264,18 +264,22 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
 
 
 def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if learners could not load the model, or not publish its weights to engines.
+    """Raise ConfigError if learners could not load a model, or not publish its weights to engines.
 
     Does not check a model that is not on this machine, or whose config.json cannot be read.
     """
-    path = config.model.path
-    name = str(working_dir / path) if is_there(working_dir / path) else path
-    try:
-        folder = find_model(name, job_environ(environ, config.launch.env))
-        settings = json.loads((folder / "config.json").read_text())
-    except (ConfigError, OSError, ValueError):
-        return
-    if isinstance(settings, dict):
+    for key, path in config.models.items():
+        name = str(working_dir / path) if is_there(working_dir / path) else path
+        try:
+            folder = find_model(name, job_environ(environ, config.launch.env))
+            settings = json.loads((folder / "config.json").read_text())
+        except (ConfigError, OSError, ValueError):
+            continue
+        if not isinstance(settings, dict):
+            continue
+        refuse_uneven_heads(settings, config.train.sequence_parallel, f"{key} = {path}")
+        if key != "model.path":
+            continue
         refuse_images(settings, path)
         refuse_scaled_logits(settings, f"model.path = {path}")
         if config.needs.rollouts or config.lora is not None:

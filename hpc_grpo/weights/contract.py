@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import gcd
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
@@ -75,6 +76,20 @@ def refuse_scaled_logits(settings: Mapping[str, Any], source: str) -> None:
                 f"{source}: learners do not compute {name} = {settings[name]}, which its config.json asks for. Take a "
                 f"model without it: Gemma 3 in place of Gemma 2."
             )
+
+
+def refuse_uneven_heads(settings: Mapping[str, Any], degree: int, source: str) -> None:
+    """Raise ConfigError where a config.json has heads that `train.sequence_parallel` = `degree` does not divide."""
+    settings = settings.get("text_config") or settings
+    names = ("num_attention_heads", "num_key_value_heads")
+    counts = {name: settings[name] for name in names if settings.get(name)}
+    if any(count % degree for count in counts.values()):
+        common = gcd(*counts.values())
+        raise ConfigError(
+            f"train.sequence_parallel = {degree} must divide the heads of {source}: "
+            f"{', '.join(f'{name} = {count}' for name, count in counts.items())}. Set it to "
+            f"{', '.join(str(each) for each in range(1, common + 1) if common % each == 0)}."
+        )
 
 
 def contract_differences(

@@ -48,3 +48,14 @@ def test_what_tells_the_mismatch_is_dealt_out_and_every_learner_takes_part() -> 
     chosen = RemoteGroup("a", (0.0,), (True,))
     LearnerGroup(learners).train(Batch([[]], range(1), {}, measured=[chosen]))
     assert [learner.measured for learner in learners] == [[chosen], []]
+
+
+@pytest.mark.usefixtures("fake_ray")
+def test_learners_that_share_rows_get_the_same_groups_and_count_once() -> None:
+    learners = [FakeLearner() for _ in range(4)]
+    chosen = [RemoteGroup(name, (0.0,), (True,)) for name in "mn"]
+    batch = Batch([[item("a", 50), item("b", 10), item("c", 30)]], range(3), {}, measured=chosen)
+    assert LearnerGroup(learners, sequence_parallel=2).train(batch) == {"items": 1.5}
+    shares = [[each.samples for each in learner.told[0].items] for learner in learners]
+    assert shares == [["a"], ["a"], ["b", "c"], ["b", "c"]]
+    assert [[each.samples for each in learner.measured] for learner in learners] == [["m"], ["m"], ["n"], ["n"]]

@@ -1,0 +1,135 @@
+"""Sequence parallel (DeepSpeed-Ulysses, arXiv:2309.14509): N learners share a packed row, each with a slice of it.
+
+    slice [T/N] -> layers -> queries, keys, values of T/N tokens, H heads
+                             all-to-all: T tokens, H/N heads -> attention of packed documents -> all-to-all
+                -> states [T/N, D] -> head at the slice's own targets -> sum over the group -> logprobs [C]
+
+All learners of a group pack the same row and get the logprobs of its C targets. So losses, metrics and learner parts
+are those of one learner. A learner's gradient is the part of its slice: summed over all learners, as data parallel
+sums them, that is the gradient. DeepSpeed is not told, and shards over all learners.
+
+DeepSpeed's `UlyssesSPAttentionHF` would take the place of this file. But it holds the head counts of one model for the
+process, where critic, reference and teacher may have others, gathers position ids in each layer, and needs DeepSpeed's
+`sequence_parallel_size`, under which ZeRO-3 gives a share of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from hpc_grpo.learner.packing import PackedBatch
+
+Kernel = Callable[..., tuple[Tensor, None]]
+"""As transformers' AttentionInterface calls it: module, query, key, value, mask, options."""
+
+
+class _AllToAll(torch.autograd.Function):  # type: ignore[misc]
+    """Sends row i of `[N, ...]` to rank i of the group; row i of the result comes from there."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        received = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, rows.contiguous(), group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _AllToAll.forward(ctx, grad, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):  # type: ignore[misc]
+    """Adds up over the group. Each rank computes the loss of the sum, so its own term has the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class SequenceGroup:
+    """The `size` learners of neighbouring ranks that share rows with this one, which has slice `rank`."""
+
+    def __init__(self, size: int) -> None:
+        """Make the groups of all learners, whose number `size` divides: a collective."""
+        firsts = range(0, dist.get_world_size(), size)
+        groups = [dist.new_group(list(range(first, first + size))) for first in firsts]
+        self.size, self.rank, self._group = size, dist.get_rank() % size, groups[dist.get_rank() // size]
+
+    def slice_of(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor]:
+        """Return the slice with its own targets, and their places `[C']` among the row's; reads a GPU once.
+
+        `document_lengths` and `prompts` stay those of the row: a last document pads the row to a multiple of N.
+        """
+        missing = -len(batch.input_ids) % self.size
+        length = (len(batch.input_ids) + missing) // self.size
+        start = self.rank * length
+        token_ids, position_ids = (
+            functional.pad(own, (0, missing))[start : start + length] for own in (batch.input_ids, batch.position_ids)
+        )
+        places = (batch.target_positions // length == self.rank).nonzero().squeeze(1)
+        own = replace(
+            batch,
+            input_ids=token_ids,
+            position_ids=position_ids,
+            target_positions=batch.target_positions[places] - start,
+            target_ids=batch.target_ids[places],
+            document_lengths=batch.document_lengths + (missing,) * bool(missing),
+            prompts=batch.prompts + (None,) * bool(missing),
+        )
+        return own, places
+
+    def whole(self, values: Tensor, places: Tensor, num_targets: int) -> Tensor:
+        """Return the row's values `[C]` on every rank, from this rank's `[C']` at `places`. A collective."""
+        return _Sum.apply(values.new_zeros(num_targets).index_put((places,), values), self._group)
+
+    def to_heads(self, *slices: Tensor) -> list[Tensor]:
+        """Turn each `[1, H, T/N, D]` of all heads into `[1, H/N, T, D]` of all tokens, in one exchange."""
+        shapes = [(self.size, own.shape[1] // self.size, *own.shape[2:]) for own in slices]
+        sent = torch.cat([own.reshape(self.size, -1) for own in slices], dim=1)
+        received = _AllToAll.apply(sent, self._group).split([own.numel() // self.size for own in slices], dim=1)
+        return [
+            own.reshape(shape).transpose(0, 1).reshape(1, shape[1], -1, shape[3])
+            for own, shape in zip(received, shapes, strict=True)
+        ]
+
+    def to_slice(self, output: Tensor) -> Tensor:
+        """Turn `[1, T, H/N, D]` back into `[1, T/N, H, D]`."""
+        rows = output.reshape(self.size, -1, *output.shape[2:])
+        received = _AllToAll.apply(rows, self._group).transpose(0, 1)
+        return received.reshape(1, rows.shape[1], -1, output.shape[3])
+
+
+@cache
+def sequence_group(size: int) -> SequenceGroup | None:
+    """Return this process's group of `train.sequence_parallel` learners; None for 1. The first call is a collective."""
+    return SequenceGroup(size) if size > 1 else None
+
+
+def exchanges_heads(kernel: Kernel) -> Kernel:
+    """Let `kernel` attend over all tokens of the row where the option `sequence_group` is there."""
+
+    @wraps(kernel)
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        group: SequenceGroup | None = options.get("sequence_group")
+        if group is None:
+            return kernel(module, query, key, value, attention_mask, **options)
+        output, weights = kernel(module, *group.to_heads(query, key, value), attention_mask, **options)
+        return group.to_slice(output), weights
+
+    return attend
