@@ -82,7 +82,8 @@ def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, 
     started in, while that is there. Raises ConfigError for keys whose change the replay of a step would not show.
     """
     run = find_run(run_name)
-    config = read_config(run)
+    # One learner here has all of a row, whatever number of learners shared it.
+    config = with_overrides(read_config(run), ["train.sequence_parallel=1"])
     for key, _, _ in (override.partition("=") for override in overrides):
         if key.startswith("loss.advantage"):
             raise ConfigError(

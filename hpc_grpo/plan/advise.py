@@ -64,6 +64,7 @@ def _candidates(plan: Plan) -> list[Settings]:
         (train.gradient_checkpointing is False, (("train.gradient_checkpointing", True),)),
         (train.zero_stage < 3, (("train.zero_stage", 3),)),
         (holds_several, (("train.max_tokens_per_microbatch", config.max_model_len),)),
+        (train.attention != "flash_attention_2", (("train.sequence_parallel", 2 * train.sequence_parallel),)),
         (train.offload_optimizer == "none", (("train.offload_optimizer", "cpu"),)),
         (bool(wider), wider),
         (has_plain_reference, (("loss.kl.coef", 0.0),)),

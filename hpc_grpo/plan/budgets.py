@@ -133,19 +133,21 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
 def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part]:
     """List the activations of the fullest microbatch: kept for its backward pass, and used in it."""
     train, b, saves = config.train, DTYPE_BYTES[config.model.dtype], is_checkpointed(config, on_gpu=on_gpu)
-    tokens = train.max_tokens_per_microbatch
+    tokens, degree = ceil(train.max_tokens_per_microbatch / train.sequence_parallel), train.sequence_parallel
     peak = activations(model.shape, b, tokens, LOGPROB_CHUNK_TOKENS, is_checkpointed=saves)
     # On a GPU a masked kernel needs as many key heads as query heads, so a sequence's own keys are repeated too.
     copies, size = (
         (KEYS_OF_A_TOKEN, model.shape.attention_size) if on_gpu else (KEYS_OF_A_TOKEN - 1, model.shape.kv_size)
     )
     repeated = tokens * b * 2 * copies * size * (1 if saves else model.shape.num_layers)
-    shared = repeated + tokens * b * config.max_model_len if budget_of(config).shares_prompts else 0
+    shared = repeated + degree * tokens * b * config.max_model_len if budget_of(config).shares_prompts else 0
+    exchanged = 4 * b * (model.shape.attention_size + model.shape.kv_size) * tokens if degree > 1 else 0
     larger = "one layer" if peak.one_layer > peak.head else "one chunk of logits"
     return [
         Part("activations kept", peak.kept, peak.kept_formula),
         Part(f"working set: {larger}", peak.working, "max(one layer, 20 c V + 2 b V d)"),
         *nonzero(Part("keys of shared prompts, masks", shared, f"{2 * copies} b {'a' if on_gpu else 'k'} L T + b S T")),
+        *nonzero(Part("heads sent to other learners, and got", exchanged, "4 b (a + k) T")),
     ]
 
 

@@ -57,6 +57,10 @@ class Plan:
         needed, asked = gpus_per_node(self.config), self.config.launch.slurm.gpus_per_node
         if asked and needed > asked:
             found.append(f"GPUs: {needed} needed on each node, launch.slurm.gpus_per_node = {asked}")
+        degree, shape = self.config.train.sequence_parallel, self.model.shape
+        shared = {"learners": self.num_learners, "heads": shape.num_heads, "key heads": shape.num_kv_heads}
+        if uneven := [f"{count} {name}" for name, count in shared.items() if count % degree]:
+            found.append(f"train.sequence_parallel = {degree} does not divide {', '.join(uneven)}")
         if self.kv_cache is not None and self.kv_cache.num_sequences == 0:
             found.append(
                 f"KV cache: {self.kv_cache.num_tokens:,} tokens, less than one sequence of "

@@ -48,14 +48,14 @@ def workload(plan: Plan) -> Workload | None:
         max_tokens=sequences * config.max_model_len,
         max_new_tokens=sequences * config.most_sampled,
         sequences_per_engine=ceil(sequences / engines),
-        num_microbatches=_num_microbatches(config, plan.num_learners),
+        num_microbatches=_num_microbatches(config, max(1, plan.num_learners // config.train.sequence_parallel)),
         learner_tokens=prompts * config.data.max_prompt_tokens + sequences * config.longest_rollout,
         cache=cache,
     )
 
 
 def _num_microbatches(config: Config, num_learners: int) -> int:
-    """Return the most that one learner trains on in a step of longest sequences."""
+    """Return the most that one learner, or one group that shares rows, trains on in a step of longest sequences."""
     budget, longest, group = budget_of(config), config.max_model_len, config.rollout.group_size
     if not budget.shares_prompts:
         sequences = ceil(config.rollout.prompts_per_step * group / num_learners)

@@ -40,7 +40,9 @@ def _head(plan: Plan) -> Iterator[str]:
     checkpointing = "on" if is_checkpointed(config, on_gpu=on_gpu) else "off"
     yield (
         f"ZeRO-{train.zero_stage}, offload {train.offload_optimizer}, gradient checkpointing {checkpointing}, "
-        f"{train.max_tokens_per_microbatch:,} tokens a microbatch" + ("" if on_gpu else ", on CPU")
+        f"{train.max_tokens_per_microbatch:,} tokens a microbatch"
+        + (f", shared by {train.sequence_parallel} learners" if train.sequence_parallel > 1 else "")
+        + ("" if on_gpu else ", on CPU")
     )
     billions, workers = plan.model.num_parameters / 1e9, counted(plan.num_learners, "learner")
     yield f"P = {billions:.3f}e9 parameters, W = {workers}; all symbols: docs/memory.md"

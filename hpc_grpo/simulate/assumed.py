@@ -171,7 +171,22 @@ def training_rate(plan: Plan) -> Rate:
     step_s = in_step * exchange_s + update_s * is_offloaded
     tokens, sampled = load.learner_tokens / workers, load.max_new_tokens / workers
     token_s = max(flops / (hardware.gpu_flops_per_s * TRAINING_SHARE), load.num_microbatches * microbatch_s / tokens)
+    token_s += _exchange_s(plan)
     return Rate(config.train.num_minibatches * step_s + (tokens - sampled) * token_s, token_s)
+
+
+def _exchange_s(plan: Plan) -> float:
+    """Return the seconds that a learner sends heads to those it shares rows with, for each token of its slice.
+
+    Each pass, and the backward pass, sends queries, keys, values and the result, of all heads but its own.
+    """
+    config, shape, hardware = plan.config, plan.model.shape, plan.hardware
+    degree = config.train.sequence_parallel
+    passes = 2 + (_flops_per_token(config) - 6) / 2
+    sent = 2 * (shape.attention_size + shape.kv_size) * DTYPE_BYTES[config.model.dtype] * (degree - 1) / degree
+    is_on_node = config.placement.learners_per_node % degree == 0
+    bandwidth = hardware.nvlink_bytes_per_s if is_on_node else hardware.network_bytes_per_s
+    return passes * shape.num_layers * sent / (bandwidth * NETWORK_SHARE)
 
 
 def _flops_per_token(config: Config) -> float:

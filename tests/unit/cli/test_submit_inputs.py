@@ -244,6 +244,18 @@ QWEN_7B = {
 }
 
 
+def test_submit_refuses_heads_that_the_degree_does_not_divide(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "qwen").mkdir()
+    (tmp_path / "qwen" / "config.json").write_text(json.dumps(QWEN_7B))
+    words = ["model.path=./qwen", "placement.learners_per_node=8"]
+    refused = submit(*words, "train.sequence_parallel=8")
+    assert refused.exit_code == EXIT_CONFIG
+    assert "train.sequence_parallel = 8 must divide the heads of model.path = ./qwen" in refused.stderr
+    assert "num_attention_heads = 28, num_key_value_heads = 4. Set it to 1, 2, 4." in refused.stderr
+    assert queue.requests == []
+    assert "train.sequence_parallel" not in submit(*words, "train.sequence_parallel=4").stderr
+
+
 def test_submit_refuses_a_run_whose_checkpoints_have_no_room(
     queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

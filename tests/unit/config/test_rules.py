@@ -146,6 +146,22 @@ def test_sft_has_no_rewards_to_check() -> None:
             "train.share_prompts = true needs train.attention = sdpa or varlen",
         ),
         (
+            {"train": {"sequence_parallel": 4}, "placement": {"learners_per_node": 3}, "launch": {"num_nodes": 2}},
+            "train.sequence_parallel = 4 must divide the learners of the run. launch.num_nodes = 2 and "
+            "placement.learners_per_node = 3 give 6. Set it to 1, 2, 3, 6, or",
+        ),
+        (
+            {"train": {"sequence_parallel": 2}, "launch": {"num_nodes": 2, "min_nodes": 1}},
+            "train.sequence_parallel = 2 must divide placement.learners_per_node = 1 where a run may continue",
+        ),
+        (
+            {
+                "train": {"sequence_parallel": 2, "attention": "flash_attention_2"},
+                "placement": {"learners_per_node": 2},
+            },
+            "train.sequence_parallel = 2 needs train.attention = sdpa or varlen",
+        ),
+        (
             {"rollout": {"min_new_tokens": 30, "max_new_tokens": 20}},
             "rollout.min_new_tokens = 30 exceeds rollout.max_new_tokens = 20",
         ),
