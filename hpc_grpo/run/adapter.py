@@ -14,9 +14,10 @@ from hpc_grpo.system.hugging_face import linear_layers
 _SETTINGS = "adapter_config.json"
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",), "bias": ("none",), "modules_to_save": (None, []), "use_dora": (False,),
-    "use_rslora": (False,), "rank_pattern": ({},), "alpha_pattern": ({},),
+    "use_rslora": (False,), "rank_pattern": ({},), "alpha_pattern": ({},), "lora_bias": (False,),
+    "layer_replication": (None,), "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }  # fmt: skip
-"""Settings of an adapter -> the values that engines and learners take."""
+"""Settings of an adapter -> the values that engines and learners take. Other inits, as PiSSA, change the base too."""
 
 
 def is_adapter(path: str) -> bool:
@@ -32,9 +33,11 @@ def read_adapter(path: str) -> tuple[str, LoraConfig]:
         lora = LoraConfig(
             rank=values["r"], alpha=values["lora_alpha"], targets=values["target_modules"], publish="adapter"
         )
-        base = str(values["base_model_name_or_path"])
+        base = values["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} cannot be read as the settings of a LoRA adapter: {error}") from error
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{file} names no base. Set its base_model_name_or_path to the model of the adapter.")
     for key, allowed in _PLAIN.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise ConfigError(f"{file}: {key} = {value!r} is not supported. Give an adapter with {key} = {allowed[0]}.")

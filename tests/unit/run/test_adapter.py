@@ -73,6 +73,10 @@ def test_dropout_is_for_sft() -> None:
         ({}, {"base_model_name_or_path": "/models/other"}, r"is an adapter of /models/other, and model.path = .*small"),
         ({}, {"use_dora": True}, r"use_dora = True is not supported"),
         ({}, {"peft_type": "IA3"}, r"peft_type = 'IA3' is not supported"),
+        ({}, {"init_lora_weights": "pissa_niter_4"}, r"init_lora_weights = 'pissa_niter_4' is not supported"),
+        ({}, {"layer_replication": [[0, 1], [0, 1]]}, r"layer_replication = .* is not supported"),
+        ({}, {"lora_bias": True}, r"lora_bias = True is not supported"),
+        ({}, {"base_model_name_or_path": None}, r"names no base. Set its base_model_name_or_path"),
         ({}, {"r": "many"}, r"cannot be read as the settings of a LoRA adapter"),
     ],
 )
@@ -85,8 +89,9 @@ def test_targets_and_adapters_that_do_not_fit_the_model_are_refused(
         refuse_wrong_lora(config, model)
 
 
-def test_an_adapter_of_the_model_is_taken(model: Path) -> None:
-    path = adapter_in(model.parent / "adapter")
+@pytest.mark.parametrize("settings", [{}, {"init_lora_weights": "gaussian", "layer_replication": None}])
+def test_an_adapter_of_the_model_is_taken(model: Path, settings: dict[str, Any]) -> None:
+    path = adapter_in(model.parent / "adapter", **settings)
     refuse_wrong_lora(minimal_config(model={"path": str(model), "adapter": path}, lora={}), model)
 
 
