@@ -26,6 +26,10 @@ def test_a_model_is_served_until_ctrl_c(workspace: Path) -> None:
                 answer = client.chat.completions.create(model="x", messages=[{"role": "user", "content": "1+1"}])
                 assert answer.usage is not None
                 assert 0 < answer.usage.completion_tokens <= 16
+            text = client.completions.create(model="x", prompt="1+1", logprobs=1).choices[0]
+            assert text.logprobs is not None
+            assert text.logprobs.token_logprobs is not None
+            assert 0 < len(text.logprobs.token_logprobs) <= 16
             with pytest.raises(BadRequestError, match="maximum context length is 48 tokens"):
                 client.chat.completions.create(model="x", messages=[{"role": "user", "content": "1" * 60}])
             process.send_signal(signal.SIGINT)
