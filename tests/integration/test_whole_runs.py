@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.learner.record import read_batches
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
@@ -51,3 +53,22 @@ def test_a_run_trains_and_its_engines_follow(
         texts = [line["completion"] for path in run.path.glob("rollouts/step_*.jsonl") for line in read_jsonl(path)]
         assert {text.find(stop["stop"][0]) for text in texts} > {-1}
         assert all(text.find("e") in (-1, len(text) - 1) for text in texts)
+
+
+def test_two_learners_share_each_row(workspace: Path, cluster: dict[str, str]) -> None:
+    """Their logprobs are the engine's, and the step's record has each sequence once."""
+    write_model(workspace / "even", ModelSize(64, 2, 2, 2, 96, 64), seed=0)
+    sections = {
+        "train": {"total_steps": 2, "sequence_parallel": 2},
+        "placement": {"learners_per_node": 2},
+        "checkpoint": {"keep_batches": 2},
+    }
+    run = complete_in_cluster(cluster, tiny_config(workspace, "shared_rows", "even", **sections))
+    metrics = metrics_of(run)
+    assert list(metrics) == [1, 2]
+    assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics.values()) < TOLERANCE
+    assert all(values["grad_norm"] > 0.0 for values in metrics.values())
+    assert [path.name for path in run.batches(2).iterdir()] == ["rank_0.npz"]
+    minibatches, num_shares = read_batches(run.batches(2))
+    assert num_shares == 1
+    assert all(each.sequences for each in minibatches)
