@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu_day.sh"
 PYTHON = 'case $1 in *weight_publish.py) echo "no room"; exit 3 ;; *gpu_learner.py) exit 124 ;; esac'
 
 
-@pytest.mark.parametrize(("num_gpus", "left_out", "num_runs"), [(0, 7, 0), (2, 2, 4), (4, 0, 6)])
+@pytest.mark.parametrize(("num_gpus", "left_out", "num_runs"), [(0, 8, 0), (2, 3, 4), (4, 0, 7)])
 def test_a_part_that_fails_is_named_and_tried_again_and_one_that_needs_more_gpus_is_left_out(
     tmp_path: Path, num_gpus: int, left_out: int, num_runs: int
 ) -> None:
