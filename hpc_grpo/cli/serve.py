@@ -73,7 +73,8 @@ async def _serve(config: Config, host: str, port: int) -> None:
     endpoint = Endpoint(config.model.path, config.max_model_len)
     await endpoint.start(host, port)
     with redirect_stdout(sys.stderr):  # vLLM's lines
-        loop = StepLoop(lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=True), stop_ids))
+        adapter = config.model.adapter
+        loop = StepLoop(lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=True), stop_ids, adapter))
         await asyncio.to_thread(loop.wait_ready)
 
     async def ask(prompt: Sequence[int], turn: int, most: int) -> Completion:

@@ -100,7 +100,10 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
 
     Keeps the engines and the sampling of `config`. Raises ConfigError if there is no data to evaluate on.
     """
-    values = with_model(config, model).model_dump(mode="json")
+    evaluated_model = with_model(config, model)
+    values = evaluated_model.model_dump(mode="json")
+    if evaluated_model.lora is not None:  # Of a run without rollouts the values leave `publish` out.
+        values["lora"] = evaluated_model.lora.model_dump(mode="json")
     of_data = values["data"]
     if data:
         of_training = _keys_for_others(config.data.sources(for_eval=False)[0][1])

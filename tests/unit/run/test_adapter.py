@@ -13,6 +13,8 @@ from hpc_grpo.config import load_config
 from hpc_grpo.config.load import load_values
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.adapter import is_adapter, refuse_wrong_lora, with_model
+from hpc_grpo.run.evals import eval_config
+from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 
 LEAST = {"run": {"name": "r"}, "model": {"path": "m"}, "data": {"train": {"path": "d"}}, "train": {"total_steps": 1}}
@@ -108,6 +110,14 @@ def test_an_export_of_an_adapter_is_evaluated_on_its_base_and_a_model_without_ad
     assert (evaluated.model.path, evaluated.model.adapter) == ("/models/small", path)
     assert evaluated.publishes_adapter
     assert with_model(config, "m").lora is None
+
+
+@pytest.mark.parametrize("task", ["grpo", "sft"])
+def test_the_engines_of_an_eval_and_of_a_server_sample_from_the_adapter(tmp_path: Path, task: str) -> None:
+    config, path = minimal_config(task=task, lora={}), adapter_in(tmp_path / "adapter")
+    evaluated = eval_config(config, RunDir(tmp_path / "eval"), path, [{"path": "/d.jsonl"}])
+    assert evaluated.model.adapter == path
+    assert evaluated.publishes_adapter
 
 
 def test_the_shipped_config_trains_an_adapter() -> None:
