@@ -54,6 +54,8 @@ class Prompt:
     source: str = ""
     reward_set: int = 0
     environment: int | None = None
+    images: Any = ()
+    """The files of its images as bytes, in the order of the prompt; on the way to actors a reference to them."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class GroupRequest:
     sampling: SamplingSpec
     is_urgent: bool = False
     scene: Scene | None = None
+    images: Any = ()
+    """As those of a `Prompt`, whose token ids then have one placeholder for each image."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class CompletionRequest:
     seed: int
     sampling: SamplingSpec
     is_urgent: bool = False
+    images: Any = ()
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,8 @@ class Completion:
     engine_logprobs: Float32Array
     policy_versions: Int32Array
     finish_reason: FinishReason
+    prompt_token_ids: Int32Array | None = None
+    """The prompt as the model saw it, with a token for each part of an image; None for a prompt without images."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,8 @@ class GroupSamples:
 
     ordinal: int
     episodes: tuple[Episode, ...]
+    images: Any = ()
+    """A reference to the images of the prompt, as bytes; () without images."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +243,7 @@ class TrainSequence:
     engine gave it, `policy_versions[i]` the version of the weights that did. All but the mask are 0 outside it, and the
     last two all over where there was no engine; `policy_versions` may be None then.
     What the model did not write is masked wherever it stands: the prompt, and observations in mid-episode.
-    (ordinal, sample_index) orders sequences deterministically.
+    (ordinal, sample_index) orders sequences deterministically. `images` are the files of the prompt's images.
 
     A prompt [5, 6], the completion [7, 8] with advantage 0.5, an observation [9], and the completion [4]:
 
@@ -259,6 +268,7 @@ class TrainSequence:
     advantages: Float32Array
     engine_logprobs: Float32Array
     policy_versions: Int32Array | None = None
+    images: tuple[bytes, ...] = ()
 
     @property
     def num_trained_tokens(self) -> int:

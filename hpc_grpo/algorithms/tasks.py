@@ -79,13 +79,12 @@ class Algorithm(ABC):
                     parts.append([])
                 parts[-1].append((turn, own))
             made += [
-                _sequence(samples.ordinal, index + len(samples.episodes) * number, part)
-                for number, part in enumerate(parts)
+                _sequence(samples, index + len(samples.episodes) * number, part) for number, part in enumerate(parts)
             ]
         return made
 
 
-def _sequence(ordinal: int, sample_index: int, turns: Sequence[tuple[Turn, float]]) -> TrainSequence:
+def _sequence(samples: GroupSamples, sample_index: int, turns: Sequence[tuple[Turn, float]]) -> TrainSequence:
     """Concatenate consecutive turns, each with its advantage. Contexts are masked, completions are trained."""
     import numpy as np
 
@@ -101,7 +100,8 @@ def _sequence(ordinal: int, sample_index: int, turns: Sequence[tuple[Turn, float
         engine_logprobs[start:end] = turn.completion.engine_logprobs
         versions[start:end] = turn.completion.policy_versions
     of_tokens = loss_mask * advantages
-    return TrainSequence(ordinal, sample_index, token_ids, loss_mask, of_tokens, engine_logprobs, versions)
+    arrays = token_ids, loss_mask, of_tokens, engine_logprobs, versions
+    return TrainSequence(samples.ordinal, sample_index, *arrays, samples.images)
 
 
 def algorithm_of(config: Config) -> Algorithm:

@@ -107,6 +107,10 @@ def evaluate(
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @SET
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
+@click.option(
+    "--image", "images", multiple=True, type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="An image of each PROMPT; several stand in this order.",
+)  # fmt: skip
 @click.option("--source", metavar="NAME", help="Take the template of this source of data.train; default: the first.")
 @click.option("--play", type=click.IntRange(1), metavar="N", help="Play the first N rows in the run's environment.")
 @click.option(
@@ -116,6 +120,7 @@ def sample(
     target: str,
     prompts: tuple[str, ...],
     sets: tuple[str, ...],
+    images: tuple[str, ...],
     source: str | None,
     play: int | None,
     interactive: bool,
@@ -131,11 +136,19 @@ def sample(
             "Give prompts to answer, --interactive for a conversation, or --play N for episodes: one of the three."
         )
     subject = find_subject(target, options, data=("-",))
+    if images and not prompts:
+        raise ConfigError("--image is about prompts on the command line. Give a PROMPT, or leave --image out.")
+    if images and subject.config.data.images is None:
+        subject = replace(subject, config=with_overrides(subject.config, ["data.images=image"]))
+    column = subject.config.data.images
+    if interactive and column is not None:
+        raise ConfigError("--interactive reads text alone. Give prompts on the command line, with --image.")
 
     def configure(place: RunDir) -> Config:
         file = place.path / "prompts.jsonl"
         if prompts:
-            file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+            shown = {} if column is None else {column: list(images)}
+            file.write_text("".join(json.dumps({**shown, "prompt": prompt}) + "\n" for prompt in prompts))
         return sample_config(subject.config, place, subject.first_model, str(file), source, play)
 
     if interactive:

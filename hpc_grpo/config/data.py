@@ -31,6 +31,9 @@ class ModelConfig(Section):
         ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees a GPU.")
+    train_vision: bool = Field(
+        False, description="Train all parts of a model of images. false: only its language model."
+    )
 
 
 class _SourceKeys(Section):
@@ -198,6 +201,16 @@ class DataConfig(Section):
     )
     template_args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false}."
+    )
+    images: str | None = Field(
+        None,
+        description=(
+            "Column with the image of a prompt, or a list of images. messages_field's column: images are parts of "
+            "messages. Default: no images."
+        ),
+    )
+    max_pixels: PositiveInt | None = Field(
+        None, description="Scale a larger image down to so many pixels. Default: the model's processor decides."
     )
     max_prompt_tokens: PositiveInt = Field(512, description="A longer prompt is an error, or is dropped.")
     drop_long_prompts: bool = Field(False, description="Drop (and count) prompts that are too long.")

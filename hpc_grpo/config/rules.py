@@ -226,6 +226,31 @@ def _lora(config: Config) -> None:
         )
 
 
+def _images(config: Config) -> None:
+    data = config.data
+    if data.images is None:
+        if config.model.train_vision or data.max_pixels is not None:
+            key = "model.train_vision" if config.model.train_vision else "data.max_pixels"
+            raise ConfigError(f"{key} is set, and data.images is not. Set data.images, or leave {key} out.")
+        return
+    sources = [*data.sources(for_eval=False), *data.sources(for_eval=True)]
+    refused = {
+        f"task: {config.task.name}": config.task.name != "grpo",
+        "lora": config.lora is not None,
+        "environment": bool(config.environments),
+        "loss.kl.reference": config.loss.kl.reference is not None,
+        "template: plain": "plain" in (data.template, *(source.template for _, source in sources)),
+        "train.sequence_parallel": config.train.sequence_parallel > 1,
+        "train.attention: flash_attention_2": config.train.attention == "flash_attention_2",
+    }
+    if wrong := [key for key, is_set in refused.items() if is_set]:
+        raise ConfigError(
+            f"data.images = {data.images} does not go with {wrong[0]}. Models of images train with task: grpo, all "
+            f"weights of the language model, template: chat and answers of one turn. Change it, or set data.images to "
+            f"null."
+        )
+
+
 def check_engine(config: Config, *, on_gpu: bool) -> None:
     """Raise ConfigError for settings of `engine` that vLLM refuses, or runs wrongly, on this device."""
     guesses, is_ahead = config.engine.ngram_tokens, config.engine.vllm.get("async_scheduling")
@@ -301,6 +326,7 @@ _RULES = (
     _curriculum,
     _engine,
     _lora,
+    _images,
     _sequence_lengths,
     *PLACEMENT_RULES,
     *LOSS_RULES,

@@ -57,6 +57,8 @@ class Rows:
         self.digest = digest
         self._table = ipc.open_file(memory_map(str(folder / _ROWS))).read_all()
         self.num_prompt_tokens = as_numpy(compute.list_value_length(self._table["prompt_ids"]))
+        if "num_image_tokens" in self._table.column_names:
+            self.num_prompt_tokens = self.num_prompt_tokens + as_numpy(self._table["num_image_tokens"])
         self.num_tokens = self.num_prompt_tokens + as_numpy(compute.list_value_length(self._table["completion_ids"]))
         self.prompt_hashes: NDArray[np.uint64] = as_numpy(self._table["prompt_hash"])
 
@@ -96,7 +98,7 @@ class RowCache:
         try:
             staging.mkdir(parents=True)
             self._remove_abandoned()
-            digest = _write_table(staging / _ROWS, rows)
+            digest = _write_table(staging / _ROWS, rows, has_images="images" in identity)
             fsync(staging / _ROWS)
             num_bytes = (staging / _ROWS).stat().st_size
             write_record(staging / _MADE, {"items": digest, "num_bytes": num_bytes, "identity": dict(identity)})
@@ -139,12 +141,14 @@ def _digest_if_whole(entry: Path) -> str | None:
     return made[0] if made is not None and rows.is_file() and rows.stat().st_size == made[1] else None
 
 
-def _write_table(path: Path, rows: Iterator[Row]) -> str:
+def _write_table(path: Path, rows: Iterator[Row], *, has_images: bool) -> str:
     """Write rows as they come, in batches; return the digest of the items."""
     import pyarrow as pa
 
     text, ids = pa.string(), pa.list_(pa.int32())
     kinds = {"text": text, "prompt_ids": ids, "completion_ids": ids, "fields": text, "prompt_hash": pa.uint64()}
+    if has_images:
+        kinds |= {"images": pa.list_(pa.large_binary()), "num_image_tokens": pa.int32()}
     schema = pa.schema(list(kinds.items()))
     hashed = hashlib.sha256()
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:

@@ -14,9 +14,11 @@ from dataclasses import asdict, dataclass
 from datetime import date, time
 from decimal import Decimal
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.data.images import image_size, images_in, images_of, is_image
 from hpc_grpo.data.sources import BATCH_ITEMS, Item, answer_of
 from hpc_grpo.data.templates import (
     PromptTemplate,
@@ -27,6 +29,7 @@ from hpc_grpo.data.templates import (
     prompt_style,
     source_text,
 )
+from hpc_grpo.data.tokenizer import load_processor
 from hpc_grpo.data.workers import Batch, encode_batches
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.pulse import PULSE
@@ -34,13 +37,18 @@ from hpc_grpo.run.pulse import PULSE
 
 @dataclass(frozen=True)
 class Row:
-    """One item as a prompt. `fields` is the item as JSON; `completion_ids` are empty except for SFT."""
+    """One item as a prompt. `fields` is the item as JSON; `completion_ids` are empty except for SFT.
+
+    `prompt_ids` have one token for each of the `images`; `num_image_tokens` more are what the model sees of them.
+    """
 
     text: str
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
     fields: str
     prompt_hash: int
+    images: Sequence[bytes] = ()
+    num_image_tokens: int = 0
 
 
 class Encoder:
@@ -51,15 +59,18 @@ class Encoder:
         self._source = source
         self._tokenizer = tokenizer
         self._template = PromptTemplate(config.data, source, tokenizer)
+        self._processor = None if config.data.images is None else load_processor(config)
 
     def identity(self) -> dict[str, Any]:
         """Return all that the rows depend on, besides the items and the tokenizer."""
         source, needs_labels = self._source, self._config.needs.labels
+        data = self._config.data
         return {
-            "style": asdict(prompt_style(self._config.data, source)),
+            "style": asdict(prompt_style(data, source)),
             "columns": [source.prompt_field, source.answer_field, source.messages_field],
             "completion": needs_labels,
             "max_items": source.max_items,
+            **({"images": [data.images, data.max_pixels]} if data.images is not None else {}),
         }
 
     def rows(self, items: Iterable[Item]) -> Iterator[Row]:
@@ -86,6 +97,8 @@ class Encoder:
         numbered = list(enumerate(items, start=first))
         for number, item in numbered:
             check_item(self._source, item, number)
+        if self._processor is not None:
+            return [self._row_with_images(item, number) for number, item in numbered]
         texts = [self._template.render(item, number) for number, item in numbered]
         prompts = self._template.encode(texts)
         completions: Sequence[Sequence[int]] = [()] * len(items)
@@ -97,6 +110,34 @@ class Encoder:
             check_not_empty(text if prompt else "", self._source.path, number)
             rows.append(Row(text, prompt, completion, self._as_json(item, number), prompt_hash(self._source, item)))
         return rows
+
+    def _row_with_images(self, item: Item, number: int) -> Row:
+        """Return the row of an item; in its fields digests stand for the images."""
+        source, column, where = self._source, str(self._config.data.images), f"Item {number} of {self._source.path}"
+        if column not in item:
+            raise ConfigError(
+                f"{where}: there is no field {column!r} (data.images). Fields: {', '.join(item)}. Set data.images to "
+                f"the column with the images."
+            )
+        path = Path(source.path)
+        folder = path if path.is_dir() else path.parent if path.is_file() else Path()
+        try:
+            if source.messages_field is not None and isinstance(item[source.messages_field], str):
+                item = {**item, source.messages_field: json.loads(item[source.messages_field])}
+            in_messages = column == source.messages_field
+            images = images_of(
+                images_in(item[column]) if in_messages else item[column], folder, self._config.data.max_pixels
+            )
+            text = self._template.render(item, number, len(images))
+            assert self._processor is not None
+            sizes = [image_size(image) for image in images]
+            counts = self._processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"] if sizes else []
+        except ValueError as error:  # of images, of a processor, of JSON
+            raise ConfigError(f"{where} (counted from 0), {column!r} (data.images): {error}") from error
+        [prompt] = self._template.encode([text])
+        digests = [hashlib.sha256(image).hexdigest() for image in images]
+        fields, hashed = self._as_json({**item, column: digests}, number), prompt_hash(source, item, digests)
+        return Row(text, prompt, (), fields, hashed, images, sum(counts) - len(counts))
 
     def _as_json(self, item: Mapping[str, Any], number: int) -> str:
         try:
@@ -178,8 +219,9 @@ def completion_text(source: SourceConfig, item: Item, number: int) -> str:
     return text
 
 
-def prompt_hash(source: SourceConfig, item: Item) -> int:
-    """Hash the text of an item's prompt to 64 bits. Text in a column and in messages gives the same hash.
+def prompt_hash(source: SourceConfig, item: Item, images: Sequence[str] = ()) -> int:
+    """Hash the text of an item's prompt and its `images`' digests to 64 bits. Text in a column and in messages gives
+    the same hash.
 
     Templates, white space and system messages do not count. A message's content may be a list of parts, or None beside
     tool calls.
@@ -189,11 +231,13 @@ def prompt_hash(source: SourceConfig, item: Item) -> int:
     else:
         contents = [message["content"] or "" for message in item[source.messages_field] if message["role"] != "system"]
         parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+        parts = [part for part in parts if not (images and is_image(part))]
         texts = [part["text"] if isinstance(part, Mapping) and "text" in part else part for part in parts]
         own = " ".join(
             text if isinstance(text, str) else json.dumps(text, sort_keys=True, default=str) for text in texts
         )
-    digest = hashlib.blake2b(" ".join(own.split()).encode(errors="surrogatepass"), digest_size=8).digest()
+    hashed = " ".join([*own.split(), *images])
+    digest = hashlib.blake2b(hashed.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 

@@ -78,7 +78,11 @@ def tokenizer_identity(config: Config, environ: Mapping[str, str]) -> dict[str, 
     """
     versions = {name: metadata.version(name) for name in ("transformers", "tokenizers")}
     folder = find_model(config.model.path, environ)
-    return versions | {file.name: of_file(file, whole=True) for file in _tokenizer_files(folder)}
+    files = _tokenizer_files(folder)
+    if config.data.images is not None:
+        versions["pillow"] = metadata.version("pillow")
+        files |= set(folder.glob("*processor_config.json"))
+    return versions | {file.name: of_file(file, whole=True) for file in files}
 
 
 def _sources(config: Config) -> list[tuple[str, SourceConfig]]:

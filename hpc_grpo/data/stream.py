@@ -76,8 +76,8 @@ class PromptStream(Stream):
         epoch, part, row = self.find(ordinal)
         item, answer_field = json.loads(row.fields), part.source.answer_field
         fields = item if answer_field is None else {**item, "answer": answer_of(item, answer_field)}
-        tokens = tuple(row.prompt_ids)
-        return Prompt(ordinal, epoch, tokens, row.text, fields, part.name, part.reward_set, part.environment)
+        tokens, images = tuple(row.prompt_ids), tuple(row.images)
+        return Prompt(ordinal, epoch, tokens, row.text, fields, part.name, part.reward_set, part.environment, images)
 
 
 class DemonstrationStream(Stream):

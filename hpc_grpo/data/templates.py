@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpc_grpo.config import DataConfig, SourceConfig
+from hpc_grpo.data.images import with_image_parts
 from hpc_grpo.errors import ConfigError
 
 _PLACEHOLDER = "{prompt}"
@@ -190,9 +191,15 @@ class PromptTemplate:
         if source.messages_field is not None and style.prompt_format != _PLACEHOLDER:
             raise ConfigError("data.prompt_format applies to prompt_field; with messages_field leave it unset.")
 
-    def render(self, item: Mapping[str, Any], number: int) -> str:
-        """Render the model's input text for `item`, which is item `number` of its data set."""
+    def render(self, item: Mapping[str, Any], number: int, num_images: int | None = None) -> str:
+        """Render the model's input text for `item`, which is item `number` of its data set.
+
+        `num_images` is how many it has, None in a run without images. Raises ImageError if its prompt has places for
+        others.
+        """
         messages = opening(self._style, self.messages(item, number))
+        if num_images is not None:
+            messages = with_image_parts(messages, num_images)
         if self._style.template == "plain":
             text = str(messages[0]["content"])
         else:

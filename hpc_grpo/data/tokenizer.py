@@ -27,6 +27,8 @@ def import_without_torch(config: Config) -> None:
     named = [config.task.name, *config.loss.functions.values(), *config.eval.functions.values()]
     if any(map(names_function, [*named, *(source.path for _, source in sources)])) or "torch" in sys.modules:
         return
+    if config.data.images is not None:  # processors need torch
+        return
     quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}.items() - os.environ.items()  # no warning that torch is missing
     os.environ.update(quiet)
     sys.modules["torch"] = None  # type: ignore[assignment]  # an import of torch fails
@@ -40,7 +42,25 @@ def import_without_torch(config: Config) -> None:
 
 def load_tokenizer(config: Config) -> Any:
     """Load the model's tokenizer. Raises ConfigError when there is none to load."""
-    return _load_tokenizer("model.path", config.model.path)
+    if config.data.images is None:
+        return _load_tokenizer("model.path", config.model.path)
+    processor = load_processor(config)
+    tokenizer = processor.tokenizer
+    tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
+    return tokenizer
+
+
+def load_processor(config: Config) -> Any:
+    """Load the model's processor of images and text. Raises ConfigError when there is none."""
+    from transformers import AutoProcessor
+
+    processor = _load(AutoProcessor, "processor", "model.path", config.model.path)
+    if not hasattr(processor, "image_processor"):
+        raise ConfigError(
+            f"data.images = {config.data.images}: model.path = {config.model.path!r} has no processor of images, only "
+            f"{type(processor).__name__}. Take a model of images and text, or set data.images to null."
+        )
+    return processor
 
 
 def _load_tokenizer(key: str, path: str) -> Any:
@@ -59,7 +79,7 @@ def _load(kind: Any, what: str, key: str, path: str) -> Any:
     refuse_missing_folder(path, key)
     try:
         return kind.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"{key} = {path!r}: no {what} can be loaded from it ({reason}). "
@@ -73,7 +93,7 @@ def context_length(config: Config) -> int | None:
     from transformers import AutoConfig
 
     loaded = _load(AutoConfig, "config.json", "model.path", config.model.path)
-    limit: int | None = getattr(loaded, "max_position_embeddings", None)
+    limit: int | None = getattr(loaded.get_text_config(), "max_position_embeddings", None)
     return limit
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -153,6 +153,14 @@ class StartedGroup:
         return None
 
 
+def _with_shared_images(prompt: Prompt, request: GroupRequest) -> tuple[Prompt, GroupRequest]:
+    """Put a prompt's images into the object store: its engine, grader and learner fetch them once."""
+    if not prompt.images:
+        return prompt, request
+    images = ray.put(prompt.images)
+    return replace(prompt, images=images), replace(request, images=images)
+
+
 class RolloutPool:
     """Sends groups through engines and graders."""
 
@@ -181,6 +189,7 @@ class RolloutPool:
         loads = [sum(own is engine for own in sampling) for engine in self._engines]
         engines = [self._engines[index] for index in spread(len(prompts), loads)]
         graders = itertools.islice(itertools.cycle(self._graders), len(prompts))
+        prompts, requests = zip(*map(_with_shared_images, prompts, requests), strict=True) if prompts else ((), ())
         groups = list(map(StartedGroup, prompts, requests, with_texts, engines, graders))
         self._under_way += groups
         self._send(groups)

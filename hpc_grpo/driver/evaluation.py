@@ -82,9 +82,8 @@ class EvalSets:
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, 0) for index in range(settings.num_samples))
         assert settings.top_p is not None, "eval_settings resolves it"
         sampling = rollout.sampling(settings.temperature, settings.top_p)
-        return GroupRequest(
-            prompt.ordinal, prompt.token_ids, seeds, sampling, self._is_beside_training, scene_of(prompt, seed)
-        )
+        scene, is_urgent = scene_of(prompt, seed), self._is_beside_training
+        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent, scene, prompt.images)
 
     def _checked(self, graded: Sequence[GradedGroup]) -> list[EvalGroup]:
         check_failures([group.grades for group in graded], self._config.grading.max_failed_fraction)

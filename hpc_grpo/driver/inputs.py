@@ -63,7 +63,7 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
     check_context_length(config)
     if config.needs.rollouts or config.lora is not None:
         settings = json.loads((model_folder(config.model.path) / "config.json").read_text())
-        refuse_images(settings, config.model.path)
+        refuse_images(settings, config.model.path, config.data.images)
         refuse_experts(settings, config.model.path, has_adapter=config.lora is not None)
     if trains:
         refuse_wrong_lora(config, model_folder(config.model.path))

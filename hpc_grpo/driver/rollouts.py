@@ -200,7 +200,8 @@ class RolloutScheduler:
         samples = range(rollout.group_size)
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, policy_version) for index in samples)
         sampling = rollout.sampling(rollout.temperature, rollout.top_p)
-        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, scene=scene_of(prompt, seed))
+        scene = scene_of(prompt, seed)
+        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, scene=scene, images=prompt.images)
 
 
 def scene_of(prompt: Prompt, seed: int) -> Scene | None:

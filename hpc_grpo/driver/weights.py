@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import ray
 from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
@@ -59,8 +60,11 @@ class Canary:
         self._first: dict[object, float] = {}
         """How far an engine was from the learners when it was first judged."""
         sampling = SamplingSpec(_NUM_TOKENS, temperature=config.rollout.temperature)
-        token_ids = prompt.token_ids[-_MAX_PROMPT_TOKENS:]
-        self.request = CompletionRequest(prompt.ordinal, token_ids, config.run.seed, sampling, is_urgent=True)
+        token_ids: Sequence[int] = prompt.token_ids[-_MAX_PROMPT_TOKENS:]
+        images: Any = ()
+        if prompt.images:
+            token_ids, images = prompt.token_ids, ray.put(prompt.images)
+        self.request = CompletionRequest(prompt.ordinal, token_ids, config.run.seed, sampling, True, images)
 
     def judge(self, engine: object, completion: Completion, learner_logprobs: Float32Array, version: int) -> float:
         """Return how far engine and learners are apart, in nats a token.
@@ -223,7 +227,9 @@ class WeightSync:
         answers = get_all(list(loading.values()), self._deadline, "the answers to the probe")
         said = [tuple(completion.token_ids.tolist()) for completion in answers]
         once = list(dict.fromkeys(said))
-        scoring = [learner.score.remote(self._canary.request.prompt_token_ids, once) for learner in self._learners]
+        asked = self._canary.request
+        prompt = asked.prompt_token_ids if answers[0].prompt_token_ids is None else answers[0].prompt_token_ids.tolist()
+        scoring = [learner.score.remote(prompt, once, asked.images) for learner in self._learners]
         scores = dict(zip(once, get_all(scoring, self._deadline, "the learners' scores of the probe")[0], strict=True))
         return max(
             self._canary.judge(engine.actor, completion, scores[own], version)

@@ -13,12 +13,14 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.images import open_image
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.engine.episodes import EpisodePlayer
 from hpc_grpo.engine.sampler import Sampler
@@ -202,6 +204,8 @@ class Engine:
 
     async def receive_weights(self, version: int, probe: CompletionRequest | None = None) -> Completion | None:
         """Load the published version; returns the answer to the `probe`, sampled before anything else."""
+        if probe is not None:
+            [probe] = await _with_images([probe])
         return await self._between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
     async def load_stored_weights(self) -> None:
@@ -231,7 +235,19 @@ class Engine:
         await self._between_steps(lambda sampler: sampler.forget_prefixes())
 
     async def _sample(self, requests: Sequence[CompletionRequest]) -> Sequence[Future[Completion]]:
+        requests = await _with_images(requests)
         return await asyncio.wrap_future(self._loop.call(lambda sampler: sampler.add(requests), drains=False))
 
     async def _between_steps(self, function: Callable[[Sampler], T]) -> T:
         return await asyncio.wrap_future(self._loop.call(function))
+
+
+async def _with_images(requests: Sequence[CompletionRequest]) -> Sequence[CompletionRequest]:
+    """Put open images in the place of references to their files, once for all completions of a prompt."""
+    references = {request.images for request in requests if request.images}
+    if not references:
+        return requests
+    files = await asyncio.gather(*references)
+    opened = await asyncio.to_thread(lambda: [tuple(map(open_image, own)) for own in files])
+    images = dict(zip(references, opened, strict=True))
+    return [replace(request, images=images.get(request.images, ())) for request in requests]

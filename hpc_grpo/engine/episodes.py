@@ -99,6 +99,8 @@ class EpisodePlayer:
             ask = self._ask_alone if seat is None else seat.ask
             if request.scene is None:
                 completion = await ask(_completion_request(request, index, request.prompt_token_ids))
+                if completion.prompt_token_ids is not None:
+                    prompt_ids = completion.prompt_token_ids
                 return Episode((_turn(prompt_ids, completion, starts_anew=True),), completion.finish_reason)
             losses: list[EnvironmentLostError] = []
             while len(losses) < _MAX_LOSSES and sum(loss.is_suspect for loss in losses) < _MAX_SUSPECTED:
@@ -303,7 +305,7 @@ async def _group(request: GroupRequest, episodes: Sequence[Awaitable[Episode]]) 
     """Play the episodes of a group; where one raises, end the others."""
     playing = [asyncio.ensure_future(episode) for episode in episodes]
     try:
-        return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)))
+        return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)), request.images)
     finally:
         for episode in playing:
             episode.cancel()
@@ -318,7 +320,7 @@ def _completion_request(
         sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most))
     if turn:
         seed = sampling_seed(seed, request.ordinal, index, turn)
-    return CompletionRequest(request.ordinal, prompt, seed, sampling, request.is_urgent)
+    return CompletionRequest(request.ordinal, prompt, seed, sampling, request.is_urgent, request.images)
 
 
 def _turn(

@@ -93,7 +93,11 @@ class WeightReceiver:
             return adapter_differences(layout.specs, self.model_runner.lora_manager._adapter_manager)
         model = self.model_runner.get_model()
         packed_modules = getattr(model, "packed_modules_mapping", None) or {}
-        return contract_differences(layout.specs, engine_parameters(model, self.vllm_config), packed_modules)
+        specs = layout.specs
+        if hasattr(model, "get_language_model") and hasattr(model, "hf_to_vllm_mapper"):  # a model of images
+            names = model.hf_to_vllm_mapper.apply_list([spec.name for spec in specs])
+            specs = tuple(replace(spec, name=name) for spec, name in zip(specs, names, strict=True))
+        return contract_differences(specs, engine_parameters(model, self.vllm_config), packed_modules)
 
     @catching
     def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec, lora_alpha: float | None = None) -> None:
@@ -175,8 +179,9 @@ class WeightReceiver:
             model.load_weights(pairs)
             finalize_layerwise_reload(model, self.vllm_config.model_config)
             # On CPU, linears are packed for oneDNN, and a tied lm_head would keep the old embedding's packing.
-            head = getattr(model, "lm_head", None)
-            embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
+            decoder = model.get_language_model() if hasattr(model, "get_language_model") else model
+            head = getattr(decoder, "lm_head", getattr(model, "lm_head", None))
+            embedding = getattr(getattr(decoder, "model", decoder), "embed_tokens", None)
             if head is not None and embedding is not None and head.weight is embedding.weight:
                 head.quant_method.process_weights_after_loading(head)
 

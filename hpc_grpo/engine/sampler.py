@@ -37,6 +37,7 @@ ADAPTER_ID = 1
 class _PendingCompletion:
     """A completion under way. `segments` are (policy_version, tokens sampled by it), closed at each weight update."""
 
+    has_images: bool
     future: Future[Completion] = field(default_factory=Future)
     segments: list[tuple[int, int]] = field(default_factory=list)
 
@@ -141,8 +142,10 @@ class Sampler:
         self._engine.wake_up()
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache; requests in flight start over from their tokens."""
+        """Empty the prefix cache; requests in flight start over from their tokens, and compute their images again."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
+        if self._engine.model_config.is_multimodal_model:
+            self._engine.reset_encoder_cache()
 
     def start_profile(self) -> None:
         """Begin to record what this thread and vLLM's workers do, into the folder of `engine_options`."""
@@ -213,7 +216,7 @@ class Sampler:
         from vllm.exceptions import VLLMClientError
         from vllm.lora.request import LoRARequest
 
-        pending, token_ids = _PendingCompletion(), list(request.prompt_token_ids)
+        pending, token_ids = _PendingCompletion(bool(request.images)), list(request.prompt_token_ids)
         pending.future.set_running_or_notify_cancel()  # whoever gives up waiting does not cancel it
         request_id, vocabulary_size = str(next(self._request_ids)), self._engine.model_config.get_vocab_size()
         # In place of the time: requests of one moment would be ordered by the text of their numbers.
@@ -223,9 +226,10 @@ class Sampler:
                 # vLLM checks this with its tokenizer, which it lacks here. Unchecked, it ends a GPU's process.
                 raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
             params = sampling_params(request.sampling, request.seed, self._stop_token_ids)
+            images = {"multi_modal_data": {"image": list(request.images)}} if request.images else {}
             self._engine.add_request(
                 request_id,
-                {"prompt_token_ids": token_ids},
+                {"prompt_token_ids": token_ids, **images},
                 params,
                 arrival_time=arrival,
                 lora_request=self._adapter and LoRARequest("policy", ADAPTER_ID, self._adapter),
@@ -255,5 +259,6 @@ class Sampler:
                 engine_logprobs=np.asarray(result.logprobs.logprobs[: len(result.token_ids)], dtype=np.float32),
                 policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
                 finish_reason="stop" if result.finish_reason == "stop" else "length",
+                prompt_token_ids=np.asarray(output.prompt_token_ids, np.int32) if pending.has_images else None,
             )
         )

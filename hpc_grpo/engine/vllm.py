@@ -11,6 +11,7 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import kv_cache_gib, max_batched_tokens, schedules_ahead
 from hpc_grpo.config.rules import check_engine, check_vllm_names
+from hpc_grpo.data.images import MAX_IMAGES
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.system.hugging_face import linear_layers
 from hpc_grpo.types import GIB, SamplingSpec
@@ -94,6 +95,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
             "torch_profiler_dir": tempfile.mkdtemp(prefix="hpc-grpo-profile-"),
             "torch_profiler_with_stack": False,  # pyinstrument's part, which costs less
         }
+    if config.data.images is not None:
+        options |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0}}
     if config.publishes_adapter:
         options |= _lora_options(config)
     if config.placement.colocate and on_gpu:  # a CPU's build refuses the option, not the calls

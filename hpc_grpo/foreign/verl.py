@@ -259,10 +259,11 @@ ROWS = (
         convert=only(False, why="code that comes with a model is not run")),
     Row("data.tokenizer actor_rollout_ref.model.tokenizer_path actor_rollout_ref.model.hf_config_path",
         convert=only(why="tokenizer and config are those of model.path")),
-    Row("data.image_key data.video_key data.audio_key data.image_patch_size data.mm_processor_kwargs "
+    Row("data.image_key", note="for data with images set data.images to that column"),
+    Row("data.video_key data.audio_key data.image_patch_size data.mm_processor_kwargs "
         "data.return_multi_modal_inputs data.reward_fn_key data.return_* data.*_workers data.use_shm "
         "data.val_batch_size data.validation_shuffle data.tool_config_path data.function_tool_path",
-        note="of verl's data loader; models here read texts alone, in one turn"),
+        note="of verl's data loader; models here read texts and images, in one turn"),
     Row("actor_rollout_ref.model.path", "model.path"),
     Row("actor_rollout_ref.model.custom_chat_template",
         convert=by_hand("its text as a Jinja file", "data.chat_template")),
@@ -344,7 +345,7 @@ ROWS = (
         convert=table.split_sequences),
     Row(f"{_ACTOR}.qat.enable {_ACTOR}.fsdp_config.qat.enable {_ROLLOUT}.qat.enable",
         convert=only(False, why="quantised weights are not here")),
-    Row(f"{_ACTOR}.freeze_vision_tower", convert=only(False, why="models of images are not here")),
+    Row(f"{_ACTOR}.freeze_vision_tower", note="with data.images the tower is frozen; model.train_vision trains it"),
     Row(f"{_ACTOR}.shuffle {_ACTOR}.data_loader_seed", note="the order within a step is that of the prompts"),
     Row(f"{_ROLLOUT}.name", convert=lambda value, _: Differs({}, table.engine(value))),
     Row(f"{_ROLLOUT}.n", "rollout.group_size", default=1),

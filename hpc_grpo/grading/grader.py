@@ -76,7 +76,8 @@ class Grader:
         episodes = samples.episodes
         answers = tuple(self._text(episode.turns[-1:]) for episode in episodes)
         rewards = self._rewards[prompt.reward_set]
-        outcome = await self._pool.submit(prompt.text, answers, prompt.fields, rewards).wait()
+        images = await prompt.images if prompt.images else ()
+        outcome = await self._pool.submit(prompt.text, answers, prompt.fields, rewards, images).wait()
         parts, totals = outcome.parts, outcome.rewards
         turn_rewards: tuple[tuple[float, ...], ...] = ()
         if prompt.environment is not None:

@@ -127,12 +127,13 @@ class RewardPool:
         completions: Sequence[str],
         fields: Mapping[str, Any],
         rewards: Mapping[str, RewardConfig] | None = None,
+        images: tuple[bytes, ...] = (),
     ) -> PendingGroup:
         """Grade one group by the rewards with these labels; None: all. Without rewards the group gets 0.0."""
         rewards = self._rewards if rewards is None else rewards
         calls = {}
         for label, reward in rewards.items():
-            group = Group(prompt, tuple(completions), fields, reward.timeout_s)
+            group = Group(prompt, tuple(completions), fields, reward.timeout_s, images)
             call = Call(_function_name(reward), reward.settings() or reward.args, group, reward.completion_s)
             # The worker ends a completion of a built-in itself; its own deadline comes first.
             grace_s = 0.0 if ":" in reward.name else _GRACE_S

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from hpc_grpo.data.images import open_image
 from hpc_grpo.errors import HpcGrpoError, RewardAwayError
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import BuiltIn, Group, finished
@@ -155,11 +156,14 @@ def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
 def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any] | str:
     """Return the keyword arguments of a user's function, or what is wrong where one is missing.
 
-    Columns that the function does not take are left out. `args` replace columns of the same name.
+    Columns that the function does not take are left out. `args` replace columns of the same name. A parameter `images`
+    gets a list of PIL's images for each completion.
     """
     group, count = call.group, len(call.group.completions)
     columns = {name: [value] * count for name, value in group.fields.items()}
     signature = inspect.signature(function)
+    if group.images and "images" in signature.parameters:
+        columns["images"] = [[open_image(image) for image in group.images]] * count
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         columns = {name: values for name, values in columns.items() if name in signature.parameters}
     own = {"timeout_s": group.timeout_s} if "timeout_s" in signature.parameters else {}

@@ -11,6 +11,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,12 +166,20 @@ class LearnerActor:
     def announce_weights(self) -> None:
         self._publisher.announce()
 
-    def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
+    def score(
+        self, prompt: Sequence[int], completions: Sequence[Sequence[int]], images: tuple[bytes, ...]
+    ) -> list[Float32Array]:
         """Return the logprobs `[C]` of the tokens of each completion of `prompt`, in nats."""
         with PULSE.working("publish"):
-            return self._learner.score(prompt, completions)
+            return self._learner.score(prompt, completions, images)
 
     def _sequences(self, groups: Sequence[RemoteGroup]) -> list[TrainSequence]:
-        fetched = zip(groups, ray.get([group.samples for group in groups]), strict=True)
-        made = [self._algorithm.sequences(samples, group.advantages, group.valid) for group, samples in fetched]
+        fetched = [
+            replace(samples, images=ray.get(samples.images)) if samples.images else samples
+            for samples in ray.get([group.samples for group in groups])
+        ]
+        made = [
+            self._algorithm.sequences(samples, group.advantages, group.valid)
+            for group, samples in zip(groups, fetched, strict=True)
+        ]
         return list(itertools.chain(*made))

@@ -45,7 +45,7 @@ TAG = "deepspeed"  # DeepSpeed's folder in a checkpoint
 _COPIES = 2  # the conversion to the universal form writes every byte twice: in fragments first, then whole
 _TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json",
-    "chat_template*",
+    "chat_template*", "*processor_config.json",
 )  # fmt: skip
 
 

@@ -114,7 +114,9 @@ class Learner:
             metrics.update(of_part)
         shares = [minibatch.sequences for minibatch in minibatches]
         sequences = [own for share in shares for own in share]
-        check_sequences(sequences, self.model.language_model.config, self._objective.proximal, self.config)
+        check_sequences(
+            sequences, self.model.language_model.config.get_text_config(), self._objective.proximal, self.config
+        )
         if self.skips_zero_advantages:
             # They stay in the divisor of the loss, and have no gradient: the step is the same without them.
             skipped = [own for own in sequences if not own.advantages.any()]
@@ -143,9 +145,11 @@ class Learner:
         }
         return {**accumulator.reductions(), **steps, **metrics}
 
-    def score(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Float32Array]:
+    def score(
+        self, prompt: Sequence[int], completions: Sequence[Sequence[int]], images: tuple[bytes, ...] = ()
+    ) -> list[Float32Array]:
         """Return the logprobs `[C]` of each completion of `prompt`; under ZeRO-3 a collective."""
-        return score_apart(self.model, prompt, completions, self.device)
+        return score_apart(self.model, prompt, completions, self.device, images)
 
     def parameter_specs(self) -> list[ParameterSpec]:
         """List what a publish brings to the engines: all parameters, or those of the adapter."""
@@ -229,7 +233,11 @@ def _prepare(
 
 
 def score_apart(
-    model: PolicyModel, prompt: Sequence[int], completions: Sequence[Sequence[int]], device: Any
+    model: PolicyModel,
+    prompt: Sequence[int],
+    completions: Sequence[Sequence[int]],
+    device: Any,
+    images: tuple[bytes, ...] = (),
 ) -> list[Float32Array]:
     """Return the logprobs `[C]` of each completion of `prompt`, each from a pass of its own.
 
@@ -240,7 +248,7 @@ def score_apart(
         token_ids = np.array([*prompt, *completion], dtype=np.int32)
         zeros = np.zeros(len(token_ids), dtype=np.float32)
         is_completion = np.arange(len(token_ids)) >= len(prompt)
-        batch = pack([TrainSequence(0, 0, token_ids, is_completion, zeros, zeros)])
+        batch = pack([TrainSequence(0, 0, token_ids, is_completion, zeros, zeros, images=images)])
         logprobs.append(score(model, batch.to(device)).cpu().numpy())
     return logprobs
 

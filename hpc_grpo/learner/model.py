@@ -33,6 +33,7 @@ from hpc_grpo.learner.attention import (
 )
 from hpc_grpo.learner.packing import PackedBatch, pack
 from hpc_grpo.learner.sequence import sequence_group
+from hpc_grpo.learner.vision import Vision
 from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
@@ -122,7 +123,7 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
 class PolicyModel(nn.Module):  # type: ignore[misc]
     """Wraps a causal language model; `forward` gives what the losses need, never logits."""
 
-    def __init__(self, language_model: Any, config: Config) -> None:
+    def __init__(self, language_model: Any, config: Config, vision: Vision | None = None) -> None:
         super().__init__()
         head = LogprobHead(
             language_model.get_output_embeddings(),
@@ -131,6 +132,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
             entropy_gradient=config.loss.entropy_coef > 0.0,
         )
         self.language_model = language_model
+        self._vision = vision
         language_model.set_output_embeddings(head)
         # Demonstrations were sampled by nobody.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
@@ -154,7 +156,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
     def _of_slice(self, batch: PackedBatch, head_options: Mapping[str, bool]) -> Any:
         """Compute the tokens of `batch`; attention alone knows documents' borders, and other slices."""
         lengths, device = batch.document_lengths, batch.input_ids.device
-        kernel = self.language_model.config._attn_implementation
+        kernel = self.language_model.config.get_text_config()._attn_implementation
         borders: dict[str, Any]
         if kernel == PACKED_SDPA:
             borders = {"packed_layout": document_layout(lengths, device, batch.prompts)}
@@ -163,13 +165,12 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         else:
             borders = {f"cu_seq_lens_{heads}": batch.cu_seqlens for heads in "qk"}
             borders |= {f"max_length_{heads}": max(lengths) for heads in "qk"}
-        states = self.language_model.base_model(
-            input_ids=batch.input_ids.unsqueeze(0),
-            position_ids=batch.position_ids.unsqueeze(0),
-            use_cache=False,
-            sequence_group=self._group,
-            **borders,
-        ).last_hidden_state
+        if self._vision is None:
+            decoder = self.language_model.base_model
+            inputs = {"input_ids": batch.input_ids.unsqueeze(0), "position_ids": batch.position_ids.unsqueeze(0)}
+        else:
+            decoder, inputs = self._vision.decoder, self._vision.inputs(batch)
+        states = decoder(**inputs, use_cache=False, sequence_group=self._group, **borders).last_hidden_state
         hidden = states[0].index_select(0, batch.target_positions)
         head = self.language_model.get_output_embeddings()
         return head(hidden, batch.target_ids, self._temperature, **head_options)
@@ -241,7 +242,9 @@ def load_policy(
         kernel = PACKED_VARLEN if kernel == "varlen" else PACKED_SDPA
     folder = path or os.environ.get(WEIGHTS_DIR_VARIABLE, config.model.path)
     dtype = getattr(torch, config.model.dtype)
-    language_model = _from_pretrained(folder, source, dtype=dtype, attn_implementation=kernel)
+    has_images = config.data.images is not None
+    attention = {"text_config": kernel, "vision_config": "sdpa"} if has_images else kernel
+    language_model = _from_pretrained(folder, source, has_images=has_images, dtype=dtype, attn_implementation=attention)
     _check_model(language_model, config, source)
     # Ratios compare two passes over one sequence, which dropout would make differ by chance. Models have it as modules,
     # or as numbers under names of their own (`dropout`, `attention_dropout`, `layerdrop`).
@@ -255,7 +258,8 @@ def load_policy(
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
     # Gradient checkpointing acts in training mode only; with dropout at zero the mode changes nothing else.
     language_model.train()
-    return PolicyModel(language_model, config)
+    vision = Vision(language_model, source, trains=config.model.train_vision) if has_images else None
+    return PolicyModel(language_model, config, vision)
 
 
 def check_packing(model: PolicyModel, source: str, device: Any) -> None:
@@ -276,13 +280,14 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
         )
 
 
-def _from_pretrained(path: str, source: str, **kwargs: Any) -> Any:
-    from transformers import AutoModelForCausalLM
+def _from_pretrained(path: str, source: str, *, has_images: bool = False, **kwargs: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise ConfigError(f"{source}: no such folder. Give a Hugging Face model folder, or a name.")
     try:
-        return AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **kwargs)
+        return kind.from_pretrained(path, trust_remote_code=False, **kwargs)
     except (OSError, ValueError, ImportError, KeyError) as error:
         # A KeyError: an architecture that looks its attention up in a table of its own, without this kernel.
         raise ConfigError(
@@ -292,7 +297,7 @@ def _from_pretrained(path: str, source: str, **kwargs: Any) -> Any:
 
 
 def _check_model(language_model: Any, config: Config, source: str) -> None:
-    settings, architecture = language_model.config, type(language_model).__name__
+    settings, architecture = language_model.config.get_text_config(), type(language_model).__name__
     context = getattr(settings, "max_position_embeddings", None)
     if config.needs.rollouts and context is not None and context < config.max_model_len:
         raise ConfigError(

@@ -21,6 +21,15 @@ from hpc_grpo.types import TrainSequence
 
 
 @dataclass(frozen=True)
+class PromptImages:
+    """The images of one prompt, with the prompt's tokens `[P]` and the places of each of its sequences' tokens."""
+
+    images: tuple[bytes, ...]
+    token_ids: Any
+    places: list[Any]
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """One microbatch. All tensors lie on one device.
 
@@ -41,6 +50,7 @@ class PackedBatch:
     mask: Tensor  # [C] float32
     document_lengths: tuple[int, ...]  # N lengths in tokens; on the host, since kernels are chosen by them
     prompts: tuple[int | None, ...]  # N: the document that each one continues, on the host; None: it begins
+    prompts_with_images: tuple[PromptImages, ...] = ()
 
     def to(self, device: Any) -> PackedBatch:
         return replace(self, **{name: own.to(device) for name, own in vars(self).items() if isinstance(own, Tensor)})
@@ -107,7 +117,17 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
         mask=torch.ones(len(targets)),
         document_lengths=tuple(length for length, _ in documents),
         prompts=tuple(prompt for _, prompt in documents),
+        prompts_with_images=_prompts_with_images(sequences, places),
     )
+
+
+def _prompts_with_images(sequences: Sequence[TrainSequence], places: Sequence[Any]) -> tuple[PromptImages, ...]:
+    found: dict[int, PromptImages] = {}
+    for sequence, own in zip(sequences, places, strict=True):
+        if sequence.images:
+            prompt = sequence.token_ids[: sequence.loss_mask.argmax()]
+            found.setdefault(sequence.ordinal, PromptImages(sequence.images, prompt, [])).places.append(own)
+    return tuple(found.values())
 
 
 def pack_equalised(

@@ -5,6 +5,7 @@ Numpy arrays alone, without pickles: `hpc-grpo model replay` reads them on any m
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,14 +19,15 @@ from hpc_grpo.learner.staging import RunDisk
 from hpc_grpo.types import Minibatch, TrainSequence
 
 _OF_SEQUENCE = ("ordinal", "sample_index")
-_OF_TOKENS = tuple(field.name for field in fields(TrainSequence) if field.name not in _OF_SEQUENCE)
+_OF_TOKENS = tuple(field.name for field in fields(TrainSequence) if field.name not in (*_OF_SEQUENCE, "images"))
 _COUNTS = ("num_valid_tokens", "num_sequences")
 
 
 def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatches: Sequence[Minibatch]) -> None:
     """Write one learner's share of a step to the run's disk, atomically.
 
-    Arrays of tokens lie end to end, `lengths` long each; one that no sequence has is left out.
+    Arrays of tokens lie end to end, `lengths` long each; one that no sequence has is left out. A prompt's images are
+    there once.
     """
     sequences = [sequence for minibatch in minibatches for sequence in minibatch.sequences]
     arrays: dict[str, Any] = {
@@ -39,6 +41,11 @@ def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatc
         columns = [getattr(sequence, name) for sequence in sequences]
         if columns and all(column is not None for column in columns):
             arrays[name] = np.concatenate(columns)
+    if of_prompts := {sequence.ordinal: sequence.images for sequence in sequences if sequence.images}:
+        images = [(ordinal, image) for ordinal, own in of_prompts.items() for image in own]
+        arrays["image_ordinals"] = [ordinal for ordinal, _ in images]
+        arrays["image_sizes"] = [len(image) for _, image in images]
+        arrays["image_bytes"] = np.frombuffer(b"".join(image for _, image in images), np.uint8)
     with disk.new_file(folder / f"rank_{rank}.npz") as file:
         np.savez(file, **arrays)
 
@@ -68,12 +75,17 @@ def _read_share(path: Path) -> tuple[list[Minibatch], int]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
+        images = defaultdict[int, list[bytes]](list)
+        if "image_bytes" in arrays:
+            files = np.split(arrays["image_bytes"], np.cumsum(arrays["image_sizes"])[:-1])
+            for ordinal, file in zip(arrays["image_ordinals"], files, strict=True):
+                images[int(ordinal)].append(file.tobytes())
         sequences = []
         ends = np.cumsum(arrays["lengths"])
         for index, (end, length) in enumerate(zip(ends, arrays["lengths"], strict=True)):
             values: dict[str, Any] = {name: int(arrays[name][index]) for name in _OF_SEQUENCE}
             values |= {name: arrays[name][end - length : end] for name in _OF_TOKENS if name in arrays}
-            sequences.append(TrainSequence(**values))
+            sequences.append(TrainSequence(**values, images=tuple(images[values["ordinal"]])))
         remaining = iter(sequences)
         counts = zip(arrays["per_minibatch"], *(arrays[name] for name in _COUNTS), strict=True)
         minibatches = [

@@ -171,6 +171,7 @@ def read_model(path: str, environ: Mapping[str, str]) -> Model:
 def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
     """Return the shape in a config.json. Raises ConfigError for unknown mixtures of experts and for missing sizes."""
     refuse_experts(settings, path)
+    settings = {**settings, **(settings.get("text_config") or {})}
     missing = [key for key in _REQUIRED if not isinstance(settings.get(key), int)]
     if missing:
         raise ConfigError(

@@ -280,7 +280,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         refuse_uneven_heads(settings, config.train.sequence_parallel, f"{key} = {path}")
         if key != "model.path":
             continue
-        refuse_images(settings, path)
+        refuse_images(settings, path, config.data.images)
         refuse_scaled_logits(settings, f"model.path = {path}")
         if config.needs.rollouts or config.lora is not None:
             refuse_experts(settings, path, has_adapter=config.lora is not None)

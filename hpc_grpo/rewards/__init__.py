@@ -31,13 +31,14 @@ class Group:
     """The completions of one prompt.
 
     `fields` is the row of the data set: a value for each column, `answer` among them. `timeout_s` is
-    `rewards.N.timeout_s`.
+    `rewards.N.timeout_s`. `images` are the files of the prompt's images.
     """
 
     prompt: str
     completions: tuple[str, ...]
     fields: Mapping[str, Any]
     timeout_s: float = 10.0
+    images: tuple[bytes, ...] = ()
 
     def column(self, name: str, fix: str, *kinds: type) -> Any:
         """Return the row's value of a column.

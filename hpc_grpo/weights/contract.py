@@ -35,14 +35,25 @@ ALSO_LANGUAGE_MODELS = frozenset((
 """Values of `model_type`: models of images that transformers loads as causal language models, too."""
 
 
-def refuse_images(settings: Mapping[str, Any], path: str) -> None:
-    """Raise ConfigError where a config.json describes a model of images and text, which learners cannot load."""
+VISION_MODELS = ("qwen2_5_vl", "idefics3")
+"""Values of `model_type`: models of images and text that train with `data.images`."""
+
+
+def refuse_images(settings: Mapping[str, Any], path: str, column: str | None) -> None:
+    """Raise ConfigError where a config.json describes a model that does not go with `data.images`, the `column`."""
     kind = settings.get("model_type")
-    if isinstance(settings.get("vision_config"), Mapping) and kind not in ALSO_LANGUAGE_MODELS:
-        named = settings.get("architectures") or [kind]
+    named = (settings.get("architectures") or [kind])[0]
+    if column is not None and kind not in VISION_MODELS:
         raise ConfigError(
-            f"model.path = {path}: {named[0]} is a model of images and text, and neither prompts nor learners have "
-            f"images here. Give a language model of text, such as one of {', '.join(DENSE_ARCHITECTURES)}."
+            f"data.images = {column} needs a model of images and text: {', '.join(VISION_MODELS)}. model.path = {path} "
+            f"is {named}. Take one of these, or set data.images to null."
+        )
+    if column is None and isinstance(settings.get("vision_config"), Mapping) and kind not in ALSO_LANGUAGE_MODELS:
+        instead = "Set data.images to the column with the images" if kind in VISION_MODELS else "Of these, with "
+        instead += "" if kind in VISION_MODELS else f"data.images, {', '.join(VISION_MODELS)} train"
+        raise ConfigError(
+            f"model.path = {path}: {named} is a model of images and text, and data.images is not set. {instead}. Or "
+            f"give a language model of text, such as one of {', '.join(DENSE_ARCHITECTURES)}."
         )
 
 

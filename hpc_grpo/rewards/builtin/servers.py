@@ -7,6 +7,7 @@ and no completion gets a 0 meanwhile. An error that a retry cannot fix is raised
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import random
 import re
@@ -173,7 +174,7 @@ def _answer_of(response: httpx.Response, method: str, url: str) -> Any:
 class RemoteSettings(Section):
     url: HttpUrl = Field(description="Address of the server.")
     protocol: Literal["hpc_grpo", "openrlhf"] = Field(
-        "hpc_grpo", description="openrlhf: `query`, `prompts`, `labels`; the answer is `rewards`."
+        "hpc_grpo", description="openrlhf: `query`, `prompts`, `labels`, `images`; the answer is `rewards`."
     )
     path: str | None = Field(None, description="Path to post to. Default: /score, for openrlhf /get_reward.")
     label_field: str = Field("answer", description="Column of the data with the label, for openrlhf.")
@@ -212,6 +213,8 @@ async def remote(group: Group, settings: RemoteSettings) -> list[float]:
         label = group.column(settings.label_field, "Set rewards.N.args.label_field.")
         queries = [group.prompt + completion for completion in group.completions]
         body = {"query": queries, "prompts": prompts, "labels": [label] * count}
+    if group.images:
+        body["images"] = [[base64.b64encode(image).decode() for image in group.images]] * count
     [answer] = await ask_all(settings.endpoint, path, [body], group.timeout_s)
     scores = answer.get("scores", answer.get("rewards")) if isinstance(answer, dict) else answer
     if not isinstance(scores, list):

@@ -243,7 +243,7 @@ def answer(*token_ids: int) -> Completion:
 def test_every_learner_scores_each_answer_to_the_probe_once_and_the_farthest_engine_is_told() -> None:
     asked: list[tuple[Sequence[int], Sequence[Sequence[int]]]] = []
 
-    def score(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Any]:
+    def score(prompt: Sequence[int], completions: Sequence[Sequence[int]], images: object) -> list[Any]:
         asked.append((prompt, completions))
         return [np.full(len(each), -1.0 - 0.01 * index, dtype=np.float32) for index, each in enumerate(completions)]
 

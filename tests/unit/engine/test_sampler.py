@@ -58,6 +58,8 @@ class FakeVllm:
             raise VLLMValidationError("The decoder prompt cannot be empty")
         self.request_states[request_id] = RequestState(request_id)
 
+    is_multimodal_model = False
+
     def get_vocab_size(self) -> int:
         return VOCABULARY_SIZE
 

@@ -145,10 +145,19 @@ def test_a_model_of_images_is_refused_by_its_architecture() -> None:
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "vision_config": {"depth": 32},
     }
-    with pytest.raises(ConfigError, match=r"Qwen2_5_VLForConditionalGeneration is a model of images .* qwen2, qwen3"):
-        refuse_images(settings, "Qwen/Qwen2.5-VL-3B-Instruct")
-    refuse_images({"model_type": "gemma3", "vision_config": {}}, "also/a-language-model")
-    refuse_images({"model_type": "qwen2"}, "a/language-model")
+    with pytest.raises(
+        ConfigError, match=r"Qwen2_5_VLForConditionalGeneration is a model of images .* Set data\.images"
+    ):
+        refuse_images(settings, "Qwen/Qwen2.5-VL-3B-Instruct", None)
+    with pytest.raises(
+        ConfigError, match=r"LlavaForConditionalGeneration .* qwen2_5_vl, idefics3 train.* qwen2, qwen3"
+    ):
+        refuse_images({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}, "llava", None)
+    with pytest.raises(ConfigError, match=r"data\.images = image needs .* qwen2_5_vl, idefics3\. .* is qwen2"):
+        refuse_images({"model_type": "qwen2"}, "a/language-model", "image")
+    refuse_images(settings, "Qwen/Qwen2.5-VL-3B-Instruct", "image")
+    refuse_images({"model_type": "gemma3", "vision_config": {}}, "also/a-language-model", None)
+    refuse_images({"model_type": "qwen2"}, "a/language-model", None)
 
 
 def test_models_of_images_that_are_language_models_too_are_those_that_transformers_loads_as_such() -> None:

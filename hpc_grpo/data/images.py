@@ -1,0 +1,159 @@
+"""The images of prompts: read from the data, checked once at load, and opened by engines, learners and rewards.
+
+An image travels as the bytes of its file. Every process opens it by `open_image`, so all see the same pixels.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MARK = "<image>"
+"""Where an image stands in a prompt of text. Without marks all images stand before the text."""
+
+MAX_IMAGES = 16
+"""Images of one prompt."""
+
+MAX_IMAGE_PIXELS = 1 << 26
+"""Pixels of an image file: a larger one takes a quarter of a GiB of each process that opens it."""
+
+_DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,")
+_SHOWN = 100
+
+
+class ImageError(ValueError):
+    """A value of the data that is no usable image."""
+
+
+def images_of(value: Any, folder: Path, max_pixels: int | None = None) -> tuple[bytes, ...]:
+    """Read one image or a list of images; null is no image. Raises ImageError.
+
+    An image is a path (relative to `folder`, or file://), a data URI, bytes, an image of PIL, or what the library
+    `datasets` makes of one: a mapping with `bytes` or `path`.
+    """
+    values = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    images = tuple(_checked(_file(each, folder), max_pixels) for each in values if each is not None)
+    if len(images) > MAX_IMAGES:
+        raise ImageError(f"it has {len(images)} images, more than {MAX_IMAGES}. Leave the item out.")
+    return images
+
+
+def open_image(content: bytes) -> Image:
+    """Open an image as RGB, turned as its file says."""
+    return _turned(content).convert("RGB")
+
+
+def image_size(content: bytes) -> tuple[int, int]:
+    """Return the height and width of `open_image`, in pixels."""
+    width, height = _turned(content).size
+    return height, width
+
+
+def _turned(content: bytes) -> Image:
+    from PIL import Image, ImageOps
+
+    return ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+
+
+def with_image_parts(messages: Sequence[Mapping[str, Any]], num_images: int) -> list[Mapping[str, Any]]:
+    """Turn text into parts, with `{"type": "image"}` where an image stands. Parts that are there stay.
+
+    Without any mark or part, the images stand at the front of the last message of the user. Raises ImageError if marks
+    and parts are not as many as images.
+    """
+    made: list[Mapping[str, Any]] = [{**message, "content": _parts(message["content"])} for message in messages]
+    num_places = sum(is_image(part) for message in made for part in message["content"])
+    if not num_places and num_images:
+        last = max((at for at, message in enumerate(made) if message["role"] == "user"), default=-1)
+        made[last] = {**made[last], "content": [{"type": "image"}] * num_images + made[last]["content"]}
+    elif num_places != num_images:
+        raise ImageError(f"its prompt has places for {num_places} images ({MARK}), and there are {num_images}.")
+    return made
+
+
+def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the images that parts of messages hold, as OpenAI's, Qwen's and OpenRLHF-M's data have them."""
+    found = []
+    for part in (
+        part for message in messages for part in message["content"] if not isinstance(message["content"], str)
+    ):
+        if is_image(part):
+            held = part.get("image", part.get("image_url", part.get("path", part.get("url"))))
+            found.append(held.get("url") if isinstance(held, Mapping) and "url" in held else held)
+    return found
+
+
+def is_image(part: Any) -> bool:
+    """Tell whether a part of a message is an image."""
+    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
+
+
+def _parts(content: Any) -> list[Any]:
+    if not isinstance(content, str):  # tables give each part the columns of all
+        texts = ({name: own for name, own in part.items() if own is not None} for part in content or ())
+        return [{"type": "image"} if is_image(part) else part for part in texts]
+    pieces = re.split(f"({MARK})", content)
+    return [{"type": "image"} if piece == MARK else {"type": "text", "text": piece} for piece in pieces if piece]
+
+
+def _file(value: Any, folder: Path) -> bytes:
+    """Return the bytes of an image's file."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes):
+        return value
+    if hasattr(value, "save") and hasattr(value, "mode"):  # an image of PIL
+        return _as_png(value)
+    if not isinstance(value, str):
+        raise ImageError(f"{value!r:.{_SHOWN}} is no image: give a path, bytes, a data URI or an image of PIL.")
+    if uri := _DATA_URI.match(value):
+        try:
+            return base64.b64decode(value[uri.end() :], validate=True)
+        except ValueError as error:
+            raise ImageError(f"{value:.{_SHOWN}} is no valid base64 ({error}).") from error
+    if re.match(r"(https?|s3|gs|hf)://", value):
+        raise ImageError(
+            f"{value:.{_SHOWN}} is a URL, which compute nodes do not fetch. Download it and give its path."
+        )
+    path = folder / value.removeprefix("file://")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(f"image {path} cannot be read ({error.strerror}).") from error
+
+
+def _checked(content: bytes, max_pixels: int | None) -> bytes:
+    """Decode an image to its end. Return its file, or if it has too many pixels a smaller one."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content)) as opened:
+            width, height = opened.size
+            if width * height > MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(f"{width} x {height} pixels")
+            opened.load()
+    except Image.DecompressionBombError as error:  # also PIL's, of more pixels than ours
+        raise ImageError(f"an image is larger than {MAX_IMAGE_PIXELS:,} pixels ({error}). Scale it down.") from error
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{content[:16]!r}… of {len(content):,} bytes is no image that PIL can read.") from error
+    except (OSError, SyntaxError, ValueError) as error:  # PNG's errors are SyntaxErrors
+        raise ImageError(f"an image of {len(content):,} bytes is damaged ({error}).") from error
+    if max_pixels is None or width * height <= max_pixels:
+        return content
+    image = open_image(content)
+    scale = (max_pixels / (width * height)) ** 0.5
+    width, height = (max(1, int(side * scale)) for side in image.size)
+    return _as_png(image.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def _as_png(image: Any) -> bytes:
+    file = io.BytesIO()
+    image.convert("RGB").save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,107 @@
+"""The images of a microbatch: their features in the place of token embeddings, and the positions that follow from them.
+
+The features of a prompt's images are computed once for all of its sequences. They are put at the places that the prompt
+has for them: a token of an image that the policy sampled is a token like any other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpc_grpo.data.images import open_image
+from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.learner.packing import PackedBatch
+
+
+class Vision:
+    """Makes the inputs of a model's decoder. Holds no parameters: they are the model's."""
+
+    def __init__(self, language_model: Any, source: str, *, trains: bool) -> None:
+        """Freeze all but decoder and output layer unless it `trains`. Raises ConfigError without a processor."""
+        from transformers import AutoImageProcessor
+
+        self._model, self.decoder, self._trains = language_model.base_model, language_model.get_decoder(), trains
+        self._image_token = language_model.config.image_token_id
+        try:
+            self._processor = AutoImageProcessor.from_pretrained(language_model.name_or_path, trust_remote_code=False)
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigError(f"{source} has no processor of images that can be loaded: {error}") from error
+        self._taken = inspect.signature(inspect.unwrap(self._model.get_image_features)).parameters.keys()
+        self._is_sharded = any(hasattr(own, "ds_id") for own in language_model.parameters())
+        if not trains:
+            for own in self.parameters():
+                own.requires_grad_(False)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of the tower and of what connects it with the decoder."""
+        of_decoder = {id(own) for own in self.decoder.parameters()}
+        yield from (own for own in self._model.parameters() if id(own) not in of_decoder)
+
+    def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Return embeddings `[1, T, D]` and positions, `[1, T]` or with those of time, height and width `[4, 1, T]`."""
+        embeddings = self._model.get_input_embeddings()(batch.input_ids.unsqueeze(0))
+        positions = batch.position_ids.unsqueeze(0)
+        images = [image for prompt in batch.prompts_with_images for image in prompt.images]
+        has_grids = hasattr(self._model, "get_rope_index")
+        if not images and not self._trains and not self._is_sharded:
+            return {"inputs_embeds": embeddings, "position_ids": positions.expand(4, 1, -1) if has_grids else positions}
+        # ZeRO expects the same modules in every microbatch of every rank: one without images computes a blank one.
+        processed = self._processed(images)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._trains):
+            features = self._features(processed, embeddings)
+        if not images:
+            return {
+                "inputs_embeds": embeddings + 0.0 * features.sum(),
+                "position_ids": positions.expand(4, 1, -1) if has_grids else positions,
+            }
+        rows = np.full(batch.input_ids.shape[0], -1, np.int64)
+        first = 0
+        for prompt in batch.prompts_with_images:
+            parts = np.flatnonzero(prompt.token_ids == self._image_token)
+            for places in prompt.places:
+                rows[places[parts]] = np.arange(first, first + len(parts))
+            first += len(parts)
+        if first != len(features):
+            raise HpcGrpoError(
+                f"The engine gave {first} tokens to images, and the learner computed {len(features)} features: their "
+                f"processors differ. Use the same versions of transformers and Pillow on all nodes."
+            )
+        of_tokens = torch.from_numpy(rows).to(embeddings.device)
+        shown = features.index_select(0, of_tokens.clamp(min=0)).unsqueeze(0)
+        embeddings = torch.where((of_tokens >= 0).view(1, -1, 1), shown, embeddings)
+        if has_grids:
+            positions = torch.cat([positions[None], self._positions(batch, processed["image_grid_thw"])])
+        return {"inputs_embeds": embeddings, "position_ids": positions}
+
+    def _processed(self, images: Sequence[bytes]) -> Mapping[str, Tensor]:
+        from PIL import Image
+
+        opened = [open_image(image) for image in images] or [Image.new("RGB", (56, 56))]
+        return self._processor([opened], return_tensors="pt")  # type: ignore[no-any-return]
+
+    def _features(self, processed: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        """Compute the features of all images `[F, D]`, in order."""
+        taken = {name: own.to(like.device) for name, own in processed.items() if name in self._taken}
+        found = self._model.get_image_features(**taken, return_dict=True).pooler_output
+        return torch.cat([own.reshape(-1, like.shape[-1]) for own in found]).to(like.dtype)
+
+    def _positions(self, batch: PackedBatch, grids: Tensor) -> Tensor:
+        """Return the positions of time, height and width `[3, 1, T]`: each sequence has its own, from 0."""
+        positions = batch.position_ids.cpu().expand(3, 1, -1).clone()
+        first = 0
+        for prompt in batch.prompts_with_images:
+            ids = torch.from_numpy(prompt.token_ids.astype(np.int64))[None]
+            own_grids = grids[first : first + len(prompt.images)]
+            is_image = (ids == self._image_token).int()
+            own, delta = self._model.get_rope_index(ids, is_image, image_grid_thw=own_grids)
+            for places in prompt.places:
+                after = torch.arange(len(prompt.token_ids), len(places)) + int(delta)
+                positions[:, 0, places] = torch.cat([own[:, 0], after.expand(3, -1)], dim=1)
+            first += len(prompt.images)
+        return positions.to(batch.position_ids.device)

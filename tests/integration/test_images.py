@@ -1,0 +1,159 @@
+"""A model of images and text from rows to an export: the same pixels for engine, learner and rewards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.run.files import read_jsonl
+from hpc_grpo.types import Minibatch
+from tests.integration.codeword_reward import COLOURS
+from tests.integration.learner_processes import make_config, run_ranks, weights_of
+from tests.integration.training_runs import complete_in_cluster, exported_weights, metrics_of, tiny_config
+from tests.support.sequences import ordinary_sequence
+from tests.support.tiny_vision import colour_image, write_colours, write_vision_model
+
+pytestmark = pytest.mark.integration
+
+REWARD = str(Path(__file__).with_name("codeword_reward.py"))
+
+
+def colours_config(folder: Path, name: str, *, shuffled: bool = False, **sections: Mapping[str, Any]) -> Path:
+    if not (folder / "model").is_dir():
+        write_vision_model(folder / "model")
+    train = write_colours(folder / f"train-{shuffled}", COLOURS, 64, shuffled=shuffled)
+    evaluated = write_colours(folder / f"eval-{shuffled}", COLOURS, 48, shuffled=shuffled)
+    values: dict[str, Any] = {
+        "data": {"train": {"path": str(train)}, "eval": {"path": str(evaluated)}, "images": "image",
+                 "template": "chat", "prompt_format": "{prompt}", "max_prompt_tokens": 24},
+        "rewards": [{"name": f"{REWARD}:codeword"}],
+        "eval": {"reward": f"{REWARD}:codeword"},
+        "rollout": {"prompts_per_step": 16, "group_size": 8, "max_new_tokens": 1},
+        "train": {"total_steps": 2, "lr": 3e-3, "max_tokens_per_microbatch": 512},
+        "checkpoint": {"every": None},
+    }  # fmt: skip
+    for section, changes in sections.items():
+        values[section] = {**values.get(section, {}), **changes} if isinstance(changes, Mapping) else changes
+    path = tiny_config(folder, name, **{key: own for key, own in values.items() if key != "model"})
+    written = yaml.safe_load(path.read_text())
+    written["model"] |= {"path": str(folder / "model"), **values.get("model", {})}
+    path.write_text(yaml.safe_dump(written))
+    return path
+
+
+def test_engine_and_learner_agree_on_images_that_rewards_get_too(cluster: dict[str, str], tmp_path: Path) -> None:
+    """With the tower trained: an engine that kept its features over a publish would be off by tenths of a nat."""
+    looks = [{"name": f"{REWARD}:codeword"}, {"name": f"{REWARD}:codeword_of_image", "weight": 0.5}]
+    config = colours_config(
+        tmp_path,
+        "images",
+        rewards=looks,
+        model={"train_vision": True},
+        rollout={"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 6},
+        train={"total_steps": 3, "lr": 1e-2, "max_tokens_per_microbatch": 512},
+        loss={"kl": {"coef": 0.01}},
+        eval={"every": 3, "reward": f"{REWARD}:codeword"},
+    )
+    run = complete_in_cluster(cluster, config)
+    for metrics in metrics_of(run).values():
+        assert metrics["mismatch/canary"] < 1e-5
+        assert metrics["mismatch/logprob_abs_diff_max"] < 1e-4
+        by_data, by_image = (metrics[f"reward/{own['name']}"] for own in looks)
+        assert by_data == by_image
+    lines = read_jsonl(run.rollouts / "step_1.jsonl")
+    assert lines and all(line["prompt"].startswith("<image>") for line in lines)
+    exported, before = exported_weights(run), weights_in(tmp_path / "model")
+    assert exported.keys() == before.keys()
+    assert not any(np.array_equal(exported[name], before[name]) for name in before if name.endswith("proj.weight"))
+    assert (run.latest_export() / "processor_config.json").is_file()  # type: ignore[operator]
+
+
+def weights_in(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return {name: own.float().numpy() for name, own in load_file(folder / "model.safetensors").items()}
+
+
+@pytest.mark.long
+def test_a_task_that_needs_its_image_is_learned_and_with_shuffled_images_is_not(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    solved = {}
+    for shuffled in (False, True):
+        steps = {"total_steps": 30, "lr": 3e-3, "max_tokens_per_microbatch": 512}
+        every = {"every": 30, "num_samples": 4, "reward": f"{REWARD}:codeword"}
+        config = colours_config(tmp_path, f"shuffled-{shuffled}", shuffled=shuffled, train=steps, eval=every)
+        run = complete_in_cluster(cluster, config)
+        first = read_jsonl(run.eval_rollouts(0))
+        last = metrics_of(run)[30]
+        solved[shuffled] = float(np.mean([line["solved"] for line in first])), last["eval/pass@1"]
+        tower = {name for name in weights_in(tmp_path / "model") if ".vision_model." in name or ".connector." in name}
+        exported, before = exported_weights(run), weights_in(tmp_path / "model")
+        assert all(np.array_equal(exported[name], before[name]) for name in tower)
+    for before_training, _ in solved.values():
+        assert before_training < 0.45
+    assert solved[False][1] >= 0.85
+    assert solved[True][1] < 0.45
+
+
+def train_share(rank: int, world_size: int, store: Any, root: Path, trains: bool, stage: int) -> dict[str, Any]:
+    """Train two steps, resume after the first, and export. Images are in a share of rank 0 alone."""
+    from hpc_grpo.learner.checkpoint import export_model, load_checkpoint
+    from hpc_grpo.learner.learner import Learner
+    from tests.integration.learner_processes import save_together
+
+    config = make_config(root / "model", root, zero_stage=stage)
+    config = config.model_copy(update={
+        "model": config.model.model_copy(update={"train_vision": trains}),
+        "data": config.data.model_copy(update={"images": "image"}),
+    })  # fmt: skip
+    name = f"{trains}-{stage}-{world_size}"
+    learner = Learner(config, rank, world_size, store)
+    norms = [merge([learner.train_step(share(root, rank, world_size, 1))])["grad_norm"]]
+    save_together(learner, root / f"checkpoint-{name}", {})()
+    norms.append(merge([learner.train_step(share(root, rank, world_size, 2))])["grad_norm"])
+    weights = weights_of(learner)
+    load_checkpoint(learner, root / f"checkpoint-{name}")
+    learner.train_step(share(root, rank, world_size, 2))
+    again = weights_of(learner)
+    export_model(learner, root / f"export-{name}")
+    return {"norms": norms, "weights": weights, "again": again}
+
+
+def share(root: Path, rank: int, world_size: int, seed: int) -> list[Minibatch]:
+    token = json.loads((root / "model" / "config.json").read_text())["image_token_id"]
+    drawn, sequences = np.random.default_rng(seed), []
+    for index in range(8):
+        images = (colour_image("red"),) if index < 4 else ()
+        prompt = [7, *[token] * 4, 8] if images else [7, 8]
+        tokens = np.array([*prompt, *drawn.integers(2, 200, 6)], np.int32)
+        logprobs, advantage = drawn.normal(-5.0, 0.3, 6).astype(np.float32), float(drawn.normal())
+        made = ordinary_sequence(index // 4, index % 4, tokens, 6, logprobs, advantage)
+        sequences.append(replace(made, images=images))
+    shares = [sequences] if world_size == 1 else [sequences[:4], sequences[4:]]
+    return [Minibatch(tuple(shares[rank]), sum(own.num_trained_tokens for own in sequences), len(sequences))]
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["frozen tower", "trained tower"])
+def test_every_zero_stage_trains_alike_and_resumes_where_only_one_rank_has_images(trains: bool, tmp_path: Path) -> None:
+    write_vision_model(tmp_path / "model", vocab_size=320)
+    before = weights_in(tmp_path / "model")
+    ((expected),) = run_ranks(1, train_share, tmp_path, trains, 1)
+    for stage in (1, 2, 3):
+        for found in run_ranks(2, train_share, tmp_path, trains, stage):
+            assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+            for name, weight in found["weights"].items():
+                np.testing.assert_allclose(weight, expected["weights"][name], atol=1e-5, err_msg=f"{stage} {name}")
+                np.testing.assert_array_equal(weight, found["again"][name], err_msg=f"{stage} {name}")
+        exported = weights_in(tmp_path / f"export-{trains}-{stage}-2")
+        for name in exported:
+            is_of_tower = ".vision_model." in name or ".connector." in name
+            assert np.array_equal(exported[name], before[name]) == (is_of_tower and not trains), name
