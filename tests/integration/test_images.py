@@ -68,7 +68,7 @@ def test_engine_and_learner_agree_on_images_that_rewards_get_too(cluster: dict[s
         assert metrics["mismatch/logprob_abs_diff_max"] < 1e-4
         by_data, by_image = (metrics[f"reward/{own['name']}"] for own in looks)
         assert by_data == by_image
-    lines = read_jsonl(run.rollouts / "step_1.jsonl")
+    lines = read_jsonl(run.rollouts(1))
     assert lines and all(line["prompt"].startswith("<image>") for line in lines)
     exported, before = exported_weights(run), weights_in(tmp_path / "model")
     assert exported.keys() == before.keys()
