@@ -53,8 +53,8 @@ quality: setup   ## What CI checks besides the tests: format, lint, types
 docs: setup      ## Build the docs as a site, in site/
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
-browser-install: ## Install Debian's Chromium, for the tests of the page (root)
-	@python3 -c 'from tools.virtual_machines import host; print(host.install(("chromium",), ("chromium",)))'
+browser-install: ## Install Debian's Chromium and zsh, for the tests of the page and of completion (root)
+	@python3 -c 'from tools.virtual_machines import host; print(host.install(("chromium", "zsh"), ("chromium", "zsh")))'
 
 slurm-install:   ## Install the Debian packages of the virtual Slurm cluster (root)
 	@python3 -m tools.virtual_slurm install

@@ -6,6 +6,7 @@ NEEDLES are words that must be nowhere: in no argument of any process on the nod
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,9 +66,11 @@ def commands() -> Iterator[tuple[str, str]]:
 def places_of(needles: list[str], folders: list[Path]) -> list[str]:
     """Each place that holds one of the needles."""
     found = [where for where, text in commands() if any(needle in text for needle in needles)]
-    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
+    # os.walk passes over a folder that goes in the meantime, where rglob raises.
+    entries = (entry for folder in folders for entry in os.walk(folder))
+    for path in (Path(folder, name) for folder, _, names in entries for name in names):
         try:
-            content = path.read_bytes()
+            content = path.read_bytes() if path.is_file() else b""
         except FileNotFoundError:
             continue
         found += [str(path) for needle in needles if needle.encode() in content]
