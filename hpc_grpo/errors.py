@@ -64,11 +64,11 @@ class LaunchError(HpcGrpoError):
 
 
 class EngineLostError(LaunchError):
-    """An engine failed more often than `engine.max_restarts` allows. The learners are as they were."""
+    """An engine failed more than 3 times in an attempt. The learners are as they were."""
 
 
 class GraderLostError(LaunchError):
-    """A grader died more often in a row than `grading.max_restarts` allows. The learners are as they were."""
+    """A grader died more than 3 times in a row. The learners are as they were."""
 
 
 class RunHeldError(LaunchError):

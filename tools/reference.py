@@ -15,6 +15,13 @@ from hpc_grpo.cli import COMMANDS, SECTIONS, main
 from hpc_grpo.config.describe import every_key
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+_ALIKE = {
+    "data.train.mix.N.": "data.train.",
+    "data.eval.": "data.train.",
+    "data.train.environment.": "environment.",
+}
+"""Prefixes of keys -> the keys that they repeat. The reference lists these once."""
+
 _WRITTEN = "<!-- Written by tools/reference.py. -->"
 
 
@@ -27,14 +34,21 @@ def pages() -> dict[str, str]:
 def configuration() -> str:
     """Return a table of every key for each section."""
     sections: dict[str, list[str]] = {}
-    for key in every_key().values():
+    keys = every_key()
+    for key in keys.values():
+        if any(key.name.startswith(own) and key.name.replace(own, other, 1) in keys for own, other in _ALIKE.items()):
+            continue
         row = f"| `{key.name}` | {_code(key.default)} | {_cell(key.meaning)} |"
         sections.setdefault(key.name.partition(".")[0], []).append(row)
     parts = [
         f"## {name}\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
         for name, rows in sections.items()
     ]
-    head = "# Every key\n\nOverride any key on the command line: `KEY=VALUE`. `hpc-grpo config CONFIG KEY` shows one."
+    head = (
+        "# Every key\n\nOverride any key on the command line: `KEY=VALUE`. `hpc-grpo config CONFIG KEY` shows one. "
+        "`data.eval`, and each source of a `mix`, have the keys of `data.train`. A source's `environment` has the keys "
+        "of `environment`."
+    )
     return "\n\n".join([head, *parts]) + "\n"
 
 

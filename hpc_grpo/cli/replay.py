@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
 
 _OF_THE_STEP = (
-    "loss.", "task.critic", "task.discount", "task.gae_lambda", "task.value_clip", "task.normalize_advantages",
+    "loss.", "task.critic", "task.discount", "task.gae_lambda", "task.value_clip",
     "model.", "train.max_tokens_per_microbatch", "train.share_prompts", "train.attention",
     "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
 )  # fmt: skip

@@ -27,12 +27,6 @@ class PlacementConfig(Section):
         False,
         description="Let a learner and an engine share each GPU in turns. Engines free their memory during training.",
     )
-    gpus: Literal["auto", "none"] = Field(
-        "auto", description="auto: reserve GPUs if the cluster has any. none: CPUs only."
-    )
-    bind_cores: bool = Field(
-        True, description="Keep learners and engines on the cores near their GPUs, where a node is several NUMA nodes."
-    )
 
 
 class SlurmConfig(Section):

@@ -38,6 +38,8 @@ _MOVED = {
 """Key of before -> key of today, and the form of its value."""
 
 _REMOVED = {
+    "engine.max_restarts": "3",
+    "grading.max_restarts": "3",
     "deadlines.resume_s": "8 times deadlines.start_s",
     "deadlines.eval_s": "8 times deadlines.start_s",
     "deadlines.generate_wait_s": "4 times deadlines.start_s",
@@ -48,13 +50,18 @@ _REMOVED = {
     "launch.join_s": "15 times launch.rejoin_s, and at least 1800",
     "launch.max_stalled_restarts": "1 in a job",
     "launch.scheduler_query_min_s": "60",
+    "placement.bind_cores": "true",
+    "placement.gpus": "auto, and none with model.device=cpu",
     "placement.cpus_per_engine": "0.5",
     "placement.cpus_per_learner": "0.5",
+    "task.normalize_advantages": "true",
     "train.logprob_chunk_tokens": "1024",
     "train.skip_zero_advantages": "true",
     "weights.bucket_mib": "256",
     "weights.num_buffers": "1",
     "weights.page_lock": "true wherever CUDA can",
+    "weights.canary_every": "1",
+    "weights.deadline_s": "2 times deadlines.silent_s",
     "weights.canary_bound": "0.05, and 1 in bfloat16",
 }
 """Removed key -> its fixed value today."""

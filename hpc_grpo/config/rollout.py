@@ -1,4 +1,4 @@
-"""Sections `rollout`, `environment`, `rewards`, `grading`, `engine`, `weights`: sampling, grading, the engines."""
+"""Sections `rollout`, `environment`, `rewards`, `grading`, `engine`: sampling, grading, the engines."""
 
 from __future__ import annotations
 
@@ -144,7 +144,6 @@ class GradingConfig(Section):
             "0: none may fail."
         ),
     )
-    max_restarts: NonNegativeInt = Field(3, description="Restarts of a dead grader in a row before the driver stops.")
 
 
 class _Ngram(TypedDict):
@@ -175,11 +174,10 @@ _OF_OTHER_KEYS = {
     "gpu_memory_utilization": "engine.gpu_memory_utilization",
     "kv_cache_memory_bytes|num_gpu_blocks_override": "engine.kv_cache_gib",
     "spec_.*": "engine.vllm.speculative_config",
-    "numa_bind.*": "placement.bind_cores",
     "enable_sleep_mode|sleep_.*|enable_cumem_allocator": "placement.colocate",
     "hf_token": "HF_TOKEN in the environment",
     # Processes, and how weights and samples reach them: only so do they work with the learners and the driver.
-    "_.*|(data|pipeline|(prefill|decode)_context)_parallel_.*|nnodes|node_rank|master_.*|device_ids|.*elastic_ep.*|.*eplb.*"
+    "_.*|numa_bind.*|(data|pipeline|(prefill|decode)_context)_parallel_.*|nnodes|node_rank|master_.*|device_ids|.*elastic_ep.*|.*eplb.*"
     "|worker_cls|worker_extension_cls|distributed_executor_backend|scheduler_cls|scheduling_policy|enable_chunked_prefill"
     "|trust_remote_code|hf_overrides|load_format|model_class_overrides|model_loader_extra_config|skip_tokenizer_init"
     "|enable_trace_replay|tokens_only|runner|convert|pooler_config|enable_prompt_embeds|logprobs_mode|max_logprobs|return_sampling_mask"
@@ -216,7 +214,6 @@ class EngineConfig(Section):
         ),
     )
     num_threads: PositiveInt = Field(1, description="OpenMP threads of one engine on CPU.")
-    max_restarts: NonNegativeInt = Field(3, description="Restarts of a dead or failed engine before the driver stops.")
 
     @field_validator("vllm")
     @classmethod
@@ -231,10 +228,3 @@ class EngineConfig(Section):
         """Return the number of tokens that an engine guesses from earlier text of prompt and completion (ngram)."""
         guesses = self.vllm.get("speculative_config")
         return None if guesses is None else guesses["num_speculative_tokens"]
-
-
-class WeightsConfig(Section):
-    deadline_s: PositiveFloat = Field(120.0, description="A publish that takes longer fails.")
-    canary_every: PositiveInt | None = Field(
-        1, description="Steps between checks that engines sample from the weights just published. null: no checks."
-    )

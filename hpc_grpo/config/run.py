@@ -133,9 +133,14 @@ class DeadlinesConfig(Section):
         60.0,
         description=(
             "A learner, engine or grader is late after 10 times its longest pause in this run, and never "
-            "before this. For a phase of the driver the smallest deadline is 5 times this."
+            "before this. For a phase of the driver the smallest deadline is 5 times this, for a publish 2 times."
         ),
     )
+
+    @property
+    def publish_s(self) -> float:
+        """Return the deadline of a publish of weights."""
+        return 2 * self.silent_s
 
 
 class EvalConfig(Section):

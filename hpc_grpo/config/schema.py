@@ -21,7 +21,6 @@ from hpc_grpo.config.rollout import (
     GradingConfig,
     RewardConfig,
     RolloutConfig,
-    WeightsConfig,
 )
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.train import DistillKeys, GrpoTask, LoraConfig, PpoKeys, SftKeys, Task, TrainConfig
@@ -35,7 +34,7 @@ _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
     "ppo": ("loss.advantage", *_OF_REWARDS),
     "distill": _OF_REWARDS,
     "sft": (
-        "environment", "loss", "weights", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
+        "environment", "loss", "rollout.prompts_per_step", "rollout.group_size", "rollout.max_policy_lag",
         "rollout.logged_fraction", "rollout.mask_truncated", "rollout.overlong_tokens", *_OF_REWARDS,
         "train.share_prompts", "lora.publish",
     ),
@@ -74,7 +73,6 @@ class Config(Section):
     lora: LoraConfig | None = Field(
         None, description="Train an adapter and keep the model's weights (docs/training.md); null: train all weights."
     )
-    weights: WeightsConfig = WeightsConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     placement: PlacementConfig = PlacementConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -75,7 +75,6 @@ class PpoKeys(Section):
     discount: Fraction = Field(1.0, description="Gamma: worth of a reward one token later.")
     gae_lambda: Fraction = Field(0.95, description="Lambda of the generalised advantages; 1: the whole return.")
     value_clip: PositiveFloat | None = Field(0.2, description="Clip of a value's change in a step. null: no clip.")
-    normalize_advantages: bool = Field(True, description="Give a step's advantages mean 0 and deviation 1.")
 
 
 class SftKeys(Section):

@@ -22,6 +22,9 @@ from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, Laun
 from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupRequest, Prompt
 
+MAX_RESTARTS = 3
+"""After so many restarts of an engine in an attempt, or of a grader in a row, the driver stops."""
+
 
 def is_engine_failure(error: Exception | None) -> bool:
     """Return whether another engine may succeed where a call ended with `error`: the engine died or ran out of memory.
@@ -35,12 +38,11 @@ class RemoteActor:
     """Holds an actor at a fixed place of a node. `replace` starts another actor there; `num_restarts` counts them."""
 
     _what: ClassVar[str]
-    _key: ClassVar[str]
     _lost: ClassVar[type[LaunchError]]
 
-    def __init__(self, start: Callable[[], Any], address: str, max_restarts: int) -> None:
+    def __init__(self, start: Callable[[], Any], address: str) -> None:
         """`start` creates the actor on the node at `address`."""
-        self._start, self._address, self._max_restarts = start, address, max_restarts
+        self._start, self._address = start, address
         self._num_counted = 0
         self.num_restarts = 0
         self.actor = start()
@@ -52,9 +54,8 @@ class RemoteActor:
             what = f"{self._what} on {self._address} {death(cause) or f'raised {type(cause).__name__}: {first_line}'}"
             if not any(node["Alive"] and node["NodeManagerAddress"] == self._address for node in ray.nodes()):
                 raise NodesUnavailableError(f"{self._what} died with its node {self._address}.")
-            if self._num_counted == self._max_restarts:
-                used_up = f"{self._key} = {self._max_restarts} were used up"
-                raise self._lost(f"{what}, and {used_up}. The logs in the attempt's folder say more.")
+            if self._num_counted == MAX_RESTARTS:
+                raise self._lost(f"{what}, after {MAX_RESTARTS} restarts. The logs in the attempt's folder say more.")
             # It may live after an error, or be out of reach. Kill it: the next actor needs its place.
             ray.kill(self.actor)
             self.num_restarts += 1
@@ -73,13 +74,13 @@ class RemoteActor:
 class RemoteEngine(RemoteActor):
     """Its restarts are counted over the whole attempt."""
 
-    _what, _key, _lost = "An engine", "engine.max_restarts", EngineLostError
+    _what, _lost = "An engine", EngineLostError
 
 
 class RemoteGrader(RemoteActor):
     """A grader. Only restarts in a row count: one group in a million may kill a grader."""
 
-    _what, _key, _lost = "A grader", "grading.max_restarts", GraderLostError
+    _what, _lost = "A grader", GraderLostError
 
     def note_success(self) -> None:
         """Reset the count of restarts: the grader has finished all its groups."""

@@ -54,7 +54,7 @@ class Learners(Protocol):
 
 
 class Weights(Protocol):
-    def publish(self, version: int, *, is_checked: bool) -> dict[str, float]: ...
+    def publish(self, version: int) -> dict[str, float]: ...
 
     def put_engines_to_sleep(self) -> None: ...
 
@@ -129,10 +129,8 @@ class TrainingLoop:
         policy_version = config.optimizer_steps(state.step)
         if self.weights is None:
             return policy_version, {}
-        every = config.weights.canary_every
-        is_checked = every is not None and state.step % every == 0
         with self.session.timer.phase("publish"):
-            return policy_version, self.weights.publish(policy_version, is_checked=is_checked)
+            return policy_version, self.weights.publish(policy_version)
 
     def _evaluates_at(self, step: int, in_s: float | None = None) -> bool:
         return self.evaluation is not None and self.evaluation.is_due(step, in_s or 0.0)

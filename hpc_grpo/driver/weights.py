@@ -116,7 +116,7 @@ class WeightSync:
     def __init__(self, config: Config, nodes: Sequence[NodeMembers]) -> None:
         """Let each node's first learner open the weight store, which takes seconds a GiB, while engines start."""
         self._config, self._nodes = config, nodes
-        self._deadline = Deadline(config.weights.deadline_s, "weights.deadline_s")
+        self._deadline = Deadline(config.deadlines.publish_s, "2 times deadlines.silent_s")
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
         self._learners = [learner for node in nodes for learner in node.learners]
         self._engines = [engine for node in nodes for engine in node.engines]
@@ -143,11 +143,11 @@ class WeightSync:
         self._folders = [folder for folder in folders if folder is not None]
         self._replace(self._join(self._nodes))
 
-    def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
+    def publish(self, version: int) -> dict[str, float]:
         """Stage on the learners and verify on the engines while these sample. Then let all engines load the version.
 
-        With `is_checked` the canary checks every engine. Returns `mismatch/canary`, the largest difference of an engine
-        in nats a token. Raises WeightSyncError for an engine that does not sample from these weights.
+        The canary checks every engine. Returns `mismatch/canary`, the largest difference of an engine in nats a token.
+        Raises WeightSyncError for an engine that does not sample from these weights.
         """
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
         staged = [each for each in get_all(staging, self._deadline, "staging weights") if each is not None]
@@ -158,12 +158,11 @@ class WeightSync:
         self._verify(version, staged)
         if shares_gpus:
             self._have_all("wake_up", "the engines to wake up")
-        probe = self._canary.request if is_checked else None
-        failures, loading = self._announce(version, probe)
+        failures, loading = self._announce(version)
         while failures:
             self._replace(failures)
-            failures, loading = self._announce(version, probe)
-        return {"mismatch/canary": self._judge(version, loading)} if is_checked else {}
+            failures, loading = self._announce(version)
+        return {"mismatch/canary": self._judge(version, loading)}
 
     def put_engines_to_sleep(self) -> None:
         """Let the engines free their GPU memory for the learners until the next publish. No engine has work."""
@@ -203,14 +202,14 @@ class WeightSync:
             calls = {engine: getattr(engine.actor, method).remote() for engine in engines}
             engines = self._replace(self._failures(calls, [], waiting_for))
 
-    def _announce(
-        self, version: int, probe: CompletionRequest | None
-    ) -> tuple[dict[RemoteEngine, Exception], dict[RemoteEngine, Any]]:
+    def _announce(self, version: int) -> tuple[dict[RemoteEngine, Exception], dict[RemoteEngine, Any]]:
         """Let every engine load the staged weights.
 
         Return the failed engines (none once all hold the weights) and the calls.
         """
-        loading = {engine: engine.actor.receive_weights.remote(version, probe) for engine in self._engines}
+        loading = {
+            engine: engine.actor.receive_weights.remote(version, self._canary.request) for engine in self._engines
+        }
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
             return self._failures(loading, announcing, f"the publish of weight version {version}"), loading
@@ -240,7 +239,7 @@ class WeightSync:
         """Replace the failed engines, and let all members of their nodes join new groups. Return the replaced engines.
 
         Several engines may have died while only one is known. So each engine is first asked for a sign of life: a group
-        with a dead engine would wait for all of `weights.deadline_s`.
+        with a dead engine would wait for all of the publish's deadline.
         """
         replaced = set[RemoteEngine]()
         while failures:
@@ -274,7 +273,7 @@ class WeightSync:
 
     def _join(self, nodes: Sequence[NodeMembers]) -> dict[RemoteEngine, Exception]:
         """Form the groups of `nodes`. Return the engines that failed to join."""
-        generation, deadline_s = next(self._generations), self._config.weights.deadline_s
+        generation, deadline_s = next(self._generations), self._config.deadlines.publish_s
         engine_ranks = self._config.engine.tensor_parallel
         joining: dict[RemoteEngine, Any] = {}
         publishers = []

@@ -125,7 +125,7 @@ class Engine:
         dump_stacks_on_signal("engine")
         PULSE.open("engine", patience_of_actor(config))
         # Before vLLM is imported, whose threads inherit the cores.
-        if config.placement.bind_cores and (said := keep_near_gpus()):
+        if said := keep_near_gpus():
             print(said, flush=True)
         if on_gpu:
             METER.watch_gpus()

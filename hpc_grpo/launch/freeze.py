@@ -57,7 +57,6 @@ CHANGEABLE: dict[str, str] = {
     "launch.": "another partition, time or number of nodes carries on the same run",
     "placement.": "a checkpoint is rewritten for another number of learners",
     "eval.": "looks at the policy without changing it",
-    "weights.": "how the same bytes travel",
     "lora.publish": "how the same policy travels",
     "deadlines.": "when to give up, not what to do",
     "engine.": "how engines sample from the same policy; suits another kind of node",

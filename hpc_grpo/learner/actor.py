@@ -50,7 +50,7 @@ class LearnerActor:
         dump_stacks_on_signal("learner")
         PULSE.open("learner", patience_of_actor(config))
         # Before torch is imported, whose threads inherit the cores.
-        if config.placement.bind_cores and (said := keep_near_gpus()):
+        if said := keep_near_gpus():
             print(said, flush=True)
         self._config, self._keeper, self._algorithm = config, keeper, algorithm_of(config)
         self._rank, self._world_size, self._total_optimizer_steps = rank, world_size, total_optimizer_steps

@@ -58,9 +58,7 @@ class Critic(LearnerPart):
         packed = pack_equalised([each.sequences for each in minibatches], budget_of(self.config), self.device)
         values = [self.values(batches) for batches, _ in packed]
         estimates = [self._estimates(sequences, own) for (_, sequences), own in zip(packed, values, strict=True)]
-        advantages = [[pair[0] for pair in pairs] for pairs in estimates]
-        if self.config.ppo.normalize_advantages:
-            advantages = self._normalized(advantages)
+        advantages = self._normalized([[pair[0] for pair in pairs] for pairs in estimates])
         metrics: dict[str, Mean] = {}
         trained = []
         for index, (minibatch, (batches, sequences)) in enumerate(zip(minibatches, packed, strict=True)):

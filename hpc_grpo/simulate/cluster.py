@@ -344,7 +344,7 @@ class SimulatedRun:
         return 0 if is_alike and self.rates.sequences.leaves_out else item.num_trained_tokens
 
     # The weights. The run's evals, checkpoints and records take their time here, after the publish.
-    def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
+    def publish(self, version: int) -> dict[str, float]:
         if self._num_trained:
             draw = self._draw(self._num_trained - 1)
             self.now += draw.publish_s + draw.between_s

@@ -72,7 +72,7 @@ def main() -> None:
                 parameter.mul_(1.0 + _CHANGE * torch.randn_like(parameter))
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ThreadPoolExecutor() as threads:
-        spec, member = StoreSpec(layout, _KEY), GroupMembership(Path(folder), 0, 2, config.weights.deadline_s)
+        spec, member = StoreSpec(layout, _KEY), GroupMembership(Path(folder), 0, 2, config.deadlines.publish_s)
         publisher = WeightPublisher(layout, gather, WeightStore(Path(folder), spec, create=True))
         forming = threads.submit(NodeGroup, member)
         engine.collective_rpc("hpc_grpo_join", args=(replace(member, rank=1), spec))

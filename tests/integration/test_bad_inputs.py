@@ -162,7 +162,7 @@ def driver_config(case: str, mistakes: Path) -> Path:
     for section, changes in sections.items():
         values[section] = {**values[section], **changes} if isinstance(changes, dict) else changes
     if values.get("task") == "sft":
-        del values["rollout"], values["weights"]
+        del values["rollout"]
     values["train"]["max_tokens_per_microbatch"] = 1024
     run = RunDir(mistakes / "runs" / f"driver-{case.replace(' ', '-')}")
     run.create()

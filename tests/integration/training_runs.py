@@ -63,14 +63,12 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
         "rollout": {"prompts_per_step": 6, "group_size": 4, "max_new_tokens": 24},
         "engine": {"engines_per_node": 1, "max_num_seqs": 32, "kv_cache_gib": 0.0625},
         "train": {"total_steps": 8, "lr": 5e-3, "zero_stage": 1, "max_tokens_per_microbatch": 512},
-        "weights": {"deadline_s": 60},
         "checkpoint": {"every": 2},
         "eval": {"reward": LETTERS},
         "launch": {"object_store_gib": 0.1},
     }
     if sections.get("task", {}).get("name") == "sft":
         values["rollout"] = {"max_new_tokens": 24}
-        del values["weights"]
     for section, changes in sections.items():
         values[section] = {**values.get(section, {}), **changes} if isinstance(changes, Mapping) else changes
     path = workspace / f"{name}.yaml"

@@ -214,7 +214,7 @@ class SimulatedRun:
         return {}
 
     # Weights, journal, checkpoints and the request to stop.
-    def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
+    def publish(self, version: int) -> dict[str, float]:
         self.published = version
         return {}
 

@@ -30,7 +30,6 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 FOREIGN: dict[str, dict[str, Any]] = {
     "loss": {"kl": {"coef": 0.1}},
-    "weights": {"canary_every": 5},
 }
 
 

@@ -34,12 +34,10 @@ class FakeRun:
         total_steps: int = TOTAL_STEPS,
         with_engines: bool = True,
         eval_every: int = 1,
-        canary_every: int | None = 1,
         colocate: bool = False,
         lag: int = 0,
     ) -> None:
         self.done: list[str] = []
-        self.checked: list[int] = []
         self.is_writing = False
         self.timer = StepTimer()
         self._fails = fails or {}
@@ -49,7 +47,6 @@ class FakeRun:
         length = TrainLength(total_steps, items_per_step=10, items_per_epoch=100)
         config = minimal_config(
             train={"total_steps": total_steps},
-            weights={"canary_every": canary_every},
             placement={"colocate": colocate},
             rollout={"max_policy_lag": lag},
         )
@@ -75,10 +72,9 @@ class FakeRun:
         self._do(f"train {self._trained}")
         return {"loss/policy": 1.0}
 
-    def publish(self, version: int, *, is_checked: bool) -> dict[str, float]:
+    def publish(self, version: int) -> dict[str, float]:
         self._do(f"publish {version}")
-        self.checked += [version] * is_checked
-        return {"mismatch/canary": 0.0} if is_checked else {}
+        return {"mismatch/canary": 0.0}
 
     def put_engines_to_sleep(self) -> None:
         self._do(f"sleep {self._taken}")
@@ -137,13 +133,6 @@ def test_new_prompts_wait_for_an_eval_only_where_a_resumed_run_must_meet_the_sam
     run.loop.run(DriverState())
     assert run.done[:4] == first
     assert (run.done.index("start 1") < run.done.index("eval 1")) == (lag > 0)
-
-
-@pytest.mark.parametrize(("every", "checked"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (None, [])])
-def test_the_canary_is_asked_as_often_as_the_config_says(every: int | None, checked: list[int]) -> None:
-    run = FakeRun(total_steps=4, canary_every=every)
-    run.loop.run(DriverState())
-    assert run.checked == checked
 
 
 def test_engines_that_share_gpus_sleep_from_the_batch_to_the_publish() -> None:

@@ -14,7 +14,7 @@ from hpc_grpo.errors import LaunchError, RewardError, WeightSyncError
 from tests.support.ray_futures import FakeRay, Reference, answered
 
 pytestmark = pytest.mark.usefixtures("fake_ray")
-TEN_SECONDS = Deadline(10.0, "weights.deadline_s")
+TEN_SECONDS = Deadline(10.0, "deadlines.silent_s")
 
 
 def later(reference: Reference, error: Exception, delay_s: float) -> Reference:
@@ -71,8 +71,8 @@ def test_an_actor_that_ray_killed_for_memory_has_died_and_its_account_of_the_nod
 
 def test_one_deadline_covers_all_calls_together() -> None:
     begun = time.monotonic()
-    with pytest.raises(LaunchError, match=r"\(weights.deadline_s\) for the publish; 2 did not answer"):
-        get_all([answered(1), Future(), Future()], Deadline(0.2, "weights.deadline_s"), "the publish")
+    with pytest.raises(LaunchError, match=r"\(deadlines.silent_s\) for the publish; 2 did not answer"):
+        get_all([answered(1), Future(), Future()], Deadline(0.2, "deadlines.silent_s"), "the publish")
     assert time.monotonic() - begun < 5.0
 
 

@@ -24,7 +24,7 @@ from tests.support.ray_futures import Reference, answered
 
 pytestmark = pytest.mark.usefixtures("fake_ray")
 CANARY = Canary(minimal_config(), Prompt(0, 0, (1, 2), "", {}))
-CONFIG = minimal_config(run={"name": "synced"}, weights={"deadline_s": 20.0}, deadlines={"start_s": 900.0})
+CONFIG = minimal_config(run={"name": "synced"}, deadlines={"start_s": 900.0, "silent_s": 10.0})
 
 
 class FakeActor:
@@ -46,7 +46,14 @@ STAGED = StoredVersion(4, (17,))
 def make_learner(**answers: Any) -> FakeActor:
     specs = [ParameterSpec("a", (4,), "float32")]
     defaults = {"parameter_specs": specs, "open_weight_store": Path("/dev/shm/x"), "stage_weights": STAGED}
+    defaults["score"] = lambda _prompt, completions: [np.full(len(each), -1.0) for each in completions]
     return FakeActor(**(defaults | answers))
+
+
+def answer(*token_ids: int) -> Completion:
+    tokens = np.array(token_ids, dtype=np.int32)
+    logprobs = np.full(len(tokens), -1.0, dtype=np.float32)
+    return Completion(tokens, logprobs, np.full(len(tokens), 4, dtype=np.int32), "length")
 
 
 def make_sync(nodes: Sequence[tuple[Sequence[FakeActor], Sequence[Any]]], config: Config = CONFIG) -> WeightSync:
@@ -67,8 +74,8 @@ def test_weight_stores_have_the_deadline_of_the_start_and_a_publish_its_own(monk
     monkeypatch.setattr(sync, "get_all", noted)
     weights = make_weights([FakeEngine()])
     assert waits["the weight stores"] == Deadline(900.0, "deadlines.start_s")
-    weights.publish(0, is_checked=False)
-    assert waits["the publish of weight version 0"] == Deadline(20.0, "weights.deadline_s")
+    weights.publish(0)
+    assert waits["the publish of weight version 0"] == Deadline(20.0, "2 times deadlines.silent_s")
 
 
 class FakeEngine:
@@ -101,7 +108,7 @@ class FakeEngine:
     def _make_actor(self, outcome: Exception | Completion | None) -> FakeActor:
         return FakeActor(
             contract_differences=[],
-            receive_weights=outcome,
+            receive_weights=outcome or answer(5),
             join_weight_group=self._join,
             load_stored_weights=self._load,
             verify_weights=self._verify,
@@ -126,7 +133,7 @@ def test_an_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_ane
     # The learner hears of it as well, and only that a worker failed.
     failed = iter([WeightSyncError("engine workers [2] did not load weight version 0"), None])
     learner = make_learner(announce_weights=lambda: next(failed))
-    make_sync([([learner], engines[:2]), ([make_learner()], engines[2:])]).publish(0, is_checked=False)
+    make_sync([([learner], engines[:2]), ([make_learner()], engines[2:])]).publish(0)
     assert [engine.failures for engine in engines] == [[], [error], []]
     assert [engine.joined for engine in engines] == [2, 2, 1]
 
@@ -135,7 +142,7 @@ def test_damaged_weights_end_the_publish_with_the_engines_own_error() -> None:
     engines = [FakeEngine(), FakeEngine(WeightSyncError("checksum mismatch in bucket 0"))]
     weights = make_weights(engines)
     with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
-        weights.publish(4, is_checked=False)
+        weights.publish(4)
     assert [engine.failures for engine in engines] == [[], []]
 
 
@@ -150,7 +157,7 @@ def test_a_publish_names_the_engines_error_that_came_first(order: tuple[int, int
     threading.Timer(0.3, late.set_exception, [answered(WeightSyncError("the group broke")).exception()]).start()
     learner = make_learner(announce_weights=WeightSyncError("engine workers did not load weight version 4"))
     with pytest.raises(WeightSyncError, match="failed: checksum mismatch in bucket 0"):
-        make_sync([([learner], engines)]).publish(4, is_checked=False)
+        make_sync([([learner], engines)]).publish(4)
 
 
 def test_each_nodes_engines_verify_what_their_own_learner_staged() -> None:
@@ -158,7 +165,7 @@ def test_each_nodes_engines_verify_what_their_own_learner_staged() -> None:
     silent = make_learner(open_weight_store=None, stage_weights=None)
     learners = [make_learner(), silent, make_learner(stage_weights=theirs)]
     engines = [FakeEngine(), FakeEngine(), FakeEngine()]
-    make_sync([(learners[:2], engines[:2]), (learners[2:], engines[2:])]).publish(4, is_checked=False)
+    make_sync([(learners[:2], engines[:2]), (learners[2:], engines[2:])]).publish(4)
     assert [engine.verified for engine in engines] == [[STAGED], [STAGED], [theirs]]
 
 
@@ -167,13 +174,13 @@ def test_damage_found_beside_the_sampling_ends_the_publish_before_any_engine_pau
     engine = FakeEngine(verifies=[WeightSyncError("checksum mismatch in bucket 0")])
     learner = make_learner(announce_weights=lambda: paused.append(1))
     with pytest.raises(WeightSyncError, match="Publishing weight version 4 failed: checksum mismatch in bucket 0"):
-        make_sync([([learner], [engine])]).publish(4, is_checked=False)
+        make_sync([([learner], [engine])]).publish(4)
     assert (engine.failures, paused) == ([], [])
 
 
 def test_an_engine_that_dies_as_it_verifies_is_replaced_and_the_publish_goes_on() -> None:
     engines = [FakeEngine(), FakeEngine(verifies=[DEAD])]
-    make_weights(engines).publish(4, is_checked=False)
+    make_weights(engines).publish(4)
     assert [engine.failures for engine in engines] == [[], [DEAD]]
     assert [engine.joined for engine in engines] == [2, 2]
 
@@ -191,14 +198,14 @@ def test_a_learner_that_dies_over_a_publish_is_named_and_no_engine_is_blamed() -
     """Engines are to go on under the next driver, which a WeightSyncError would keep them from."""
     engine = FakeEngine(WeightSyncError("the node's weight group broke at rank 1"))
     with pytest.raises(ActorLostError, match="A learner died over the publish of weight version 4"):
-        make_sync([([make_learner(announce_weights=DEAD)], [engine])]).publish(4, is_checked=False)
+        make_sync([([make_learner(announce_weights=DEAD)], [engine])]).publish(4)
     assert engine.failures == []
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, DEAD], ids=type)
 def test_an_engine_that_fails_as_its_node_joins_is_replaced_and_the_others_are_not(error: Exception) -> None:
     engines = [FakeEngine(OUT_OF_MEMORY), FakeEngine(joins=[None, error]), FakeEngine(joins=[None, GROUP_BROKE])]
-    make_weights(engines).publish(0, is_checked=False)
+    make_weights(engines).publish(0)
     assert [engine.failures for engine in engines] == [[OUT_OF_MEMORY], [error], []]
     assert [engine.joined for engine in engines] == [3, 3, 3]
 
@@ -234,12 +241,6 @@ def test_an_engine_that_fails_as_it_loads_the_stored_version_is_replaced_again()
     assert engines[1].failures == []
 
 
-def answer(*token_ids: int) -> Completion:
-    tokens = np.array(token_ids, dtype=np.int32)
-    logprobs = np.full(len(tokens), -1.0, dtype=np.float32)
-    return Completion(tokens, logprobs, np.full(len(tokens), 4, dtype=np.int32), "length")
-
-
 def test_every_learner_scores_each_answer_to_the_probe_once_and_the_farthest_engine_is_told() -> None:
     asked: list[tuple[Sequence[int], Sequence[Sequence[int]]]] = []
 
@@ -249,15 +250,15 @@ def test_every_learner_scores_each_answer_to_the_probe_once_and_the_farthest_eng
 
     engines = [FakeEngine(answer(5, 6)), FakeEngine(answer(7)), FakeEngine(answer(5, 6))]
     weights = make_sync([([make_learner(score=score)], engines[:2]), ([make_learner(score=score)], engines[2:])])
-    assert weights.publish(4, is_checked=True) == {"mismatch/canary": pytest.approx(0.01, rel=1e-4)}
+    assert weights.publish(4) == {"mismatch/canary": pytest.approx(0.01, rel=1e-4)}
     assert asked == [((1, 2), [(5, 6), (7,)])] * 2
 
 
 def test_engines_that_share_gpus_wake_once_the_learners_have_freed_them_and_before_weights_come() -> None:
     asked: list[str] = []
 
-    def noted(what: str) -> Callable[..., None]:
-        return lambda *_args, **_options: asked.append(what)
+    def noted(what: str, value: Any = None) -> Callable[..., Any]:
+        return lambda *_args, **_options: asked.append(what) or value
 
     def stage(_version: int) -> StoredVersion:
         asked.append("stage_weights")
@@ -268,12 +269,13 @@ def test_engines_that_share_gpus_wake_once_the_learners_have_freed_them_and_befo
     engine = FakeEngine()
     engine.actor = FakeActor(
         contract_differences=[],
-        **{call: noted(call) for call in ("sleep", "verify_weights", "wake_up", "receive_weights")},
+        receive_weights=noted("receive_weights", answer(5)),
+        **{call: noted(call) for call in ("sleep", "verify_weights", "wake_up")},
     )
     config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
     weights = make_sync([([learner], [engine])], config)
     weights.put_engines_to_sleep()
-    weights.publish(1, is_checked=False)
+    weights.publish(1)
     staging = ["stage_weights", "free_cached_memory", "verify_weights"]
     assert asked == ["sleep", *staging, "wake_up", "receive_weights", "announce_weights"]
 
@@ -284,7 +286,7 @@ def test_the_place_of_an_engine_that_died_asleep_is_filled_once_learners_have_fr
     engine = FakeEngine(verifies=[DEAD])
     engine.replace = lambda deadline, error: asked.append("replaced")  # type: ignore[method-assign]
     config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
-    make_sync([([learner], [engine])], config).publish(1, is_checked=False)
+    make_sync([([learner], [engine])], config).publish(1)
     assert asked == ["freed", "replaced"]
 
 

@@ -104,7 +104,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def make_engine(tensor_parallel: int = 1) -> Engine:
-    config = minimal_config(placement={"bind_cores": False}, engine={"tensor_parallel": tensor_parallel})
+    config = minimal_config(engine={"tensor_parallel": tensor_parallel})
     return Engine(config, (), on_gpu=False)
 
 
