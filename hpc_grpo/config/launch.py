@@ -27,6 +27,9 @@ class PlacementConfig(Section):
         False,
         description="Let a learner and an engine share each GPU in turns. Engines free their memory during training.",
     )
+    gpus: Literal["auto", "none"] = Field(
+        "auto", description="auto: reserve GPUs if the cluster has any. none: CPUs only."
+    )
 
 
 class SlurmConfig(Section):

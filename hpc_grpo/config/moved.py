@@ -51,7 +51,6 @@ _REMOVED = {
     "launch.max_stalled_restarts": "1 in a job",
     "launch.scheduler_query_min_s": "60",
     "placement.bind_cores": "true",
-    "placement.gpus": "auto, and none with model.device=cpu",
     "placement.cpus_per_engine": "0.5",
     "placement.cpus_per_learner": "0.5",
     "task.normalize_advantages": "true",

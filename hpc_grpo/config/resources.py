@@ -89,7 +89,7 @@ def expects_gpus(config: Config) -> bool:
     """Return whether the run is meant for GPUs. False only if the config says CPU: the calling machine may not
     train.
     """
-    return config.model.device != "cpu"
+    return config.model.device != "cpu" and config.placement.gpus != "none"
 
 
 LOGPROB_CHUNK_TOKENS = 1024

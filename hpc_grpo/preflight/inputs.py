@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 
 from hpc_grpo.config import Config, LaunchConfig
-from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
+from hpc_grpo.config.resources import check_fits, node_demand
 from hpc_grpo.data.encoder import check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
@@ -337,7 +337,7 @@ def refuse_too_few_gpus(config: Config) -> None:
     cores.
     """
     slurm = config.launch.slurm
-    if not expects_gpus(config) or slurm.has_other_gpus:
+    if config.placement.gpus == "none" or slurm.has_other_gpus:
         return
     demand = node_demand(config, with_gpus=True)
     if slurm.gpus_per_node:

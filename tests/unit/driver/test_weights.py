@@ -74,8 +74,8 @@ def test_weight_stores_have_the_deadline_of_the_start_and_a_publish_its_own(monk
     monkeypatch.setattr(sync, "get_all", noted)
     weights = make_weights([FakeEngine()])
     assert waits["the weight stores"] == Deadline(900.0, "deadlines.start_s")
-    weights.publish(0)
-    assert waits["the publish of weight version 0"] == Deadline(20.0, "2 times deadlines.silent_s")
+    weights.publish(4)
+    assert waits["the publish of weight version 4"] == Deadline(20.0, "2 times deadlines.silent_s")
 
 
 class FakeEngine:
@@ -131,9 +131,9 @@ def test_an_engine_that_raises_over_a_publish_is_replaced_and_its_node_joins_ane
     error = RuntimeError("CUDA out of memory")
     engines = [FakeEngine(), FakeEngine(error), FakeEngine()]
     # The learner hears of it as well, and only that a worker failed.
-    failed = iter([WeightSyncError("engine workers [2] did not load weight version 0"), None])
+    failed = iter([WeightSyncError("engine workers [2] did not load weight version 4"), None])
     learner = make_learner(announce_weights=lambda: next(failed))
-    make_sync([([learner], engines[:2]), ([make_learner()], engines[2:])]).publish(0)
+    make_sync([([learner], engines[:2]), ([make_learner()], engines[2:])]).publish(4)
     assert [engine.failures for engine in engines] == [[], [error], []]
     assert [engine.joined for engine in engines] == [2, 2, 1]
 
@@ -205,7 +205,7 @@ def test_a_learner_that_dies_over_a_publish_is_named_and_no_engine_is_blamed() -
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, DEAD], ids=type)
 def test_an_engine_that_fails_as_its_node_joins_is_replaced_and_the_others_are_not(error: Exception) -> None:
     engines = [FakeEngine(OUT_OF_MEMORY), FakeEngine(joins=[None, error]), FakeEngine(joins=[None, GROUP_BROKE])]
-    make_weights(engines).publish(0)
+    make_weights(engines).publish(4)
     assert [engine.failures for engine in engines] == [[OUT_OF_MEMORY], [error], []]
     assert [engine.joined for engine in engines] == [3, 3, 3]
 
@@ -275,7 +275,7 @@ def test_engines_that_share_gpus_wake_once_the_learners_have_freed_them_and_befo
     config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
     weights = make_sync([([learner], [engine])], config)
     weights.put_engines_to_sleep()
-    weights.publish(1)
+    weights.publish(4)
     staging = ["stage_weights", "free_cached_memory", "verify_weights"]
     assert asked == ["sleep", *staging, "wake_up", "receive_weights", "announce_weights"]
 
@@ -286,7 +286,7 @@ def test_the_place_of_an_engine_that_died_asleep_is_filled_once_learners_have_fr
     engine = FakeEngine(verifies=[DEAD])
     engine.replace = lambda deadline, error: asked.append("replaced")  # type: ignore[method-assign]
     config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
-    make_sync([([learner], [engine])], config).publish(1)
+    make_sync([([learner], [engine])], config).publish(4)
     assert asked == ["freed", "replaced"]
 
 
