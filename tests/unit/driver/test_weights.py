@@ -46,7 +46,7 @@ STAGED = StoredVersion(4, (17,))
 def make_learner(**answers: Any) -> FakeActor:
     specs = [ParameterSpec("a", (4,), "float32")]
     defaults = {"parameter_specs": specs, "open_weight_store": Path("/dev/shm/x"), "stage_weights": STAGED}
-    defaults["score"] = lambda _prompt, completions: [np.full(len(each), -1.0) for each in completions]
+    defaults["score"] = lambda _prompt, completions, _images: [np.full(len(each), -1.0) for each in completions]
     return FakeActor(**(defaults | answers))
 
 
