@@ -50,6 +50,10 @@ class TrainConfig(Section):
     gradient_checkpointing: bool | None = Field(
         None, description="Recompute activations in the backward pass. Default: on with a GPU, off on CPU."
     )
+    router_aux_loss_coef: NonNegativeFloat = Field(
+        0.0,
+        description="Weight of the loss that balances the load of a mixture's experts, for each sequence by itself.",
+    )
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU. Default: 1.")
 
 

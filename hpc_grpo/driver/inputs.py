@@ -33,7 +33,7 @@ from hpc_grpo.registry import EVAL_METRICS
 from hpc_grpo.rewards.sandbox.isolation import refuse_shown
 from hpc_grpo.run.adapter import refuse_wrong_lora
 from hpc_grpo.system.say import say
-from hpc_grpo.weights.contract import refuse_experts, refuse_images
+from hpc_grpo.weights.contract import refuse_experts, refuse_images, refuse_wrong_experts
 
 _SANDBOXED = {"code", "reasoning_gym"}
 """Rewards that run a model's text. A user's own reward may call them."""
@@ -61,8 +61,9 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
     import_without_torch(config)
     tokenizer = load_tokenizer(config)
     check_context_length(config)
+    settings = json.loads((model_folder(config.model.path) / "config.json").read_text())
+    refuse_wrong_experts(settings, config.model.path, config)
     if config.needs.rollouts or config.lora is not None:
-        settings = json.loads((model_folder(config.model.path) / "config.json").read_text())
         refuse_images(settings, config.model.path, config.data.images)
         refuse_experts(settings, config.model.path, has_adapter=config.lora is not None)
     if trains:

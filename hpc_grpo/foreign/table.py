@@ -15,6 +15,7 @@ from typing import Any
 from hpc_grpo.config.placement_rules import MOST_BESIDE_A_LEARNER
 
 NOT_GIVEN: Any = object()
+NO_ROUTER_REPLAY = "learners choose the experts of a token themselves; engines do not return theirs (router replay)"
 
 
 class Kind(Enum):

@@ -340,7 +340,8 @@ ROWS = (
     Row("max_grad_norm", "train.max_grad_norm", default=1.0),
     Row("label_smoothing_factor", convert=only(0, 0.0, why="the loss has no label smoothing")),
     Row("neftune_noise_alpha", convert=only(why="embeddings get no noise")),
-    Row("router_aux_loss_coef", convert=only(0, 0.0, why="the loss has no term for the routing of experts")),
+    Row("router_aux_loss_coef", "train.router_aux_loss_coef", lambda value, _: Differs(
+        value, "of each sequence by itself; TRL takes all tokens of a microbatch together") if value else 0.0),
     Row("gradient_checkpointing", "train.gradient_checkpointing", default=True),
     Row("loss_type", convert=_loss, default="dapo",
         also={"importance_sampling_level": "token", "epsilon": 0.2, "epsilon_high": None, "delta": None,

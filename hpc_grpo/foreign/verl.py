@@ -369,6 +369,7 @@ ROWS = (
     Row(f"{_ROLLOUT}.val_kwargs.top_p", "eval.top_p", default=1.0),
     Row(f"{_ROLLOUT}.val_kwargs.top_k", convert=only(-1, 0, why="an eval samples without top_k here")),
     Row(f"{_ROLLOUT}.val_kwargs.do_sample", note="nothing reads it there either: a temperature of 0 is greedy"),
+    Row(f"{_ROLLOUT}.enable_rollout_routing_replay", convert=only(False, why=table.NO_ROUTER_REPLAY)),
     Row("reward_model.enable reward.reward_model.enable",
         convert=only(False, why="a reward model is a server: rewards.0.name = remote")),
     Row(" ".join(f"{name}.enable" for name in _OVERLONG), "rollout.overlong_tokens", _overlong,
@@ -384,7 +385,7 @@ ROWS = (
     Row(" ".join((
         _named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "
                "layered_summon free_cache_engine enable_chunked_prefill disable_log_stats skip_tokenizer_init "
-               "logprobs_mode max_model_len scheduling_policy calculate_log_probs enable_rollout_routing_replay "
+               "logprobs_mode max_model_len scheduling_policy calculate_log_probs "
                "moe_load_balance_metrics_interval "
                "multi_stage_wake_up log_prob_* prompt_length response_length quantization_config_file "
                "router_config_path agent.* checkpoint_engine.* disaggregation.* engine_kwargs.* multi_turn.* "

@@ -84,6 +84,7 @@ class Learner:
         self.config = config
         self._objective = algorithm_of(config).objective()
         is_of_advantages_alone = all(type(part).loss_inputs is LearnerPart.loss_inputs for part in self.parts)
+        is_of_advantages_alone &= not config.train.router_aux_loss_coef
         self.skips_zero_advantages = self._objective.is_still_without_advantage and is_of_advantages_alone
 
     @property
@@ -183,7 +184,8 @@ class Learner:
         of_parts: dict[str, Any] = {"ref_logprobs": None}
         for part in self.parts:
             of_parts.update(part.loss_inputs(batch))
-        learner_logprobs, entropy = self.ds_engine(batch)
+        balances = self.config.train.router_aux_loss_coef > 0.0
+        learner_logprobs, entropy, *balance = self.ds_engine(batch, with_balance=balances)
         inputs = LossInputs(
             learner_logprobs=learner_logprobs,
             proximal_logprobs=learner_logprobs.detach() if proximal is None else proximal,
@@ -202,6 +204,10 @@ class Learner:
         output = self._objective.loss(inputs)
         weights = self._objective.token_weights(self.config.rollout.max_new_tokens, batch.sequence_ids, batch.mask)
         output = replace(output, means=output.means | {"policy/entropy": entropy.detach()})
+        if balance:
+            term = self.config.train.router_aux_loss_coef * balance[0]
+            terms = output.terms | {"loss/router_aux": term.detach()}
+            output = replace(output, per_token=output.per_token + term, terms=terms)
         accumulator.add(batch.mask, output, weights)
         return torch.dot(output.per_token, weights.of_tokens)
 

@@ -31,6 +31,7 @@ from hpc_grpo.learner.attention import (
     require_varlen_attention,
     varlen_layout,
 )
+from hpc_grpo.learner.experts import Routers
 from hpc_grpo.learner.packing import PackedBatch, pack
 from hpc_grpo.learner.sequence import sequence_group
 from hpc_grpo.learner.vision import Vision
@@ -138,12 +139,18 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
         self._group = sequence_group(config.train.sequence_parallel)
+        self._routers = Routers(language_model)
 
-    def forward(self, batch: PackedBatch, **head_options: bool) -> Any:
+    def forward(self, batch: PackedBatch, *, with_balance: bool = False, **head_options: bool) -> Any:
         """Return what the head gives for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
 
-        Where learners share the row, a collective of them.
+        `with_balance` appends the loss `[C]` that balances a mixture's experts. Where learners share the row, a
+        collective of them.
         """
+        if with_balance:
+            with self._routers.recorded() as logits:
+                outputs = self.forward(batch, **head_options)
+            return (*outputs, self._routers.balance(logits, batch, self._group))
         if self._group is None:
             return self._of_slice(batch, head_options)
         own, places = self._group.slice_of(batch)
@@ -247,12 +254,12 @@ def load_policy(
     language_model = _from_pretrained(folder, source, has_images=has_images, dtype=dtype, attn_implementation=attention)
     _check_model(language_model, config, source)
     # Ratios compare two passes over one sequence, which dropout would make differ by chance. Models have it as modules,
-    # or as numbers under names of their own (`dropout`, `attention_dropout`, `layerdrop`).
+    # or as numbers under names of their own (`dropout`, `attention_dropout`, `layerdrop`, a router's `jitter_noise`).
     for module in language_model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
+            if ("drop" in name or name == "jitter_noise") and isinstance(value, float):
                 setattr(module, name, 0.0)
     if use_gradient_checkpointing:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})

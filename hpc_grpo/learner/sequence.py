@@ -75,11 +75,9 @@ class SequenceGroup:
         `document_lengths` and `prompts` stay those of the row: a last document pads the row to a multiple of N.
         """
         missing = -len(batch.input_ids) % self.size
-        length = (len(batch.input_ids) + missing) // self.size
+        token_ids, position_ids = self.own_tokens(batch.input_ids), self.own_tokens(batch.position_ids)
+        length = len(token_ids)
         start = self.rank * length
-        token_ids, position_ids = (
-            functional.pad(own, (0, missing))[start : start + length] for own in (batch.input_ids, batch.position_ids)
-        )
         places = (batch.target_positions // length == self.rank).nonzero().squeeze(1)
         own = replace(
             batch,
@@ -92,9 +90,17 @@ class SequenceGroup:
         )
         return own, places
 
+    def own_tokens(self, values: Tensor, filler: int = 0) -> Tensor:
+        """Return this rank's `[T/N]` of a row's values `[T]`, padded at the end by `filler`."""
+        return functional.pad(values, (0, -len(values) % self.size), value=filler).chunk(self.size)[self.rank]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up over the group. A collective, in whose gradient each rank has its own term."""
+        return _Sum.apply(values, self._group)
+
     def whole(self, values: Tensor, places: Tensor, num_targets: int) -> Tensor:
         """Return the row's values `[C]` on every rank, from this rank's `[C']` at `places`. A collective."""
-        return _Sum.apply(values.new_zeros(num_targets).index_put((places,), values), self._group)
+        return self.sum(values.new_zeros(num_targets).index_put((places,), values))
 
     def to_heads(self, *slices: Tensor) -> list[Tensor]:
         """Turn each `[1, H, T/N, D]` of all heads into `[1, H/N, T, D]` of all tokens, in one exchange."""

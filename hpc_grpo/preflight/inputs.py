@@ -41,7 +41,13 @@ from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
 from hpc_grpo.types import GIB
-from hpc_grpo.weights.contract import refuse_experts, refuse_images, refuse_scaled_logits, refuse_uneven_heads
+from hpc_grpo.weights.contract import (
+    refuse_experts,
+    refuse_images,
+    refuse_scaled_logits,
+    refuse_uneven_heads,
+    refuse_wrong_experts,
+)
 
 MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "environments"
 """Checks of the doctor."""
@@ -284,6 +290,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         refuse_scaled_logits(settings, f"model.path = {path}")
         if config.needs.rollouts or config.lora is not None:
             refuse_experts(settings, path, has_adapter=config.lora is not None)
+        refuse_wrong_experts(settings, path, config)
         refuse_wrong_lora(config, folder, working_dir)
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import ParameterSpec
+
+if TYPE_CHECKING:
+    from hpc_grpo.config import Config
 
 _EXACT_IN = {"float32": ("bfloat16", "float16")}
 """The types whose every value another type holds: vLLM's kernels for CPUs with AMX keep biases in float32."""
@@ -77,6 +80,27 @@ def refuse_experts(settings: Mapping[str, Any], path: str, *, has_adapter: bool 
                 f"Supported: dense decoders, such as {', '.join(DENSE_ARCHITECTURES)}. task: sft, which has no "
                 "engines, trains any without lora."
             )
+
+
+def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config) -> None:
+    """Raise ConfigError where a config.json has no experts that `train.router_aux_loss_coef` could balance, or where
+    engines cannot divide their channels.
+    """
+    kind, coef = settings.get("model_type"), config.train.router_aux_loss_coef
+    if kind not in MIXTURES:
+        if coef:
+            raise ConfigError(
+                f"train.router_aux_loss_coef = {coef} needs a mixture of experts: {', '.join(MIXTURES)}. model.path = "
+                f"{path} is {kind}. Set train.router_aux_loss_coef=0, or take one of these."
+            )
+        return
+    name, degree = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size", config.engine.tensor_parallel
+    if config.needs.rollouts and (channels := settings.get(name, 0)) % degree:
+        fitting = [str(each) for each in range(1, degree) if channels % each == 0]
+        raise ConfigError(
+            f"engine.tensor_parallel = {degree} must divide the channels of an expert: {name} = {channels} in "
+            f"model.path = {path}. Set it to {', '.join(fitting)}."
+        )
 
 
 def refuse_scaled_logits(settings: Mapping[str, Any], source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,17 @@ from hpc_grpo.config import Config
 from hpc_grpo.demo.model import ModelSize, write_model
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.types import Minibatch, TrainSequence
-from tests.integration.learner_processes import make_config, make_sequences, run_ranks, save_together, weights_of
+from tests.integration.learner_processes import (
+    VOCABULARY,
+    make_config,
+    make_sequences,
+    run_ranks,
+    save_together,
+    weights_of,
+)
 from tests.support.configs import loss_of
 from tests.support.sequences import ordinary_sequence
+from tests.support.tiny_models import write_family
 
 pytestmark = pytest.mark.integration
 
@@ -42,9 +51,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 TASKS: dict[str, tuple[int, dict[str, Any]]] = {
     "ppo": (3, {"task": {"name": "ppo", "critic_lr": _NO_LR}}),
-    "distill": (2, {"task": {"name": "distill", "teacher": "TEACHER"}}),
+    "distill": (2, {"task": {"name": "distill", "teacher": "ROOT/teacher"}}),
     "sft": (2, {"task": "sft", "loss": None, "rollout": None}),
     "lora": (3, {"lora": {"rank": 2, "targets": ["q_proj", "v_proj"]}}),
+    "experts": (3, {"model": {"path": "ROOT/experts"}, "train": {"router_aux_loss_coef": 0.3}}),
 }
 """ZeRO stage, and changes of the config; None removes a section."""
 STAGES = (("float32", 1), ("float32", 2), ("float32", 3), ("bfloat16", 2), ("bfloat16", 3))
@@ -131,8 +141,7 @@ def train_all(rank: int, world_size: int, store: Any, root: Path) -> dict[Any, A
             learner.train_by(config.model_copy(update={"loss": loss, "train": train}))
             found[name, shares] = gradients_of(learner, step)
     for name, (stage, changes) in TASKS.items():
-        if name == "distill":
-            changes = {**changes, "task": {**changes["task"], "teacher": str(root / "teacher")}}
+        changes = json.loads(json.dumps(changes).replace("ROOT", str(root)))
         _, learner = learners.build(changes, zero_stage=stage)
         found[name, True] = gradients_of(learner, step)
     return found
@@ -143,6 +152,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sequence_parallel")
     write_model(root / "model", ModelSize(128, 2, 4, 2, 96, 64), seed=0)
     write_model(root / "teacher", ModelSize(64, 3, 2, 2, 64, 64), seed=1)
+    write_family(
+        root / "experts",
+        "mixtral",
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     return root
 
 
@@ -172,6 +189,7 @@ def test_two_learners_that_share_a_row_give_the_loss_and_gradients_of_one(found:
         gradients, metrics = alone[key]
         expected = merge([metrics])
         assert "loss/policy" in expected
+        assert ("loss/router_aux" in expected) == (case == "experts")
         for rank in together:
             assert merge([rank[key][1]]) == pytest.approx(expected, rel=of_loss, abs=of_loss), key
             assert distance(rank[key][0], gradients) < of_gradients, key

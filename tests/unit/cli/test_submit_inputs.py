@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -203,6 +204,34 @@ def test_a_mixture_of_experts_is_refused_before_it_queues(queue: FakeQueue, tmp_
     assert "model.path = ./moe: MixtralForCausalLM is a mixture of experts (num_local_experts = 8)" in refused.stderr
     assert queue.requests == []
     assert submit("model.path=./moe", "task=sft", "rollout={}").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "says"),
+    [
+        (
+            {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts": 128},
+            ("engine.tensor_parallel=5", "engine.engines_per_node=1"),
+            "engine.tensor_parallel = 5 must divide the channels of an expert: moe_intermediate_size = 768 in "
+            "model.path = ./model. Set it to 1, 2, 3, 4.",
+        ),
+        (
+            {"model_type": "qwen3"},
+            ("train.router_aux_loss_coef=0.001",),
+            "train.router_aux_loss_coef = 0.001 needs a mixture of experts: mixtral, qwen3_moe. model.path = ./model "
+            "is qwen3. Set train.router_aux_loss_coef=0",
+        ),
+    ],
+)
+def test_what_does_not_go_with_a_models_experts_is_refused_before_it_queues(
+    model: dict[str, Any], words: tuple[str, ...], says: str, queue: FakeQueue, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(model))
+    refused = submit("model.path=./model", *words)
+    assert refused.exit_code == EXIT_CONFIG
+    assert says in refused.stderr
+    assert queue.requests == []
 
 
 @pytest.mark.parametrize(

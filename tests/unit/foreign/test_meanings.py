@@ -168,6 +168,9 @@ def test_areals_reference_may_be_another_model() -> None:
          "actor.use_decoupled_loss", "a sequence is weighed by the mean of its log ratios there"),
         (verl.ROWS, {"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"}, "actor_rollout_ref.actor.loss_agg_mode",
          "verl up to 0.8 by sequences whatever it is"),
+        (verl.ROWS, {"actor_rollout_ref.rollout.enable_rollout_routing_replay": True},
+         "actor_rollout_ref.rollout.enable_rollout_routing_replay", "router replay"),
+        (areal.ROWS, {"rollout.return_routed_experts": True}, "rollout.return_routed_experts", "router replay"),
         (verl.ROWS, {}, "algorithm.adv_estimator", "PPO's critic is task: ppo"),
         (trl.ROWS, {"loss_type": "cispo"}, "loss_type", "less than 1 would scale all tokens down"),
         (trl.ROWS, {"delta": 1.1}, "delta", "delta = 1.1 is less"),
@@ -187,6 +190,7 @@ def test_what_cannot_be_said_exactly_is_refused(
     [
         (trl.ROWS, {"sync_ref_model": True, "beta": 0.1, **_TRL},
          {"loss.kl.mixup": 0.6, "loss.kl.refresh_steps": 128}),
+        (trl.ROWS, {"router_aux_loss_coef": 0.001}, {"train.router_aux_loss_coef": 0.001}),
         (trl.ROWS, {"use_vllm": True}, {"loss.correction.name": "sequence_mask", "loss.correction.cap": 3.0}),
         (trl.ROWS, {"scale_rewards": "batch"}, {"loss.advantage.name": "group_step_std"}),
         (trl.ROWS, {"max_prompt_length": 64}, {"data.max_prompt_tokens": 64, "data.drop_long_prompts": True}),

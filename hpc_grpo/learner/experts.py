@@ -1,0 +1,86 @@
+"""The routers of a mixture of experts: computed in float32, and the loss that balances the load of the experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hpc_grpo.learner.packing import PackedBatch
+from hpc_grpo.learner.sequence import SequenceGroup
+from hpc_grpo.weights.contract import MIXTURES
+
+
+class Routers:
+    """Holds the routers of all layers, and the logits of a pass inside `recorded`."""
+
+    def __init__(self, language_model: Any) -> None:
+        """Let each router compute in float32. Other mixtures than MIXTURES stay as they are."""
+        is_known = language_model.config.model_type in MIXTURES
+        self.modules = [own for own in language_model.modules() if is_known and type(own).__name__.endswith("Router")]
+        self._logits: list[Tensor] | None = None
+        for router in self.modules:
+            router.forward = partial(route, router)
+            router.register_forward_hook(self._keep)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Tensor]]:
+        """Give the logits `[T, E]` of each layer that is computed inside the block. Recomputations come after it."""
+        logits: list[Tensor] = []
+        self._logits = logits
+        try:
+            yield logits
+        finally:
+            self._logits = None
+
+    def _keep(self, router: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        if self._logits is not None:
+            self._logits.append(output[0])
+
+    def balance(self, logits: list[Tensor], batch: PackedBatch, group: SequenceGroup | None) -> Tensor:
+        """Return the balancing loss of each target's sequence `[C]`, with gradient; 1.0 or more times the top k.
+
+        E * sum over experts of f * P. f is the number of times that a token chose the expert, P its probability, both
+        as means over the sequence's tokens and all layers: `load_balancing_loss_func` of transformers
+        (models/mixtral/modeling_mixtral.py; arXiv:2101.03961, eq. 4 to 6) for a batch of this sequence alone. So the
+        loss depends on no packing, no sharing of prompts and no other rank.
+        """
+        num_documents, device = len(batch.document_lengths), batch.input_ids.device
+        lengths = torch.tensor(batch.document_lengths, device=device)
+        document_of = torch.arange(num_documents, device=device).repeat_interleave(lengths)
+        if group is not None:
+            document_of = group.own_tokens(document_of, filler=num_documents + 1)
+        # Of each document its choices and probabilities; then a document of nothing, and one for padding.
+        sums = logits[0].new_zeros(2, num_documents + 2, logits[0].shape[-1])
+        for layer in logits:
+            probabilities = layer.softmax(dim=-1)
+            chosen = probabilities.detach().topk(self.modules[0].top_k).indices
+            choices = torch.zeros_like(probabilities).scatter(1, chosen, 1.0)
+            sums = sums.index_add(1, document_of, torch.stack([choices, probabilities]))
+        if group is not None:
+            sums = group.sum(sums)
+        own = [document for document in range(num_documents) if document not in {*batch.prompts}]
+        before = [num_documents if (prompt := batch.prompts[document]) is None else prompt for document in own]
+        counts = (*batch.document_lengths, 0)
+        tokens = [counts[document] + counts[prompt] for document, prompt in zip(own, before, strict=True)]
+        rows = len(logits) * torch.tensor(tokens, device=device).unsqueeze(1)
+        choices, probabilities = (sums[:, own] + sums[:, before]) / rows
+        return (sums.shape[-1] * (choices * probabilities).sum(dim=1))[batch.sequence_ids]
+
+
+def route(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits `[T, E]`, weights `[T, k]` and experts `[T, k]`, as Mixtral's and Qwen3's routers do.
+
+    The product is in float32 whatever the precision of the weights: rounded to bfloat16, near logits become ties.
+    """
+    hidden = hidden_states.reshape(-1, router.hidden_dim)
+    logits = functional.linear(hidden.float(), router.weight.float())
+    weights, experts = logits.softmax(dim=-1).topk(router.top_k)
+    if getattr(router, "norm_topk_prob", True):
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return logits, weights, experts
