@@ -35,7 +35,7 @@ COMMANDS = {
     "submit": ("submit.submit", "Submit a run as a Slurm job, or resume a run."),
     "stop": ("submit.stop", "End a run after its step; --now: at once."),
     "status": ("status.status", "Where runs stand; --why: what became of each attempt."),
-    "watch": ("status.watch", "One run, live: progress, alerts, steps, rollouts."),
+    "watch": ("status.watch", "All runs or one, live: phase, progress, curves, completions."),
     "logs": ("status.logs", "The end of the driver's log, or of a node's."),
     "report": ("status.report", "What runs have learned: curves, and an HTML page."),
     "dashboard": ("status.dashboard", "All runs in the browser, live."),

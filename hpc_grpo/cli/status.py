@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_grpo.cli.options import JSON, ROOT, RUN, RUNS, RUNS_ROOT_VARIABLE, echo, find_run, runs_below, runs_root
+from hpc_grpo.cli.options import (
+    JSON,
+    ROOT,
+    RUN,
+    RUNS,
+    RUNS_ROOT_VARIABLE,
+    complete,
+    echo,
+    find_run,
+    runs_below,
+    runs_root,
+)
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
 from hpc_grpo.report.status import (
@@ -25,7 +36,7 @@ from hpc_grpo.report.status import (
     status_table,
     summarize,
 )
-from hpc_grpo.report.watch import watch_live, watch_plainly
+from hpc_grpo.report.watch import watch_plainly
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import undrawn
 
@@ -64,18 +75,24 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
 
 
 @click.command()
-@RUN
-def watch(run_name: str) -> None:
-    """Show a run's progress, alerts, last steps and rollouts, anew every 2 seconds, until it is over or Ctrl+C."""
-    run = find_run(run_name)
-    try:
-        if not sys.stdout.isatty():
-            for line in watch_plainly(run):
-                echo(line)
-            return
-        from rich.console import Console
+@click.argument("run_name", metavar="[RUN]", required=False, shell_complete=complete("runs"))
+@ROOT
+def watch(run_name: str | None, root: Path | None) -> None:
+    """Show a run live, or all runs: phase, progress, curves, completions. In a pipe: a line a step, until it is over.
 
-        watch_live(run, Console())
+    Keys: Enter opens a run, left and right go to the next one, l shows its log, r all runs, q ends.
+    """
+    run = find_run(run_name, root) if run_name else None
+    if sys.stdout.isatty():
+        from hpc_grpo.report.screen import WatchApp
+
+        WatchApp(lambda: runs_below(root or runs_root()), run).run()
+        return
+    if run is None:
+        raise click.UsageError("In a pipe, watch needs a RUN; `hpc-grpo status` prints all runs.")
+    try:
+        for line in watch_plainly(run):
+            echo(line)
     except KeyboardInterrupt:
         return
 

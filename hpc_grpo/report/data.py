@@ -17,7 +17,7 @@ from hpc_grpo.metrics.record import PASS_AT_1, REWARD
 from hpc_grpo.report.explain import explain_attempts
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs
 from hpc_grpo.report.samples import held_out, rollout_files
-from hpc_grpo.report.status import RunRecords, read_records, summarize
+from hpc_grpo.report.status import RunRecords, phase_name, read_records, summarize
 from hpc_grpo.report.watch import find_alerts
 from hpc_grpo.run.files import read_record
 from hpc_grpo.run.frozen_config import flat
@@ -28,8 +28,6 @@ from hpc_grpo.system.readable import counted, moment, printable
 _MOST_POINTS = 1500
 _LOG_LINES = 20_000
 _WANDB_RUN = re.compile(r"W&B run [0-9a-f]{8}: (https://\S+)")
-_PHASES = dict.fromkeys(("inputs", "connect", "start", "resume", "weights"), "loading the model")
-_PHASES["generate_wait"] = "generate"
 _ORDER = ("bringing up Ray", "loading the model", "generate", "train", "publish", "eval", "checkpoint")
 
 
@@ -112,7 +110,7 @@ def _attempts(records: RunRecords, columns: MetricColumns, now: float) -> list[d
             phase = name.removeprefix("time/").removesuffix("_s")
             for number, seconds in zip(numbers, column, strict=False):
                 if seconds > 0:
-                    key = (number, _PHASES.get(phase, phase))
+                    key = (number, phase_name(phase))
                     phases[key] = phases.get(key, 0.0) + seconds
     submitted = {link.job_id: link.submitted_at for link in records.chain.links}
     found = []

@@ -85,6 +85,11 @@ def _through_time(files: tuple[tuple[int, Path, int], ...]) -> list[dict[str, An
     return [prompt for prompt, size in zip(asked_twice, sizes, strict=True) if size <= _MOST_CHARACTERS]
 
 
+def asked(prompt: str) -> str:
+    """Return what the user says last in a prompt that a chat template made; the prompt where no template is known."""
+    return str((_USER.findall(prompt) or [prompt])[-1]).strip()
+
+
 def _is_whole(line: Mapping[str, Any]) -> bool:
     return isinstance(line.get("ordinal"), int)
 
@@ -94,7 +99,7 @@ def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "ordinal": line.get("ordinal"),
         "source": str(line.get("source", "")),
-        "asked": _cut((_USER.findall(text) or [text])[-1].strip()),
+        "asked": _cut(asked(text)),
         "prompt": _cut(text),
         "answer": None if answer is None else _cut(str(answer)),
     }

@@ -16,6 +16,7 @@ from hpc_grpo.run.files import is_damaged, read_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
+from hpc_grpo.run.pulse import ASKED_AGAIN
 from hpc_grpo.system.readable import UNKNOWN, decimal, duration, fraction, one_line, short_number, table
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ _WENT_WRONG = ("config", "crash", "cancelled", "bringup_failed", "node_lost")
 _WENT_WELL = ("complete", "stopped")
 
 _NARROWEST_PROBLEM = 30
-_TITLES = ("run", "state", "attempt", "step", "reward", "tokens/s", "ETA", "walltime left", "heartbeat", "last problem")
+TITLES = ("run", "state", "attempt", "step", "reward", "tokens/s", "ETA", "walltime left", "heartbeat", "last problem")
 _QUEUE_TITLES = ("Slurm", "estimated start")
 
 SILENT_S = 60.0
@@ -165,7 +166,7 @@ class RunSummary:
     A field ending in `_s` is in seconds, `_at` in unix seconds. `step` of `total_steps` have ended. `walltime_left_s`
     is that of the running attempt's allocation, `heartbeat_age_s` the time since its supervisor's last sign of life.
     `problem` is a sentence about what last went wrong, `slow_node` about a node that holds up a run that trains.
-    `in_step` says how far the step under way is.
+    `doing` is the phase of the driver now, `doing_s` for how long. `in_step` says how far the step under way is.
     """
 
     run: str
@@ -181,19 +182,14 @@ class RunSummary:
     eta_s: float | None = None
     walltime_left_s: float | None = None
     heartbeat_age_s: float | None = None
+    doing: str | None = None
+    doing_s: float | None = None
     problem: str | None = None
     slow_node: str | None = None
     in_step: str | None = None
 
-    def card(self) -> list[str]:
-        """Return the lines that `watch` shows of the run."""
-        labelled = [f"{title} {value}" for title, value in zip(_TITLES, self.cells(), strict=True)]
-        lines = [f"{self.run}: {self.state}  {'  '.join(labelled[2:4])}", "  ".join(labelled[4:9])]
-        lines += [self.in_step] if self.in_step else []
-        return lines if self.problem is None else [*lines, f"last problem: {one_line(self.problem)}"]
-
     def cells(self) -> list[str]:
-        """Return the values under _TITLES."""
+        """Return the values under TITLES."""
         return [
             self.run,
             self.state,
@@ -204,6 +200,15 @@ class RunSummary:
             *map(duration, (self.eta_s, self.walltime_left_s, self.heartbeat_age_s)),
             one_line(self.problem or self.slow_node),
         ]
+
+
+_PHASES = dict.fromkeys(("inputs", "connect", "start", "resume", "weights"), "loading the model")
+_PHASES |= {"generate_wait": "generate", ASKED_AGAIN: "generate again"}
+
+
+def phase_name(work: str) -> str:
+    """Return what readers call a phase of the driver, by its name in metrics and in the pulse."""
+    return _PHASES.get(work, work)
 
 
 def run_status(records: RunRecords, now: float) -> RunStatus:
@@ -247,6 +252,7 @@ def summarize(records: RunRecords, now: float) -> RunSummary:
     link, trains = records.unstarted_link, status in ("training", "stopping")
     ends_at = newest.ends_at if newest is not None and status in _RUNNING else None
     sign = records.last_sign_of_life() if status in (*_RUNNING, "lost") else None
+    works = records.owner if status in _RUNNING and records.is_held(now) else None
     return RunSummary(
         run=records.run.path.name,
         path=str(records.run.path),
@@ -261,6 +267,8 @@ def summarize(records: RunRecords, now: float) -> RunSummary:
         eta_s=_finite(state.eta_s) if state and trains else None,
         walltime_left_s=None if ends_at is None else max(0.0, ends_at - now),
         heartbeat_age_s=None if sign is None else max(0.0, now - sign),
+        doing=(phase_name(works.work) or ("starting" if status == "starting" else None)) if works else None,
+        doing_s=max(0.0, now - works.work_at) if works and works.work_at else None,
         problem=_problem(records, status, now),
         slow_node=(state.slow_node or None) if state and trains else None,
         in_step=_in_step(state) if state and trains else None,
@@ -274,7 +282,7 @@ def status_table(
 
     `queue` has what the scheduler says of each run's jobs, and when it expects to start them.
     """
-    titles, rows = list(_TITLES), [summary.cells() for summary in summaries]
+    titles, rows = list(TITLES), [summary.cells() for summary in summaries]
     if queue is not None:
         titles[-1:-1] = _QUEUE_TITLES
         for row, cells in zip(rows, queue, strict=True):

@@ -1,4 +1,4 @@
-"""Watch a run: its summary and its last steps, again and again until it is over."""
+"""Read what `hpc-grpo watch` shows of a run: for a pipe as lines of text, for a terminal by report/screen.py."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_grpo.metrics.record import REWARD, played
 from hpc_grpo.report.logs import tail
+from hpc_grpo.report.samples import asked
 from hpc_grpo.report.status import SILENT_S, RunRecords, RunSummary, is_over, read_records, summarize
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
-from hpc_grpo.system.readable import UNKNOWN, decimal, duration, number_or_none, one_line, printable, short_number
+from hpc_grpo.system.readable import UNKNOWN, decimal, duration, number_or_none, short_number
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-_REFRESH_S = 2.0
-_SHOWN_STEPS = 8
-_SHOWN_ROLLOUTS = 5
-_FRAME_LINES = 2
+REFRESH_S = 2.0
+_KEPT_STEPS = 60
 _READ_BYTES = 1 << 18
 _LIMITS = {
     "tokens/truncated_fraction": (0.5, "half of the completions or more are cut off: {limits}"),
@@ -38,12 +34,31 @@ _EPISODE_CUTS = f"environment.max_turns, environment.max_tokens, {_CUTS}"
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """A prompt of the last step, with the completions of the lowest and the highest reward."""
+
+    asked: str
+    answer: str
+    worst: tuple[str, float | None]
+    best: tuple[str, float | None]
+
+
+@dataclass(frozen=True)
 class Snapshot:
+    """A run at one moment. `steps` has the metrics of the last steps, `num_groups` groups belong to the step under way.
+
+    `usual_s` is how long the last step was in the phase that the run is in now, in seconds; None if not known.
+    """
+
     summary: RunSummary
-    steps: list[str]
-    rollouts: list[str]
+    steps: list[dict[str, Any]]
+    prompt: Prompt | None
     alerts: list[str]
     is_over: bool
+    usual_s: float | None
+    num_groups: int
+    sampled: int
+    graded: int
 
     @property
     def headline(self) -> str:
@@ -57,14 +72,19 @@ def snapshot(run: RunDir) -> Snapshot:
     now = time.time()
     records, state = read_records(run), read_state(run)
     summary = summarize(records, now)
-    steps = _last_lines(run.metrics, _SHOWN_STEPS, "step")
-    rollouts = _last_lines(run.rollouts(state.step if state else 0), _SHOWN_ROLLOUTS, "completion")
+    steps = _last_lines(run.metrics, _KEPT_STEPS, "step")
+    last = steps[-1] if steps else {}
+    works = state if state is not None and summary.in_step else None
     return Snapshot(
         summary,
-        [_step_line(values) for values in steps],
-        [f"{decimal(number_or_none(own.get('reward')))}  {one_line(_text(own), 200)}" for own in rollouts],
-        find_alerts(records, summary, steps[-1] if steps else {}),
+        steps,
+        _prompt(_last_lines(run.rollouts(state.step if state else 0), None, "completion")),
+        find_alerts(records, summary, last),
         is_over(records, now),
+        number_or_none(last.get(f"time/{records.owner.work}_s")) if records.owner and summary.doing else None,
+        works.num_groups if works else 0,
+        works.sampled if works else 0,
+        works.graded if works else 0,
     )
 
 
@@ -73,8 +93,10 @@ def find_alerts(records: RunRecords, summary: RunSummary, last: Mapping[str, Any
     alerts = []
     if summary.heartbeat_age_s is not None and summary.heartbeat_age_s > SILENT_S / 2:
         alerts.append(f"no sign of life for {duration(summary.heartbeat_age_s)}")
-    if any("does not" in line for line in _length(summary)) and not records.waiting_job:
-        alerts.append("no further job waits: when this one ends, hpc-grpo submit RUN carries on")
+    eta_s, walltime_s = summary.eta_s, summary.walltime_left_s
+    if eta_s is not None and walltime_s is not None and eta_s > walltime_s and not records.waiting_job:
+        left_s = eta_s - walltime_s
+        alerts.append(f"no job waits to train the last {duration(left_s)}: hpc-grpo submit RUN")
     if summary.slow_node is not None:
         alerts.append(summary.slow_node)
     limits = _EPISODE_CUTS if "episode/turns" in last else _CUTS
@@ -82,95 +104,69 @@ def find_alerts(records: RunRecords, summary: RunSummary, last: Mapping[str, Any
     return alerts + [text.format(limits=limits) for text in found]
 
 
-def _text(line: Mapping[str, Any]) -> str:
-    return played(line["turns"]) if line.get("turns") else str(line["completion"])
-
-
 def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
     """Yield lines for a pipe or a file: the headline whenever it changes, and every step once."""
     last_headline, last_step = "", ""
-    for now in _snapshots(run, sleep):
-        new = now.steps[now.steps.index(last_step) + 1 :] if last_step in now.steps else now.steps
+    while True:
+        now = snapshot(run)
+        lines = [step_line(values) for values in now.steps]
+        new = lines[lines.index(last_step) + 1 :] if last_step in lines else lines
         yield from new
         last_step = new[-1] if new else last_step
         if now.headline != last_headline:
             yield now.headline
         last_headline = now.headline
-
-
-def watch_live(run: RunDir, console: Console, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Fill a terminal with the run, again and again in place, and leave the last view behind."""
-    from rich.live import Live
-
-    now = snapshot(run)
-    try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            for now in _snapshots(run, sleep):
-                live.update(view(now, console.height), refresh=True)
-    finally:  # also after Ctrl+C, which is how most stop watching
-        console.print(view(now, console.height))
-
-
-def _snapshots(run: RunDir, sleep: Callable[[float], None]) -> Iterator[Snapshot]:
-    while True:
-        yield (now := snapshot(run))
         if now.is_over:
             return
-        sleep(_REFRESH_S)
+        sleep(REFRESH_S)
 
 
-def view(now: Snapshot, height: int) -> RenderableType:
-    """Lay out progress, alerts, the last steps and the last rollouts, in at most `height` lines."""
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    def text(content: str, style: str = "") -> Text:
-        return Text(printable(content), style, overflow="ellipsis", no_wrap=True)
-
-    bar = Table.grid(expand=True)  # a bar alone ends no line
-    bar.add_row(ProgressBar(total=now.summary.total_steps or 1, completed=now.summary.step or 0))
-    head = [text(line) for line in (*now.summary.card(), *_length(now.summary))]
-    whole: list[RenderableType] = [bar, *head, *(text(f"! {alert}", "bold") for alert in now.alerts)]
-    top = whole[: max(1, height - _FRAME_LINES)]
-    panels = [Panel(Group(*top), title="hpc-grpo watch", title_align="left")]
-    left = height - len(top) - _FRAME_LINES
-    for title, lines in (("last steps", now.steps), ("last rollouts", now.rollouts)):
-        left -= max(1, len(lines)) + _FRAME_LINES
-        if left < 0:
-            break
-        panels.append(Panel(text("\n".join(lines)), title=title, title_align="left"))
-    return Group(*panels)
+def measured(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name and the key of the metric that says how well the run does."""
+    return ("reward", REWARD) if REWARD in values else ("loss", "loss/policy")
 
 
-def _length(summary: RunSummary) -> list[str]:
-    """Say whether the run ends within its allocation, or how much training is left for further ones."""
-    eta_s, left_s = summary.eta_s, summary.walltime_left_s
-    if eta_s is None or left_s is None:
-        return []
-    if eta_s <= left_s:
-        return ["ends within this job"]
-    return [f"does not end within this job: {duration(eta_s - left_s)} of training are left for the next ones"]
+def step_line(values: Mapping[str, Any]) -> str:
+    """Return a step in a line of text; `values` are its metrics."""
+    name, key = measured(values)
+    step_s = values.get("time/step_s")
+    took = UNKNOWN if step_s is None else f"{step_s:.1f} s"
+    tokens = short_number(values.get("throughput/tokens_per_s"))
+    return f"step {values['step']}  {name} {decimal(values.get(key))}  tokens/s {tokens}  took {took}"
 
 
-def _last_lines(path: Path, count: int, key: str) -> list[dict[str, Any]]:
-    """Return the last whole lines of a JSONL file that have `key`."""
+def _prompt(rollouts: list[dict[str, Any]]) -> Prompt | None:
+    """Return the last prompt whose completions were rewarded differently, else the last one."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for line in rollouts:
+        groups.setdefault(line.get("ordinal"), []).append(line)
+    shown: Prompt | None = None
+    for own in groups.values():
+        ranked = sorted(((number_or_none(line.get("reward")), line) for line in own), key=_by_reward)
+        (low, worst), (high, best) = ranked[0], ranked[-1]
+        if shown is None or low != high or shown.worst[1] == shown.best[1]:
+            answer = own[0].get("answer")
+            said = "" if answer is None else str(answer)
+            shown = Prompt(asked(str(own[0].get("prompt", ""))), said, (_text(worst), low), (_text(best), high))
+    return shown
+
+
+def _by_reward(rewarded: tuple[float | None, Any]) -> float:
+    return float("-inf") if rewarded[0] is None else rewarded[0]
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return played(line["turns"]) if line.get("turns") else str(line["completion"])
+
+
+def _last_lines(path: Path, count: int | None, key: str) -> list[dict[str, Any]]:
+    """Return the last whole lines of a JSONL file that have `key`: `count` of them, or what a quarter MiB holds."""
     found = []
-    for line in tail(path, count + 1, _READ_BYTES).splitlines(keepends=True):
+    for line in tail(path, (count or _READ_BYTES) + 1, _READ_BYTES).splitlines(keepends=True):
         try:
             values = json.loads(line) if line.endswith("\n") else None
         except ValueError:  # its beginning was not read
             continue
         if isinstance(values, dict) and key in values:
             found.append(values)
-    return found[-count:]
-
-
-def _step_line(values: Mapping[str, Any]) -> str:
-    name, key = ("reward", REWARD) if REWARD in values else ("loss", "loss/policy")
-    step_s = values.get("time/step_s")
-    took = UNKNOWN if step_s is None else f"{step_s:.1f} s"
-    tokens = short_number(values.get("throughput/tokens_per_s"))
-    return f"step {values['step']}  {name} {decimal(values.get(key))}  tokens/s {tokens}  took {took}"
+    return found[-count:] if count else found

@@ -52,11 +52,16 @@ class EndedJob:
 
 @dataclass(frozen=True)
 class LockOwner(ProcessIdentity):
-    """The supervisor that holds the run. `beat_at`: unix seconds."""
+    """The supervisor that holds the run. Times are unix seconds.
+
+    `work` is what its driver does since `work_at`, as the driver's pulse names it; "" before the driver says.
+    """
 
     job_id: str
     attempt: int
     beat_at: float
+    work: str = ""
+    work_at: float = 0.0
 
     @staticmethod
     def here(job_id: str, attempt: int) -> LockOwner:
@@ -66,7 +71,9 @@ class LockOwner(ProcessIdentity):
 
     def is_same(self, other: LockOwner | None) -> bool:
         """Return whether both are the same process, whatever their beats."""
-        return other is not None and replace(other, beat_at=self.beat_at) == self
+        if other is None:
+            return False
+        return replace(other, beat_at=self.beat_at, work=self.work, work_at=self.work_at) == self
 
 
 def read_lock_owner(run: RunDir) -> LockOwner | None:
@@ -149,6 +156,11 @@ class RunLock:
         self._thread.join()
         if self._owner.is_same(read_lock_owner(self._run)):
             self._run.holder.unlink(missing_ok=True)
+
+    def note_work(self, work: str) -> None:
+        """Tell with the next beat what the driver does, and since when."""
+        if work != self._owner.work:
+            self._owner = replace(self._owner, work=work, work_at=time.time())
 
     def _keep_beating(self) -> None:
         while not self._released.wait(BEAT_S):

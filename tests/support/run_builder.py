@@ -51,8 +51,8 @@ class RunBuilder:
         with (self.folder(record) / "driver.log").open("a") as file:
             file.write(text)
 
-    def hold(self, attempt: int, beat_age_s: float = 2.0) -> None:
-        holder = LockOwner("n1", 7, 1, str(attempt + 10), attempt, time.time() - beat_age_s)
+    def hold(self, attempt: int, beat_age_s: float = 2.0, **work: Any) -> None:
+        holder = LockOwner("n1", 7, 1, str(attempt + 10), attempt, time.time() - beat_age_s, **work)
         write_json_atomic(self.run.holder, asdict(holder))
 
     def state(self, attempt: int, phase: Phase = "training", step: int = 40, **fields: Any) -> None:

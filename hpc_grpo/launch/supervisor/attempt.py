@@ -181,12 +181,18 @@ def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None, place
     #
     # Callbacks run in reverse order.
     with outliving_the_warning(), ExitStack() as at_the_end:
+        supervisor.chore = lock.note_work
         if link is None:
             at_the_end.callback(lock.release)
             return supervisor.run()
         at_the_end.callback(link.tell)  # last, because it may be slow
         at_the_end.callback(lock.release)
         link.start()
-        supervisor.chore = link.try_again
+
+        def chore(work: str) -> None:
+            lock.note_work(work)
+            link.try_again()
+
+        supervisor.chore = chore
         at_the_end.callback(link.finish, record)
         return supervisor.run()

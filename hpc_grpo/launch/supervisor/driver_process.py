@@ -57,6 +57,7 @@ class Driver:
             self._pulse = os.memfd_create("pulse")
             pulse = f"/proc/self/fd/{self._pulse}"
         self._watch = Watch()
+        self.work = ""
         self.copy_window_size()
         told, passed = {**env, PULSE_VARIABLE: pulse}, [] if inside else [self._pulse]
         self.program = Program(command, told, inside, stdout=writer, stderr=writer, pass_fds=passed, cwd=cwd)
@@ -110,9 +111,13 @@ class Driver:
             self.program.send(sig)
 
     def why_late(self) -> str:
-        """Return why the driver is late, in a sentence; "" if it is not late. Call it about every second."""
-        pid = self.program.pid
-        process = Watched("driver", pid, start_time(pid), read_pulse(self._pulse))
+        """Return why the driver is late, in a sentence; "" if it is not late. Call it about every second.
+
+        Reads the driver's pulse, and so what its present `work` is.
+        """
+        pid, pulse = self.program.pid, read_pulse(self._pulse)
+        self.work = pulse.work
+        process = Watched("driver", pid, start_time(pid), pulse)
         return next((late.why for late in self._watch.late([process])), "")
 
     def close(self, grace_s: float) -> None:

@@ -42,7 +42,10 @@ _LOOK_S = 1.0
 
 
 class Supervisor:
-    """Sees an attempt through. `chore` is called about every second, from the driver's start to its end."""
+    """Sees an attempt through.
+
+    `chore` is called about every second, from the driver's start to its end, with the driver's present work.
+    """
 
     def __init__(self, setup: AttemptSetup, nodes: Nodes, driver_command: Sequence[str]) -> None:
         self._run, self._dir = setup.run, setup.dir
@@ -51,7 +54,7 @@ class Supervisor:
         step = newest_step(setup.run)
         grace_s = setup.place.stop_grace_s
         self._state = State(setup.max_stalled_restarts, setup.dir / STACKS_NAME, grace_s, step=step)
-        self.chore: Callable[[], None] = lambda: None
+        self.chore: Callable[[str], None] = lambda work: None
         self.record = setup.new_record(first_step=step)
         self._processes = Processes(setup, nodes, driver_command, self.record)
         self._processes.goes_on = lambda: not (self._signals.pending or setup.run.stop_marker.exists())
@@ -108,7 +111,7 @@ class Supervisor:
             self._next_look = time.monotonic() + _LOOK_S
             if (why := processes.driver.why_late()) and not self._state.stuck:
                 yield events.DriverStuck(why)
-            self.chore()
+            self.chore(processes.driver.work)
         for why in processes.nodes.take_late():
             yield events.ProcessLate(why)
         if self._signals.resized:

@@ -1,19 +1,28 @@
 from __future__ import annotations
 
-import io
+import asyncio
+import html
 import json
+import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-from rich.console import Console, RenderableType
+from textual.pilot import Pilot
 
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
-from hpc_grpo.report.watch import snapshot, view, watch_live, watch_plainly
+from hpc_grpo.report import screen
+from hpc_grpo.report.screen import WatchApp
+from hpc_grpo.report.watch import snapshot, step_line, watch_plainly
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
+
+_SMALL = (80, 24)
+_DEADLINE_S = 30.0
+_CELL = 12.2  # the width of a character in Textual's pictures
 
 
 def write_steps(run: RunDir, *steps: int, **metrics: float) -> None:
@@ -41,14 +50,57 @@ def complete(built: RunBuilder) -> None:
     built.run.complete_marker.touch()
 
 
+def seen(app: WatchApp) -> str:
+    """Return what stands on the screen, a line each."""
+    rows: dict[float, list[tuple[float, str]]] = {}
+    for x, y, text in re.findall(r'<text [^>]*?x="([0-9.]+)" y="([0-9.]+)"[^>]*>(.*?)</text>', app.export_screenshot()):
+        rows.setdefault(float(y), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
+    lines = []
+    for _, parts in sorted(rows.items()):
+        line = ""
+        for x, text in sorted(parts):
+            line = line.ljust(round(x / _CELL)) + text
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def seconds_of(shown: str) -> int:
+    found = re.search(r"now: train (?:(\d+) min )?(\d+) s", shown)
+    assert found, shown
+    return 60 * int(found[1] or 0) + int(found[2])
+
+
+async def until(pilot: Pilot[None], text: str) -> str:
+    """Wait until `text` stands on the screen, and return the screen."""
+    assert isinstance(pilot.app, WatchApp)
+    deadline = time.monotonic() + _DEADLINE_S
+    while text not in (shown := seen(pilot.app)):
+        assert time.monotonic() < deadline, f"{text!r} is not on the screen:\n{shown}"
+        await pilot.pause(0.05)
+    return shown
+
+
+def on_screen(
+    look: Callable[[Pilot[None]], Awaitable[None]],
+    *runs: RunDir,
+    chosen: RunDir | None = None,
+    size: tuple[int, int] = _SMALL,
+) -> None:
+    async def test() -> None:
+        async with WatchApp(lambda: list(runs), chosen).run_test(size=size) as pilot:
+            await look(pilot)
+
+    asyncio.run(test())
+
+
 def test_the_last_steps_are_lines_of_text(built: RunBuilder) -> None:
     assert snapshot(built.run).steps == []
     write_steps(built.run, *range(1, 21))
     with built.run.metrics.open("a") as file:
         file.write('{"step": 21, "torn')
     shown = snapshot(built.run).steps
-    assert len(shown) == 8
-    assert shown[-1] == "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s"
+    assert len(shown) == 20
+    assert step_line(shown[-1]) == "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s"
 
 
 def test_a_pipe_gets_every_step_and_every_new_headline_once(built: RunBuilder) -> None:
@@ -65,29 +117,6 @@ def test_a_pipe_gets_every_step_and_every_new_headline_once(built: RunBuilder) -
     ]
 
 
-@pytest.mark.parametrize(
-    ("groups", "shown"),
-    [
-        ({"sampled": 3, "graded": 2}, "step 41, rollouts: 3 of 4 groups sampled, 2 graded"),
-        ({"sampled": 4, "graded": 4}, "step 41, rollouts: all groups graded (4)"),
-    ],
-)
-def test_the_step_under_way_is_shown(built: RunBuilder, groups: dict[str, int], shown: str) -> None:
-    trains(built, waits_for="rollouts", num_groups=4, **groups)
-    assert shown in snapshot(built.run).summary.card()
-
-
-def test_on_a_terminal_it_draws_until_the_run_is_over(built: RunBuilder) -> None:
-    trains(built)
-    write_steps(built.run, 1)
-    drawn = io.StringIO()
-    console = Console(file=drawn, force_terminal=True, width=120, height=40)
-    watch_live(built.run, console, sleep=lambda _seconds: complete(built))
-    assert "adder: training" in drawn.getvalue()
-    assert "adder: complete" in drawn.getvalue()
-    assert "step 1  reward 0.100" in drawn.getvalue()
-
-
 def test_the_command_ends_with_a_run_that_is_over(built: RunBuilder) -> None:
     built.attempt(1, "crash")
     result = call("watch", "adder")
@@ -95,24 +124,92 @@ def test_the_command_ends_with_a_run_that_is_over(built: RunBuilder) -> None:
     assert result.output == "adder: failed, attempt 1: why 1\n"
 
 
-def test_the_view_shows_progress_length_rollouts_and_alerts_and_obeys_no_completion(built: RunBuilder) -> None:
+def test_in_a_pipe_without_a_run_the_command_says_what_shows_all(built: RunBuilder) -> None:
+    result = call("watch")
+    assert result.exit_code == 78
+    assert "`hpc-grpo status` prints all runs" in result.output
+
+
+def test_phase_progress_length_prompt_and_alerts_fit_on_80_by_24(built: RunBuilder) -> None:
     built.attempt(1, ends_at=time.time() + 400)
-    built.hold(1, beat_age_s=45.0)
-    built.state(1, step=20, heartbeat=time.time() - 45.0)
-    write_steps(built.run, 20, **{"tokens/truncated_fraction": 0.75})
-    write_rollouts(built.run, {"completion": "It is [bold]2[/].\x1b[2J\nYes.", "reward": 0.25})
-    console = Console(record=True, file=io.StringIO(), width=140, height=40)
-    console.print(view(snapshot(built.run), console.height))
-    shown = console.export_text()
-    assert "20/95" in shown
-    assert "does not end within this job: 1 h 00 min" in shown or "does not end within this job: 59 min" in shown
-    assert "0.250  It is [bold]2[/].\\x1b[2J Yes." in shown
-    assert "! no sign of life for " in shown
-    assert "! no further job waits" in shown
-    assert "! half of the completions or more are cut off" in shown
-    low = _lines_of(view(snapshot(built.run), shown.count("\n") - 1), width=140)
-    assert "last rollouts" not in low
-    assert "last steps" in low
+    built.hold(1, work="generate_wait", work_at=time.time() - 100.0)
+    built.state(1, step=20, waits_for="rollouts", num_groups=4, sampled=3, graded=2)
+    write_steps(built.run, *range(1, 21), **{"tokens/truncated_fraction": 0.75, "time/generate_wait_s": 95.0})
+    same = [{"ordinal": 1, "prompt": "2 * 2?", "completion": "4", "reward": 1.0}] * 2
+    asked = {"ordinal": 0, "prompt": "1 + 1?", "answer": "2"}
+    right = {**asked, "completion": "It is [bold]2[/].\x1b[2J\nYes.", "reward": 0.25}
+    write_rollouts(built.run, {**asked, "completion": "5", "reward": 0.0}, right, *same)
+
+    async def look(pilot: Pilot[None]) -> None:
+        await until(pilot, "next run")
+        shown = await until(pilot, "best 0.250")
+        assert "adder  training  attempt 1, job 11" in shown
+        assert "now: generate 1 min 4" in shown
+        assert "(last step: 1 min 35 s)" in shown
+        assert "20/95 steps, 1 h 06 min left, this job has 6 min" in shown
+        assert "3 of 4 groups sampled" in shown
+        assert "2 of 4 groups graded" in shown
+        assert "1 + 1?   (answer: 2)" in shown
+        assert "best 0.250  It is [bold]2[/].\\x1b[2J" in shown
+        assert "worst 0.000  5" in shown
+        assert "! no job waits to train the last " in shown
+        assert "half of the completions or more are cut off" in shown
+        assert "reward 2.000 from 0.100" in shown
+        assert "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s" in shown
+        assert "next run" in shown
+
+    on_screen(look, built.run, chosen=built.run)
+
+
+def test_seconds_count_and_keys_answer_while_the_files_stall(
+    built: RunBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built.attempt(1)
+    built.hold(1, work="train", work_at=time.time() - 5.0)
+    built.state(1)
+    answers = threading.Event()
+    monkeypatch.setattr(screen, "REFRESH_S", 0.1)
+    monkeypatch.setattr(screen, "_STALLED_S", 1.0)
+
+    async def look(pilot: Pilot[None]) -> None:
+        shown = await until(pilot, "now: train")
+        monkeypatch.setattr(screen, "snapshot", lambda run: answers.wait(2 * _DEADLINE_S) and snapshot(run))
+        later = await until(pilot, "the files of the run do not answer")
+        assert seconds_of(later) > seconds_of(shown)
+        await pilot.press("r")
+        await until(pilot, "walltime left")
+        answers.set()
+
+    on_screen(look, built.run, chosen=built.run)
+
+
+def test_keys_go_from_all_runs_to_one_to_its_neighbour_and_to_its_log(built: RunBuilder) -> None:
+    other = RunBuilder(built.run.path.with_name("zebra"))
+    trains(built)
+    other.log(other.attempt(1, "crash"), "Out of memory.\x1b[2J\n")
+
+    async def look(pilot: Pilot[None]) -> None:
+        shown = await until(pilot, "zebra")
+        assert "training" in shown
+        assert "failed" in shown
+        await pilot.press("enter")
+        await until(pilot, "adder  training")
+        await pilot.press("right")
+        await until(pilot, "zebra  failed")
+        await pilot.press("l")
+        await until(pilot, "Out of memory.")
+        await pilot.press("escape", "r")
+        await until(pilot, "adder")
+        await pilot.press("q")
+
+    on_screen(look, built.run, other.run, size=(100, 30))
+
+
+def test_a_run_that_has_not_begun_is_shown(built: RunBuilder) -> None:
+    async def look(pilot: Pilot[None]) -> None:
+        assert "steps" in await until(pilot, "adder  new")
+
+    on_screen(look, built.run, chosen=built.run, size=(40, 12))
 
 
 def test_a_run_of_episodes_shows_their_turns_and_names_what_cuts_them(built: RunBuilder) -> None:
@@ -121,46 +218,18 @@ def test_a_run_of_episodes_shows_their_turns_and_names_what_cuts_them(built: Run
     turns = [{"observation": "", "text": "5", "reward": 0.0}, {"observation": "No.", "text": "7", "reward": 1.0}]
     write_rollouts(built.run, {"completion": "5 No. 7", "reward": 1.0, "turns": turns})
     shown = snapshot(built.run)
-    assert shown.rollouts == ["1.000  [turn 1, reward 0] 5 [environment] No. [turn 2, reward 1] 7"]
+    assert shown.prompt is not None
+    assert " ".join(shown.prompt.best[0].split()) == "[turn 1, reward 0] 5 [environment] No. [turn 2, reward 1] 7"
     assert "environment.max_turns, environment.max_tokens, rollout.max_new_tokens" in " ".join(shown.alerts)
 
 
-@pytest.mark.parametrize(("reward", "shown"), [(10**400, "inf"), ("much", "-"), (1, "1.000")])
-def test_a_reward_that_is_no_usual_number_is_shown(built: RunBuilder, reward: object, shown: str) -> None:
+@pytest.mark.parametrize(("reward", "read"), [(10**400, float("inf")), ("much", None), (1, 1.0)])
+def test_a_reward_that_is_no_usual_number_is_shown(built: RunBuilder, reward: object, read: float | None) -> None:
     built.state(1, step=20)
     write_rollouts(built.run, {"completion": "Yes.", "reward": reward})
-    assert snapshot(built.run).rollouts == [f"{shown}  Yes."]
-
-
-def test_the_view_is_never_higher_than_the_terminal(built: RunBuilder) -> None:
-    built.attempt(1, ends_at=time.time() + 400)
-    built.state(1, step=20)
-    metrics = {"tokens/truncated_fraction": 0.9, "reward/invalid_fraction": 0.9, "reward/zero_variance_fraction": 1.0}
-    write_steps(built.run, *range(1, 21), **metrics)
-    write_rollouts(built.run, *[{"completion": "x" * 500, "reward": 0.5}] * 9)
-    for width, height in ((140, 40), (80, 26), (50, 26), (80, 24), (40, 8)):
-        shown = _lines_of(view(snapshot(built.run), height), width)
-        assert shown.count("\n") <= height, (width, height)
-
-
-def test_ctrl_c_leaves_the_last_view_behind(built: RunBuilder) -> None:
-    write_steps(built.run, 1)
-
-    def interrupted(_seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    built.attempt(1)
-    built.hold(1)
-    drawn = io.StringIO()
-    with pytest.raises(KeyboardInterrupt):
-        watch_live(built.run, Console(file=drawn, force_terminal=True, width=120, height=40), sleep=interrupted)
-    assert "step 1  reward 0.100" in drawn.getvalue().rpartition("\x1b[?1049l")[2]
-
-
-def _lines_of(shown: RenderableType, width: int) -> str:
-    console = Console(record=True, file=io.StringIO(), width=width)
-    console.print(shown)
-    return console.export_text()
+    shown = snapshot(built.run).prompt
+    assert shown is not None
+    assert shown.best == ("Yes.", read)
 
 
 def test_a_node_that_holds_up_the_others_is_an_alert_while_the_run_trains(built: RunBuilder) -> None:

@@ -51,6 +51,23 @@ def test_a_run_is_held_until_it_is_released(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_next_beat_tells_what_the_driver_does_and_since_when(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    lock = RunLock.take(run, "17", 1)
+    before = time.time()
+    lock.note_work("train")
+    lock.beat()
+    first = read_lock_owner(run)
+    assert first is not None
+    assert (first.work, first.work_at >= before) == ("train", True)
+    lock.note_work("train")
+    lock.beat()
+    assert (again := read_lock_owner(run)) is not None
+    assert again.work_at == first.work_at
+    lock.release()
+    assert read_lock_owner(run) is None
+
+
 def test_a_full_disk_keeps_nobody_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[Path] = []
 

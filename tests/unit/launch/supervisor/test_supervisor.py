@@ -115,7 +115,7 @@ class Scene:
             f"begun.write_text('x' * (n + 1))\nexec({programs!r}[n])"
         )
         self.supervisor = supervisor = Supervisor(setup, nodes, [sys.executable, "-c", program])
-        supervisor.chore = chore
+        supervisor.chore = lambda work: chore()
         setup.dir.mkdir(parents=True)
         with supervisor._signals:
             supervisor._processes.start()
