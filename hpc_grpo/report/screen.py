@@ -6,9 +6,11 @@ Files are read in threads: keys answer and seconds count while a file system sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from statistics import fmean
+from threading import Thread
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.text import Text
@@ -27,6 +29,7 @@ from hpc_grpo.system.say import undrawn
 
 T = TypeVar("T")
 
+_LOOK_S = 0.1
 _STALLED_S = 10.0
 _BAR_WIDTH = 24
 _LOG_LINES = 500
@@ -34,39 +37,32 @@ _MOST_TEXT = 2000
 
 
 class _Live(Screen[None], Generic[T]):
-    """A screen that reads files in a thread every 2 seconds. `tick` draws every second, with what was read last."""
+    """A screen that reads files every 2 seconds, in a daemon thread: the user can leave while a file system stalls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: T | None = None
-        self.seen_at = time.monotonic()
-        self._is_reading = False
+        self._seen_at = self._begun_at = time.monotonic()
+        self._reading: Future[T] | None = None
 
     def on_mount(self) -> None:
-        self.set_interval(REFRESH_S, self._begin_to_read)
+        self.set_interval(_LOOK_S, self._look)
         self.set_interval(1.0, self.tick)
-        self._begin_to_read()
+        self._look()
 
-    def _begin_to_read(self) -> None:
-        if not self._is_reading:
-            self._is_reading = True
-            self.run_worker(self._read, thread=True)
-
-    def _read(self) -> None:
-        try:
-            found = self.read()
-        finally:
-            self._is_reading = False
-        self.app.call_from_thread(self._take, found)
-
-    def _take(self, found: T) -> None:
-        self.seen, self.seen_at = found, time.monotonic()
-        self.show(found)
-        self.tick()
+    def _look(self) -> None:
+        if self._reading is None and (self.seen is None or time.monotonic() - self._begun_at >= REFRESH_S):
+            self._reading, self._begun_at = Future(), time.monotonic()
+            Thread(target=_fulfil, args=(self._reading, self.read), daemon=True).start()
+        elif self._reading is not None and self._reading.done():
+            self.seen, self._reading, self._seen_at = self._reading.result(), None, time.monotonic()
+            self.show(self.seen)
+            self.tick()
 
     @property
     def age_s(self) -> float:
-        return time.monotonic() - self.seen_at
+        """How old is what was read last, in seconds; without any, how long nothing has been read."""
+        return time.monotonic() - self._seen_at
 
     def read(self) -> T:
         raise NotImplementedError
@@ -78,6 +74,13 @@ class _Live(Screen[None], Generic[T]):
         """Draw what changes every second."""
 
 
+def _fulfil(promise: Future[T], read: Callable[[], T]) -> None:
+    try:
+        promise.set_result(read())
+    except Exception as error:  # noqa: BLE001 - raised again by the screen
+        promise.set_exception(error)
+
+
 class RunsScreen(_Live[list[RunSummary]]):
     """All runs of a folder, one a line."""
 
@@ -86,9 +89,10 @@ class RunsScreen(_Live[list[RunSummary]]):
     def __init__(self, runs: Callable[[], Sequence[RunDir]]) -> None:
         super().__init__()
         self._runs = runs
+        self._table = DataTable[Text](cursor_type="row")
 
     def compose(self) -> ComposeResult:
-        yield DataTable[Text](cursor_type="row")
+        yield self._table
         yield Footer()
 
     def read(self) -> list[RunSummary]:
@@ -109,10 +113,6 @@ class RunsScreen(_Live[list[RunSummary]]):
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         self.app.push_screen(RunScreen(RunDir(Path(event.row_key.value or "")), self._runs))
 
-    @property
-    def _table(self) -> DataTable[Text]:
-        return self.query_one(DataTable)
-
 
 class RunScreen(_Live[Snapshot]):
     """One run: where it is now, curves of the last steps, a prompt with its best and its worst completion."""
@@ -128,20 +128,18 @@ class RunScreen(_Live[Snapshot]):
     def __init__(self, run: RunDir, runs: Callable[[], Sequence[RunDir]]) -> None:
         super().__init__()
         self._run, self._runs = run, runs
+        self._head, self._steps = Static(id="head"), Static(id="steps", classes="box")
+        self._steps.border_title = "last steps"
+        self._asked, self._best, self._worst = Static(id="asked"), Static(), Static()
+        self._prompt = Vertical(self._asked, Horizontal(self._best, self._worst), id="prompt", classes="box")
+        self._prompt.border_title = "a prompt of the last step"
+        self._score, self._tokens, self._took = _Tile(), _Tile(), _Tile()
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        with Horizontal(id="tiles"):
-            for name in ("score", "tokens", "took"):
-                with Vertical():
-                    yield Static(id=f"{name}-text")
-                    yield Sparkline([], summary_function=fmean, id=name)
-        with Vertical(id="prompt", classes="box"):
-            yield Static(id="asked")
-            with Horizontal():
-                yield Static(id="best")
-                yield Static(id="worst")
-        yield Static(id="steps", classes="box")
+        yield self._head
+        yield Horizontal(self._score, self._tokens, self._took, id="tiles")
+        yield self._prompt
+        yield self._steps
         yield Footer()
 
     def read(self) -> Snapshot:
@@ -149,35 +147,22 @@ class RunScreen(_Live[Snapshot]):
 
     def show(self, seen: Snapshot) -> None:
         name, key = measured(seen.steps[-1] if seen.steps else {})
-        self._tile("score", name, seen.steps, key, decimal)
-        self._tile("tokens", "tokens/s", seen.steps, "throughput/tokens_per_s", short_number)
-        self._tile("took", "step", seen.steps, "time/step_s", duration)
-        prompt, steps = self.query_one("#prompt"), self.query_one("#steps", Static)
-        steps.border_title = "last steps"
-        steps.update(Text("\n").join(_plain(step_line(values)) for values in reversed(seen.steps)))
-        prompt.display = seen.prompt is not None
+        self._score.show(name, [step.get(key) for step in seen.steps], decimal)
+        self._tokens.show("tokens/s", [step.get("throughput/tokens_per_s") for step in seen.steps], short_number)
+        self._took.show("step", [step.get("time/step_s") for step in seen.steps], duration)
+        self._steps.update(Text("\n").join(_plain(step_line(values)) for values in reversed(seen.steps)))
+        self._prompt.display = seen.prompt is not None
         if seen.prompt is not None:
             answer = f"   (answer: {one_line(seen.prompt.answer, 60)})" if seen.prompt.answer else ""
-            prompt.border_title = "a prompt of the last step"
-            self.query_one("#asked", Static).update(_plain(f"{one_line(seen.prompt.asked, 300)}{answer}", "bold"))
-            for name, (text, reward) in (("best", seen.prompt.best), ("worst", seen.prompt.worst)):
-                own = _plain(f"{name} {decimal(reward)}  {one_line(text, _MOST_TEXT)}")
-                self.query_one(f"#{name}", Static).update(own)
-
-    def _tile(
-        self, id: str, name: str, steps: Sequence[Mapping[str, Any]], key: str, spell: Callable[[float | None], str]
-    ) -> None:
-        values = [number for step in steps if (number := number_or_none(step.get(key))) is not None]
-        self.query_one(f"#{id}", Sparkline).data = values
-        since = f" from {spell(values[0])}" if len(values) > 1 else ""
-        text = _plain(f"{name} {spell(values[-1] if values else None)}")
-        self.query_one(f"#{id}-text", Static).update(text.append(since, "dim"))
+            self._asked.update(_plain(f"{one_line(seen.prompt.asked, 300)}{answer}", "bold"))
+            self._best.update(_rewarded("best", *seen.prompt.best))
+            self._worst.update(_rewarded("worst", *seen.prompt.worst))
 
     def tick(self) -> None:
-        lines = [Text(f"Reading {self._run.path}", no_wrap=True)] if self.seen is None else _head(self.seen, self.age_s)
+        lines = [_plain(f"Reading {self._run.path}")] if self.seen is None else _head(self.seen, self.age_s)
         if self.age_s > _STALLED_S:
             lines.append(Text(f"! the files of the run do not answer for {duration(self.age_s)}", "bold yellow"))
-        self.query_one("#head", Static).update(Text("\n").join(lines))
+        self._head.update(Text("\n").join(lines))
 
     def action_neighbour(self, distance: int) -> None:
         runs = list(self._runs())
@@ -187,6 +172,20 @@ class RunScreen(_Live[Snapshot]):
 
     def action_log(self) -> None:
         self.app.push_screen(LogScreen(self._run))
+
+
+class _Tile(Vertical):
+    """A metric: its last value, its first one, and a curve between."""
+
+    def __init__(self) -> None:
+        self._text, self._curve = Static(), Sparkline([], summary_function=fmean)
+        super().__init__(self._text, self._curve)
+
+    def show(self, name: str, values: Sequence[Any], spell: Callable[[float | None], str]) -> None:
+        numbers = [number for value in values if (number := number_or_none(value)) is not None]
+        self._curve.data = numbers
+        since = f" from {spell(numbers[0])}" if len(numbers) > 1 else ""
+        self._text.update(_plain(f"{name} {spell(numbers[-1] if numbers else None)}").append(since, "dim"))
 
 
 class LogScreen(_Live[str]):
@@ -200,10 +199,11 @@ class LogScreen(_Live[str]):
     def __init__(self, run: RunDir) -> None:
         super().__init__()
         self._run = run
+        self._text = Static()
+        self._log = VerticalScroll(self._text)
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll():
-            yield Static()
+        yield self._log
         yield Footer()
 
     def read(self) -> str:
@@ -211,11 +211,10 @@ class LogScreen(_Live[str]):
         return "No attempt has started." if folder is None else undrawn(tail(folder / DRIVER_LOG, _LOG_LINES))
 
     def show(self, seen: str) -> None:
-        log, is_new = self.query_one(VerticalScroll), self.query_one(Static)
-        follows = log.is_vertical_scroll_end
-        is_new.update(Text(printable(seen, longest_line=None)))
+        follows = self._log.is_vertical_scroll_end
+        self._text.update(_plain(seen))
         if follows:
-            log.scroll_end(animate=False)
+            self._log.scroll_end(animate=False)
 
 
 class WatchApp(App[None]):
@@ -266,6 +265,10 @@ def _head(seen: Snapshot, age_s: float) -> list[Text]:
     return lines + [_plain(f"! {alert}", "bold yellow") for alert in seen.alerts]
 
 
+def _rewarded(name: str, text: str, reward: float | None) -> Text:
+    return _plain(f"{name} {decimal(reward)}  {one_line(text, _MOST_TEXT)}")
+
+
 def _bar(done: int, total: int) -> Text:
     filled = min(_BAR_WIDTH, round(_BAR_WIDTH * done / total))
     return (
@@ -274,5 +277,5 @@ def _bar(done: int, total: int) -> Text:
 
 
 def _plain(text: str, style: str = "") -> Text:
-    """Return text as it is: no markup, no control characters."""
+    """Show text as it is, without markup or control characters."""
     return Text(printable(text), style)
