@@ -17,6 +17,7 @@ says whether running the same command again can help.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Sequence
 
 EXIT_COMPLETE = 0
@@ -97,6 +98,12 @@ class EndAskedError(LaunchError):
         carries_on = f"; start it again to carry on from the checkpoint of step {step}" if step else ""
         super().__init__(f"Asked to end while waiting: {awaited}{carries_on}.")
         self.exit_code = EXIT_RESUMABLE if step else EXIT_CRASH
+
+
+def described(error: BaseException) -> str:
+    """Describe an error of a user's function in one line: its type, its text, and the place that raised it."""
+    [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)  # not extract_tb, which reads the source files
+    return f"{type(error).__name__}: {error} ({frame.f_code.co_filename}:{line})"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

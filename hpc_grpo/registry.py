@@ -11,14 +11,13 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from hpc_grpo.errors import ConfigError, nearest
+from hpc_grpo.errors import ConfigError, described, nearest
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
@@ -114,10 +113,9 @@ class Registry:
                     f"{self._kind} {name!r}: there is no {module_name}.py in {Path.cwd()}, and no package "
                     f"{module_name}. A file elsewhere is named by its path: path/to/{module_name}.py:FUNCTION."
                 ) from None
-            place = traceback.extract_tb(error.__traceback__)[-1]
             raise ConfigError(
-                f"{self._kind} {name!r}: {module_name} does not import: {type(error).__name__}: {error} "
-                f"({place.filename}:{place.lineno}). Built in: {', '.join(self.names()) or 'none'}."
+                f"{self._kind} {name!r}: {module_name} does not import: {described(error)}. "
+                f"Built in: {', '.join(self.names()) or 'none'}."
             ) from error
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from hpc_grpo import types
+from hpc_grpo.errors import ConfigError, described
 from hpc_grpo.registry import ADVANTAGES
 from hpc_grpo.section import ByName, Fraction, PathText, Section
 
@@ -249,9 +250,15 @@ class OwnAdvantage(AdvantageSettings):
     def of_group(
         self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
     ) -> Sequence[types.Advantage]:
-        """Call the user's function. If it has a parameter `turn_rewards`, pass the result of `rewards_by_turn`."""
-        found = self._with_args(rewards_by_turn(rewards, turn_rewards))(rewards, valid)
-        return tuple(map(as_advantage, found))
+        """Call the user's function. If it has a parameter `turn_rewards`, pass the result of `rewards_by_turn`.
+
+        Raises ConfigError if the function fails, or returns no numbers.
+        """
+        function = self._with_args(rewards_by_turn(rewards, turn_rewards))
+        try:
+            return tuple(map(as_advantage, function(rewards, valid)))
+        except Exception as error:  # A user's function may raise anything.
+            raise ConfigError(f"loss.advantage.name = {self.name} failed: {described(error)}") from error
 
     def _with_args(self, turn_rewards: Groups) -> Callable[..., Any]:
         takes_turns = "turn_rewards" in inspect.signature(ADVANTAGES.find(self.name)).parameters

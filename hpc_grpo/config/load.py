@@ -113,18 +113,26 @@ def find_config(name: str) -> Path:
     )
 
 
-def read_layers(path: Path) -> dict[str, Any]:
-    """Read a config and merge it over its base files: `base: other.yaml`, or a list."""
+def read_layers(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a config and merge it over its base files: `base: other.yaml`, or a list. `above` are the files it is below.
+
+    Raises ConfigError for a base that is no file, or that leads back to a file above.
+    """
     values = read_yaml(path)
     if "loss" in values:
         values["loss"] = as_section(values["loss"])
-    bases = values.pop("base", [])
+    bases = values.pop("base", None) or []
+    bases = bases if isinstance(bases, list) else [bases]
+    if wrong := [base for base in bases if not isinstance(base, str)]:
+        raise ConfigError(f"{path}: base = {wrong[0]!r} must be a file, or a list of files, such as site.yaml.")
     merged: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in bases:
         base_path = path.parent / base
         if not base_path.is_file():
             raise ConfigError(f"{path}: base {base!r} does not exist (looked at {base_path}).")
-        merged = _merge(merged, read_layers(base_path))
+        if base_path.resolve() in (files := (*above, path.resolve())):
+            raise ConfigError(f"{path}: base {base!r} is a file that has {path.name} among its own bases. Remove one.")
+        merged = _merge(merged, read_layers(base_path, files))
     return _merge(merged, values)
 
 

@@ -24,6 +24,7 @@ from hpc_grpo.data.templates import (
     PromptTemplate,
     Tokenizer,
     check_characters,
+    check_messages,
     check_not_empty,
     encode_completions,
     prompt_style,
@@ -124,6 +125,8 @@ class Encoder:
         try:
             if source.messages_field is not None and isinstance(item[source.messages_field], str):
                 item = {**item, source.messages_field: json.loads(item[source.messages_field])}
+            if source.messages_field is not None:
+                check_messages(item[source.messages_field], source, number)
             in_messages = column == source.messages_field
             images = images_of(
                 images_in(item[column]) if in_messages else item[column], folder, self._config.data.max_pixels

@@ -82,7 +82,7 @@ def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return the images that parts of messages hold, as OpenAI's, Qwen's and OpenRLHF-M's data have them."""
     found = []
     for part in (
-        part for message in messages for part in message["content"] if not isinstance(message["content"], str)
+        part for message in messages for part in message["content"] or () if not isinstance(message["content"], str)
     ):
         if is_image(part):
             held = part.get("image", part.get("image_url", part.get("path", part.get("url"))))

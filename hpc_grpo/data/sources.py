@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import SourceConfig
-from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, described
 from hpc_grpo.registry import SOURCES, names_function
 from hpc_grpo.system.hugging_face import is_no_hub_name
 
@@ -82,6 +82,19 @@ def answer_of(item: Mapping[str, Any], field: str) -> Any:
     if not inside or not isinstance(item[column], Mapping):
         raise KeyError(field)
     return answer_of(item[column], inside)
+
+
+def _loaded(text: str, where: str) -> Any:
+    """Read JSON. Raises JSONDecodeError, and ConfigError for valid JSON that Python refuses."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{where}: a number has more than 4300 digits, or brackets are nested too deeply. Make it text, or leave "
+            f"the item out."
+        ) from error
 
 
 def of_files(path: Path, whole: bool) -> dict[str, str]:
@@ -173,12 +186,12 @@ class JsonLines(Source):
         where = f"{self.path}, line {number}, byte"
         try:
             text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
-            value = json.loads(text)
+            value = _loaded(text, f"{where} {offset}")
         except UnicodeDecodeError as error:
             at = offset + error.start
             raise ConfigError(f"{where} {at}: not valid UTF-8 ({error.reason}). Save the file as UTF-8.") from error
         except json.JSONDecodeError as error:
-            at = offset + len(line.decode("utf-8")[: error.pos].encode())
+            at = offset + len(line) - len(text[error.pos :].encode())
             shown = f"{text.strip()[:80]!r}" + ("…" if len(text.strip()) > 80 else ".")
             raise ConfigError(
                 f"{where} {at}: not valid JSON ({error.msg}). Every line must be one JSON object; the line reads "
@@ -200,7 +213,7 @@ class JsonArray(Source):
         self.check_readable()
         path = self.path
         try:
-            values = json.loads(path.read_bytes().decode("utf-8-sig"))
+            values = _loaded(path.read_bytes().decode("utf-8-sig"), str(path))
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}, byte {error.start}: not valid UTF-8 ({error.reason}).") from error
         except json.JSONDecodeError as error:
@@ -315,7 +328,7 @@ class Function(Source):
         except HpcGrpoError:
             raise
         except Exception as error:  # A user's function may raise anything.
-            raise ConfigError(f"{name} (data source) failed: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{name} (data source) failed: {described(error)}") from error
 
     def identity(self) -> None:
         """Return None: a function's inputs are unknown, so its items are compared at every start."""

@@ -120,6 +120,26 @@ def check_characters(text: str, path: str, number: int) -> None:
         ) from error
 
 
+def check_messages(value: Any, source: SourceConfig, number: int) -> list[Mapping[str, Any]]:
+    """Return the chat messages of item `number`. Raises ConfigError for what is no prompt of chat messages."""
+    where = f"Item {number} of {source.path}: {source.messages_field!r}"
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise ConfigError(f"{where} must be a list of messages with at least one, not {value!r}.")
+    for message in value:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            raise ConfigError(f"{where}: a message must have role and content, not {message!r}.")
+    if value[-1]["role"] == "assistant":
+        raise ConfigError(
+            f"{where} ends with a message of the assistant; a prompt must end before it. "
+            f"Move that message to a column of its own."
+        )
+    if isinstance(value[-1]["content"], str):
+        check_not_empty(value[-1]["content"], source.path, number)
+    elif not value[-1]["content"]:
+        raise ConfigError(f"{where}: the last message must have content, not {value[-1]['content']!r}.")
+    return list(value)
+
+
 class ChatTemplateError(ValueError):
     """The chat template refuses messages."""
 
@@ -217,7 +237,7 @@ class PromptTemplate:
         """Return the chat messages of an item, without what `opening` adds."""
         field = self._source.messages_field
         if field is not None:
-            return self._checked(item[field], f"Item {number} of {self._source.path}: {field!r}", number)
+            return check_messages(item[field], self._source, number)
         prompt = source_text(self._source, item)
         if not isinstance(prompt, str):
             raise ConfigError(
@@ -226,23 +246,6 @@ class PromptTemplate:
             )
         check_not_empty(prompt, self._source.path, number)
         return [{"role": "user", "content": prompt}]
-
-    def _checked(self, value: Any, where: str, number: int) -> list[Mapping[str, Any]]:
-        if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-            raise ConfigError(f"{where} must be a list of messages with at least one, not {value!r}.")
-        for message in value:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise ConfigError(f"{where}: a message must have role and content, not {message!r}.")
-        if value[-1]["role"] == "assistant":
-            raise ConfigError(
-                f"{where} ends with a message of the assistant; a prompt must end before it. "
-                f"Move that message to a column of its own."
-            )
-        if isinstance(value[-1]["content"], str):
-            check_not_empty(value[-1]["content"], self._source.path, number)
-        elif not value[-1]["content"]:
-            raise ConfigError(f"{where}: the last message must have content, not {value[-1]['content']!r}.")
-        return list(value)
 
 
 def encode_completions(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

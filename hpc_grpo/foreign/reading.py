@@ -99,9 +99,10 @@ def read_script(path: Path, words: Sequence[str], program: str) -> tuple[list[st
     fields = answer.text.split("\0")[:-1]
     not_run = sorted({field[1:] for field in fields if field[0] == _NOT_RUN})
     told = f" (not run: {', '.join(not_run)})" if not_run else ""
-    if found := [field[1:] for field in fields if field[0] == _COMMAND]:
-        place = next(number for number, word in enumerate(found) if re.search(f"{program}$", word))
-        return found[:place], [word for word in found[place + 1 :] if word.strip()], told
+    found = [field[1:] for field in fields if field[0] == _COMMAND]
+    for place, word in enumerate(found):
+        if re.search(f"{program}$", word):
+            return found[:place], [word for word in found[place + 1 :] if word.strip()], told
     if arguments := [field[1:] for field in fields if field[0] == _ARGUMENTS and field[1:]]:
         return None, shlex.split(arguments[0], comments=True) if len(arguments) == 1 else arguments, told
     said = f" Bash says: {answer.said.splitlines()[-1]}." if answer.said else ""

@@ -220,8 +220,8 @@ def _outcome(row: Row, key: str, value: Any, theirs: Theirs, *, is_given: bool =
         return Outcome(Kind.REFUSED, key, value, refused.instead, str(refused), is_given)
     except ByHandError as error:
         return Outcome(Kind.BY_HAND, key, value, {}, str(error), is_given, error.key)
-    # The file may contain anything, such as text or null in place of a number.
-    except (TypeError, ValueError) as error:
+    # The file may contain anything, such as text, null, 0 or infinity in place of a number.
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         return Outcome(Kind.REFUSED, key, value, {}, f"the value cannot be read: {error}", is_given)
     return Outcome(Kind.DIFFERS if note else Kind.TRANSLATED, key, value, ours, note, is_given)
 

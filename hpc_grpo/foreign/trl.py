@@ -142,7 +142,7 @@ def _eval(value: Any, theirs: Theirs) -> Any:
 
 
 def _graded_by(value: Any, theirs: Theirs) -> Any:
-    if value is None:
+    if value in (None, []):
         raise ByHandError("TRL's command needs reward_funcs; a script gives them in Python", "rewards")
     names = table.as_list(value)
     weights = theirs.get("reward_weights", default=[1.0] * len(names))

@@ -15,14 +15,13 @@ import numbers
 import os
 import pickle
 import signal
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from hpc_grpo.data.images import open_image
-from hpc_grpo.errors import HpcGrpoError, RewardAwayError
+from hpc_grpo.errors import HpcGrpoError, RewardAwayError, described
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import BuiltIn, Group, finished
 from hpc_grpo.rewards.scoring import ScoringError, scorer
@@ -148,9 +147,7 @@ def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
     except HpcGrpoError as error:
         return _violation(call, f"refuses: {error}")
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it becomes a record
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        failure = _shortened(f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
-        return CallResult(failure=failure, timed_out=isinstance(error, TimeoutError))
+        return CallResult(failure=_shortened(described(error)), timed_out=isinstance(error, TimeoutError))
 
 
 def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any] | str:

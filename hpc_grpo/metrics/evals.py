@@ -14,7 +14,7 @@ from statistics import NormalDist, fmean, pvariance, variance
 from typing import Any, TypeVar
 
 from hpc_grpo.config import EvalConfig
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, described
 from hpc_grpo.system.readable import number_or_none
 
 T = TypeVar("T")
@@ -64,7 +64,11 @@ def eval_metrics(
         metrics = _means(scores, lambda shares, k: share_interval(shares, settings.num_samples // k))
         metrics["failed_fraction"] = 1.0 - len(graded) / len(part)
         for name, function in (own or {}).items() if graded else ():
-            metrics |= _checked(name, function(graded), taken=metrics)
+            try:
+                values = function(graded)
+            except Exception as error:  # A user's function may raise anything.
+                raise ConfigError(f"eval.metrics: {name} failed: {described(error)}") from error
+            metrics |= _checked(name, values, taken=metrics)
         return metrics
 
     return _by_source(groups, [group.source for group in groups], measured)
@@ -160,8 +164,9 @@ def _scores(group: EvalGroup, settings: EvalConfig) -> dict[str, float]:
     lengths = {"tokens_mean": fmean(group.num_tokens)}
     if not group.is_graded:
         return lengths
-    num_solved, ks = sum(group.solved), {1, *settings.pass_k}
-    shares = {f"pass@{k}": pass_at_k(settings.num_samples, num_solved, k) for k in ks}
+    # Those of the group: a run may have changed eval.num_samples since this eval.
+    num_samples, num_solved = len(group.solved), sum(group.solved)
+    shares = {f"pass@{k}": pass_at_k(num_samples, num_solved, k) for k in {1, *settings.pass_k} if k <= num_samples}
     return {**shares, "reward_mean": fmean(group.rewards), **lengths}
 
 

@@ -12,6 +12,7 @@ from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, budget_of, engines_per_no
 from hpc_grpo.data.encoder import check_item, held_out_below, prompt_hash
 from hpc_grpo.data.order import places_per_epoch
 from hpc_grpo.data.sources import read_items
+from hpc_grpo.data.templates import check_messages
 from hpc_grpo.driver.schedule import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.budgets import KvCache
@@ -107,4 +108,6 @@ def _trained_sizes(config: Config, sources: Sequence[SourceConfig], known: Seque
 def _hashes(source: SourceConfig) -> Iterator[int]:
     for number, item in enumerate(read_items(source)):
         check_item(source, item, number)
+        if source.messages_field is not None:
+            check_messages(item[source.messages_field], source, number)
         yield prompt_hash(source, item)

@@ -65,13 +65,12 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
         pair, apart = f"{names[at]} - {names[0]}", dict[str, float]()
         for eval_set in _shared_sets(configs[0], configs[at]):
             before, after = (_newest_eval(runs[each], eval_set, metrics[each]) for each in (0, at))
-            settings = [configs[each].eval_settings(eval_set) for each in (0, at)]
             where = f"eval set {eval_set!r}" if eval_set else "the eval set"
             if not (before and after):
                 notes.append(f"{pair}: one of them has no eval of {where}.")
-            elif settings[0].num_samples != settings[1].num_samples:
+            elif len({len(group.completions) for group in (*before, *after)}) > 1:
                 notes.append(f"{pair}: eval.num_samples differs on {where}, so prompts cannot be paired.")
-            elif found := paired_differences(before, after, settings[0]):
+            elif found := paired_differences(before, after, configs[0].eval_settings(eval_set)):
                 prefix = f"eval/{eval_set}/" if eval_set else "eval/"
                 apart |= {f"{prefix}{key}": value for key, value in found.items() if not key.startswith("tokens_mean")}
             else:

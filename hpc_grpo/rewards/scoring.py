@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, described
 from hpc_grpo.system.processes import hold_on, tie_to_parent
 
 if TYPE_CHECKING:
@@ -220,8 +219,7 @@ def _scored(name: str, settings: Any, group: Group, budget_s: float) -> Iterator
     except (RecursionError, MemoryError, OverflowError) as error:
         yield "exhausted", f"{type(error).__name__}: {error}"
     except Exception as error:  # noqa: BLE001 - a library may raise anything; it becomes a record
-        [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)
-        yield "raised", f"{type(error).__name__}: {error} ({frame.f_code.co_filename}:{line})"
+        yield "raised", described(error)
     else:
         yield "end", None
     finally:

@@ -55,7 +55,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_run(name: str, *overrides: str, solved: Sequence[bool | None] = (True,), prompt: str = "p") -> RunDir:
+def write_run(
+    name: str, *overrides: str, solved: Sequence[bool | None] = (True,), prompt: str = "p", num_samples: int = 1
+) -> RunDir:
     """A complete run of two steps, in two attempts: the first one lost its step 2."""
     run = freeze(load_config("my_run.yaml", [f"run.name={name}", *overrides]), [], []).run
     lines = [line(1, 0, **{"eval/pass@1": 0.0}), line(1, 1), line(1, 2, **{"reward/mean": 9.0})]
@@ -68,8 +70,9 @@ def write_run(name: str, *overrides: str, solved: Sequence[bool | None] = (True,
         write_lines(run.rollouts(step), graded)
     for step in (0, 2):
         evals = [
-            {"ordinal": at, "sample": 0, "reward": None if each is None else float(each), "solved": each, **shown}
+            {"ordinal": at, "sample": sample, "reward": None if each is None else float(each), "solved": each, **shown}
             for at, each in enumerate(solved)
+            for sample in range(num_samples)
         ]
         write_lines(run.eval_rollouts(step), evals)
     run.complete_marker.write_text("done\n")
@@ -142,14 +145,14 @@ def test_two_runs_differ_by_a_key_and_by_pairs_of_prompts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "prompt", "note"),
+    ("eval_of_third", "note"),
     [
-        ([], "another", "has other prompts, so they cannot be paired"),
-        (["eval.num_samples=2"], "p", "eval.num_samples differs"),
+        ({"prompt": "another"}, "has other prompts, so they cannot be paired"),
+        ({"num_samples": 2}, "eval.num_samples differs"),
     ],
 )
-def test_runs_with_other_evals_are_not_paired(folder: Path, overrides: list[str], prompt: str, note: str) -> None:
-    write_run("third", *overrides, prompt=prompt)
+def test_runs_with_other_evals_are_not_paired(folder: Path, eval_of_third: dict[str, Any], note: str) -> None:
+    write_run("third", **eval_of_third)
     found = hpc_grpo.compare(["my-run", "third"])
     assert found.differences == {} and note in str(found)
 
@@ -157,6 +160,13 @@ def test_runs_with_other_evals_are_not_paired(folder: Path, overrides: list[str]
 def test_a_prompt_whose_reward_failed_is_in_no_pair(folder: Path) -> None:
     write_run("third", solved=(None, True, True, False))
     assert hpc_grpo.compare(["my-run", "third"]).differences["third - my-run"]["eval/pass@1"] == pytest.approx(1 / 3)
+
+
+def test_evals_before_a_change_of_eval_num_samples_are_compared_as_they_were_sampled(folder: Path) -> None:
+    overrides = ["eval.num_samples=1", "eval.pass_k=[1]"]  # as resumes set them, after evals of 3 completions
+    write_run("third", *overrides, solved=(True, False), num_samples=3)
+    write_run("fourth", *overrides, solved=(True, True), num_samples=3)
+    assert hpc_grpo.compare(["third", "fourth"]).differences["fourth - third"]["eval/pass@1"] == 0.5
 
 
 def test_one_run_is_no_comparison(folder: Path) -> None:

@@ -148,6 +148,22 @@ def test_a_base_that_does_not_exist_is_an_error_that_names_it(tmp_path: Path) ->
     assert "base 'nowhere.yaml' does not exist" in error_of(path)
 
 
+@pytest.mark.parametrize("base", [5, ["site.yaml", 5], {"path": "site.yaml"}])
+def test_a_base_that_is_no_file_name_is_an_error(tmp_path: Path, base: Any) -> None:
+    write(tmp_path / "site.yaml", {})
+    assert "must be a file, or a list of files" in error_of(write(tmp_path / "c.yaml", {**MINIMAL, "base": base}))
+
+
+def test_no_base_may_be_written_as_null(tmp_path: Path) -> None:
+    assert load(write(tmp_path / "c.yaml", {**MINIMAL, "base": None})) == load(write(tmp_path / "d.yaml", MINIMAL))
+
+
+def test_bases_that_lead_back_to_a_file_are_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", {**MINIMAL, "base": "site.yaml"})
+    write(tmp_path / "site.yaml", {"base": "c.yaml"})
+    assert "base 'c.yaml' is a file that has site.yaml among its own bases" in error_of(path)
+
+
 def test_a_shipped_config_is_found_by_its_name() -> None:
     assert find_config("local/debug").name == "debug.yaml"
     assert find_config("local/debug.yaml") == find_config("local/debug")

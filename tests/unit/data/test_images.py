@@ -168,6 +168,24 @@ def test_a_row_whose_image_cannot_be_used_is_named_before_anything_starts(load: 
         load(good, {**good, "image": image})
 
 
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([{"role": "assistant", "content": None}, {"role": "user", "content": "?"}], ""),
+        ([{"role": "user"}], "a message must have role and content"),
+        (["?"], "a message must have role and content"),
+        (7, "must be a list of messages"),
+    ],
+)
+def test_messages_that_hold_images_are_checked_as_others_are(load: Loader, messages: Any, says: str) -> None:
+    row = {"message": messages, "answer": "1"}
+    if not says:
+        assert load(row, images="message", messages_field="message")[0].images == ()
+        return
+    with pytest.raises(ConfigError, match=rf"Item 0 of .*'message'.*{says}"):
+        load(row, images="message", messages_field="message")
+
+
 def test_marks_must_be_as_many_as_images(load: Loader) -> None:
     with pytest.raises(ConfigError, match=r"Item 0 .* places for 2 images \(<image>\), and there are 1"):
         load({"question": "<image><image>?", "answer": "1", "image": "red.png"})

@@ -47,6 +47,19 @@ def test_jsonl_skips_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
     assert list(load_items(config)) == ITEMS[:2]
 
 
+def test_the_byte_of_a_broken_first_line_counts_the_byte_order_mark(tmp_path: Path) -> None:
+    config = write_lines(tmp_path / "d.jsonl", ["\ufeff" + '{"question": x}'])
+    assert "line 1, byte 16: not valid JSON" in message_of(config)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000 + "]" * 100_000], ids=["digits", "depth"])
+@pytest.mark.parametrize(("name", "where"), [("d.jsonl", "line 2, byte 3"), ("d.json", "d.json")])
+def test_json_that_python_refuses_to_read_is_named(tmp_path: Path, name: str, where: str, value: str) -> None:
+    item = f'{{"question": {value}}}'
+    config = write_lines(tmp_path / name, ["{}", item] if name == "d.jsonl" else [f"[{item}]"])
+    assert f"{where}: a number has more than 4300 digits, or brackets" in message_of(config)
+
+
 def test_broken_line_after_a_million_bytes_is_named(tmp_path: Path) -> None:
     good = json.dumps({"question": "é" * 500, "answer": "1"}, ensure_ascii=False)
     num_good = 1_000_000 // len(f"{good}\n".encode()) + 1

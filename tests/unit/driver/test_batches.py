@@ -114,6 +114,17 @@ def test_advantages_of_a_users_function_that_are_too_few_or_not_finite_are_a_con
         RolloutBatches(config, scheduler).take_step(0, StepTimer())
 
 
+@pytest.mark.parametrize(
+    ("given", "says"), [("None", "TypeError"), ("[None, 1.0]", "TypeError"), ("[1 / rewards[1], 0]", "ZeroDivision")]
+)
+def test_a_users_advantage_that_fails_is_a_config_error_that_names_it(tmp_path: Path, given: str, says: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def advantage(rewards, valid): return {given}\n")
+    config = minimal_config(loss={"advantage": f"{tmp_path / 'mine.py'}:advantage"})
+    scheduler: Any = FakeScheduler([group(0, rewards=(1.0, 0.0))])
+    with pytest.raises(ConfigError, match=rf"loss\.advantage\.name = .*mine\.py:advantage failed: {says}"):
+        RolloutBatches(config, scheduler).take_step(0, StepTimer())
+
+
 def test_a_group_that_teaches_nothing_counts_nowhere_when_the_config_drops_it() -> None:
     scheduler: Any = FakeScheduler([group(0), group(1, rewards=(0.5, 0.5))])
     config = minimal_config(rollout={"drop_zero_variance": True})

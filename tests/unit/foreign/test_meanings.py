@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -284,3 +285,11 @@ def test_what_changes_sampling_or_the_schedule_is_told() -> None:
 def test_vllm_stands_for_verls_sglang_and_for_no_other_engine(engine: str, kind: Kind) -> None:
     translation = translate(verl.ROWS, {f"{_ROLLOUT}.name": engine})
     assert f"{_ROLLOUT}.name" in {outcome.theirs for outcome in translation.of(kind)}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("value", [0, -1, 1.5, math.inf, math.nan, "x", "", [], [1], [{}], {}, {"a": 1}, True, None])
+def test_no_value_of_a_key_is_a_traceback(system: str, value: Any) -> None:
+    rows = SYSTEMS[system].rows
+    for name in (name for row in rows for name in (*row.names, *row.also) if "*" not in name):
+        assert translate(rows, {name: value}).outcomes

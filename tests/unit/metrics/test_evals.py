@@ -124,6 +124,16 @@ def test_a_metric_of_ones_own_that_breaks_its_contract_is_refused(returned: Any,
     assert named in str(error.value)
 
 
+def test_a_metric_of_ones_own_that_raises_is_named_with_the_line_that_did() -> None:
+    def broken(groups: Sequence[EvalGroup]) -> dict[str, float]:
+        return {"share": 1 / 0}
+
+    with pytest.raises(
+        ConfigError, match=r"eval\.metrics: mine:broken failed: ZeroDivisionError: .*test_evals\.py:\d+"
+    ):
+        eval_metrics([group((1, 0, 0))], SETTINGS, {"mine:broken": broken})
+
+
 def test_a_difference_is_that_of_the_same_prompts_with_its_interval() -> None:
     before = [group([0, 0, 0]), group([1, 0, 0]), group([1, 1, 1], is_graded=False), group([1, 1, 1], "sums")]
     after = [group([1, 0, 0], num_tokens=(1, 2, 3)), group([1, 1, 1]), group([0, 0, 0]), group([1, 1, 0], "sums")]

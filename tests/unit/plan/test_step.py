@@ -69,6 +69,13 @@ def test_the_epochs_of_a_file_are_counted(tmp_path: Path) -> None:
     assert num_steps(plan) == 5  # 260 prompts in steps of 64
     rows.write_text("{\n")
     assert num_steps(plan) is None
+    rows.write_text('{"messages": ["no message"], "answer": "a"}\n')
+    assert (
+        num_steps(
+            plan_7b_config("7B", 4, *epochs, *data, "data.train.messages_field=messages", "data.deduplicate=true")
+        )
+        is None
+    )
 
 
 def test_epochs_are_of_what_a_run_trains_on(
