@@ -88,7 +88,7 @@ class Encoder:
         """Return the digest of the items themselves."""
         hashed = hashlib.sha256()
         for number, item in enumerate(items):
-            hashed.update(self._as_json(item, number).encode() + b"\n")
+            hashed.update(as_json(self._source, item, number).encode() + b"\n")
             if number % BATCH_ITEMS == 0:
                 PULSE.beat()
         return hashed.hexdigest()[:32]
@@ -109,7 +109,9 @@ class Encoder:
         rows = []
         for (number, item), text, prompt, completion in zip(numbered, texts, prompts, completions, strict=True):
             check_not_empty(text if prompt else "", self._source.path, number)
-            rows.append(Row(text, prompt, completion, self._as_json(item, number), prompt_hash(self._source, item)))
+            rows.append(
+                Row(text, prompt, completion, as_json(self._source, item, number), prompt_hash(self._source, item))
+            )
         return rows
 
     def _row_with_images(self, item: Item, number: int) -> Row:
@@ -139,18 +141,20 @@ class Encoder:
             raise ConfigError(f"{where} (counted from 0), {column!r} (data.images): {error}") from error
         [prompt] = self._template.encode([text])
         digests = [hashlib.sha256(image).hexdigest() for image in images]
-        fields, hashed = self._as_json({**item, column: digests}, number), prompt_hash(source, item, digests)
+        fields, hashed = as_json(source, {**item, column: digests}, number), prompt_hash(source, item, digests)
         return Row(text, prompt, (), fields, hashed, images, sum(counts) - len(counts))
 
-    def _as_json(self, item: Mapping[str, Any], number: int) -> str:
-        try:
-            return json.dumps(item, default=_as_json_value)
-        except TypeError as error:
-            column = next((name for name, value in item.items() if not _is_json(value)), "?")
-            raise ConfigError(
-                f"Item {number} of {self._source.path}: column {column!r}: {error}. Columns must hold what JSON has: "
-                f"text, numbers, lists and mappings. Remove the column from the data, or make it text (bytes: base64)."
-            ) from error
+
+def as_json(source: SourceConfig, item: Mapping[str, Any], number: int) -> str:
+    """Return the columns of item `number`. Raises ConfigError for a value that JSON does not have."""
+    try:
+        return json.dumps(item, default=_as_json_value)
+    except TypeError as error:
+        column = next((name for name, value in item.items() if not _is_json(value)), "?")
+        raise ConfigError(
+            f"Item {number} of {source.path}: column {column!r}: {error}. Columns must hold what JSON has: "
+            f"text, numbers, lists and mappings. Remove the column from the data, or make it text (bytes: base64)."
+        ) from error
 
 
 def _batches(items: Iterable[Item]) -> Iterator[Batch]:

@@ -20,8 +20,9 @@ when the last environment has answered. So a resumed run forms the same batches,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -151,7 +152,8 @@ class _Stage:
             if answer is None:
                 return await self._play_agent(session, request, index, ask)
             messages = answer.messages or self._template.messages(scene.row, request.ordinal)
-            conversation = self._dialogue.begin(messages, answer.tools)
+            with _refusals():
+                conversation = self._dialogue.begin(messages, answer.tools)
             context, num_first = conversation.context, len(conversation.prompt)
             if num_first > self._max_prompt_tokens:
                 raise EnvironmentFailedError(
@@ -172,10 +174,11 @@ class _Stage:
                 if answer.done or len(turns) == self._environment.max_turns:
                     is_whole = answer.done and completion.finish_reason == "stop"
                     return Episode(tuple(turns), "stop" if is_whole else "length", metrics=metrics)
-                context = conversation.go_on(sampled, answer.messages)
+                with _refusals():
+                    context = conversation.go_on(sampled, answer.messages)
                 if not len(context.token_ids):
                     raise EnvironmentFailedError("step gave an observation without a token")
-        except (EnvironmentFailedError, ValueError) as error:  # ValueError: messages that the template refuses
+        except EnvironmentFailedError as error:
             return Episode(tuple(turns), "stop", failure=str(error), metrics=metrics)
         finally:
             if session is not None:
@@ -286,6 +289,15 @@ class _Seat:
 
     def leave(self) -> None:
         self._wave.leave()
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn the ValueError for messages that the template refuses into EnvironmentFailedError."""
+    try:
+        yield
+    except ValueError as error:
+        raise EnvironmentFailedError(str(error)) from error
 
 
 async def _to_its_end(

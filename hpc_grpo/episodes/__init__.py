@@ -57,4 +57,9 @@ def as_messages(value: Messages | None) -> list[Message]:
             raise ValueError(f"a message is text, or has role and content, not {message!r:.200}")
         if not isinstance(message.get("content"), str):
             raise ValueError(f"the content of a message is text, not {message.get('content')!r:.200}")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, Sequence) or not all(
+            isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls
+        ):
+            raise ValueError(f"the tool_calls of a message are a list with a function in each, not {calls!r:.200}")
     return messages

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,8 @@ from hpc_grpo.system.processes import tie_to_parent
 MAX_LINE_BYTES = 16 << 20
 _BLOCKED_S = 0.5
 """An event loop that runs nothing for so long is blocked."""
+_SLICES = 20
+"""Waits that the time of an `async` call is cut into."""
 _MAX_CHARACTERS = 1_000_000
 _MAX_POOL_THREADS = 10_000
 
@@ -69,8 +71,8 @@ class Host:
             own = self._sessions[session]
             value = own.call(method, *args)
             if inspect.isawaitable(value):
-                value = await asyncio.wait_for(value, None if method == "play" else self._timeout_s)
-            if method != "play" and time.monotonic() - begun > self._timeout_s:
+                value = await (value if method == "play" else _within(value, self._timeout_s))
+            elif time.monotonic() - begun > self._timeout_s:
                 raise TimeoutError
             if method == "reset":
                 answer = {"messages": checked_messages(value), "tools": own.tools()}
@@ -84,6 +86,18 @@ class Host:
             late = "" if method == "play" else f"did not end within {self._timeout_s:g} s"
             line = _line(call=call, failure=_described(error, late))
         self._write(line)
+
+
+async def _within(value: Awaitable[Any], seconds: float) -> Any:
+    """Wait for a value. Raises TimeoutError. While another call blocks the event loop, one slice of time passes."""
+    task = asyncio.ensure_future(value)
+    for _ in range(_SLICES):
+        done, _ = await asyncio.wait([task], timeout=seconds / _SLICES)
+        if done:
+            return task.result()
+    task.cancel()
+    await asyncio.wait([task])
+    raise TimeoutError
 
 
 CALL_OF: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
@@ -102,8 +116,13 @@ def _running_call(loop: asyncio.AbstractEventLoop) -> int | None:
     return None if task is None else CALL_OF.get(task)
 
 
-def _watch(loop: asyncio.AbstractEventLoop, loop_thread: int, tell: Callable[[bytes], None]) -> None:
-    """Tell which call blocks the event loop, and where, and when it does so no more. Runs in a thread of its own."""
+def _watch(
+    loop: asyncio.AbstractEventLoop,
+    loop_thread: int,
+    tell: Callable[[bytes], None],
+    write: Callable[[bytes], None],
+) -> None:
+    """Tell which call blocks the event loop, and where. Have the loop write when it runs again. Runs in a thread."""
     with contextlib.suppress(RuntimeError):  # the loop is closed
         while True:
             heard = threading.Event()
@@ -111,8 +130,7 @@ def _watch(loop: asyncio.AbstractEventLoop, loop_thread: int, tell: Callable[[by
             if not heard.wait(_BLOCKED_S) and (call := _running_call(loop)) is not None:
                 frame = sys._current_frames()[loop_thread]
                 tell(_line(call=call, blocks=f"{frame.f_code.co_filename}:{frame.f_lineno}"))
-                heard.wait()
-                tell(_line(call=call, blocks=""))
+                loop.call_soon_threadsafe(write, _line(call=call, blocks=""))
             heard.wait()
             time.sleep(_BLOCKED_S)
 
@@ -217,13 +235,13 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
             writer.write(line)
 
     def tell(line: bytes) -> None:
-        with writing:
+        with writing, contextlib.suppress(BlockingIOError):
             if not writer.transport.get_write_buffer_size():  # else the line would be inside another
                 connection.send(line)
 
     loop, host = asyncio.get_running_loop(), Host(make, settings["timeout_s"], write)
     loop.set_task_factory(_make_task)
-    threading.Thread(target=_watch, args=(loop, threading.get_ident(), tell), daemon=True).start()
+    threading.Thread(target=_watch, args=(loop, threading.get_ident(), tell, write), daemon=True).start()
     # Agents wait for each other: those that ask in `asyncio.to_thread` need a thread each.
     loop.set_default_executor(ThreadPoolExecutor(_MAX_POOL_THREADS))
     try:
@@ -237,7 +255,9 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
         writer.write(_line(refused=text))
         await writer.drain()
         return
-    writer.write(_line(plays=plays, is_async=plays and inspect.iscoroutinefunction(environment.play)))
+    writer.write(
+        _line(plays=plays, is_async=inspect.iscoroutinefunction(environment.play if plays else environment.step))
+    )
     tasks: set[asyncio.Task[None]] = set()
     while line := await reader.readline():
         tasks.add(task := asyncio.create_task(host.serve(*json.loads(line))))

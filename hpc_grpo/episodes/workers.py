@@ -128,8 +128,7 @@ class _Process:
         self.num_sessions = 0
         self.plays = False
         """Whether it holds agents; known once it is `ready`."""
-        self._plays_apart = False
-        """Whether its agents have a thread each: one that hangs keeps no other from asking."""
+        self._is_async = False
         self.end: str | None = None
         """How it ended."""
         self._environment = environment
@@ -215,18 +214,17 @@ class _Process:
             self._writer.transport.abort()  # the socket alone would stay with the loop, which has its number
 
     def _end_late(self, number: int) -> None:
-        was_stopped = hold_on(self._process.pid) == "stopped"
-        if was_stopped:
+        if hold_on(self._process.pid) == "stopped":
             self.kill("was stopped (SIGSTOP)")
-        elif number in self._left_s:
-            late = {own for own in self._left_s if self._plays_apart and self._agent_left_s(own) <= 0.0}
-            is_blocking = (self._blocker, self._freed_at) == (number, math.inf)
-            blocks = f"; it blocks the event loop ({self._blocked_at})" if is_blocking else ""
-            self.kill(
-                f"neither ended nor asked the model within {self._environment.timeout_s:g} s{blocks}", late | {number}
-            )
-        else:
-            self.kill(f"did not end within {self._environment.timeout_s:g} s", self._started[-1:])
+            return
+        is_agent, is_blocked = number in self._left_s, self._freed_at == math.inf
+        did = "neither ended nor asked the model" if is_agent else "did not end"
+        guilty = {number} if is_agent else {self._blocker} if is_blocked else {*self._started[-1:]}
+        does = "blocks the event loop" if self._is_async else "is"
+        where = f"; it {does} at {self._blocked_at}" if is_blocked and self._blocker in guilty else ""
+        if is_agent and not self._is_async:  # each has a thread: one that hangs keeps no other from asking
+            guilty |= {own for own in self._left_s if self._agent_left_s(own) <= 0.0}
+        self.kill(f"{did} within {self._environment.timeout_s:g} s{where}", guilty)
 
     async def _start(self) -> None:
         """Connect, and wait until the environment is imported. Raises ConfigError where it cannot be made."""
@@ -245,7 +243,7 @@ class _Process:
         if (refusal := ready.get("refused")) is not None:
             self.kill("was refused")
             raise ConfigError(f"Environment {name!r} cannot be made: {refusal}")
-        self.plays, self._plays_apart = ready["plays"], not ready["is_async"]
+        self.plays, self._is_async = ready["plays"], ready["is_async"]
         self._reading = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.config.resources import check_fits, node_demand
-from hpc_grpo.data.encoder import check_item, completion_text
+from hpc_grpo.data.encoder import as_json, check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
@@ -161,7 +161,8 @@ def environments_finding(config: Config, context: Context) -> Finding:
     errors: dict[str, None] = {}
     for key, (source, environment) in config.environments.items():
         try:
-            first_answer(key, environment, json.loads(json.dumps(next(iter(read_items(source)), {}))))
+            row = as_json(source, next(iter(read_items(source)), {}), 0)
+            first_answer(key, environment, json.loads(row))
         except ConfigError as error:
             errors[str(error)] = None
     began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))

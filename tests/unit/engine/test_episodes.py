@@ -197,6 +197,7 @@ def test_an_episode_that_is_cut_in_its_last_answer_counts_as_truncated(tokenizer
         ({"first": "x" * 600}, "more than data.max_prompt_tokens"),
         ({"first": [{"role": "tool", "content": "x"}]}, "no tools here"),
         ({"first": {"role": "user"}}, "content of a message is text"),
+        ({"first": {"role": "assistant", "content": "", "tool_calls": ["ls"]}}, "tool_calls of a message"),
     ],
 )
 def test_a_beginning_that_cannot_be_shown_is_a_failure_of_its_episode(
@@ -222,6 +223,23 @@ def test_a_prompt_that_the_engine_refuses_ends_its_own_group_alone(tokenizer: An
     refused, taken = asyncio.run(played())
     assert isinstance(refused, PromptError)
     assert len(taken.episodes) == 1
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_what_the_engine_raises_is_no_failure_of_the_environment(tokenizer: Any, kind: type[Exception]) -> None:
+    async def failing(requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+        raise kind("the engine is gone")
+
+    async def playing() -> None:
+        player = EpisodePlayer(make_config(), tokenizer, failing)
+        try:
+            [task] = player.start([GroupRequest(0, (), (7,), SAMPLING, scene=scene())])
+            with pytest.raises(kind, match="the engine is gone"):
+                await task
+        finally:
+            player.end_all()
+
+    asyncio.run(asyncio.wait_for(playing(), 30.0))
 
 
 def test_episodes_of_a_driver_that_is_gone_end_with_their_processes(tokenizer: Any) -> None:

@@ -32,13 +32,18 @@ class Guess:
 
 
 class Slow:
-    """Answers after a while, beside other sessions."""
+    """Answers after a while, beside other sessions, unless it blocks them: `block 2` does so for two seconds."""
 
     async def reset(self, row, seed):
         return "go"
 
     async def step(self, message):
-        await asyncio.sleep(float(message))
+        how, _, seconds = message.rpartition(" ")
+        if how == "block":
+            await asyncio.sleep(0.2)
+            time.sleep(float(seconds))
+        else:
+            await asyncio.sleep(float(seconds))
         return Turn("again")
 
 

@@ -119,6 +119,32 @@ def test_a_call_that_hangs_fails_and_the_sessions_beside_it_are_lost():
     assert isinstance(second, EnvironmentLostError)
 
 
+def step_beside(message, other, **keys):
+    """Step one session of `Slow`, and another one right behind it."""
+
+    async def played():
+        with workers_of("Slow", **keys) as workers:
+            sessions = [(await workers.reset({}, seed))[0] for seed in range(2)]
+            steps = [session.step(text) for session, text in zip(sessions, (message, other), strict=True)]
+            return await asyncio.gather(*steps, return_exceptions=True)
+
+    return asyncio.run(played())
+
+
+def test_an_async_environment_that_blocks_its_event_loop_is_named_and_loses_its_neighbour():
+    first, second = step_beside("block 600", "0.5", timeout_s=1.0)
+    assert isinstance(first, EnvironmentFailedError)
+    assert "it blocks the event loop at " in str(first)
+    assert "playing.py:" in str(first)
+    assert isinstance(second, EnvironmentLostError)
+    assert not second.is_suspect
+
+
+def test_the_seconds_in_which_a_neighbour_blocks_the_event_loop_do_not_count_for_a_step():
+    _, second = step_beside("block 3", "1.0", timeout_s=2.0)
+    assert second.messages[0]["content"] == "again"
+
+
 def test_a_process_that_is_stopped_is_no_fault_of_a_session():
     async def played():
         with workers_of("Bad", timeout_s=0.5) as workers:

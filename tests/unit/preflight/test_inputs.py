@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hpc_grpo.config import LaunchConfig
@@ -181,3 +184,16 @@ def test_the_doctor_begins_an_episode_of_each_environment(tmp_path: Path, row: s
     found = next(finding for finding in input_findings(own) if finding.check == "environments")
     assert found.status == status
     assert says in found.says
+
+
+def test_the_doctor_gives_environments_rows_as_training_does(tmp_path: Path) -> None:
+    table = pa.table({"first": ["go"], "day": [date(2026, 11, 28)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    file = Path(__file__).parents[1] / "episodes" / "playing.py"
+    own = context(
+        environment={"name": f"{file}:Bad", "num_workers": 1},
+        data={"train": {"path": str(tmp_path / "rows.parquet"), "prompt_field": None, "answer_field": None}},
+        eval={"every": None},
+    )
+    [found] = [finding for finding in input_findings(own) if finding.check == "environments"]
+    assert (found.status, found.says) == ("ok", f"{file}:Bad: an episode began")
