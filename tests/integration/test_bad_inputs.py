@@ -52,10 +52,7 @@ def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         while file.tell() < 1_000_000:
             file.write(good)
         file.write('{"question": "What is 1+1?", "answer"\n')
-    long_prompt = json.dumps({"question": "What is " + "1+" * 40 + "1?", "answer": "#### 41"})
-    (folder / "blank.jsonl").write_text(good + json.dumps({"question": "", "answer": "#### 2"}) + "\n")
     write_larger_vocabulary(folder / "tied", folder / "larger_vocabulary")
-    (folder / "long.jsonl").write_text(good + long_prompt + "\n")
     demonstrations = [{"question": "1+1?", "answer": "2" * count} for count in (3, 72)]
     (folder / "long_sft.jsonl").write_text("".join(json.dumps(each) + "\n" for each in demonstrations))
     return folder
@@ -87,18 +84,6 @@ def assert_one_clear_error(code: int, said: str, words: list[str]) -> None:
 
 CLI_CASES = {
     "misspelt key": (["train.lrr=1"], ["train.lrr", "did you mean 'lr'"]),
-    "misspelt section": (["trian.lr=1"], ["trian", "did you mean 'train'"]),
-    "wrong type": (["train.lr=fast"], ["train.lr", "'fast'", "number"]),
-    "negative": (["train.lr=-1"], ["train.lr", "greater than 0"]),
-    "group of one": (["rollout.group_size=1"], ["rollout.group_size", "greater than or equal to 2"]),
-    "not an override": (["train.lr"], ["train.lr", "key.path=value"]),
-    "two budgets": (["train.total_epochs=1"], ["train.total_steps", "train.total_epochs", "Exactly one"]),
-    "eval without data": (["eval.every=1", "data.eval=null"], ["eval.every", "data.eval"]),
-    "pass@k beyond the samples": (["eval.every=1", "eval.pass_k=[4]"], ["eval.pass_k", "eval.num_samples"]),
-    "microbatch too small": (["train.max_tokens_per_microbatch=8"], ["train.max_tokens_per_microbatch", "40"]),
-    "run name with a slash": (["run.name=a/b"], ["run.name", "'/'"]),
-    "unwritable run folder": (["run.root=/proc/nowhere"], ["/proc/nowhere", "run.root"]),
-    "misspelt reward": (["rewards.0.name=corectness"], ["corectness", "did you mean 'correctness'"]),
     "flash attention on a CPU": (["train.attention=flash_attention_2"], ["train.attention", "sdpa"]),
 }
 
@@ -109,11 +94,6 @@ def test_command_line_finds(case: str, mistakes: Path, monkeypatch: pytest.Monke
     overrides, words = CLI_CASES[case]
     found = call("train", str(tiny_config(mistakes, "cli")), *overrides)
     assert_one_clear_error(found.exit_code, found.output, words)
-
-
-def test_missing_config_names_the_shipped_ones(mistakes: Path) -> None:
-    found = call("train", "local/tiny_grop")
-    assert_one_clear_error(found.exit_code, found.output, ["local/tiny_grop", "did you mean 'local/tiny_grpo'"])
 
 
 def test_run_name_taken_by_another_config(mistakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,16 +109,8 @@ def test_run_name_taken_by_another_config(mistakes: Path, monkeypatch: pytest.Mo
 
 DRIVER_CASES = {
     "missing model folder": ({"model": {"path": "no/such/model"}}, ["model.path", "no/such/model"]),
-    "folder that is no model": ({"model": {"path": "."}}, ["model.path"]),
-    "missing data file": ({"data": {"train": {"path": "nowhere.jsonl"}}}, ["nowhere.jsonl"]),
     "line broken after a million bytes": ({"data": {"train": {"path": "broken.jsonl"}}}, ["broken.jsonl", "line"]),
     "empty data set": ({"data": {"train": {"path": "empty.jsonl"}}}, ["empty.jsonl", "empty"]),
-    "field that is not there": (
-        {"data": {"train": {"path": "train.jsonl", "prompt_field": "qustion"}}},
-        ["qustion", "question"],
-    ),
-    "prompt longer than allowed": ({"data": {"train": {"path": "long.jsonl"}}}, ["data.max_prompt_tokens", "16"]),
-    "empty prompt": ({"data": {"train": {"path": "blank.jsonl"}, "prompt_format": "{prompt}"}}, ["Item 1", "empty"]),
     "longer than the context": ({"rollout": {"max_new_tokens": 100}}, ["context", "64", "rollout.max_new_tokens"]),
     "demonstration longer than the context": (
         {"task": "sft", "data": {"train": {"path": "long_sft.jsonl"}}},

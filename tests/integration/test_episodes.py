@@ -109,7 +109,7 @@ def test_environments_that_are_killed_and_stopped_cost_no_ordinal(workspace: Pat
     assert left == []
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_agents_of_another_python_train_and_killed_ones_cost_no_ordinal(
     workspace: Path, cluster: dict[str, str], lag: int
 ) -> None:
@@ -166,6 +166,7 @@ def test_each_token_of_an_episode_has_the_version_of_the_weights_that_sampled_it
     assert max(num_advantages) == 3, "each turn has an advantage of its own"
 
 
+@pytest.mark.long
 def test_a_critic_learns_from_games_and_tasks_with_a_second_try(workspace: Path, cluster: dict[str, str]) -> None:
     write_model(workspace / "long", LONG, seed=0)
     games = {"name": "textarena:GuessTheNumber-v0", "max_turns": 3, "max_tokens": 300}

@@ -142,7 +142,9 @@ def share(root: Path, rank: int, world_size: int, seed: int) -> list[Minibatch]:
     return [Minibatch(tuple(shares[rank]), sum(own.num_trained_tokens for own in sequences), len(sequences))]
 
 
-@pytest.mark.parametrize("trains", [False, True], ids=["frozen tower", "trained tower"])
+@pytest.mark.parametrize(
+    "trains", [pytest.param(False, marks=pytest.mark.long), True], ids=["frozen tower", "trained tower"]
+)
 def test_every_zero_stage_trains_alike_and_resumes_where_only_one_rank_has_images(trains: bool, tmp_path: Path) -> None:
     write_vision_model(tmp_path / "model", vocab_size=320)
     before = weights_in(tmp_path / "model")

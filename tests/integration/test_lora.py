@@ -153,7 +153,7 @@ def config_of(workspace: Path, name: str, publish: str, **train: Any) -> Path:
     ("fault", "says"),
     [
         ("withheld", "keeps old weights"),
-        ("stale", "keeps old weights"),
+        pytest.param("stale", "keeps old weights", marks=pytest.mark.long),
         ("half", "does not sample from weight version"),
     ],
 )

@@ -79,7 +79,7 @@ def small(files: Path, name: str, **changes: Mapping[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("heading", "config", "changes", "metric"),
     [
-        ("Math with a verifier", "math.yaml", {}, "reward/math"),
+        pytest.param("Math with a verifier", "math.yaml", {}, "reward/math", marks=pytest.mark.long),
         ("Code in the sandbox", "code.yaml", {}, "reward/code"),
         pytest.param("LoRA on one GPU", "adapter.yaml", {}, "reward/math", marks=pytest.mark.long),
         pytest.param("Distillation", "distill.yaml", {}, "kl/learner_teacher", marks=pytest.mark.long),
@@ -117,6 +117,7 @@ def test_grpo_begins_where_sft_has_ended(cluster: dict[str, str], files: Path) -
     assert metrics_of(complete_in_cluster(cluster, small(files, "refined.yaml")))
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_more_engines(cluster: dict[str, str], files: Path) -> None:
     complete_in_cluster(cluster, small(files, "longer.yaml"))
     again = complete_in_cluster(

@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -110,10 +111,15 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def own_imports(path: Path) -> set[str]:
     """What a module imports of the package, also inside functions: dotted names below hpc_grpo."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hpc_grpo."):
             found.add(node.module.removeprefix("hpc_grpo."))
     return found
@@ -121,7 +127,7 @@ def own_imports(path: Path) -> set[str]:
 
 def words_of(path: Path) -> set[str]:
     """Strings and names in the code of a module: no comments and no docstrings."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told)
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -131,7 +137,7 @@ def words_of(path: Path) -> set[str]:
 def imported_on_import(path: Path) -> set[str]:
     """Dotted names that a module imports when it is imported itself (not inside functions)."""
     found: set[str] = set()
-    queue: list[ast.AST] = [ast.parse(path.read_text())]
+    queue: list[ast.AST] = [tree_of(path)]
     while queue:
         node = queue.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):

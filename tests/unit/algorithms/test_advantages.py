@@ -42,22 +42,10 @@ def test_a_group_is_centred_and_divided_by_the_deviation_of_all_rewards_of_the_s
     assert found == [pytest.approx((0.5 / scale, -0.5 / scale)), (0.0, 0.0), (0.0, 0.0)]
 
 
-def test_invalid_rollouts_do_not_shift_the_others() -> None:
-    with_invalid = group_advantages((3.0, 0.0, 1.0, 0.0), (True, False, True, False), True)
-    alone = group_advantages((3.0, 1.0), (True, True), True)
-    assert (with_invalid[0], with_invalid[2]) == alone
-    assert (with_invalid[1], with_invalid[3]) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_equal_rewards_give_exactly_zero(normalize_std: bool) -> None:
     # The mean of three 0.1 is not 0.1 in floating point.
     assert group_advantages((0.1, 0.1, 0.1), (True,) * 3, normalize_std) == (0.0, 0.0, 0.0)
-
-
-def test_one_valid_or_none() -> None:
-    assert group_advantages((5.0, 1.0), (True, False), True) == (0.0, 0.0)
-    assert group_advantages((5.0, 1.0), (False, False), True) == (0.0, 0.0)
 
 
 def test_an_invalid_nan_is_ignored_and_a_valid_one_refused() -> None:

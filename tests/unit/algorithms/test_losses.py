@@ -1,87 +1,44 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from hpc_grpo.algorithms.corrections import Truncated
-from hpc_grpo.algorithms.losses import LossSettings
 from hpc_grpo.algorithms.objective import policy_objective
 from hpc_grpo.algorithms.tasks import negative_log_likelihood
-from hpc_grpo.algorithms.terms import LossInputs, kl_k3
+from hpc_grpo.algorithms.terms import LossInputs, interpolated_proximal
 from tests.support.configs import loss_of
 
 
-def inputs(
-    ratios: list[float], advantages: list[float], mismatch: float = 1.0, ref_log_ratio: float | None = None
-) -> LossInputs:
-    """Tokens whose ratio to the proximal policy is `ratios`, and engine probability 1/mismatch of the proximal."""
+def inputs(ratios: list[float], advantages: list[float]) -> LossInputs:
+    """Tokens whose ratio to the proximal policy is `ratios`. The engine sampled from the proximal policy."""
     proximal = torch.full((len(ratios),), -2.0, dtype=torch.float64)
     logprobs = (proximal + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
-    reference = None if ref_log_ratio is None else logprobs.detach() + ref_log_ratio
-    engine = proximal - math.log(mismatch)
-    sequence_ids = torch.zeros(len(ratios), dtype=torch.int64)
-    return LossInputs(
-        logprobs, proximal, engine, reference, torch.tensor(advantages, dtype=torch.float64), sequence_ids
-    )
+    ids = torch.zeros(len(ratios), dtype=torch.int64)
+    return LossInputs(logprobs, proximal, proximal, None, torch.tensor(advantages, dtype=torch.float64), ids)
 
 
-def gradient(loss_inputs: LossInputs, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    per_token = settings.term(loss_inputs).per_token
-    return per_token.detach(), torch.autograd.grad(per_token.sum(), loss_inputs.learner_logprobs)[0]
-
-
-def test_hand_computed_surrogate() -> None:
-    settings = loss_of(clip_low=0.2, clip_high=0.3, correction="none")
-    #                     in range, clipped high, not clipped (A < 0), clipped low (A < 0), not clipped (A > 0)
-    tokens = inputs([1.1, 1.5, 1.5, 0.5, 0.5], [2.0, 2.0, -2.0, -2.0, 2.0])
-    per_token, grad = gradient(tokens, settings)
-    assert per_token.tolist() == pytest.approx([-2.2, -2.6, 3.0, 1.6, -1.0])
-    # d(-rA)/dlogprob = -rA where the ratio acts, 0 where the clip does
-    assert grad.tolist() == pytest.approx([-2.2, 0.0, 3.0, 0.0, -1.0])
-
-
-def test_clip_fraction_counts_only_where_the_clip_acts() -> None:
-    output = loss_of().term(inputs([1.1, 1.5, 1.5, 0.5, 0.5], [2.0, 2.0, -2.0, -2.0, 2.0]))
-    assert output.means["policy/clip_fraction"].tolist() == [0.0, 1.0, 0.0, 1.0, 0.0]
-    assert output.means["policy/ratio_mean"].mean().item() == pytest.approx(1.02)
-
-
-def test_importance_weight_multiplies_the_policy_term_alone() -> None:
-    settings = loss_of(correction={"cap": 2.0}, kl={"coef": 0.5})
-    tokens = inputs([1.0], [1.0], mismatch=1.5, ref_log_ratio=0.1)
-    per_token = policy_objective(settings).loss(tokens).per_token
-    k3 = math.exp(0.1) - 0.1 - 1.0
-    assert per_token.tolist() == pytest.approx([-1.5 + 0.5 * k3])
-
-
-def test_importance_weight_is_capped_and_carries_no_gradient() -> None:
-    proximal = torch.tensor([0.0, 0.0, 0.0, -1.0], requires_grad=True)
-    engine, zeros = torch.tensor([-0.5, -5.0, -1e9, 0.0]), torch.zeros(4)
-    weights = Truncated(cap=2.0).weigh(LossInputs(zeros, proximal, engine, None, zeros, zeros.long())).weights
-    assert weights.tolist() == pytest.approx([math.exp(0.5), 2.0, 2.0, math.exp(-1.0)])
-    assert not weights.requires_grad
-
-
-def test_on_policy_gradient_is_the_advantage_whatever_the_importance_cap() -> None:
-    tokens = inputs([1.0, 1.0], [0.7, -0.3])
-    _, grad = gradient(tokens, loss_of())
-    assert grad.tolist() == pytest.approx([-0.7, 0.3])
-
-
-def test_k3_is_zero_at_equality_never_negative_and_unbiased() -> None:
-    generator = torch.Generator().manual_seed(0)
-    p = torch.randn(20, generator=generator, dtype=torch.float64).log_softmax(-1)
-    q = torch.randn(20, generator=generator, dtype=torch.float64).log_softmax(-1)
-    estimates = kl_k3(p, q)
-    assert (estimates >= 0).all()
-    assert kl_k3(p, p).abs().max() == 0
-    exact = (p.exp() * (p - q)).sum()
-    torch.testing.assert_close((p.exp() * estimates).sum(), exact)
+@pytest.mark.parametrize(
+    ("engine", "learner", "versions", "version", "expected"),
+    [
+        ([-1.0, -2.0, -3.0], [-1.5, -2.5, -3.5], [0, 0, 0], 2, [-1.25, -2.25, -3.25]),
+        ([-1.0, -2.0], [-1.5, -2.2], [0, 2], 4, [-1.375, -2.1]),
+        ([-1.0], [-2.0], [4], 5, [-1.0]),
+        ([-1.0], [-2.0], [3], 3, [-1.0]),
+    ],
+    ids=["half of the steps", "mixed versions", "sampled by the proximal policy", "no step between"],
+)
+def test_the_proximal_policy_is_interpolated_as_areal_does(
+    engine: list[float], learner: list[float], versions: list[int], version: int, expected: list[float]
+) -> None:
+    """The numbers of AReaL's tests/test_prox_approx.py."""
+    live, sampled = torch.tensor(learner, requires_grad=True), torch.tensor(engine)
+    tokens = LossInputs(live, live.detach(), sampled, None, sampled, torch.zeros(len(engine), dtype=torch.int64))
+    found = interpolated_proximal(tokens, torch.tensor(versions).double(), version - 1, version)
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    assert not found.requires_grad
 
 
 def test_extreme_logprobs_stay_finite() -> None:

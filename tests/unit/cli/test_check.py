@@ -62,13 +62,6 @@ def test_the_exit_code_says_whether_it_fits() -> None:
     assert call("plan", CONFIG_7B, "--size", "7B", "--host-memory-gib", "30").exit_code == 78
 
 
-def test_overrides_count_as_words_and_as_options() -> None:
-    by_word = call("plan", CONFIG_7B, "train.offload_optimizer=cpu", "--size", "7B", "--nodes", "1")
-    by_option = call("plan", CONFIG_7B, "train.offload_optimizer=cpu", "--size", "7B", "--nodes", "1")
-    assert by_word.exit_code == by_option.exit_code == 0
-    assert by_word.output == by_option.output
-
-
 def test_a_model_that_is_not_here_is_a_config_error() -> None:
     result = call("plan", CONFIG_7B)
     assert result.exit_code == 78
@@ -138,27 +131,15 @@ def test_env_takes_launch_settings_of_the_config(tmp_path: Path) -> None:
     assert (without["MINE"]["outcome"], without["MINE"]["value"]) == ("dropped", None)
 
 
-def python_of(program: str, cwd: Path) -> str:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=cwd).stdout
-
-
-def test_env_and_plan_load_nothing_heavy(tmp_path: Path) -> None:
-    heavy = "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'numpy', 'deepspeed'} & set(sys.modules)))\n"
+def test_env_and_plan_do_without_what_trains(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom click.testing import CliRunner\nfrom hpc_grpo.cli import check\n"
-        f"print(CliRunner().invoke(check.config, ['--env']).exit_code)\n{heavy}"
-        f"print(CliRunner().invoke(check.plan, [{CONFIG_7B!r}, '--size', '7B']).exit_code)\n{heavy}"
-    )
-    assert python_of(program, tmp_path) == "0\n[]\n0\n[]\n"
-
-
-def test_plan_does_without_what_trains(tmp_path: Path) -> None:
-    program = (
-        "import sys\nsys.modules.update(dict.fromkeys(('torch', 'ray', 'numpy')))\n"
+        "import sys\nsys.modules.update(dict.fromkeys("
+        "('torch', 'ray', 'vllm', 'transformers', 'numpy', 'deepspeed')))\n"  # an import of one of them fails
         "from click.testing import CliRunner\nfrom hpc_grpo.cli import check\n"
+        "print(CliRunner().invoke(check.config, ['--env']).exit_code)\n"
         f"result = CliRunner().invoke(check.plan, [{CONFIG_7B!r}, '--size', '7B'])\n"
         "print(result.exit_code, result.stdout)"
     )
-    output = python_of(program, tmp_path)
-    assert output.startswith("0 Qwen2.5-7B")
-    assert "Recommended: this config's own, 60 s a step" in output
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert run.stdout.startswith("0\n0 Qwen2.5-7B")
+    assert "Recommended: this config's own, 60 s a step" in run.stdout

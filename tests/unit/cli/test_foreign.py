@@ -61,22 +61,6 @@ def test_what_is_refused_ends_with_78_and_lenient_goes_on(tmp_path: Path) -> Non
     assert load_config(str(tmp_path / "ours.yaml")).engine.engines_per_node == 2
 
 
-def test_areals_sglang_is_vllm_here_and_that_is_told(tmp_path: Path) -> None:
-    result = call("config", "--from-areal", str(written(tmp_path, AREAL["gsm8k-1.0.4"].keys)))
-    assert loaded(result, tmp_path).engine.engines_per_node == 4  # type: ignore[attr-defined]
-    assert "SGLang samples there, vLLM here" in result.stderr
-
-
-def test_a_critic_is_refused_and_a_difference_has_both_formulas(areal_file: Path) -> None:
-    refused = call("config", "--from-areal", str(areal_file), "critic.path=m")
-    assert (refused.exit_code, refused.stdout) == (78, "")
-    assert "critic.path = m: a critic trains beside the policy: that is task: ppo" in refused.stderr
-    told = call("config", "--from-areal", str(areal_file), "actor.kl_ctl=0.1", "ref.path=other")
-    assert told.exit_code == 0
-    assert "loss.kl.reference = other" in told.stderr
-    assert "b = norm of rewards, A = (b - mean(b)) / deviation(b) over tokens there; A = b here" in told.stderr
-
-
 def test_an_unknown_key_is_told(areal_file: Path) -> None:
     result = call("config", "--from-areal", str(areal_file), "actor.new_switch=true")
     assert result.exit_code == 0

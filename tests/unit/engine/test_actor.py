@@ -207,16 +207,3 @@ def test_damage_in_a_share_of_the_engines_own_is_raised_and_nothing_counts_as_ve
 
     asyncio.run(publish())
     assert sampler.received == [(4, None)]
-
-
-@pytest.mark.parametrize("name", ["a", "b"])
-def test_damage_in_another_engines_share_is_left_to_that_one(
-    sampler: FakeSampler, store: WeightStore, tmp_path: Path, name: str
-) -> None:
-    staged = stage(store, 2)
-    damage(store, name)
-
-    async def verify() -> None:
-        await (await second_of_two(tmp_path)).verify_weights(staged)
-
-    asyncio.run(verify())

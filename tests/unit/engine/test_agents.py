@@ -52,10 +52,6 @@ def test_a_sites_proxy_is_not_asked_for_the_engines_address(tokenizer: Any, monk
     assert played(tokenizer, "").failure == ""
 
 
-def test_play_may_be_async(tokenizer: Any) -> None:
-    assert played(tokenizer, "", name="AsyncAgent").turns[0].reward == 0.25
-
-
 @pytest.mark.parametrize(
     ("do", "told"),
     [
@@ -77,13 +73,6 @@ def test_what_an_agent_does_wrong_is_the_failure_of_its_episode_and_others_end_w
     assert told in episodes[1].failure
     if do != "exit":  # its process ends with all its sessions, each time
         assert [episode.failure for episode in (episodes[0], episodes[2])] == ["", ""]
-
-
-def test_agents_beside_three_that_hang_begin_again_and_end_well(tokenizer: Any) -> None:
-    engine = WrittenEngine(tokenizer, lambda _: "yes")
-    requests = [GroupRequest(number, (), (7,), SAMPLING, scene=scene(do="hang" * (number < 3))) for number in range(5)]
-    groups = play(config_of(timeout_s=1.0), engine, *requests)
-    assert [bool(only([group]).failure) for group in groups] == [True, True, True, False, False]
 
 
 def test_an_agent_that_blocks_the_event_loop_is_named_and_its_neighbours_are_not_blamed(tokenizer: Any) -> None:

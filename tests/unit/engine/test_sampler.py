@@ -190,14 +190,6 @@ def test_engine_that_raised_in_a_step_tells_the_next_publish_why() -> None:
     assert not sampler.has_work()
 
 
-def test_sampler_that_is_well_takes_part_in_a_publish_and_keeps_its_requests() -> None:
-    vllm = FakeVllm()
-    sampler, _ = sampling(vllm)
-    sampler.receive_weights(1)
-    assert (sampler.policy_version, vllm.asked_of_workers) == (1, ["hpc_grpo_receive"])
-    assert sampler.has_work()
-
-
 def test_an_engine_forgets_what_the_driver_before_asked_for_unless_it_has_failed() -> None:
     vllm = FakeVllm()
     sampler, waiting = sampling(vllm)

@@ -65,14 +65,6 @@ def started(counter: Counter) -> Any:
     return loop
 
 
-def test_steps_until_the_work_is_done() -> None:
-    counter = Counter()
-    loop = started(counter)
-    future = loop.call(lambda counter: counter.add(5)).result(DEADLINE_S)
-    assert future.result(DEADLINE_S) == 5
-    assert counter.num_steps == 5
-
-
 def test_calls_run_between_steps_after_those_in_flight_and_work_goes_on() -> None:
     counter = Counter(gated=True)
     loop = started(counter)

@@ -276,25 +276,20 @@ def translated(name: str) -> tuple[Translation, Config]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_example_loads_with_the_values_it_means(name: str) -> None:
-    _, config = translated(name)
-    found = {key: reduce(getattr, key.split("."), config) for key in EXPECTED[name]}
-    assert found == EXPECTED[name]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_each_key_of_an_example_is_told_once_and_known(name: str) -> None:
-    translation, _ = translated(name)
+def test_an_example_loads_with_the_values_it_means_and_each_of_its_keys_is_told(name: str) -> None:
+    """Each key once, what is not here with its reason. `pytest -s` shows the tables of all examples."""
+    translation, config = translated(name)
+    example = ALL[name][1]
+    assert {key: reduce(getattr, key.split("."), config) for key in EXPECTED[name]} == EXPECTED[name]
     told = [outcome.theirs for outcome in translation.outcomes if outcome.is_given]
-    assert sorted(told) == sorted(keys_of(ALL[name][1]))
+    assert sorted(told) == sorted(keys_of(example))
     assert translation.of(Kind.UNKNOWN) == []
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_what_is_not_here_is_refused_with_its_reason(name: str) -> None:
-    translation, _ = translated(name)
     reasons = "; ".join(outcome.note for outcome in translation.of(Kind.REFUSED))
     assert (REFUSED[name] in reasons) if name in REFUSED else reasons == ""
+    assert all(outcome.note for kind in (Kind.REFUSED, Kind.DIFFERS, Kind.BY_HAND) for outcome in translation.of(kind))
+    text = table_text(translation)
+    sys.stdout.write(f"\n{name}: {example.repository}, {example.path} at {example.commit}\n{text}\n")
+    assert all(f"{outcome.theirs} " in text for outcome in translation.outcomes)
 
 
 def test_rewards_keep_their_weights() -> None:
@@ -310,16 +305,3 @@ def test_several_files_of_verl_are_a_mix_with_names() -> None:
         ("gsm8k", "/home/me/data/gsm8k/train.parquet"),
         ("math", "/home/me/data/math/train.parquet"),
     ]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_table_of_an_example_accounts_for_each_of_its_keys(name: str) -> None:
-    """`pytest -s` shows the tables of all examples."""
-    translation, _ = translated(name)
-    example = ALL[name][1]
-    text = table_text(translation)
-    sys.stdout.write(f"\n{name}: {example.repository}, {example.path} at {example.commit}\n{text}\n")
-    kinds = {kind: translation.count(kind) for kind in Kind}
-    assert sum(kinds.values()) == len(keys_of(example))
-    assert all(outcome.note for kind in (Kind.REFUSED, Kind.DIFFERS, Kind.BY_HAND) for outcome in translation.of(kind))
-    assert all(f"{outcome.theirs} " in text for outcome in translation.outcomes)

@@ -184,18 +184,6 @@ def test_grids_give_the_attention_of_all_pairs_and_its_gradient(
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_one_long_document_does_not_pad_the_others() -> None:
-    layout = document_layout([200] * 28 + [5000] + [200] * 28, "cpu")
-    assert [(grid.num_rows, grid.length) for grid in layout.grids] == [(1, 5000), (56, 200)]
-    assert layout.max_length == 5000
-
-
-def test_documents_of_like_lengths_are_one_call_of_the_kernel() -> None:
-    layout = document_layout([20, 24, 22, 21], "cpu")
-    assert [(grid.num_rows, grid.length) for grid in layout.grids] == [(4, 24)]
-    assert document_layout([20] * 4, "cpu").to_grids is None
-
-
 def test_grids_of_a_microbatch_are_seven_or_eight_calls_and_little_padding() -> None:
     """The numbers of docs/training.md: a call each, where varlen makes one and has no padding."""
     calls, shares = [], []

@@ -15,33 +15,6 @@ from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import TrainSequence
 from tests.support.configs import minimal_config
 
-VALUES = np.array([0.5, -0.25, 1.0], dtype=np.float32)
-LAST = np.array([0.0, 0.0, 2.0], dtype=np.float32)
-
-
-def test_with_lambda_one_the_advantage_is_the_discounted_return_minus_the_value() -> None:
-    advantages, returns = generalized_advantages(LAST, VALUES, discount=0.5, gae_lambda=1.0)
-    assert returns == pytest.approx([0.5, 1.0, 2.0])
-    assert advantages == pytest.approx([0.0, 1.25, 1.0])
-
-
-def test_with_lambda_zero_the_advantage_is_the_error_of_one_step() -> None:
-    advantages, returns = generalized_advantages(LAST, VALUES, discount=1.0, gae_lambda=0.0)
-    assert advantages == pytest.approx([-0.75, 1.25, 1.0])
-    assert returns == pytest.approx([-0.25, 1.0, 2.0])
-
-
-def test_the_advantage_is_the_sum_over_later_errors_that_the_paper_defines() -> None:
-    random = np.random.default_rng(3)
-    values = random.normal(size=9).astype(np.float32)
-    discount, gae_lambda = 0.9, 0.7
-    rewards = random.normal(size=9).astype(np.float32)
-    errors = rewards + discount * np.append(values[1:], 0.0) - values
-    weights = (discount * gae_lambda) ** np.arange(9)
-    expected = [float((weights[: 9 - t] * errors[t:]).sum()) for t in range(9)]
-    advantages, _ = generalized_advantages(rewards, values, discount, gae_lambda)
-    np.testing.assert_allclose(advantages, expected, rtol=1e-5)
-
 
 def test_gae_of_several_turns_equals_a_loop_over_all_tokens_that_steps_over_observations() -> None:
     """The loop is in float64 and has NaN where a critic's value of an observation would stand."""

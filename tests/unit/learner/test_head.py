@@ -63,14 +63,6 @@ def test_logits_exist_for_one_chunk_at_a_time() -> None:
     logprobs.sum().backward()
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 64])
-def test_head_without_grad_gives_logprobs_without_gradient(chunk_tokens: int) -> None:
-    head = head_of(nn.Parameter(torch.randn(VOCABULARY, WIDTH)), None, chunk_tokens)
-    with torch.no_grad():
-        logprobs, _ = head(torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.long), 1.0)
-    assert not logprobs.requires_grad
-
-
 @pytest.fixture(params=[None, "bias"])
 def rounded(request: pytest.FixtureRequest) -> tuple[nn.Parameter, nn.Parameter | None, torch.Tensor, torch.Tensor]:
     """A bfloat16 output layer, hidden states and targets."""
