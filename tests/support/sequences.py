@@ -1,4 +1,4 @@
-"""Training sequences for tests."""
+"""Training sequences, samples and grades for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_grpo.types import Completion, Episode, GroupSamples, TrainSequence, Turn
+from hpc_grpo.types import Completion, Episode, GroupGrades, GroupSamples, TrainSequence, Turn
 
 
 def ordinary_sequence(
@@ -28,3 +28,19 @@ def single_answers(ordinal: int, prompt: Sequence[int], completions: Sequence[Co
     return GroupSamples(
         ordinal, tuple(Episode((Turn(context, own, starts_anew=True),), own.finish_reason) for own in completions)
     )
+
+
+def graded(*rewards: float, **changes: Any) -> GroupGrades:
+    """The grades of a group with these rewards: all valid, of 3 tokens each, sampled by version 0."""
+    size = len(rewards)
+    values: dict[str, Any] = {
+        "ordinal": 0,
+        "rewards": rewards,
+        "reward_parts": {},
+        "valid": (True,) * size,
+        "num_completion_tokens": (3,) * size,
+        "truncated": (False,) * size,
+        "min_policy_versions": (0,) * size,
+        "mean_policy_versions": (0.0,) * size,
+    }
+    return GroupGrades(**{**values, **changes})

@@ -16,9 +16,10 @@ from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.episodes.builtin import environment_of
 from hpc_grpo.metrics.evals import EvalGroup, eval_metrics
 from hpc_grpo.registry import EVAL_METRICS
-from hpc_grpo.types import GroupGrades, GroupRequest, SamplingSpec
+from hpc_grpo.types import GroupRequest, SamplingSpec
 from tests.support.command import call
 from tests.support.configs import minimal_config
+from tests.support.sequences import graded
 from tests.support.streams import loaded
 from tests.unit.engine.test_endpoint import TEMPLATE
 from tests.unit.engine.test_episodes import WrittenEngine, make_config, only, play, scene
@@ -89,9 +90,7 @@ def test_an_advantage_outside_the_package_is_asked_with_its_own_settings(args: A
     config = minimal_config(
         loss={"advantage": {"name": f"{EXAMPLES}/hard_prompts_advantage.py:hard_prompts", "args": args}}
     )
-    grades = GroupGrades(
-        0, (1.0, 0.0, 0.0, 0.0, 9.0), {}, (True, True, True, True, False), (3,) * 5, (False,) * 5, (0,) * 5, (0.0,) * 5
-    )
+    grades = graded(1.0, 0.0, 0.0, 0.0, 9.0, valid=(True, True, True, True, False))
     (advantages,) = algorithm_of(config).step_advantages([grades])
     assert advantages == pytest.approx([0.75 * difficulty, *[-0.25 * difficulty] * 3, 0.0])
 

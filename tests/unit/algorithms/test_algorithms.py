@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hpc_grpo.algorithms.tasks import algorithm_of
-from hpc_grpo.types import Completion, Episode, GroupGrades, GroupSamples, Needs, Turn
+from hpc_grpo.types import Completion, Episode, GroupSamples, Needs, Turn
 from tests.support.configs import minimal_config
-from tests.support.sequences import single_answers
+from tests.support.sequences import graded, single_answers
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,8 @@ def test_consecutive_turns_become_one_sequence_and_a_turn_that_starts_anew_begin
 
 def test_with_a_critic_the_end_of_a_sequence_that_another_one_follows_has_the_later_rewards() -> None:
     algorithm = algorithm_of(minimal_config(task="ppo"))
-    grades = GroupGrades(
-        5, (8.0, 3.0), {}, (True, False), (6, 6), (False,) * 2, (0,) * 2, (0.0,) * 2,
-        turn_rewards=((1.0, 0.0, 2.0, 4.0), (1.0, 2.0)), num_sequences=(2, 1),
-    )  # fmt: skip
+    turns = {"turn_rewards": ((1.0, 0.0, 2.0, 4.0), (1.0, 2.0)), "num_sequences": (2, 1)}
+    grades = graded(8.0, 3.0, valid=(True, False), num_completion_tokens=(6, 6), **turns)
     rewards = algorithm.advantages(grades)
     assert rewards == [(1.0, 0.0, 2.0, 5.0), 0.0], "1.0 is no environment's: it counts for the last turn"
     first, second = algorithm.sequences(GroupSamples(5, (EPISODE, EPISODE)), rewards, grades.valid)
@@ -89,7 +87,7 @@ def test_a_rollout_becomes_a_sequence_whose_completion_has_its_advantage() -> No
 
 @pytest.mark.parametrize(("normalize_std", "advantages"), [(False, (0.5, -0.5)), (True, (0.70700681, -0.70700681))])
 def test_grpo_compares_the_rewards_of_a_group(normalize_std: bool, advantages: tuple[float, ...]) -> None:
-    grades = GroupGrades(0, (1.0, 0.0), {}, (True, True), (1, 1), (False, False), (0, 0), (0.0, 0.0))
+    grades = graded(1.0, 0.0)
     algorithm = algorithm_of(minimal_config(loss={"advantage": {"normalize_std": normalize_std}}))
     assert tuple(algorithm.advantages(grades)) == pytest.approx(advantages)
 
@@ -111,7 +109,7 @@ def test_an_algorithm_and_an_advantage_may_be_the_users_own(tmp_path: Path) -> N
     (tmp_path / "best.py").write_text(best)
     config = minimal_config(task=f"{tmp_path}/own.py:WithCritic", loss={"advantage": f"{tmp_path}/best.py:best"})
     assert config.needs == Needs(rollouts=True, critic=True)
-    grades = GroupGrades(0, (1.0, 0.0), {}, (True, True), (1, 1), (False, False), (0, 0), (0.0, 0.0))
+    grades = graded(1.0, 0.0)
     assert algorithm_of(config).advantages(grades) == (0.0, -1.0)
 
 
@@ -120,7 +118,7 @@ def test_an_advantage_of_the_users_may_see_the_rewards_of_turns_and_give_one_num
         "def last(rewards, valid, turn_rewards, by=1): return [[by * r for r in own] for own in turn_rewards]"
     )
     algorithm = algorithm_of(minimal_config(loss={"advantage": {"name": f"{tmp_path}/own.py:last", "args": {"by": 2}}}))
-    grades = GroupGrades(0, (1.0, 0.0), {}, (True, True), (1, 1), (False, False), (0, 0), (0.0, 0.0))
+    grades = graded(1.0, 0.0)
     assert algorithm.advantages(grades) == ((2.0,), (0.0,))
     assert algorithm.advantages(replace(grades, turn_rewards=((0.0, 0.5), (0.0,)))) == ((0.0, 2.0), (0.0,))
     assert not algorithm.teaches(replace(grades, rewards=(0.0, 0.0), turn_rewards=((0.0, 0.0), (0.0,))))
@@ -131,7 +129,5 @@ def test_a_distillation_weighs_the_advantages_of_turns() -> None:
     algorithm = algorithm_of(
         minimal_config(task=distill, loss={"advantage": {"name": "turns", "normalize_std": False}})
     )
-    grades = GroupGrades(
-        0, (1.0, 0.0), {}, (True, True), (1, 1), (False, False), (0, 0), (0.0, 0.0), turn_rewards=((0.0, 1.0), (0.0,))
-    )
+    grades = graded(1.0, 0.0, turn_rewards=((0.0, 1.0), (0.0,)))
     assert algorithm.step_advantages([grades]) == [[(0.25, 0.0), (-0.25,)]]

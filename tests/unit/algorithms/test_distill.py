@@ -11,8 +11,9 @@ from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.algorithms.terms import LossInputs
 from hpc_grpo.config.rules import check_rules
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.types import GroupGrades, Needs
+from hpc_grpo.types import Needs
 from tests.support.configs import minimal_config
+from tests.support.sequences import graded
 from tests.unit.algorithms import references
 from tests.unit.algorithms.test_objective import LONGEST, ragged_groups
 
@@ -64,16 +65,11 @@ def test_its_gradient_is_that_of_the_reverse_kl_over_a_whole_vocabulary() -> Non
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def graded(rewards: tuple[float, ...]) -> GroupGrades:
-    size = len(rewards)
-    return GroupGrades(0, rewards, {}, (True,) * size, (3,) * size, (False,) * size, (0,) * size, (0.0,) * size)
-
-
 @pytest.mark.parametrize(("coef", "expected"), [(0.0, (0.0, 0.0)), (0.5, (0.25, -0.25))])
 def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[float, ...]) -> None:
     distill = {"name": "distill", "teacher": "org/large", "reward_coef": coef}
     config = minimal_config(task=distill, loss={"advantage": {"normalize_std": False}})
-    ((*found,),) = algorithm_of(config).step_advantages([graded((1.0, 0.0))])
+    ((*found,),) = algorithm_of(config).step_advantages([graded(1.0, 0.0)])
     assert tuple(found) == expected
     assert config.needs == Needs(rollouts=True, teacher=True, rewards=coef > 0.0)
 

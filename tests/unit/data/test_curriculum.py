@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +13,7 @@ from hpc_grpo.data.curriculum import Curriculum, difficulty_ranks
 from hpc_grpo.data.order import Place
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.types import GroupGrades
-
-
-def grades(rewards: Sequence[float], errors: tuple[str, ...] = ()) -> GroupGrades:
-    size = len(rewards)
-    lengths, cut, versions = (1,) * size, (False,) * size, (0,) * size
-    means = (0.0,) * size
-    return GroupGrades(0, tuple(rewards), {}, (not errors,) * size, lengths, cut, versions, means, errors=errors)
+from tests.support.sequences import graded
 
 
 class FourItems:
@@ -44,7 +36,7 @@ def turns_asked(curriculum: Curriculum, item: int, means: Sequence[float], num_t
     for turn in range(num_turns):
         ordinal = 4 * turn + item
         if curriculum.next_awake(stream, ordinal) == ordinal:
-            curriculum.note(stream.place(ordinal), grades([means[min(len(asked), len(means) - 1)]]))
+            curriculum.note(stream.place(ordinal), graded(means[min(len(asked), len(means) - 1)]))
             asked.append(turn)
     return asked
 
@@ -72,22 +64,22 @@ def test_a_prompt_rests_after_so_many_easy_or_hard_groups_in_a_row(
 
 def test_the_mean_of_equal_rewards_is_not_missed_by_its_rounding() -> None:
     curriculum = Curriculum(CurriculumConfig(easy_from=0.1 + 0.2, after=1), {})
-    curriculum.note(Place(0, 0, 0, 0), grades([0.3] * 7))
+    curriculum.note(Place(0, 0, 0, 0), graded(*[0.3] * 7))
     assert curriculum.metrics()["curriculum/retired"] == 1.0
 
 
 def test_a_failed_reward_says_nothing_of_its_prompt() -> None:
     curriculum = Curriculum(CurriculumConfig(hard_to=0.0), {})
-    curriculum.note(Place(0, 0, 0, 0), grades([0.0, 0.0]))
+    curriculum.note(Place(0, 0, 0, 0), graded(0.0, 0.0))
     before = curriculum.known
-    curriculum.note(Place(1, 0, 0, 1), grades([0.0, 0.0], errors=("sympy is gone",)))
+    curriculum.note(Place(1, 0, 0, 1), graded(0.0, 0.0, valid=(False, False), errors=("sympy is gone",)))
     assert curriculum.known == before == {"0:0": (-1, 1)}
 
 
 def test_what_is_known_comes_back_from_json() -> None:
     curriculum = Curriculum(CurriculumConfig(after=1, easy_rest=1, hard_to=0.0, hard_rest=None), {})
     for item, mean in enumerate((1.0, 0.0, 0.5)):
-        curriculum.note(Place(0, 0, item, 0), grades([mean]))
+        curriculum.note(Place(0, 0, item, 0), graded(mean))
     again = Curriculum(CurriculumConfig(), json.loads(json.dumps(curriculum.known)))
     assert again.known == curriculum.known == {"0:0": (1, 2), "0:1": (-1, None)}
     assert curriculum.metrics() == {"curriculum/easy": 1.0, "curriculum/hard": 1.0, "curriculum/retired": 1.0}
@@ -97,7 +89,7 @@ def test_where_all_prompts_rest_for_ever_none_is_awake() -> None:
     stream: Any = FourItems()
     curriculum = Curriculum(CurriculumConfig(after=1), {f"0:{item}": (1, None) for item in (0, 1, 3)})
     assert curriculum.next_awake(stream, 3) == 6
-    curriculum.note(stream.place(6), grades([1.0]))
+    curriculum.note(stream.place(6), graded(1.0))
     assert curriculum.next_awake(stream, 7) is None
 
 
@@ -152,7 +144,7 @@ def test_harder_prompts_come_in_by_the_square_root_of_the_way() -> None:
 
 def test_an_episode_whose_environment_failed_says_nothing_of_its_prompt() -> None:
     curriculum, place = Curriculum(CurriculumConfig(after=1), {}), Place(0, 0, 2, 0)
-    curriculum.note(place, replace(grades([0.0, 0.0]), failures=("gone", "gone")))
+    curriculum.note(place, graded(0.0, 0.0, failures=("gone", "gone")))
     assert curriculum.known == {}
-    curriculum.note(place, replace(grades([1.0, 0.0]), failures=("", "gone")))
+    curriculum.note(place, graded(1.0, 0.0, failures=("", "gone")))
     assert curriculum.known == {"0:2": (1, None)}

@@ -18,24 +18,15 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 from tests.support.configs import minimal_config
+from tests.support.sequences import graded
 
 NUM_SAMPLES = 3
 STEP = 4
 
 
 def grades(ordinal: int, *rewards: float, **changes: Any) -> GroupGrades:
-    values: dict[str, Any] = {
-        "ordinal": ordinal,
-        "rewards": rewards,
-        "reward_parts": {"correctness": rewards},
-        "valid": (True,) * NUM_SAMPLES,
-        "num_completion_tokens": (2, 4, 6),
-        "truncated": (False,) * NUM_SAMPLES,
-        "min_policy_versions": (8,) * NUM_SAMPLES,
-        "mean_policy_versions": (8.0,) * NUM_SAMPLES,
-        "texts": ("a", "b", "c"),
-    }
-    return GroupGrades(**{**values, **changes})
+    told = {"reward_parts": {"correctness": rewards}, "num_completion_tokens": (2, 4, 6), "texts": ("a", "b", "c")}
+    return graded(*rewards, **{"ordinal": ordinal, **told, **changes})
 
 
 FAILED = grades(0, 0.0, 0.0, 0.0, valid=(False,) * NUM_SAMPLES, errors=("prompt 0, sympy: timed out",))

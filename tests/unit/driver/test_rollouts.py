@@ -12,6 +12,7 @@ from hpc_grpo.driver.rollouts import DriverState, GradedGroup, RolloutScheduler,
 from hpc_grpo.errors import HpcGrpoError, RewardError
 from hpc_grpo.types import GroupGrades, GroupRequest, Prompt
 from tests.support.configs import minimal_config
+from tests.support.sequences import graded
 
 PROMPTS_PER_STEP = 3
 TOTAL_STEPS = 6
@@ -26,17 +27,9 @@ def make_config(**sections: dict[str, Any]) -> Config:
 def make_grades(
     ordinal: int, version: int = 0, errors: tuple[str, ...] = (), rewards: tuple[float, float] = (1.0, 0.0)
 ) -> GroupGrades:
-    return GroupGrades(
-        ordinal=ordinal,
-        rewards=rewards,
-        reward_parts={"correctness": (1.0, 0.0)},
-        valid=(True, not errors),
-        num_completion_tokens=(3, 4),
-        truncated=(False, False),
-        min_policy_versions=(version, version),
-        mean_policy_versions=(float(version), float(version)),
-        errors=errors,
-    )
+    versions = {"min_policy_versions": (version,) * 2, "mean_policy_versions": (float(version),) * 2}
+    parts, valid = {"correctness": (1.0, 0.0)}, (True, not errors)
+    return graded(*rewards, ordinal=ordinal, reward_parts=parts, valid=valid, errors=errors, **versions)
 
 
 class FakeStream:
