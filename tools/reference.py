@@ -19,6 +19,7 @@ _ALIKE = {
     "data.train.mix.N.": "data.train.",
     "data.eval.": "data.train.",
     "data.train.environment.": "environment.",
+    "data.train.": "data.",
 }
 """Prefixes of keys -> the keys that they repeat. The reference lists these once."""
 
@@ -47,7 +48,8 @@ def configuration() -> str:
     head = (
         "# Every key\n\nOverride any key on the command line: `KEY=VALUE`. `hpc-grpo config CONFIG KEY` shows one. "
         "`data.eval`, and each source of a `mix`, have the keys of `data.train`. A source's `environment` has the keys "
-        "of `environment`."
+        "of `environment`. A source may override the keys of `data` from `template` to `template_args`, such as "
+        "`data.train.template`."
     )
     return "\n\n".join([head, *parts]) + "\n"
 

@@ -61,9 +61,7 @@ class AdvantageSettings(Section):
         return tuple(own(reward) if ok else 0.0 for reward, ok in zip(rewards, valid, strict=True))
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
-        """Return a function from reward to advantage. `counted` are a group's valid rewards, which are not all
-        equal.
-        """
+        """Return a function from reward to advantage. `counted` are a group's valid rewards, not all equal."""
         raise NotImplementedError
 
 

@@ -13,6 +13,10 @@ from hpc_grpo.section import PathText, Section, TopP
 TemplateKind = Literal["chat", "plain"]
 Preprocessing = Literal["generic", "deepseek"]
 _OF_DATA = ". Default: the value of data."
+_PATH = (
+    "A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face name, reasoning_gym:TASK, "
+    "or your function that yields items: module:function, path/to/file.py:function."
+)
 
 
 class ModelConfig(Section):
@@ -73,13 +77,7 @@ class _SourceKeys(Section):
 
 
 class SourceConfig(_SourceKeys):
-    path: PathText = Field(
-        description=(
-            "A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face "
-            "name, reasoning_gym:TASK, or your function that yields items: module:function, "
-            "path/to/file.py:function."
-        )
-    )
+    path: PathText = Field(description=_PATH)
     weight: PositiveFloat | None = Field(
         None, description="Share of the prompts of an epoch, relative to the other sources of the mix."
     )
@@ -91,14 +89,7 @@ class SourceConfig(_SourceKeys):
 class DatasetConfig(_SourceKeys):
     """One source, or with `mix` several."""
 
-    path: PathText | None = Field(
-        None,
-        description=(
-            "A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face "
-            "name, reasoning_gym:TASK, or your function that yields items: module:function, "
-            "path/to/file.py:function."
-        ),
-    )
+    path: PathText | None = Field(None, description=_PATH)
     mix: list[SourceConfig] = Field(
         default_factory=list, description="Several sources instead of path; each has these keys, weight and count."
     )

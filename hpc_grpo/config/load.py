@@ -44,11 +44,9 @@ def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, 
 def load_launch(
     name: str | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ
 ) -> LaunchConfig:
-    """Load the `launch` section of a config that may have no other section, such as a site's. Without a name:
-    defaults.
-    """
+    """Load section `launch` of a config, which may have no other section. Without a name: defaults."""
     values = overridden({} if name is None else read_layers(find_config(name)), overrides)
-    return _validated_launch(values, name or "This", Loading(environ))
+    return checked(LaunchConfig, values.get("launch", {}), name or "This", "launch", loading=Loading(environ))
 
 
 def load_resolved(path: Path) -> Config:
@@ -193,10 +191,6 @@ def _validated(values: Mapping[str, Any], origin: str, loading: Loading | None =
     config = checked(Config, values, origin, loading=loading)
     check_rules(config)
     return config
-
-
-def _validated_launch(values: Mapping[str, Any], origin: str, loading: Loading | None = None) -> LaunchConfig:
-    return checked(LaunchConfig, values.get("launch", {}), origin, "launch", loading=loading)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -86,9 +86,7 @@ def engines_per_node(config: Config) -> int:
 
 
 def expects_gpus(config: Config) -> bool:
-    """Return whether the run is meant for GPUs. False only if the config says CPU: the calling machine may not
-    train.
-    """
+    """Return whether the run is meant for GPUs: unless the config says CPU. The calling machine may not train."""
     return config.model.device != "cpu" and config.placement.gpus != "none"
 
 
@@ -115,9 +113,7 @@ def budget_of(config: Config) -> Budget:
 
 
 def schedules_ahead(config: Config, *, on_gpu: bool) -> bool:
-    """Return whether an engine schedules a step while it computes the previous one. vLLM refuses this with ngram
-    guesses.
-    """
+    """Return whether an engine schedules a step while it computes the one before. Not with ngram guesses."""
     asked = config.engine.vllm.get("async_scheduling")
     return on_gpu and config.engine.ngram_tokens is None if asked is None else asked
 
@@ -128,6 +124,7 @@ def gpus_per_node(config: Config) -> int:
 
 def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: float, num_cpus: float) -> None:
     """Raise ConfigError with the sum if `demand` exceeds the resources of the node `place`."""
+    shares = ", or let learners and engines share GPUs: placement.colocate=true, with as many engines as learners."
     for kind, needed, available in (("GPU", demand.num_gpus, num_gpus), ("CPU", demand.num_cpus, num_cpus)):
         if needed > available:
             raise ConfigError(
@@ -137,7 +134,11 @@ def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: floa
                     f"{config.engine.engines_per_node} (engine.tensor_parallel = {config.engine.tensor_parallel}) "
                     f"need {needed:g}. Use fewer engines, or larger nodes"
                 )
-                + ("." if kind == "CPU" else _one_gpu_for_both(config))
+                + (
+                    shares
+                    if kind == "GPU" and not (config.placement.colocate or config.rollout.max_policy_lag)
+                    else "."
+                )
             )
 
 
@@ -151,11 +152,6 @@ def check_sequence_parallel(config: Config, num_learners: int) -> None:
             f"{config.launch.num_nodes} and placement.learners_per_node = {config.placement.learners_per_node} give "
             f"{num_learners}. Set it to {', '.join(map(str, choices))}, or change the number of learners."
         )
-
-
-def _one_gpu_for_both(config: Config) -> str:
-    fewer = ", or let learners and engines share GPUs: placement.colocate=true, with as many engines as learners."
-    return "." if config.placement.colocate or config.rollout.max_policy_lag else fewer
 
 
 def trained_parameters(config: Config, num_parameters: int) -> int:

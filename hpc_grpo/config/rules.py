@@ -133,15 +133,14 @@ def _eval(config: Config) -> None:
     sources = config.data.sources(for_eval=True)
     if config.data.held_out is not None:
         sources += config.data.sources(for_eval=False)
-    if all(source.rewards is not None or key in config.environments for key, source in sources):
-        return
-    names = [reward.name for reward in config.rewards]
+    names = [reward.name for _, source in sources for reward in config.rewards_of(source)]
+    names += ["environment" for key, _ in sources if key in config.environments]
     if not names:
         raise ConfigError("eval.every is set, but rewards is empty. Name the reward that decides, such as correctness.")
     if config.eval.reward not in (None, *names):
         raise ConfigError(
-            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(names)}. Set it to one of "
-            "them, or to null for the default: correctness, or the first reward."
+            f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(dict.fromkeys(names))}. Set it "
+            "to one of them, or to null for the default: correctness, or the first reward."
         )
 
 

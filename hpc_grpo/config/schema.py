@@ -165,9 +165,7 @@ class Config(Section):
 
     @property
     def scoring_models(self) -> dict[str, str]:
-        """Map each key of a model that scores sampled tokens to that model. These models share the policy's
-        vocabulary.
-        """
+        """Map each key of a model that scores sampled tokens to that model. All share the policy's vocabulary."""
         return {key: path for key, path in self.models.items() if key in ("loss.kl.reference", "task.teacher")}
 
     @property

@@ -55,9 +55,7 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
 
 
 def local_fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]]:
-    """Return the fingerprints that a login node can compute quickly: local data, chat templates, the user's
-    functions.
-    """
+    """Return the fingerprints that are quick to compute: local data, chat templates, the user's functions."""
     found = {}
     for key, source in _sources(config):
         if (path := folder / source.path).exists():
@@ -73,9 +71,7 @@ def local_fingerprints(config: Config, folder: Path) -> dict[str, dict[str, str]
 
 
 def tokenizer_identity(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the inputs that decide token ids: the tokenizer's files and the versions of the libraries that read
-    them.
-    """
+    """Return what decides token ids: the tokenizer's files, and the versions of the libraries that read them."""
     versions = {name: metadata.version(name) for name in ("transformers", "tokenizers")}
     folder = find_model(config.model.path, environ)
     files = _tokenizer_files(folder)

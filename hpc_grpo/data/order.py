@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """An ordinal's item. `item` is a position among the source's items, `turn` counts how often the item came
-    before.
-    """
+    """An ordinal's item: its position among the source's items, and how often it came before (`turn`)."""
 
     epoch: int
     source: int
@@ -34,9 +32,7 @@ class Place(NamedTuple):
 
 
 class MixOrder:
-    """Maps ordinals, counted from 0 over the whole run, to items of sources. `sizes` are the sources' numbers of
-    items.
-    """
+    """Maps ordinals, counted from 0 over the whole run, to items. `sizes` are the sources' numbers of items."""
 
     def __init__(self, sizes: Sequence[int], places: Sequence[int], seed: int, shuffle: bool) -> None:
         self._sizes = sizes

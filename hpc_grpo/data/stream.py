@@ -59,9 +59,7 @@ class Stream:
         return len(self._order)
 
     def place(self, ordinal: int) -> Place:
-        """Return the source and item of an ordinal, without reading the item. Raises ValueError for a negative
-        ordinal.
-        """
+        """Return the source and item of an ordinal, without reading it. Raises ValueError below 0."""
         return self._order.find(ordinal)
 
     def find(self, ordinal: int) -> tuple[int, Part, Row]:

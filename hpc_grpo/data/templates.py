@@ -55,9 +55,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The texts around the prompts of one source. `chat_template` is a template's text; None: the tokenizer's
-    template.
-    """
+    """The texts around the prompts of one source. `chat_template` is a text; None: the tokenizer's."""
 
     template: str
     prompt_format: str

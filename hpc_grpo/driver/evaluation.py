@@ -26,7 +26,7 @@ from hpc_grpo.driver.inputs import load_inputs
 from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import GradedGroup, check_failures, scene_of
 from hpc_grpo.driver.schedule import Schedule, TrainLength, wait_for_ray
-from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_metrics, paired_differences
+from hpc_grpo.metrics.evals import EvalGroup, eval_metrics, eval_prefix, paired_differences, with_interval
 from hpc_grpo.metrics.record import played
 from hpc_grpo.metrics.rollouts import lines_of_turns, solved
 from hpc_grpo.metrics.timing import StepTimer
@@ -73,7 +73,7 @@ class EvalSets:
         for name, groups in sampled.items():
             _write_completions(file_of(name), groups)
             measured = eval_metrics(groups, self._config.eval_settings(name), self._own_metrics)
-            metrics |= {f"{_prefix(name)}{key}": value for key, value in measured.items()}
+            metrics |= {f"{eval_prefix(name)}{key}": value for key, value in measured.items()}
         return metrics, sampled
 
     def _request(self, name: str, prompt: Prompt) -> GroupRequest:
@@ -176,7 +176,7 @@ def differences(sampled: Mapping[str, Sampled], config: Config) -> dict[str, dic
     (first, before), *others = sampled.items()
     return {
         f"{name} - {first}": {
-            f"{_prefix(of_set)}{key}": value
+            f"{eval_prefix(of_set)}{key}": value
             for of_set in before
             for key, value in paired_differences(before[of_set], after[of_set], config.eval_settings(of_set)).items()
         }
@@ -195,7 +195,7 @@ def shown_metrics(
     for model, metrics in results.items():
         for of_set, names in sources.items():
             for end, where in [("", of_set or "all"), *((f"/{name}", name) for name in names if len(names) > 1)]:
-                cells = (_cell(metrics, f"{_prefix(of_set)}{column}{end}") for column in columns)
+                cells = (with_interval(metrics, f"{eval_prefix(of_set)}{column}{end}") for column in columns)
                 rows.append((model, f"{of_set}/{where}" if of_set and end else where, *cells))
     return table((of, "DATA", *(name.removesuffix("_mean").upper() for name in columns)), rows)
 
@@ -215,19 +215,6 @@ def shown_completions(folder: RunDir, request: EvalRequest) -> str:
         else:
             block.append(f"[{model}] {line['completion'].strip()}")
     return "\n\n".join(map("\n".join, blocks.values()))
-
-
-def _cell(metrics: Mapping[str, float], name: str) -> str:
-    if (value := metrics.get(name)) is None:
-        return UNKNOWN
-    low, high = map(metrics.get, bounds_of(name))
-    digits = 3 if abs(value) < 10 else 1
-    shown = f"{value:.{digits}f}"
-    return shown if low is None or high is None else f"{shown} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def _prefix(of_set: str) -> str:
-    return f"eval/{of_set}/" if of_set else "eval/"
 
 
 def _write_completions(path: Path, groups: Sequence[EvalGroup]) -> None:

@@ -122,9 +122,7 @@ class TrainingLoop:
             raise
 
     def _publish(self, state: DriverState) -> tuple[int, dict[str, float]]:
-        """Publish the learners' weights to the engines. Return the version, which counts optimizer steps, and
-        metrics.
-        """
+        """Publish the learners' weights. Return their version, which counts optimizer steps, and metrics."""
         config = self.session.config
         policy_version = config.optimizer_steps(state.step)
         if self.weights is None:

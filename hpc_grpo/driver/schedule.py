@@ -58,9 +58,7 @@ class TrainLength:
 
 
 def train_length(config: Config, items_per_epoch: int) -> TrainLength:
-    """Compute the number of steps from train.total_steps, total_episodes (rollouts, or demonstrations) or
-    total_epochs.
-    """
+    """Compute the steps of train.total_steps, total_episodes (rollouts, demonstrations) or total_epochs."""
     train, algorithm = config.train, algorithm_of(config)
     items_per_step = algorithm.items_per_step
     if train.total_steps is not None:
@@ -172,9 +170,7 @@ class StopRequest:
         self.listen()
 
     def listen(self) -> None:
-        """Install the signal handlers. Call it again after `ray.init`, whose crash handler replaces ours for
-        SIGTERM.
-        """
+        """Install the signal handlers. Call it again after `ray.init`, which replaces that of SIGTERM."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
 

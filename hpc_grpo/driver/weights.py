@@ -30,9 +30,7 @@ _ENGINE_ERROR_GRACE_S = 5.0
 _MAX_PROMPT_TOKENS = 64
 _NUM_TOKENS = 4
 _BOUNDS = {"float32": 0.05, "bfloat16": 1.0}
-"""Bound in nats. Sound engines differ from the learner by 1e-5 in float32 and by 0.03 in bfloat16: their kernels
-differ.
-"""
+"""Bound in nats. Sound engines differ from the learner by 1e-5 in float32 and by 0.03 in bfloat16."""
 _MOVED = {"float32": 1e-4, "bfloat16": 0.05}
 """A stale engine is only detected after a learner's logprob moved by this many nats: rounding may hide less."""
 _LEAST_BOUNDS = {"float32": 2e-3, "bfloat16": 1.0}
@@ -169,9 +167,7 @@ class WeightSync:
         self._have_all("sleep", "the engines to sleep")
 
     def revive(self, engine: RemoteEngine, error: Exception) -> None:
-        """Replace an engine that failed with `error`. The new engine reads the published version from its node's
-        store.
-        """
+        """Replace an engine that failed. The new engine reads the published version from its node's store."""
         failures = {engine: error}
         replaced = set[RemoteEngine]()
         while failures:

@@ -44,9 +44,7 @@ def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None 
 
 
 def _mix(key: str, value: Any, splits: Any, theirs: Theirs) -> dict[str, Any]:
-    """Read `NAME SHARE NAME SHARE`: a share with a decimal point is a fraction of the data set, an integer counts
-    items.
-    """
+    """Read `NAME SHARE NAME SHARE`: a share with a decimal point is a fraction, an integer counts items."""
     words, splits = table.as_list(value), table.as_list(splits)
     if len(words) % 2:
         raise ByHandError("must be pairs of a data set and its share", key)

@@ -55,14 +55,11 @@ class System:
         before, arguments, told = read_script(path, words[1:], self.program)
         if before is None:
             return path.name + told, self.of_training_args(self.parse(arguments))
-        launcher = read_options(list(takewhile(lambda word: word != "--", dropwhile(_is_no_option, before))))
+        options = dropwhile(lambda word: not word.startswith("--"), before)
+        launcher = read_options(list(takewhile(lambda word: word != "--", options)))
         return path.name + told, {key: launcher[key] for key in self.of_launcher if key in launcher} | self.parse(
             arguments
         )
-
-
-def _is_no_option(word: str) -> bool:
-    return not word.startswith("--")
 
 
 SYSTEMS = {

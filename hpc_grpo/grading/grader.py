@@ -119,9 +119,7 @@ class Grader:
         )
 
     def _text(self, turns: Sequence[Turn]) -> str:
-        """Return the model's text. For several turns, return all text after the first prompt, control tokens
-        included.
-        """
+        """Return the model's text; of several turns all text after the first prompt, control tokens included."""
         ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.completion.token_ids.tolist())]
         return self._decode(ids[len(turns[0].context_ids) :] if turns else [], hides=len(turns) == 1)
 

@@ -280,9 +280,7 @@ class WorkerSlot:
         return CallResult(failure=f"{how}, {_MAX_TRIES} times")
 
     def end_worker(self) -> int:
-        """Kill the worker's remaining processes, and forget it. Return its exit code: its own if it was already
-        ending.
-        """
+        """Kill the worker's remaining processes, and forget it. Return its exit code; its own if it had ended."""
         with self._lock:
             worker, self._worker = self._worker, None
             return 0 if worker is None else worker.end()

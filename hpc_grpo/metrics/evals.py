@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.errors import ConfigError, described
-from hpc_grpo.system.readable import number_or_none
+from hpc_grpo.system.readable import UNKNOWN, number_or_none
 
 T = TypeVar("T")
 
@@ -100,6 +100,21 @@ def bounds_of(name: str) -> tuple[str, str]:
     match = _WITH_INTERVAL.search(name)
     end = match.end() if match else len(name)
     return f"{name[:end]}_low{name[end:]}", f"{name[:end]}_high{name[end:]}"
+
+
+def eval_prefix(eval_set: str) -> str:
+    """Return the prefix of a set's metrics; "" is data.eval or data.held_out."""
+    return f"eval/{eval_set}/" if eval_set else "eval/"
+
+
+def with_interval(metrics: Mapping[str, float], name: str) -> str:
+    """Return a metric with its 95% interval, as text for a table. A metric may be missing, or NaN."""
+    value, low, high = (metrics.get(each, math.nan) for each in (name, *bounds_of(name)))
+    if math.isnan(value):
+        return UNKNOWN
+    digits = 3 if abs(value) < 10 else 1
+    shown = f"{value:.{digits}f}"
+    return shown if math.isnan(low) or math.isnan(high) else f"{shown} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:

@@ -77,9 +77,7 @@ def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
 
 
 class RenamingSink:
-    """Renames metrics for other sinks to another system's names, and prints the renamed ones. metrics.jsonl keeps
-    ours.
-    """
+    """Renames metrics for other sinks to another system's names, and prints these. metrics.jsonl keeps ours."""
 
     def __init__(self, sinks: Sequence[MetricSink], names: Mapping[str, str]) -> None:
         self._sinks, self._names = sinks, names

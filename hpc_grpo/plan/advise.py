@@ -33,9 +33,7 @@ class Change:
 
 
 def changes_that_fit(plan: Plan) -> list[Change]:
-    """Return the smallest sets of changes with which the plan fits: on the same nodes, then on the fewest additional
-    nodes.
-    """
+    """Return the smallest sets of changes that fit: on the same nodes, then on the fewest further nodes."""
     found: list[Settings] = []
     for size in range(1, _MAX_CHANGES + 1):
         for group in itertools.combinations(_candidates(plan), size):
@@ -73,9 +71,7 @@ def _candidates(plan: Plan) -> list[Settings]:
 
 
 def _more_nodes(plan: Plan) -> list[Change]:
-    """Find the fewest nodes that fit: with the same settings, then with sharding and offload, then with more GPUs per
-    engine.
-    """
+    """Find the fewest nodes that fit: with the same settings, then sharding, offload, wider engines."""
     train = plan.config.train
     wider = _wider_engines(plan) if any(b.device == ENGINE_GPU and not b.fits for b in plan.budgets) else ()
     sharded = (("train.zero_stage", 3),) if train.zero_stage < 3 else ()

@@ -53,9 +53,7 @@ ENGINE_CONTEXT_BYTES, CUDA_GRAPH_BYTES = 1 * GIB, 1 * GIB
 _RUNTIME = ("CUDA context", "CUDA context and graphs")
 
 GPU_PROCESS_GIB, CPU_PROCESS_GIB, GRADING_PROCESS_GIB, SYSTEM_GIB = 5.0, 1.5, 0.25, 4.0
-"""Assumed memory: libraries and staging buffers of a learner or engine; a process of rewards or environments; the
-system.
-"""
+"""Assumed: a learner or engine's libraries and buffers; a process of rewards or environments; the system."""
 SHARED_MEMORY_SHARE = 0.5
 """Share of a node's memory that /dev/shm has by default (tmpfs(5), option `size`)."""
 

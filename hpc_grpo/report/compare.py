@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.metrics.evals import EvalGroup, bounds_of, paired_differences
+from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_prefix, paired_differences, with_interval
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.page import names_of
 from hpc_grpo.report.samples import files_by_step
@@ -18,7 +17,7 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
-from hpc_grpo.system.readable import UNKNOWN, table
+from hpc_grpo.system.readable import table
 
 _NAMES_A_RUN = ("run.name", "run.root")
 _WIDTH = 40
@@ -57,13 +56,15 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
         raise ConfigError(f"{len(runs)} runs: a comparison needs two or more, such as runs/a and runs/b.")
     names, configs, metrics = names_of(runs), [read_config(run) for run in runs], [_lines(run) for run in runs]
     keys = [flat(config.model_dump(mode="json")) for config in configs]
-    every = sorted({key for values in keys for key in values} - {*_NAMES_A_RUN})
+    every = sorted({key for own in keys for key in own} - {*_NAMES_A_RUN})
+    values = {key: tuple(own.get(key) for own in keys) for key in every}
     last = [_last_values(lines) for lines in metrics]
     differences: dict[str, dict[str, float]] = {}
     notes = []
     for at in range(1, len(runs)):
         pair, apart = f"{names[at]} - {names[0]}", dict[str, float]()
-        for eval_set in _shared_sets(configs[0], configs[at]):
+        shared = (name for name in configs[0].data.eval_sets if name in configs[at].data.eval_sets)
+        for eval_set in ("", *shared):
             before, after = (_newest_eval(runs[each], eval_set, metrics[each]) for each in (0, at))
             where = f"eval set {eval_set!r}" if eval_set else "the eval set"
             if not (before and after):
@@ -71,8 +72,11 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
             elif len({len(group.completions) for group in (*before, *after)}) > 1:
                 notes.append(f"{pair}: eval.num_samples differs on {where}, so prompts cannot be paired.")
             elif found := paired_differences(before, after, configs[0].eval_settings(eval_set)):
-                prefix = f"eval/{eval_set}/" if eval_set else "eval/"
-                apart |= {f"{prefix}{key}": value for key, value in found.items() if not key.startswith("tokens_mean")}
+                apart |= {
+                    f"{eval_prefix(eval_set)}{key}": value
+                    for key, value in found.items()
+                    if not key.startswith("tokens_mean")
+                }
             else:
                 notes.append(f"{pair}: {where} has other prompts, so they cannot be paired.")
         if apart:
@@ -80,7 +84,7 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
     return Comparison(
         runs=tuple(names),
         steps=tuple(max(lines) for lines in metrics),
-        config={key: values for key in every if _differ(values := tuple(each.get(key) for each in keys))},
+        config={key: own for key, own in values.items() if any(each != own[0] for each in own)},
         results={name: tuple(each.get(name, math.nan) for each in last) for name in sorted(set().union(*last))},
         differences=differences,
         notes=tuple(notes),
@@ -100,10 +104,6 @@ def _last_values(lines: dict[int, dict[str, Any]]) -> dict[str, float]:
         name: next((lines[step][name] for step in reversed(lines) if name in lines[step]), math.nan)
         for name in dict.fromkeys(shown)
     }
-
-
-def _shared_sets(one: Config, other: Config) -> list[str]:
-    return ["", *(name for name in one.data.eval_sets if name in other.data.eval_sets)]
 
 
 def _newest_eval(run: RunDir, eval_set: str, lines: Mapping[int, Any]) -> list[EvalGroup]:
@@ -128,23 +128,12 @@ def _group(lines: Sequence[Mapping[str, Any]]) -> EvalGroup:
     )
 
 
-def _differ(values: Sequence[Any]) -> bool:
-    return any(value != values[0] for value in values)
-
-
 def _beside(title: str, heads: Sequence[str], columns: Sequence[Mapping[str, float]]) -> str:
     """Return a table of the metrics, each with its interval; their bounds have no rows of their own."""
     names = list(dict.fromkeys(name for column in columns for name in column))
     bounds = {bound for name in names for bound in bounds_of(name)}
-    rows = [(name, *(_cell(column, name) for column in columns)) for name in names if name not in bounds]
+    rows = [(name, *(with_interval(column, name) for column in columns)) for name in names if name not in bounds]
     return table((title, *heads), rows)
-
-
-def _cell(values: Mapping[str, float], name: str) -> str:
-    value, low, high = (values.get(each, math.nan) for each in (name, *bounds_of(name)))
-    if math.isnan(value):
-        return UNKNOWN
-    return f"{value:.3f}" if math.isnan(low) else f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _cut(value: Any) -> str:

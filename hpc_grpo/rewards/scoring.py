@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from hpc_grpo.section import Section
 
 _MAX_MEMORY_BYTES = 4 << 30
-"""Address space of the child beyond the worker's. The worker's may be large: a reward beside `math` may import
-torch.
-"""
+"""Address space of the child beyond the worker's, which may be large: a reward may import torch."""
 
 _Kind = Literal["score", "end", "exhausted", "crashed", "raised", "refused", "late"]
 

@@ -150,7 +150,7 @@ def measured_steps(lines: Sequence[Mapping[str, Any]], config: Config) -> tuple[
     return tuple(
         MeasuredStep(
             num_tokens=line["tokens/completion_total"],
-            num_rollouts=round(_sampled_groups(line, config) * config.rollout.group_size),
+            num_rollouts=round(line.get("groups/sampled", config.rollout.prompts_per_step) * config.rollout.group_size),
             trained_tokens=line["tokens/completion_total"] * _trained_share(line, config),
             wait_s=wait_s,
             train_s=line[_TRAIN],
@@ -165,10 +165,6 @@ def measured_steps(lines: Sequence[Mapping[str, Any]], config: Config) -> tuple[
 
 def _mean(lines: Sequence[Mapping[str, Any]], name: str, otherwise: float) -> float:
     return statistics.fmean(line.get(name, otherwise) for line in lines)
-
-
-def _sampled_groups(line: Mapping[str, Any], config: Config) -> float:
-    return float(line.get("groups/sampled", config.rollout.prompts_per_step))
 
 
 def _trained_share(line: Mapping[str, Any], config: Config) -> float:

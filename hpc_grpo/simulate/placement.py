@@ -20,9 +20,7 @@ from hpc_grpo.simulate.cluster import Forecast
 CARD_DEFAULT = (1, 3, 1)
 """Default layout: learners and engines a node, GPUs an engine."""
 CLOSE, _EQUAL = 1.05, 1.01
-"""A split, or another ZeRO stage of a split, must be faster by this factor to be worth a change: the rates are
-assumed.
-"""
+"""A split, or another ZeRO stage of it, is worth a change if faster by this: the rates are assumed."""
 LAG = "rollout.max_policy_lag"
 _KEYS = (
     "placement.learners_per_node",

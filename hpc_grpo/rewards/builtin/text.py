@@ -220,9 +220,7 @@ class StrictFormatSettings(Section):
 
 @reward("strict_format", StrictFormatSettings)
 def strict_format(group: Group, settings: StrictFormatSettings) -> Iterator[float]:
-    """Match `<reasoning>…</reasoning><answer>…</answer>`: each once, in this order, not empty, and with only white
-    space around them.
-    """
+    """Match `<reasoning>…</reasoning><answer>…</answer>`: each once, not empty, with only white space around."""
     first, second = re.escape(settings.reasoning_tag), re.escape(settings.answer_tag)
     # No tag inside an element: "<answer>1</answer><answer>2</answer>" would let a model hedge.
     body = rf"\s*(?=\S)(?:(?!</?(?:{first}|{second})>).)+"

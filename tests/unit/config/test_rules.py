@@ -18,6 +18,7 @@ from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
 EVAL = {"path": "eval.jsonl"}
+MATH = {"name": "math"}
 GUESSES = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
 
 
@@ -120,6 +121,10 @@ def test_sft_has_no_rewards_to_check() -> None:
         (
             {"eval": {"every": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},
             "eval.reward = 'other' must be one of rewards: correctness",
+        ),
+        (
+            {"eval": {"every": 5, "reward": "mth"}, "data": {"train": EVAL, "eval": {**EVAL, "rewards": [MATH]}}},
+            "eval.reward = 'mth' must be one of rewards: math",
         ),
         (
             {"task": {"name": "distill", "teacher": "t"}, "rewards": [], "eval": {"every": 5}, "data": {"eval": EVAL}},
@@ -248,3 +253,11 @@ def test_an_argument_that_the_jobs_vllm_lacks_is_refused_before_the_job(
     config = minimal_config(engine={"vllm": {"blok_size": 16}}, launch=launch)
     with nullcontext() if error is None else pytest.raises(ConfigError, match=re.escape(error)):
         check_rules(config)
+
+
+@pytest.mark.parametrize("source", [{"rewards": [MATH]}, {"environment": {"name": "guess.py:G"}}])
+def test_what_decides_in_an_eval_may_be_of_one_of_its_sources_alone(source: dict[str, Any]) -> None:
+    """Sources without that reward are judged by their first one."""
+    decides = "math" if "rewards" in source else "environment"
+    data = {"train": EVAL, "eval": {"mix": [{**EVAL, **source}, EVAL]}}
+    check_rules(minimal_config(eval={"every": 5, "reward": decides}, data=data))
