@@ -85,10 +85,9 @@ def slurm_time(value: str) -> int:
 
 def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
     """Return the options given to a command as overrides of the config. Raises UsageError where two contradict."""
-    if options.get("chain") is not None and options.get("until_complete"):
-        raise click.UsageError(
-            "--chain N and --until-complete each say how many follow-on jobs there may be: give one."
-        )
+    chains = [options.get("chain") is not None, options.get("one_job"), options.get("until_complete")]
+    if sum(map(bool, chains)) > 1:
+        raise click.UsageError("--chain N, --one-job and --until-complete contradict each other: give one.")
     keys = {
         "name": "run.name",
         "nodes": "launch.num_nodes",
@@ -105,7 +104,10 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
         overrides.append(f"launch.slurm.extra.{key.replace('-', '_')}={json.dumps(value if separator else True)}")
     if options.get("setup"):
         overrides.append(f"launch.setup_lines+={json.dumps(list(options['setup']))}")
+    if options.get("one_job"):
+        overrides.append("launch.slurm.max_job_chains=0")
     if options.get("until_complete"):
+        echo("--until-complete is the default now. The option goes with the next release.", err=True)
         overrides.append("launch.slurm.max_job_chains=null")
     return overrides
 

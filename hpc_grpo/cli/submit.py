@@ -57,8 +57,11 @@ from hpc_grpo.types import GIB
 @click.option("--account", help="launch.slurm.account")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option for sbatch, such as qos=long.")
 @click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run in the job, after the site's.")
-@click.option("--chain", type=click.IntRange(0), metavar="N", help="Follow-on jobs: launch.slurm.max_job_chains")
-@click.option("--until-complete", is_flag=True, help="As many follow-on jobs as it takes.")
+@click.option(
+    "--chain", type=click.IntRange(0), metavar="N", help="At most N follow-on jobs: launch.slurm.max_job_chains"
+)
+@click.option("--one-job", is_flag=True, help="No follow-on job: the run stops at the job's end, with a checkpoint.")
+@click.option("--until-complete", is_flag=True, hidden=True, help="The default.")
 @click.option("--after", default="", metavar="JOBID", help="Start once this job has ended, however it did.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
 @click.option(
@@ -81,9 +84,9 @@ def submit(
 ) -> None:
     """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
 
-    With RUN it asks for what the run's last job had: after stop, or a chain that gave up. KEY=VALUE and options change
-    keys that do not change what is learned. With --chain or --until-complete two jobs wait behind every job and
-    carry on. A complete run cancels them.
+    Two jobs wait behind every job and carry on until the run is complete; a complete run cancels them. --one-job does
+    without them. With RUN it asks for what the run's last job had: after stop, or a chain that gave up. KEY=VALUE and
+    options change keys that do not change what is learned.
     """
     queue, words = job_queue(), [*sets, *overrides, *slurm_overrides(options)]
     if (run := run_unless_config(config_name)) is not None:

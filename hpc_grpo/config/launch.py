@@ -51,7 +51,8 @@ class SlurmConfig(Section):
         ),
     )
     max_job_chains: NonNegativeInt | None = Field(
-        0, description="Follow-on jobs that the run may use. null: until it is complete (MAX_JOB_CHAINS)."
+        None,
+        description="Follow-on jobs that the run may use. Default: until it is complete. 0: one job (MAX_JOB_CHAINS).",
     )
     max_node_hours: PositiveFloat | None = Field(
         None, description="Node-hours that the run's jobs may use together. Default: no limit."

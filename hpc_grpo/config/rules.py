@@ -59,8 +59,9 @@ def _nodes(config: Config) -> None:
         )
     if slurm.max_job_chains is None and not slurm.jobs_can_submit:
         raise ConfigError(
-            "launch.slurm.max_job_chains = null needs jobs that can submit. With launch.slurm.jobs_can_submit = "
-            "false all follow-on jobs are queued at the start. Give their number (submit --chain N)."
+            "launch.slurm.max_job_chains = null (the default) needs jobs that can submit. With "
+            "launch.slurm.jobs_can_submit = false, all follow-on jobs are queued at the start. Give their number: "
+            "launch.slurm.max_job_chains=N, or submit --chain N; 0 (--one-job) for none."
         )
 
 

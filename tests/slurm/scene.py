@@ -55,7 +55,7 @@ def chain_is_over(cluster: SlurmCluster, run: RunDir) -> bool:
 
 
 class Scene:
-    """A run that was handed in with `hpc-grpo submit --until-complete`; nothing is done for it afterwards."""
+    """A run that was handed in with `hpc-grpo submit`; nothing is done for it afterwards."""
 
     def __init__(self, cluster: SlurmCluster, run: RunDir) -> None:
         self.cluster, self.run = cluster, run
@@ -80,7 +80,7 @@ class Scene:
         launch = {"num_nodes": num_nodes, "slurm": slurm, "max_stalled_attempts": 2, **settings.pop("launch", {})}
         config = tiny_config(workspace, "chaos", **settings, launch=launch)
         scene = cls(cluster, RunDir(Path(settings.get("run", {}).get("root", workspace / "runs")) / "chaos"))
-        scene.command("submit", str(config), "--until-complete", "--driver", driver, cwd=workspace)
+        scene.command("submit", str(config), "--driver", driver, cwd=workspace)
         return scene
 
     def command(self, *words: str, cwd: Path | None = None) -> str:

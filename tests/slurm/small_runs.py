@@ -23,8 +23,8 @@ _NODE_STATE = Path(__file__).with_name("node_state.py")
 
 
 def two_node_config(workspace: Path, name: str, num_steps: int, **sections: Any) -> Path:
-    """Half of two nodes for ten minutes: a learner and an engine on each; a step takes a second or so."""
-    slurm = {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 10}
+    """Half of two nodes in one job of ten minutes: a learner and an engine on each; a step takes a second or so."""
+    slurm = {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 10, "max_job_chains": 0}
     launch = {"object_store_gib": 0.1, "num_nodes": 2, "slurm": slurm, **sections.pop("launch", {})}
     return tiny_config(
         workspace,

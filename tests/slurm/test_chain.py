@@ -42,7 +42,7 @@ def wait_for_the_end(cluster: SlurmCluster, run: RunDir, deadline_s: float = DEA
 def stand_in(cluster: SlurmCluster, tmp_path: Path, environment: dict[str, str], *words: str) -> RunDir:
     """Hand in a run of the stand-in driver, which saves no checkpoint; the commands differ in `words`."""
     config = [*STAND_IN_CONFIG, f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--partition", "workq"]
-    options = ["--driver", STAND_IN, "--time", "5", "--until-complete", *words]
+    options = ["--driver", STAND_IN, "--time", "5", *words]
     command = [sys.executable, "-m", "hpc_grpo.cli", "submit", *config, *options]
     cluster.output(command, environment={**ENVIRONMENT, **environment}, cwd=tmp_path)  # type: ignore[arg-type]
     return RunDir(tmp_path / "debug")
@@ -64,7 +64,7 @@ def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path:
         checkpoint={"every": 4},
         launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 3}},
     )
-    hpc_grpo(slurm_cluster, workspace, "submit", str(config), "--until-complete")
+    hpc_grpo(slurm_cluster, workspace, "submit", str(config))
     run = RunDir(workspace / "runs" / "long")
     wait_for_the_end(slurm_cluster, run)
     assert run.is_complete()
@@ -82,7 +82,7 @@ def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path:
 
 def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """By sbatch: the follow-on jobs ask for what the first was given on the command line."""
-    settings = ["launch.slurm.max_job_chains=null", "launch.max_stalled_attempts=2", "launch.slurm.extra.gres=gpu:1"]
+    settings = ["launch.max_stalled_attempts=2", "launch.slurm.extra.gres=gpu:1"]
     given = ["sbatch", "--parsable", "--time=4", "--cpus-per-task=2", "--gpus-per-node=2", "--comment=mine"]
     argv = [*given, SBATCH, "local/debug", f"run.root={tmp_path}", *settings, "--driver", STAND_IN]
     told = tmp_path / "told"

@@ -40,7 +40,7 @@ def submit_run(cluster: SlurmCluster, workspace: Path, name: str, time_min: int)
         launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": time_min}},
     )
     offline = {**ENVIRONMENT, "WANDB_MODE": "offline", "WANDB_API_KEY": "0" * 40}
-    command = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(config), "--until-complete"]
+    command = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(config)]
     cluster.output(command, environment=offline, cwd=workspace)  # type: ignore[arg-type]
     return RunDir(workspace / "runs" / name)
 

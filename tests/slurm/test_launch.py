@@ -34,7 +34,9 @@ _DEADLINE_S = 240.0
 
 
 def arguments(root: Path) -> list[str]:
-    return [*STAND_IN_CONFIG, f"run.root={root}", "launch.pass_env=[MINE]", *DRIVER]
+    """A run of one job."""
+    one_job = "launch.slurm.max_job_chains=0"
+    return [*STAND_IN_CONFIG, f"run.root={root}", "launch.pass_env=[MINE]", one_job, *DRIVER]
 
 
 def submit_sbatch(cluster: SlurmCluster, root: Path, driver_env: dict[str, str] | None = None) -> int:

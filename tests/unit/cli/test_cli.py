@@ -131,9 +131,10 @@ def test_setup_lines_of_the_command_come_after_those_of_the_site(tmp_path: Path)
     assert ".began' || true\nmodule load cuda\nexport A='x y'\nulimit -n 9\n" in script
 
 
-def test_a_chain_of_so_many_jobs_and_of_as_many_as_it_takes_is_a_usage_error(tmp_path: Path) -> None:
-    result = call("submit", "local/debug", f"run.root={tmp_path}", "--chain", "2", "--until-complete", "--dry-run")
-    assert (result.exit_code, "--chain N and --until-complete" in result.stderr) == (EXIT_CONFIG, True)
+@pytest.mark.parametrize("other", ["--one-job", "--until-complete"])
+def test_two_answers_to_how_many_follow_on_jobs_are_a_usage_error(tmp_path: Path, other: str) -> None:
+    result = call("submit", "local/debug", f"run.root={tmp_path}", "--chain", "2", other, "--dry-run")
+    assert (result.exit_code, "contradict each other" in result.stderr) == (EXIT_CONFIG, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -57,7 +57,8 @@ def test_overrides_win_over_what_the_last_job_had(run: RunDir, queue: FakeQueue)
 def test_a_memory_option_replaces_the_one_that_the_job_had(run: RunDir, queue: FakeQueue) -> None:
     chain = read_chain(run)
     write_chain(run, replace(chain, slurm=chain.slurm | {"extra": {"qos": "long", "mem": "9000M"}}))
-    assert resume(run).exit_code == resume(run, "launch.slurm.extra.mem_per_cpu=2000").exit_code == 0
+    words = ["--one-job", "launch.slurm.extra.mem_per_cpu=2000"]
+    assert resume(run, "--one-job").exit_code == resume(run, *words).exit_code == 0
     assert [request.launch.slurm.extra for request in queue.requests] == [
         {"qos": "long", "mem": "9000M"},
         {"qos": "long", "mem_per_cpu": 2000},
@@ -105,7 +106,7 @@ def test_more_steps_reopen_a_complete_run(run: RunDir, queue: FakeQueue) -> None
         assert "is complete" in resume(run, *words).output
         assert not queue.requests
     assert resume(run, "train.total_steps=99").exit_code == 0
-    assert len(queue.requests) == 1
+    assert len(queue.requests) == 3
     assert not run.is_complete()
 
 
@@ -118,7 +119,7 @@ def test_a_complete_run_stays_so_where_the_queue_refuses_to_extend_it(run: RunDi
     assert (run.complete_marker.read_text(), run.config.read_text()) == ("step 1\n", before)
     queue.refused = 0
     assert resume(run, "train.total_steps=99").exit_code == 0
-    assert (len(queue.requests), run.is_complete()) == (1, False)
+    assert (len(queue.requests), run.is_complete()) == (3, False)
 
 
 def test_a_key_that_the_runs_copy_does_not_know_is_refused_here_and_not_in_its_job(
@@ -131,4 +132,4 @@ def test_a_key_that_the_runs_copy_does_not_know_is_refused_here_and_not_in_its_j
     assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
     assert "which does not know deadlines.silent_s" in result.stderr
     assert resume(run, "deadlines.silent_s=77", "--accept-changes").exit_code == 0
-    assert len(queue.requests) == 1
+    assert len(queue.requests) == 3

@@ -45,6 +45,25 @@ def submit(*words: str) -> Result:
     return call("submit", "local/debug", "data.train.path=org/rows", "eval.every=null", *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "followers"), [((), 2), (("--until-complete",), 2), (("--chain", "1"), 1), (("--one-job",), 0)]
+)
+def test_follow_on_jobs_wait_unless_the_user_wants_one_job(
+    queue: FakeQueue, words: tuple[str, ...], followers: int
+) -> None:
+    result = submit(*words)
+    assert result.exit_code == 0, result.stderr
+    assert len(queue.requests) == 1 + followers
+    assert ("--until-complete is the default now" in result.stderr) == (words == ("--until-complete",))
+
+
+def test_where_jobs_cannot_submit_the_number_of_jobs_must_be_given(queue: FakeQueue) -> None:
+    result = submit("launch.slurm.jobs_can_submit=false")
+    assert result.exit_code == EXIT_CONFIG
+    assert "launch.slurm.max_job_chains=N, or submit --chain N" in result.stderr
+    assert submit("launch.slurm.jobs_can_submit=false", "--one-job").exit_code == 0
+
+
 def test_variables_of_sbatch_count_where_neither_config_nor_options_say_anything(
     queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,5 @@ def refuse_what_cannot_start(launch: LaunchConfig) -> None:
     if chosen.max_minutes is not None and slurm.time_min > chosen.max_minutes:
         raise ConfigError(
             f"launch.slurm.time_min (--time) = {slurm.time_min}, but a job of partition {chosen.name} has at most "
-            f"{chosen.max_minutes} minutes. Set --time {chosen.max_minutes}; --until-complete carries the run on "
-            f"from job to job."
+            f"{chosen.max_minutes} minutes. Set --time {chosen.max_minutes}; follow-on jobs carry the run on."
         )
