@@ -26,10 +26,10 @@ try:
     from hpc_grpo.fleet.doorbell import announce
     from hpc_grpo.fleet.jobs import NewJob, count_jobs, find_job, job_attempts, list_jobs, submit_job
     from hpc_grpo.fleet.logs import JobLogs, read_from
+    from hpc_grpo.fleet.machine import fetch_host_key, pinned
     from hpc_grpo.fleet.poll import Poller, Requeuer
     from hpc_grpo.fleet.settings import SETTINGS, fleet_folder, open_fleet, template
     from hpc_grpo.fleet.spec import config_text
-    from hpc_grpo.fleet.ssh import fetch_host_key, pinned
     from hpc_grpo.fleet.states import JobState
     from hpc_grpo.fleet.tables import attempt_table, counts_line, job_table, vm_table
     from hpc_grpo.fleet.tables import watch as draw

@@ -27,7 +27,7 @@ from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import start_vllm
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
-from hpc_grpo.system.affinity import keep_near_gpus
+from hpc_grpo.system.gpus import keep_near_gpus
 from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Completion, CompletionRequest, GroupRequest, GroupSamples
 

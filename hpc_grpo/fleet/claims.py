@@ -6,6 +6,7 @@ One transaction changes a job's state and releases its GPUs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,11 +42,9 @@ class _LostRaceError(Exception):
 
 def claim(db: Database, place: Placement) -> AttemptKey | None:
     """Claim a job together with its GPUs; None if the job or one of the GPUs is no longer free."""
-    try:
-        with db.write() as connection:
-            return _claim(connection, place, db.now(connection))
-    except _LostRaceError:
-        return None
+    with contextlib.suppress(_LostRaceError), db.write() as connection:
+        return _claim(connection, place, db.now(connection))
+    return None
 
 
 def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKey:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from hpc_grpo.fleet.db import Database, DatabaseAwayError
 from hpc_grpo.fleet.doorbell import Bell
 from hpc_grpo.fleet.logs import JobLogs
-from hpc_grpo.fleet.machine import Decide, LocalMachine, Machine, VisitError, Vm
+from hpc_grpo.fleet.machine import Decide, LocalMachine, Machine, SshMachine, VisitError, Vm
 from hpc_grpo.fleet.messages import Outcome, Request
 from hpc_grpo.fleet.observe import missed
 from hpc_grpo.fleet.settings import Fleet
@@ -28,7 +28,9 @@ class Controller:
         self.db = Database(fleet.database_url)
         self.logs = JobLogs(fleet.logs)
         self.bell = Bell(fleet.nats_url)
-        self._make_machine = make_machine or (lambda vm: _connect(vm, fleet))
+        self._make_machine = make_machine or (
+            lambda vm: LocalMachine(vm) if vm.transport == "local" else SshMachine(vm, fleet.known_hosts)
+        )
         self._machines: dict[int, tuple[Vm, Machine]] = {}
 
     def machine(self, vm: Vm) -> Machine:
@@ -78,14 +80,6 @@ class Controller:
                 await machine.close()
         self._machines.clear()
         self.db.close()
-
-
-def _connect(vm: Vm, fleet: Fleet) -> Machine:
-    if vm.transport == "local":
-        return LocalMachine(vm)
-    from hpc_grpo.fleet.ssh import SshMachine
-
-    return SshMachine(vm, fleet.known_hosts)
 
 
 async def _run_again(loop: Callable[[], Awaitable[None]]) -> None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.schema import HAS_ROOM, IS_FREE, attempts, gpus, jobs, vms
+from hpc_grpo.fleet.schema import HAS_ROOM, IS_FREE, attempts, gpus, jobs, vm_name, vms
 from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.spec import make_spec, secrets_of
 from hpc_grpo.fleet.states import JobState
@@ -33,9 +33,8 @@ _HAS_SHARES = (
 _HAS_NO_PLACE = sa.case((jobs.c.gpu_memory_mib == 0, jobs.c.num_gpus > _MOST_FREE), else_=~_HAS_SHARES)
 _IS_PENDING = sa.and_(jobs.c.status == JobState.QUEUED, _HAS_NO_PLACE)
 _STATE = sa.case((_IS_PENDING, sa.literal(JobState.PENDING)), else_=jobs.c.status).label("state")
-_VM_NAME = sa.func.coalesce(sa.func.nullif(vms.c.name, ""), vms.c.ip_address).label("vm")
 _IS_NEWEST = sa.and_(attempts.c.job_id == jobs.c.job_id, attempts.c.attempt == jobs.c.attempt)
-_WITH_VM = sa.select(jobs, _STATE, _VM_NAME, attempts.c.gpus.label("gpus")).select_from(
+_WITH_VM = sa.select(jobs, _STATE, vm_name.label("vm"), attempts.c.gpus.label("gpus")).select_from(
     jobs.outerjoin(vms, jobs.c.vm_id == vms.c.vm_id).outerjoin(attempts, _IS_NEWEST)
 )
 """Rows of jobs, each with its `state`, the name of its VM and its GPUs."""
@@ -122,7 +121,7 @@ def find_job(db: Database, job_id: str) -> dict[str, Any]:
 
 def job_attempts(db: Database, job_id: str) -> list[Mapping[Any, Any]]:
     """Return the end of each attempt at a job, in order."""
-    query = sa.select(attempts, _VM_NAME).join_from(attempts, vms, attempts.c.vm_id == vms.c.vm_id, isouter=True)
+    query = sa.select(attempts, vm_name.label("vm")).outerjoin(vms, attempts.c.vm_id == vms.c.vm_id)
     with db.read() as connection:
         rows = connection.execute(query.where(attempts.c.job_id == job_id).order_by(attempts.c.attempt))
         return list(rows.mappings())

@@ -142,10 +142,6 @@ def encode(message: Request | Observation | Orders | Outcome) -> bytes:
     return json.dumps(asdict(message), default=lambda log: base64.b64encode(log).decode()).encode() + b"\n"
 
 
-def decode_request(line: bytes) -> Request:
-    return Request(**json.loads(line))
-
-
 def decode_orders(line: bytes) -> Orders:
     values = json.loads(line)
     keys = {name: tuple(AttemptKey(*key) for key in values[name]) for name in ("renew", "cancel", "revoke", "forget")}

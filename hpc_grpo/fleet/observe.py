@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -91,14 +90,6 @@ def lose(db: Database, settings: FleetSettings) -> list[AttemptKey]:
         return [key for key, why in over if end_attempt(connection, key, Ending("lost", why=why), settings, now)]
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """`frees_gpus`: the VM has more free GPUs than the database knew, so waiting jobs may fit."""
-
-    orders: Orders
-    frees_gpus: bool
-
-
 def attempts_of(db: Database, vm_id: int) -> frozenset[AttemptKey]:
     """Return all attempts that a VM was ever given: its reports count only for these."""
     with db.read() as connection:
@@ -108,8 +99,8 @@ def attempts_of(db: Database, vm_id: int) -> frozenset[AttemptKey]:
 
 def record(
     db: Database, vm_id: int, seen: Observation, has_log: frozenset[AttemptKey], settings: FleetSettings
-) -> Recorded:
-    """Commit a visit's observation, and return the orders.
+) -> tuple[Orders, bool]:
+    """Commit a visit's observation. Return the orders, and whether the VM has more free GPUs than the database knew.
 
     `has_log` are the attempts whose complete logs the controller has.
     """
@@ -118,14 +109,14 @@ def record(
         is_it = vms.c.vm_id == vm_id
         # This locks the row. If it was deleted during the visit, its jobs' leases run out.
         if connection.execute(sa.update(vms).where(is_it).values(last_seen=now)).rowcount == 0:
-            return Recorded(Orders(), frees_gpus=False)
+            return Orders(), False
         had = connection.scalar(sa.select(vms.c.available_gpus).where(is_it)) or 0
         orders = _settle(connection, vm_id, seen, has_log, settings, now)
         available = 0 if seen.problem else _update_gpus(connection, vm_id, seen, settings)
         state = VmState.STALE if seen.problem else VmState.READY
         values = {"state": state, "error": printable(seen.problem), "available_gpus": available}
         connection.execute(sa.update(vms).where(is_it).values(values))
-    return Recorded(orders, frees_gpus=available > had)
+    return orders, available > had
 
 
 def _settle(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 import sqlalchemy as sa
 
@@ -49,20 +48,18 @@ class Poller:
     async def _start_due(self) -> None:
         for vm in await asyncio.to_thread(take_due, self._controller.db, self._controller.settings):
             if vm.vm_id not in self._busy:
-                task = self._busy[vm.vm_id] = asyncio.create_task(self._poll(vm))
-                task.add_done_callback(partial(self._forget, vm.vm_id))
-
-    def _forget(self, vm_id: int, _task: asyncio.Task[None]) -> None:
-        self._busy.pop(vm_id, None)
+                self._busy[vm.vm_id] = asyncio.create_task(self._poll(vm))
 
     async def _poll(self, vm: Vm) -> None:
-        async with self._slots:
-            try:
+        try:
+            async with self._slots:
                 for _ in range(_MAX_PIECES):
                     if not await self.visit(vm):
                         return
-            except DatabaseAwayError:
-                return  # the loop says so; nothing was renewed
+        except DatabaseAwayError:
+            return  # the loop says so; nothing was renewed
+        finally:
+            del self._busy[vm.vm_id]
 
     async def visit(self, vm: Vm) -> bool:
         """Visit a VM once. Return whether its logs have more than one visit carries."""
@@ -77,10 +74,10 @@ class Poller:
             own = await asyncio.to_thread(attempts_of, controller.db, vm.vm_id)
             own_seen = [one for one in seen.attempts if one.key in own]
             complete, has_more = await asyncio.to_thread(self._keep_logs, own_seen, offsets)
-            recorded = await asyncio.to_thread(record, controller.db, vm.vm_id, seen, complete, settings)
-            if recorded.frees_gpus:
+            orders, has_room = await asyncio.to_thread(record, controller.db, vm.vm_id, seen, complete, settings)
+            if has_room:
                 controller.bell.nudge()
-            return recorded.orders
+            return orders
 
         try:
             outcome = await controller.visit(vm, Request(vm.work_dir, vm.nvidia_smi, offsets), decide)

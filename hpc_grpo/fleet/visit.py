@@ -7,6 +7,7 @@ reaches this machine as JSON, and its processes as words: no shell reads any of 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -28,7 +29,6 @@ from hpc_grpo.fleet.messages import (
     Outcome,
     Request,
     decode_orders,
-    decode_request,
     encode,
 )
 from hpc_grpo.fleet.states import Ending
@@ -42,7 +42,7 @@ _NVIDIA_SMI_S = 7.0
 
 def main() -> None:
     """Run one visit over stdin and stdout. If the controller disconnects in the middle, nothing changes."""
-    request = decode_request(sys.stdin.buffer.readline())
+    request = Request(**json.loads(sys.stdin.buffer.readline()))
     if request.protocol != PROTOCOL:
         problem = f"this VM's hpc-grpo speaks protocol {PROTOCOL}, the controller {request.protocol}"
         _say(Observation((), (), problem))

@@ -8,10 +8,8 @@ import sqlalchemy as sa
 
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.fleet.db import Database
-from hpc_grpo.fleet.schema import gpus, jobs, vms
+from hpc_grpo.fleet.schema import gpus, jobs, vm_name, vms
 from hpc_grpo.fleet.states import JobState
-
-shown_name: sa.ColumnElement[str] = sa.func.coalesce(sa.func.nullif(vms.c.name, ""), vms.c.ip_address)
 
 
 def add_vm(db: Database, values: dict[str, Any]) -> int:
@@ -21,7 +19,7 @@ def add_vm(db: Database, values: dict[str, Any]) -> int:
         vms.c.ip_address == values["ip_address"], vms.c.port == values["port"], vms.c.transport == "ssh"
     )
     with db.write() as connection:
-        if connection.scalar(sa.select(vms.c.vm_id).where(shown_name == name)) is not None:
+        if connection.scalar(sa.select(vms.c.vm_id).where(vm_name == name)) is not None:
             raise ConfigError(f"NAME = {name!r} must be new, and there is such a VM. Give another with --name.")
         if values["transport"] == "ssh" and connection.scalar(same) is not None:
             raise ConfigError(f"ADDRESS = {values['ip_address']!r} must be new: its GPUs are in the fleet already.")
@@ -64,9 +62,9 @@ def remove_vm(db: Database, name: str) -> None:
 
 
 def _id_of(connection: sa.Connection, name: str) -> int:
-    if (vm_id := connection.scalar(sa.select(vms.c.vm_id).where(shown_name == name))) is not None:
+    if (vm_id := connection.scalar(sa.select(vms.c.vm_id).where(vm_name == name))) is not None:
         return int(vm_id)
-    names = list(connection.scalars(sa.select(shown_name)))
+    names = list(connection.scalars(sa.select(vm_name)))
     raise ConfigError(
         f"VM = {name!r} must be a VM's name{nearest(name, names)} `hpc-grpo place fleet vm list` lists them."
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import socket
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 from hpc_grpo.errors import RewardError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.rewards.proved import MAGIC
-from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge, new_nonce
+from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge
 
 MAX_BODY_BYTES = 64 << 20
 _HANDSHAKE_S, _REQUEST_S = 10.0, 300.0
@@ -71,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
             if self.rfile.peek(1)[:1] == MAGIC[:1]:  # type: ignore[attr-defined]
                 if self.rfile.read(len(MAGIC)) != MAGIC:
                     return
-                nonce = new_nonce()
+                nonce = os.urandom(NONCE_BYTES)
                 self.wfile.write(nonce)
                 answer = judge(self.server.token, MAGIC, nonce, self.rfile.read(NONCE_BYTES + PROOF_BYTES))
                 self.wfile.write(answer)

@@ -25,7 +25,7 @@ from hpc_grpo.run.contract import SHM_DIR_VARIABLE
 from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
-from hpc_grpo.system.affinity import keep_near_gpus
+from hpc_grpo.system.gpus import keep_near_gpus
 from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Minibatch, ParameterSpec, RemoteGroup, RemoteMinibatch, TrainSequence
 

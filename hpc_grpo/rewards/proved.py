@@ -6,13 +6,14 @@ goes directly to the server, because no proxy could forward the proof.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterable
 from typing import Any
 
 import httpcore
 import httpx
 
-from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, answer, is_same
+from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, answer
 
 MAGIC = b"hpc-grpo reward 1\n"
 """A caller sends this first. No HTTP request begins with a lower-case letter."""
@@ -54,7 +55,7 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
         await stream.write(MAGIC, timeout)
         said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
         await stream.write(said, timeout)
-        if not is_same(await _read_exactly(stream, PROOF_BYTES, timeout), expected):
+        if not hmac.compare_digest(await _read_exactly(stream, PROOF_BYTES, timeout), expected):
             raise httpcore.ConnectError("who listens there has another token, or is no hpc-grpo reward serve")
 
 

@@ -110,28 +110,15 @@ def read_mounts() -> str:
     return Path("/proc/self/mounts").read_text()
 
 
-def parse_lfs_quota(text: str) -> Quota | None:
-    """Parse the output of `lfs quota -q -u USER FOLDER`; None without a limit.
+def parse_quotas(text: str) -> Iterator[Quota]:
+    """Parse the limits in the output of `lfs quota -q -u USER FOLDER` or `quota -w`.
 
     Columns: file system, KiB used (`*`: over the soft limit, `[]`: not certain), soft limit, hard limit, grace, then
     the same for files. A long file system name has its own line.
 
-    >>> parse_lfs_quota("  /scratch  1024*  2048  4096  6d  17  0  90  -")
-    Quota(file_system='/scratch', used=1048576, allowed=4194304, used_files=17, allowed_files=90)
+    >>> [*parse_quotas("  /scratch  1024*  2048  4096  6d  17  0  90  -")]
+    [Quota(file_system='/scratch', used=1048576, allowed=4194304, used_files=17, allowed_files=90)]
     """
-    return next(_quota_rows(text), None)
-
-
-def parse_quota(text: str) -> list[Quota]:
-    """Parse the output of `quota -w`: the same columns below a heading, or "none".
-
-    >>> parse_quota("Disk quotas for user a (uid 1):\\n Filesystem blocks quota limit grace\\nhome:/a 1 0 2")
-    [Quota(file_system='home:/a', used=1024, allowed=2048, used_files=0, allowed_files=0)]
-    """
-    return list(_quota_rows(text))
-
-
-def _quota_rows(text: str) -> Iterator[Quota]:
     words = text.split()
     for index, word in enumerate(words[:-3]):
         after = [other.strip("[]*") for other in words[index + 1 : index + 8]]
@@ -151,10 +138,9 @@ def _quotas(folder: Path, run: Run) -> Iterator[tuple[str, Quota]]:
     if mount.kind == "lustre":
         for name, words in _lustre_owners(folder, run):
             answer = run(["lfs", "quota", "-q", *words, str(folder)], _DEADLINE_S)
-            if quota := parse_lfs_quota(answer.text):
-                yield name, quota
+            yield from ((name, quota) for quota in parse_quotas(answer.text))
     elif mount.kind not in _WITHOUT_QUOTAS:
-        for quota in parse_quota(run(["quota", "-w"], _DEADLINE_S).text):
+        for quota in parse_quotas(run(["quota", "-w"], _DEADLINE_S).text):
             if quota.file_system in (mount.device, mount.point):
                 yield "user", quota
 

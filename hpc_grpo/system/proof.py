@@ -42,17 +42,13 @@ def crowded(addresses: Sequence[str], address: str) -> str | None:
     return address if per_address[address] >= MOST_OF_ADDRESS else None
 
 
-def new_nonce() -> bytes:
-    return os.urandom(NONCE_BYTES)
-
-
 def proof(token: bytes, purpose: bytes, role: bytes, listener_nonce: bytes, caller_nonce: bytes) -> bytes:
     return hmac.digest(token, purpose + role + listener_nonce + caller_nonce, "sha256")
 
 
 def answer(token: bytes, purpose: bytes, listener_nonce: bytes) -> tuple[bytes, bytes]:
     """Return a caller's answer to the listener's nonce, and the expected reply of a listener that knows the token."""
-    own = new_nonce()
+    own = os.urandom(NONCE_BYTES)
     said = own + proof(token, purpose, b"caller", listener_nonce, own)
     return said, proof(token, purpose, b"listener", listener_nonce, own)
 
@@ -63,8 +59,3 @@ def judge(token: bytes, purpose: bytes, listener_nonce: bytes, said: bytes) -> b
     if not hmac.compare_digest(proved, proof(token, purpose, b"caller", listener_nonce, caller_nonce)):
         return REFUSAL
     return proof(token, purpose, b"listener", listener_nonce, caller_nonce)
-
-
-def is_same(said: bytes, expected: bytes) -> bool:
-    """Compare two proofs in constant time."""
-    return hmac.compare_digest(said, expected)

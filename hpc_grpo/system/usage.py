@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from hpc_grpo.system.affinity import visible_gpus
+from hpc_grpo.system.gpus import visible_gpus
 from hpc_grpo.system.processes import children
 
 _FETCH_EVERY_S = 5.0

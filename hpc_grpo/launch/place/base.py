@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import IO, Literal, Protocol, TypeVar
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.launch.place.job_queue import JobQueue
-    from hpc_grpo.run.attempt import ExitKind
-    from hpc_grpo.run.lock import LockOwner
-    from hpc_grpo.run.paths import RunDir
+from hpc_grpo.launch.place.job_queue import JobQueue
+from hpc_grpo.run.attempt import ExitKind
+from hpc_grpo.run.lock import LockOwner
+from hpc_grpo.run.paths import RunDir
 
 
 @dataclass(frozen=True)

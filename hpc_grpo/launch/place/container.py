@@ -21,8 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.launch.environment import expand
 from hpc_grpo.run.frozen_config import flat
@@ -30,9 +31,6 @@ from hpc_grpo.run.source import own_command
 from hpc_grpo.system.commands import run_command
 from hpc_grpo.system.disk import existing
 from hpc_grpo.system.say import say
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import Config, LaunchConfig
 
 Engine = Literal["docker", "podman", "podman-hpc", "apptainer", "enroot"]
 

@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,16 @@ import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import psutil
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, NodeResources, Place
 from hpc_grpo.run.contract import STOP_GRACE_VARIABLE
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.commands import run_command
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.gpus import visible_gpus
 
 _LIST_GPUS_S = 60.0
 
@@ -45,20 +43,15 @@ class LocalPlace(Place):
         return Allocation(f"local{os.getpid()}", (name,), (len(os.sched_getaffinity(0)),), name)
 
     def node_resources(self) -> NodeResources:
-        visible = visible_gpus(self._environ)
-        return NodeResources(len(os.sched_getaffinity(0)), count_nvidia_gpus() if visible is None else visible)
+        has_list = "CUDA_VISIBLE_DEVICES" in self._environ
+        num_gpus = len(visible_gpus(self._environ)) if has_list else count_nvidia_gpus()
+        return NodeResources(len(os.sched_getaffinity(0)), num_gpus)
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         return list(command)
 
     def is_node_failure(self, said: str) -> bool:
         return False
-
-
-def visible_gpus(environ: Mapping[str, str]) -> int | None:
-    """Count the GPUs of CUDA_VISIBLE_DEVICES; None if it is not set."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return None if visible is None else len([device for device in visible.split(",") if device not in ("", "-1")])
 
 
 def count_nvidia_gpus() -> int:

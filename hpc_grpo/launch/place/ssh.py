@@ -12,17 +12,14 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, NodesUnavailableError
 from hpc_grpo.launch.environment import is_allowed
 from hpc_grpo.launch.place.base import AGENT_ENDED, LOST_CODE, Allocation
 from hpc_grpo.launch.place.local import LocalPlace, is_own_address
+from hpc_grpo.run.lock import LockOwner
 from hpc_grpo.system.commands import MARK, Answer, marked, run_command
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.run.lock import LockOwner
 
 _OPTIONS = (
     "-T",

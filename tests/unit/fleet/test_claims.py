@@ -39,7 +39,7 @@ PATIENT = FleetSettings(retry_s=0.0, max_retries=1)
 
 
 def see(db: Database, vm_id: int, vm: SimulatedVm) -> None:
-    vm.obey(record(db, vm_id, vm.observe(), frozenset(), SETTINGS).orders)
+    vm.obey(record(db, vm_id, vm.observe(), frozenset(), SETTINGS)[0])
 
 
 def end(db: Database, key: AttemptKey, ending: Ending, fleet: FleetSettings = SETTINGS) -> object:
@@ -125,7 +125,7 @@ def test_attempts_of_another_fleet_are_left_alone_and_their_gpus_too(db: Databas
     alive, over = AttemptKey("theirs-1", 1), AttemptKey("theirs-2", 1)
     machine.specs = {alive: {"gpus": [2]}, over: {"gpus": [3]}}
     machine.ended = {over: Ending("exit", 0)}
-    orders = record(db, vm, machine.observe(), frozenset({over}), SETTINGS).orders
+    orders = record(db, vm, machine.observe(), frozenset({over}), SETTINGS)[0]
     assert orders == Orders()
     add_jobs(db, 1)
     assert claim(db, Placement("job-1", 0, vm, (2,))) is None

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_grpo.system import affinity
-from hpc_grpo.system.affinity import keep_near_gpus, parse_cpulist
+from hpc_grpo.system import gpus
 from hpc_grpo.system.commands import Answer
-from hpc_grpo.system.gpus import find_gpus, parse_gpus
+from hpc_grpo.system.gpus import find_gpus, keep_near_gpus, parse_cpulist, parse_gpus
 
 GH200 = """\
 0, NVIDIA GH200 120GB, 12, 3, GPU-aa11, 00000009:01:00.0
@@ -57,8 +56,8 @@ def whole_node(monkeypatch: pytest.MonkeyPatch) -> Cores:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, cores: Cores) -> Cores:
-    monkeypatch.setattr(affinity.os, "sched_getaffinity", cores.get)
-    monkeypatch.setattr(affinity.os, "sched_setaffinity", cores.set)
+    monkeypatch.setattr(gpus.os, "sched_getaffinity", cores.get)
+    monkeypatch.setattr(gpus.os, "sched_setaffinity", cores.set)
     return cores
 
 
@@ -138,7 +137,7 @@ def test_a_container_that_forbids_it_leaves_the_process_alone(
     def forbid(thread: int, cores: set[int]) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(affinity.os, "sched_setaffinity", forbid)
+    monkeypatch.setattr(gpus.os, "sched_setaffinity", forbid)
     assert bind(node, "0") == "Cores are not bound: Operation not permitted."
 
 

@@ -11,7 +11,7 @@ import pytest
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.system import disk
 from hpc_grpo.system.commands import Answer
-from hpc_grpo.system.disk import Quota, parse_lfs_quota, parse_quota, room_in
+from hpc_grpo.system.disk import Quota, parse_quotas, room_in
 
 KIB = 1024
 
@@ -47,15 +47,15 @@ nfs1:/export/home 81234567  104857600 104857600           120000       0       0
     ],
 )
 def test_a_lustre_quota_is_read_and_its_hard_limit_taken(text: str, expected: Quota | None) -> None:
-    assert parse_lfs_quota(text) == expected
+    assert next(parse_quotas(text), None) == expected
 
 
 def test_the_quotas_of_other_file_systems_are_read_where_there_is_no_grace_and_where_there_is() -> None:
-    assert parse_quota(QUOTA) == [
+    assert [*parse_quotas(QUOTA)] == [
         Quota("nfs1:/export/home", 81234567 * KIB, 104857600 * KIB, 120000),
         Quota("/dev/mapper/vg-work", 500 * KIB, 600 * KIB, 10),
     ]
-    assert parse_quota("Disk quotas for user alice (uid 1234): none\n") == []
+    assert not [*parse_quotas("Disk quotas for user alice (uid 1234): none\n")]
 
 
 class Site:

@@ -7,6 +7,7 @@ data is neither encrypted nor signed.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import secrets
@@ -22,7 +23,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.base import LOST_CODE
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.owner import make_private_dir
-from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer, is_same
+from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer
 
 TOKEN_VARIABLE = "HPC_GRPO_TOKEN"
 MAGIC = b"hpc-grpo join 1\n"
@@ -51,7 +52,7 @@ def prove_to_head(connection: socket.socket, token: bytes) -> None:
     answered = read_exactly(connection, PROOF_BYTES)
     if answered == REFUSAL:
         raise NotProvedError("the head refuses it: its token is another one")
-    if not is_same(answered, expected):
+    if not hmac.compare_digest(answered, expected):
         raise NotProvedError("the head does not know the token of this run")
     connection.settimeout(None)
 

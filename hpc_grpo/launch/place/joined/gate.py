@@ -7,6 +7,7 @@ without the token learns nothing, has ten seconds, and shares a few places with 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import select
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.place.joined.connection import HANDSHAKE_S, MAGIC, Hello, farewell, notice_cuts
-from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge, new_nonce
+from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge
 from hpc_grpo.system.say import say
 
 _MOST_NAMED = 1000
@@ -34,7 +35,7 @@ class _Caller:
     connection: socket.socket
     address: str
     since: float = field(default_factory=time.monotonic)
-    nonce: bytes = field(default_factory=new_nonce)
+    nonce: bytes = field(default_factory=lambda: os.urandom(NONCE_BYTES))
     said: bytes = b""
     is_proved: bool = False
 

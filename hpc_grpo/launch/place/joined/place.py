@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from hpc_grpo import __version__
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.place.base import (
     AGENT_ENDED,
@@ -44,10 +45,6 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import Signals
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
-    from hpc_grpo.run.paths import RunDir
 
 HEAD_VARIABLE = "HPC_GRPO_JOINED_HEAD"
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options
 from hpc_grpo.launch.place.slurm.text import minutes
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
 
 Options = dict[str, Any]
 """Options of sbatch by their long names. True means given without a value."""

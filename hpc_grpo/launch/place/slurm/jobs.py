@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import given, sbatch, text
 from hpc_grpo.launch.place.slurm.text import FINAL_STATES, OVER_STATES, Ask, minutes, output_of
 from hpc_grpo.system.say import say
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
 
 _AT_ONCE_S = 2.0
 _IN_A_HURRY_S = 10.0

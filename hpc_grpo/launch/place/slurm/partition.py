@@ -7,14 +7,11 @@ from __future__ import annotations
 import getpass
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.slurm.text import fields, granted, minutes
 from hpc_grpo.system.commands import Answer, run_command
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig, SlurmConfig
 
 _SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
 _SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")

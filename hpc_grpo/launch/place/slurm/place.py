@@ -10,20 +10,19 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import psutil
 
+from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, NodeResources, Place, place_kind
 from hpc_grpo.launch.place.job_queue import JobQueue, path_line, setup_lines
-from hpc_grpo.launch.place.local import count_nvidia_gpus, visible_gpus
+from hpc_grpo.launch.place.local import count_nvidia_gpus
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
 from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options, submission_environment
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig
+from hpc_grpo.system.gpus import visible_gpus
 
 _JOB_ID = "SLURM_JOB_ID"
 
@@ -81,8 +80,8 @@ class SlurmPlace(Place):
             # With --exclusive a job has all GPUs of its nodes, and its steps only the requested ones.
             asked = sum(map(int, re.findall(r"(\d+)(?=,|$)", self._environ.get("SLURM_GPUS_PER_NODE", ""))))
             return NodeResources(cpus, min(int(gpus), asked or int(gpus)))
-        if (visible := visible_gpus(self._environ)) is not None:
-            return NodeResources(cpus, visible)
+        if "CUDA_VISIBLE_DEVICES" in self._environ:
+            return NodeResources(cpus, len(visible_gpus(self._environ)))
         # A site without GRES for GPUs gives whole nodes. On a part of a node, other GPUs belong to another job.
         found = count_nvidia_gpus()
         return NodeResources(cpus, found if found and cpus >= self._cpus_of_node() else 0)

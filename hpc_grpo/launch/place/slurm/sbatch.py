@@ -12,8 +12,9 @@ import re
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import refuse_hosts
 from hpc_grpo.launch.place.job_queue import JobRequest, job_python, path_line, setup_lines
@@ -21,9 +22,6 @@ from hpc_grpo.launch.place.slurm.text import output_of
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.source import entry
 from hpc_grpo.system.commands import run_command
-
-if TYPE_CHECKING:
-    from hpc_grpo.config import LaunchConfig, SlurmConfig
 
 
 def render(request: JobRequest) -> str:
