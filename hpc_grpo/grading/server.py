@@ -10,55 +10,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
-import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from hpc_grpo.errors import RewardError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.rewards.proved import MAGIC
-from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, crowded, judge
+from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, ProvedServer, judge
 
 MAX_BODY_BYTES = 64 << 20
 _HANDSHAKE_S, _REQUEST_S = 10.0, 300.0
 
 
-class RewardServer(ThreadingHTTPServer):
-    """Serves `POST /score` and `GET /health`, each connection in a thread that waits for the pool.
-
-    Connections that have not proved the token share a few places: idle strangers cannot use up the threads.
-    """
-
-    daemon_threads = True
-    request_queue_size = 256
+class RewardServer(ProvedServer):
+    """Serves `POST /score` and `GET /health`, each connection in a thread that waits for the pool."""
 
     def __init__(self, address: tuple[str, int], pool: RewardPool, token: str) -> None:
         super().__init__(address, _Handler)
         self.pool, self.token = pool, token.encode()
-        self._unproved: dict[socket.socket, str] = {}
-        self._lock = threading.Lock()
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give a new connection a place; if there are too many, take another connection's. Accepts every connection."""
-        address = str(client_address[0])
-        with self._lock:
-            if (full := crowded([*self._unproved.values()], address)) is not None:
-                gone = random.choice([one for one, its in self._unproved.items() if its == full])
-                del self._unproved[gone]
-                with contextlib.suppress(OSError):  # the caller has hung up by itself
-                    gone.shutdown(socket.SHUT_RDWR)  # its thread will close it
-            self._unproved[request] = address
-        return True
-
-    def leave_unproved(self, request: Any) -> None:
-        with self._lock:
-            self._unproved.pop(request, None)
-
-    def shutdown_request(self, request: Any) -> None:
-        self.leave_unproved(request)
-        super().shutdown_request(request)
 
 
 class _Handler(BaseHTTPRequestHandler):

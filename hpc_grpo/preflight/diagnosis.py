@@ -15,7 +15,7 @@ from pathlib import Path
 from hpc_grpo.config import to_yaml
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.launch.place import find_place, job_queue
-from hpc_grpo.launch.place.base import Allocation, Place
+from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm.partition import ask_partitions
 from hpc_grpo.preflight import login
@@ -46,7 +46,12 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
     partitions = ask_partitions() if place.queue is None else None
     login_group = login.login_group(context, num_nodes, partitions)
     if partitions is None:
-        return [login_group, *examine_here(place, _first(allocation, asked_nodes), context)]
+        if asked_nodes is not None and asked_nodes > len(allocation.nodes):
+            raise ConfigError(
+                f"--nodes {asked_nodes}: job {allocation.job_id} has {len(allocation.nodes)} nodes. Give at most so "
+                f"many, or leave the job and ask from a login node."
+            )
+        return [login_group, *examine_here(place, allocation.nodes[:asked_nodes], context)]
     if asked_nodes is None and partitions.is_absent:
         return [login_group, *examine_here(place, allocation.nodes, context)]
     if asked_nodes is None:
@@ -69,15 +74,6 @@ def examine_here(place: Place, nodes: Sequence[str], context: Context) -> list[G
     except OSError as error:
         fix = "look at the allocation by hand: srun --overlap hostname"
         return [Group(NODES, (failure("answers", f"no process could be started on the nodes: {error}", fix),))]
-
-
-def _first(allocation: Allocation, num_nodes: int | None) -> tuple[str, ...]:
-    if num_nodes is not None and num_nodes > len(allocation.nodes):
-        raise ConfigError(
-            f"--nodes {num_nodes}: job {allocation.job_id} has {len(allocation.nodes)} nodes. Give at most so many, or "
-            f"leave the job and ask from a login node."
-        )
-    return allocation.nodes[:num_nodes]
 
 
 def _not_examined(why: str) -> Group:

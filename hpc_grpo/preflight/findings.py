@@ -96,22 +96,21 @@ def skipped(check: str, why: str) -> Finding:
 def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) -> Finding:
     """Return the finding of `run`, or a failure with its error, or one that says it took too long."""
     found: list[Finding] = []
-    # In a thread: nothing interrupts a system call on a file system that hangs.
-    worker = threading.Thread(target=lambda: found.append(_caught(check, run)), daemon=True)
+
+    def note() -> None:
+        try:
+            found.append(run())
+        except (HpcGrpoError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
+            fix = "mend what it names; if that is not on your side, report it with this line"
+            found.append(failure(check, f"the check itself failed: {type(error).__name__}: {error}", fix))
+
+    worker = threading.Thread(target=note, daemon=True)  # nothing interrupts a call on a file system that hangs
     worker.start()
     worker.join(deadline_s)
     if not found:
         fix = "look by hand whether a file system it looks at hangs (df), then whether the scheduler answers"
         return failure(check, f"the check did not end within {deadline_s:.0f} s", fix)
     return found[0]
-
-
-def _caught(check: str, run: Callable[[], Finding]) -> Finding:
-    try:
-        return run()
-    except (HpcGrpoError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
-        fix = "mend what it names; if that is not on your side, report it with this line"
-        return failure(check, f"the check itself failed: {type(error).__name__}: {error}", fix)
 
 
 def has_failure(groups: Iterable[Group]) -> bool:

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,9 @@ def needed_files(name: str, files: Sequence[str]) -> list[str]:
             f"model.path = {name}: the repository has no weights that training can load ({' or '.join(WEIGHT_FORMS)}, "
             f"whole or in parts). Name the repository of the original model, not of a conversion."
         )
-    return [file for file in files if _matches(file, weights) or _is_setting(file)]
-
-
-def _is_setting(file: str) -> bool:
-    in_its_place = "/" not in file or file.startswith("additional_chat_templates/")
-    return in_its_place and _matches(file, _SETTINGS) and not _matches(file, _NOT_SETTINGS)
+    in_place = [file for file in files if "/" not in file or file.startswith("additional_chat_templates/")]
+    settings = {file for file in in_place if _matches(file, _SETTINGS) and not _matches(file, _NOT_SETTINGS)}
+    return [file for file in files if _matches(file, weights) or file in settings]
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
@@ -115,13 +112,16 @@ def problem(item: Item, error: BaseException) -> str:
 
     Each library raises other errors for the same few causes. The chain of errors distinguishes them.
     """
-    chain = list(_chain(error))
+    chain, cause = [error], error
+    while (behind := cause.__cause__ or cause.__context__) is not None:
+        chain.append(cause := behind)
     names = {type(one).__name__ for one in chain}
     # datasets tells a gated data set from a missing one by its text alone.
     says_gated = any(type(one).__name__ == "DatasetNotFoundError" and "gated" in str(one) for one in chain)
     if "GatedRepoError" in names or says_gated:
         return f"{item} is gated: accept its terms on the hub with your account, then {_TOKEN}."
-    if _is_full(chain):
+    of_system = [one for one in chain if isinstance(one, OSError)]
+    if any(one.errno in _FULL or "Not enough disk space" in str(one) for one in of_system):
         return (
             f"{item}: the disk (or your quota) of the cache is full. Free some space, or name another folder that all "
             f"nodes share: launch.env.HF_HOME=FOLDER."
@@ -131,42 +131,23 @@ def problem(item: Item, error: BaseException) -> str:
             f"{item}: the hub has nothing of this name, or not for you, and there is no such folder here. "
             f"Check the spelling; for a private one, {_TOKEN}."
         )
-    if (status := _http_status(chain)) is not None:
+    # A status means that the hub was reached, so the network works.
+    answers = [one.response for one in chain if getattr(one, "response", None) is not None]
+    if answers:
+        status = int(answers[0].status_code)
         todo = _TOKEN if status in (401, 403) else "try again later"
         return f"{item}: the hub answered with HTTP {status} ({_first_line(chain[-1])}); {todo}."
-    if (cause := _network_error(chain)) is not None:
+    cut_off = [
+        one
+        for one in chain
+        if isinstance(one, ConnectionError | TimeoutError) or type(one).__module__.split(".")[0] in _HTTP_PACKAGES
+    ]
+    if cut_off:
         return (
-            f"{item}: no network, the hub cannot be reached from this machine ({_first_line(cause)}). "
+            f"{item}: no network, the hub cannot be reached from this machine ({_first_line(cut_off[-1])}). "
             f"Run prefetch where there is one: on a login node; behind a proxy, with https_proxy set."
         )
     return _first_line(error) if str(item) in str(error) else f"{item} could not be fetched: {_first_line(error)}"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _is_full(chain: list[BaseException]) -> bool:
-    says_full = any(isinstance(error, OSError) and "Not enough disk space" in str(error) for error in chain)
-    return says_full or any(isinstance(error, OSError) and error.errno in _FULL for error in chain)
-
-
-def _http_status(chain: list[BaseException]) -> int | None:
-    """Return the hub's HTTP status, or None. A status means that the hub was reached, so the network works."""
-    responses = (getattr(error, "response", None) for error in chain)
-    return next((int(answer.status_code) for answer in responses if answer is not None), None)
-
-
-def _network_error(chain: list[BaseException]) -> BaseException | None:
-    """Return the innermost error that says there is no connection, or None."""
-    found = [
-        error
-        for error in chain
-        if isinstance(error, ConnectionError | TimeoutError) or type(error).__module__.split(".")[0] in _HTTP_PACKAGES
-    ]
-    return found[-1] if found else None
 
 
 def _first_line(error: BaseException) -> str:

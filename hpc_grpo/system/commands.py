@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from hpc_grpo.system.processes import die_with_parent
-from hpc_grpo.system.signals import END_SIGNALS, Signals
+from hpc_grpo.system.signals import Signals
 
 _SIGNALS_S = 0.2
 """Seconds between two checks for received signals."""
@@ -91,18 +93,20 @@ def _whole(file: TextIO) -> str:
     return file.read()
 
 
-def run_in_foreground(argv: Sequence[str]) -> int:
+def run_in_foreground(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
     """Run `argv` on this process's terminal until it ends. Return its exit code, negative for a signal.
 
-    The command may take its time: this process forwards SIGTERM, and SIGHUP as SIGTERM; Ctrl+C reaches the command from
-    the terminal. No signal ends this process earlier. Call it from the main thread.
+    The command may take its time: this process forwards signals, SIGHUP as SIGTERM; Ctrl+C reaches the command from the
+    terminal. No signal ends this process earlier. Call it from the main thread.
     """
     with Signals() as signals:
-        process = subprocess.Popen(argv, preexec_fn=die_with_parent())
+        # stdout may be redirected in this process alone
+        process = subprocess.Popen(argv, env=environ, stdout=sys.stdout, preexec_fn=die_with_parent())
         while process.poll() is None:
-            if set(END_SIGNALS) & set(signals.pending):
-                process.terminate()
-                signals.pending.clear()
+            for number in signals.pending:
+                if number != signal.SIGINT:
+                    process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+            signals.pending.clear()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_SIGNALS_S)
         return process.returncode

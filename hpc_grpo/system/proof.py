@@ -6,16 +6,22 @@
 
 This is the challenge of `multiprocessing.connection`, made mutual. The role is signed, so one side's answer is useless
 for the other side. Messages have a fixed length, so no stranger's data is parsed. Both nonces are new, so a recorded
-handshake proves nothing. The token is never sent. Pure functions, for the gate of nodes that join and the reward
-server.
+handshake proves nothing. The token is never sent. `ProvedServer` is the listener of nodes that join, and that of the
+reward server.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
+import random
+import socket
+import socketserver
+import threading
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -59,3 +65,40 @@ def judge(token: bytes, purpose: bytes, listener_nonce: bytes, said: bytes) -> b
     if not hmac.compare_digest(proved, proof(token, purpose, b"caller", listener_nonce, caller_nonce)):
         return REFUSAL
     return proof(token, purpose, b"listener", listener_nonce, caller_nonce)
+
+
+class ProvedServer(socketserver.ThreadingTCPServer):
+    """Serves each connection in a thread.
+
+    Connections that have not proved the token share a few places: idle strangers cannot use up the threads. The handler
+    calls `leave_unproved` after the proof.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 256
+
+    def __init__(self, address: tuple[str, int], handler: type[socketserver.BaseRequestHandler]) -> None:
+        self.unproved: dict[socket.socket, str] = {}
+        self._places = threading.Lock()
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Give a new connection a place; if there are too many, take another connection's. Accepts every connection."""
+        address = str(client_address[0])
+        with self._places:
+            if (full := crowded([*self.unproved.values()], address)) is not None:
+                gone = random.choice([one for one, its in self.unproved.items() if its == full])
+                del self.unproved[gone]
+                with contextlib.suppress(OSError):  # the caller has hung up by itself
+                    gone.shutdown(socket.SHUT_RDWR)  # its thread will close it
+            self.unproved[request] = address
+        return True
+
+    def leave_unproved(self, request: Any) -> None:
+        with self._places:
+            self.unproved.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.leave_unproved(request)
+        super().shutdown_request(request)

@@ -7,11 +7,8 @@ attempt. Waits for a place that does not answer yet, and for the end of an attem
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -41,11 +38,11 @@ from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import entry, own_command
+from hpc_grpo.system.commands import run_in_foreground
 from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import Signals, outliving_the_warning
 
 _ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)
-_POLL_S = 0.5
 
 
 def run_attempt(
@@ -84,7 +81,7 @@ def run_attempt(
             # Becomes a process of the head node: salloc leaves its shell on the login node.
             argv, environ = place.start_command(allocation.head, command), place.start_environment(os.environ)
             if comes_back:
-                return _end_of_child(argv, environ)
+                return run_in_foreground(argv, environ)
             os.execvpe(argv[0], argv, environ)
         if link is not None and (code := _end_of_chain(run, link)) is not None:
             return code
@@ -116,18 +113,6 @@ def _close(place: Place, end: End) -> None:
     """Tell waiting nodes how the attempt ended. A signal does not interrupt this."""
     with Signals():
         place.close(end)
-
-
-def _end_of_child(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    with Signals() as signals, subprocess.Popen(argv, env=environ, stdout=sys.stdout) as child:
-        while True:
-            try:
-                return child.wait(timeout=_POLL_S)
-            except subprocess.TimeoutExpired:
-                for number in signals.pending:
-                    if number != signal.SIGINT:
-                        child.send_signal(number)
-                signals.pending.clear()
 
 
 def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None] = time.sleep) -> Allocation:

@@ -68,6 +68,26 @@ def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
+def read_line(connection: socket.socket, most_bytes: int) -> bytes:
+    """Return a line, and take no byte behind it. Raises EOFError if the connection ends before, or if it is too long."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if len(line) == most_bytes:
+            raise EOFError(f"a line has more than {most_bytes} bytes")
+        line += read_exactly(connection, 1)
+    return line
+
+
+def how_ended(connection: socket.socket) -> str:
+    """Return how a connection has ended, "" while it stands or something that it sent is not read."""
+    try:
+        return "" if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else "was closed"
+    except BlockingIOError:
+        return ""
+    except OSError as error:
+        return f"broke ({error.strerror})"
+
+
 def notice_cuts(connection: socket.socket) -> None:
     """Have the kernel end a connection whose other side is cut off or gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -140,13 +160,10 @@ def farewell(kind: str, code: int, why: str) -> bytes:
 
 def read_order(connection: socket.socket) -> dict[str, Any] | None:
     """Read the head's line, and no byte after it. None if the head is gone."""
-    line = b""
     try:
-        while not line.endswith(b"\n") and len(line) < _MOST_LINE_BYTES:
-            line += read_exactly(connection, 1)
+        return dict(json.loads(read_line(connection, _MOST_LINE_BYTES)))
     except (OSError, EOFError):
         return None
-    return dict(json.loads(line))
 
 
 LEFT = "ended its worker"
@@ -181,15 +198,12 @@ class JoinedProcess:
 
     def poll(self) -> int | None:
         """Return LOST_CODE once everything it sent was read, and nothing more can come."""
-        if self.returncode is None:
-            try:
-                if self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    return None
-                self._end("was closed")
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                self._end(f"broke ({error.strerror})")
+        if self.returncode is None and (how := how_ended(self._connection)):
+            self.returncode = LOST_CODE
+            with contextlib.suppress(OSError):
+                os.write(self._log, f"the connection of {self._node} {how}\n".encode())
+            os.close(self._log)
+            self._on_end()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -209,10 +223,3 @@ class JoinedProcess:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     kill = terminate
-
-    def _end(self, how: str) -> None:
-        self.returncode = LOST_CODE
-        with contextlib.suppress(OSError):
-            os.write(self._log, f"the connection of {self._node} {how}\n".encode())
-        os.close(self._log)
-        self._on_end()

@@ -106,7 +106,7 @@ def test_strangers_at_other_addresses_leave_a_worker_its_place(gate: Gate) -> No
     worker = dial(gate)
     challenge = read_exactly(worker, len(MAGIC) + NONCE_BYTES)
     strangers = [dial(gate, address) for _ in range(200) for address in ("127.0.0.2", "127.0.0.3")]
-    wait_for(lambda: len(gate._callers) == 2 * MOST_OF_ADDRESS + 1)
+    wait_for(lambda: len(gate.unproved) == 2 * MOST_OF_ADDRESS + 1)
     said, expected = answer(TOKEN, MAGIC, challenge[len(MAGIC) :])
     worker.sendall(said)
     assert read_exactly(worker, 32) == expected
@@ -139,7 +139,7 @@ def test_strangers_at_a_workers_own_address_do_not_keep_it_out(gate: Gate) -> No
 def test_strangers_of_many_addresses_share_the_places_of_the_gate(gate: Gate) -> None:
     worker = dial(gate)
     strangers = [dial(gate, f"127.0.1.{index}") for _ in range(30) for index in range(1, 21)]
-    wait_for(lambda: len(gate._callers) == MOST_UNPROVED)
+    wait_for(lambda: len(gate.unproved) == MOST_UNPROVED)
     assert is_open(worker)
     held = join(gate, "pod2")
     wait_for(lambda: "pod2" in gate.waiting())
