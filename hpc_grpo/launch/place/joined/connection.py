@@ -69,7 +69,7 @@ def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def read_line(connection: socket.socket, most_bytes: int) -> bytes:
-    """Return a line, and take no byte behind it. Raises EOFError if the connection ends before, or if it is too long."""
+    """Return a line, and take no byte behind it. Raises EOFError if the connection ends, or the line is too long."""
     line = b""
     while not line.endswith(b"\n"):
         if len(line) == most_bytes:
