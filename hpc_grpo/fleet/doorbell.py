@@ -64,55 +64,50 @@ class Bell:
         return rung
 
     async def listen(self) -> None:
-        """Listen for announcements forever, also after NATS was away."""
+        """Listen for announcements forever. The library connects again after NATS was away."""
         if not self._url:
             await asyncio.Event().wait()
-        import nats.errors
-
-        while True:
-            try:
-                await self._hear()
-            except (OSError, nats.errors.Error) as error:
-                if not self._is_silent:
-                    say(f"NATS does not answer ({type(error).__name__}); the sweep goes on without it.")
-                    self._is_silent = True
-            await asyncio.sleep(_AGAIN_S)
-
-    async def _hear(self) -> None:
-        """Hear announcements until the connection ends. Raises OSError or nats.errors.Error."""
-        import nats.errors
-
-        closed = asyncio.Event()
-
-        async def on_close() -> None:
-            closed.set()
+        import nats
 
         async def on_message(message: Msg) -> None:
             self._rung.append(message.data.decode(errors="replace"))
             self._event.set()
 
-        client = await connect(self._url, ping_interval=_PING_S, closed_cb=on_close)
-        try:
-            await client.subscribe(SUBJECT, cb=on_message)
-            self._client = client
+        async def on_error(error: Exception) -> None:
+            if not self._is_silent:
+                say(f"NATS does not answer ({type(error).__name__}); the sweep goes on without it.")
+                self._is_silent = True
+
+        async def on_connection() -> None:
             if self._is_silent:
                 say("NATS answers again.")
                 self._is_silent = False
             self._event.set()  # for what was announced before
-            await closed.wait()
-            raise nats.errors.ConnectionClosedError
+
+        again: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": _AGAIN_S}
+        again |= {"error_cb": on_error, "reconnected_cb": on_connection}
+        self._client = await nats.connect(self._url, connect_timeout=_CONNECT_S, ping_interval=_PING_S, **again)
+        try:
+            await self._client.subscribe(SUBJECT, cb=on_message)
+            await on_connection()
+            await asyncio.Event().wait()
         finally:
-            self._client = None
             with contextlib.suppress(Exception):  # The library may raise any error of its broken connection.
-                await client.close()
+                await self._client.close()
+            self._client = None
 
 
 async def announce(url: str, job_ids: Sequence[str]) -> bool:
     """Ring once, from a command that then ends. False if NATS does not answer; the sweep then finds the jobs."""
     import nats.errors
 
+    async def ignore(_error: Exception) -> None:
+        """The caller gets the exception as well."""
+
+    # At once or not at all: the library would try for two minutes. A server that is away counts as a reconnect.
+    once: dict[str, Any] = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
     try:
-        client = await connect(url)
+        client = await nats.connect(url, connect_timeout=_CONNECT_S, error_cb=ignore, **once)
         for job_id in job_ids:
             await client.publish(SUBJECT, job_id.encode())
         await client.flush(timeout=_CONNECT_S)
@@ -120,15 +115,3 @@ async def announce(url: str, job_ids: Sequence[str]) -> bool:
     except (OSError, nats.errors.Error):
         return False
     return True
-
-
-async def connect(url: str, **options: Any) -> Client:
-    """Connect at once or not at all; the library would try for two minutes. Raises OSError or nats.errors.Error."""
-    import nats
-
-    async def ignore(_error: Exception) -> None:
-        """The caller gets the exception as well."""
-
-    # `allow_reconnect` is for connections that worked once. A server that is away counts as a reconnect.
-    once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
-    return await nats.connect(url, connect_timeout=_CONNECT_S, error_cb=ignore, **once, **options)

@@ -132,9 +132,9 @@ def problem(item: Item, error: BaseException) -> str:
             f"Check the spelling; for a private one, {_TOKEN}."
         )
     # A status means that the hub was reached, so the network works.
-    answers = [one.response for one in chain if getattr(one, "response", None) is not None]
-    if answers:
-        status = int(answers[0].status_code)
+    answers = (getattr(one, "response", None) for one in chain)
+    if (answer := next((each for each in answers if each is not None), None)) is not None:
+        status = int(answer.status_code)
         todo = _TOKEN if status in (401, 403) else "try again later"
         return f"{item}: the hub answered with HTTP {status} ({_first_line(chain[-1])}); {todo}."
     cut_off = [

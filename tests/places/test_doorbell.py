@@ -89,3 +89,30 @@ def test_an_announcement_wakes_every_controller_and_one_that_nobody_heard_is_the
                 server.terminate()
 
     assert asyncio.run(asyncio.wait_for(hear(), 120.0)) == [["job-1"], ["job-1"]]
+
+
+def test_a_controller_hears_again_after_nats_was_away(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url, command = f"nats://127.0.0.1:{port}", ["nats-server", "-a", "127.0.0.1", "-p", str(port)]
+
+    async def hear() -> list[str]:
+        bell = Bell(url)
+        listening = asyncio.ensure_future(bell.listen())
+        try:
+            for _ in range(2):  # the second is the server after a restart
+                with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+                    await bell.wait(60.0)
+                    assert await announce(url, ["job-1"])
+                    heard = await bell.wait(30.0)
+                    server.terminate()
+            return heard
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    assert asyncio.run(asyncio.wait_for(hear(), 180.0)) == ["job-1"]
+    said = capsys.readouterr().out
+    assert said.count("NATS does not answer") == 2
+    assert said.count("NATS answers again.") == 2
