@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.demo.model import write_model
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.paths import RunDir
 from tests.integration.learner_processes import make_config, make_step, run_ranks, save_together, weights_of
+from tests.support.tiny_models import TINY
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -90,8 +91,7 @@ def test_a_resume_from_the_heads_disk_is_one_from_a_disk_that_all_see(tmp_path: 
 
     from hpc_grpo.run.keeper import Keeper
 
-    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
-    write_model(tmp_path / "model", size, seed=0)
+    write_model(tmp_path / "model", TINY, seed=0)
     keeper = ray.remote(Keeper).options(name="keeper", num_cpus=0, max_concurrency=8).remote(tmp_path)
     run_ranks(1, trained_on, tmp_path / "model", tmp_path, keeper_address)
     for results in run_ranks(2, trained_on, tmp_path / "model", tmp_path, keeper_address):

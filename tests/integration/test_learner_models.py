@@ -13,23 +13,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.demo.model import write_model
 from hpc_grpo.metrics.reductions import merge
 from tests.integration.learner_models import DIGITS, REFRESHED, distil, train_all
 from tests.integration.learner_processes import (
     make_sequences,
     run_ranks,
 )
+from tests.support.tiny_models import TINY
 
 pytestmark = pytest.mark.integration
-
-SIZE = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    write_model(root / "model", SIZE, seed=0)
+    write_model(root / "model", TINY, seed=0)
     return root
 
 
@@ -120,7 +119,7 @@ def teacher(root: Path) -> Path:
             model(tokens, labels=tokens).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        write_model(root / name, SIZE, seed=0)
+        write_model(root / name, TINY, seed=0)
         model.save_pretrained(root / name)
     return root
 

@@ -24,6 +24,7 @@ from tests.integration.learner_processes import (
     weights_of,
 )
 from tests.integration.naive_grpo import logprobs_of
+from tests.support.tiny_models import TINY
 
 pytestmark = pytest.mark.integration
 
@@ -114,8 +115,7 @@ def train_with_parts(rank: int, world_size: int, store: Any, model: Path, root: 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
-    write_model(folder, size, seed=0)
+    write_model(folder, TINY, seed=0)
     return folder
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.demo.model import write_model
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.plan.disk import checkpoint_bytes
@@ -21,6 +21,7 @@ from hpc_grpo.types import Minibatch
 from tests.integration.learner_processes import make_config, make_sequences, make_step, run_ranks, weights_of
 from tests.integration.learner_resume import STAGES, resume, resume_from
 from tests.integration.naive_grpo import naive_training
+from tests.support.tiny_models import TINY
 
 pytestmark = pytest.mark.integration
 
@@ -85,8 +86,7 @@ def resume_from_two(rank: int, world_size: int, store: Any, model: Path, root: P
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("learner")
-    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
-    write_model(root / "model", size, seed=0)
+    write_model(root / "model", TINY, seed=0)
     return root
 
 

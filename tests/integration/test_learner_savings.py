@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from hpc_grpo.algorithms.losses import KlSettings
-from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.demo.model import write_model
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.types import Minibatch, TrainSequence
 from tests.integration.learner_processes import make_config, make_sequences, run_ranks
 from tests.integration.learner_resume import STAGES
+from tests.support.tiny_models import TINY
 
 pytestmark = pytest.mark.integration
 
@@ -95,8 +96,7 @@ def _step(learner: Any, minibatches: list[Minibatch]) -> tuple[list[dict[str, An
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[tuple[int, str], Any]]]:
     root = tmp_path_factory.mktemp("savings")
-    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
-    write_model(root / "model", size, seed=0)
+    write_model(root / "model", TINY, seed=0)
     return {size: run_ranks(size, gradients_of, root / "model", root) for size in (1, 2)}
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hpc_grpo.config.train import LoraConfig
-from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.demo.model import write_model
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run.paths import RunDir
@@ -30,6 +30,7 @@ from tests.integration.training_runs import (
     metrics_of,
     tiny_config,
 )
+from tests.support.tiny_models import TINY
 
 pytestmark = pytest.mark.integration
 
@@ -72,8 +73,7 @@ def train_adapters(rank: int, world_size: int, store: Any, model: Path, root: Pa
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lora")
-    size = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
-    write_model(folder / "model", size, seed=0)
+    write_model(folder / "model", TINY, seed=0)
     return folder
 
 

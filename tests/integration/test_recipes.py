@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from hpc_grpo.demo.model import write_model
-from tests.integration.test_reward_server import TOKEN, free_port, start_server
+from tests.integration.test_reward_server import TOKEN, start_server
 from tests.integration.training_runs import LONG, complete_in_cluster, metrics_of, run_to_end
 from tests.support.command import call
+from tests.support.processes import free_port
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 _FILE = re.compile(r"^```(?:yaml|python)\n# (\w+\.\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

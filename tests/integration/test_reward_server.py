@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from hpc_grpo.run.files import read_jsonl
 from tests.integration.training_runs import LETTERS, Attempt, metrics_of, run_to_end, tiny_config
+from tests.support.processes import free_port
 
 TOKEN = "HPC_GRPO_REWARD_TOKEN"
 STEPS, AWAY_S = 6, 10.0
@@ -24,11 +24,6 @@ def start_server(port: int, reward: str = LETTERS) -> subprocess.Popen[str]:
     assert server.stdout is not None
     assert server.stdout.readline() == f"Serving on http://127.0.0.1:{port}\n"
     return server
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 @pytest.mark.integration

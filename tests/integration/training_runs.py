@@ -24,6 +24,7 @@ from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
+from tests.support.tiny_models import TINY
 
 HERE = Path(__file__).resolve().parent
 PAUSING = str(HERE.parent / "stand_ins" / "pausing.py")
@@ -33,15 +34,14 @@ RUN_DEADLINE_S = 240.0
 ENGINE_DEADLINE_S = 900.0
 
 _POLL_S = 0.02
-_TINY = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_tokens=64)
-LONG = replace(_TINY, max_tokens=1024)
+LONG = replace(TINY, max_tokens=1024)
 
 
 def write_workspace(folder: Path) -> Path:
     """Data, and models with random weights in `tied` and `untied`."""
     write_tasks(folder, num_train=64, num_eval=8, num_sft=640, seed=0)
-    write_model(folder / "tied", _TINY, seed=0)
-    untied = ModelSize(**{**vars(_TINY), "tie_embeddings": False})
+    write_model(folder / "tied", TINY, seed=0)
+    untied = ModelSize(**{**vars(TINY), "tie_embeddings": False})
     write_model(folder / "untied", untied, seed=0)
     return folder
 

@@ -14,37 +14,37 @@ from tests.support.configs import minimal_config
 GUESSES = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
 
 
-def test_prompts_are_never_cut_on_cpu() -> None:
-    """The generators of requests on CPU cannot be turned back, as vLLM does where it cut a prompt."""
-    options = {on_gpu: engine_options(minimal_config(), on_gpu=on_gpu) for on_gpu in (True, False)}
-    chosen = {
-        on_gpu: (each["enable_chunked_prefill"], each["max_num_batched_tokens"]) for on_gpu, each in options.items()
-    }
-    assert chosen == {True: (None, 8192), False: (False, 2048)}
+FLOAT32, COLOCATED = {"model": {"dtype": "float32"}}, {"placement": {"colocate": True}}
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "float32"), ("bfloat16", "bfloat16")])
-def test_an_engine_has_the_precision_of_the_learner_unless_told(given: str | None, expected: str) -> None:
-    config = minimal_config(model={"dtype": "float32"}, engine={"dtype": given})
-    assert engine_options(config, on_gpu=True)["dtype"] == expected
-
-
-@pytest.mark.parametrize("head_dtype", ["float32", "model"])
-def test_an_engine_computes_logits_in_the_precision_of_the_learner(head_dtype: str) -> None:
-    options = engine_options(minimal_config(model={"head_dtype": head_dtype}), on_gpu=True)
-    assert options["hf_overrides"] == {"head_dtype": head_dtype}
-
-
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_an_engine_runs_no_code_of_a_models_folder(on_gpu: bool) -> None:
-    assert engine_options(minimal_config(), on_gpu=on_gpu)["trust_remote_code"] is False
-
-
-def test_memory_that_can_be_given_back_is_asked_for_on_gpus_that_are_shared_alone() -> None:
-    shared, own = minimal_config(placement={"colocate": True}), minimal_config()
-    assert engine_options(shared, on_gpu=True)["enable_sleep_mode"] is True
-    assert "enable_sleep_mode" not in engine_options(shared, on_gpu=False)  # vLLM's build for CPUs refuses it
-    assert "enable_sleep_mode" not in engine_options(own, on_gpu=True)
+@pytest.mark.parametrize(
+    ("sections", "on_gpu", "option", "expected"),
+    [
+        # The generators of requests on CPU cannot be turned back, as vLLM does where it cut a prompt.
+        ({}, True, "enable_chunked_prefill", None),
+        ({}, True, "max_num_batched_tokens", 8192),
+        ({}, False, "enable_chunked_prefill", False),
+        ({}, False, "max_num_batched_tokens", 2048),
+        (FLOAT32, True, "dtype", "float32"),
+        ({**FLOAT32, "engine": {"dtype": "bfloat16"}}, True, "dtype", "bfloat16"),
+        ({"model": {"head_dtype": "float32"}}, True, "hf_overrides", {"head_dtype": "float32"}),
+        ({"model": {"head_dtype": "model"}}, True, "hf_overrides", {"head_dtype": "model"}),
+        ({}, True, "trust_remote_code", False),
+        ({}, False, "trust_remote_code", False),
+        (COLOCATED, True, "enable_sleep_mode", True),
+        (COLOCATED, False, "enable_sleep_mode", None),  # vLLM's build for CPUs refuses it
+        ({}, True, "enable_sleep_mode", None),
+        ({}, True, "async_scheduling", True),
+        ({}, False, "async_scheduling", False),
+        ({"engine": {"vllm": {"async_scheduling": False}}}, True, "async_scheduling", False),
+        ({"engine": {"vllm": {"async_scheduling": True}}}, True, "async_scheduling", True),
+        ({"engine": {"vllm": GUESSES}}, True, "async_scheduling", False),
+    ],
+)
+def test_an_option_of_vllm_follows_from_config_and_device(
+    sections: dict[str, Any], on_gpu: bool, option: str, expected: Any
+) -> None:
+    assert engine_options(minimal_config(**sections), on_gpu=on_gpu).get(option) == expected
 
 
 def test_tokens_are_guessed_where_the_config_says_so_and_on_gpus_alone() -> None:
@@ -56,20 +56,6 @@ def test_tokens_are_guessed_where_the_config_says_so_and_on_gpus_alone() -> None
     assert "speculative_config" not in engine_options(minimal_config(), on_gpu=True)
     with pytest.raises(ConfigError, match="Set it to null"):
         engine_options(config, on_gpu=False)
-
-
-@pytest.mark.parametrize(
-    ("engine", "on_gpu", "expected"),
-    [
-        ({}, True, True),
-        ({}, False, False),
-        ({"vllm": {"async_scheduling": False}}, True, False),
-        ({"vllm": {"async_scheduling": True}}, True, True),
-        ({"vllm": GUESSES}, True, False),
-    ],
-)
-def test_a_step_is_scheduled_ahead_on_gpus_where_vllm_can(engine: dict[str, Any], on_gpu: bool, expected: bool) -> None:
-    assert engine_options(minimal_config(engine=engine), on_gpu=on_gpu)["async_scheduling"] is expected
 
 
 def test_vllm_is_not_asked_to_schedule_ahead_on_a_machine_without_gpus() -> None:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from hpc_grpo.fleet.visit import obey, observe
 from hpc_grpo.system import processes
 from hpc_grpo.system.commands import MARK
 from hpc_grpo.system.processes import start_time
+from tests.support.processes import wait_until
 
 STAND_IN = """
 import json, os, signal, sys, time
@@ -90,15 +90,8 @@ class Scene:
 
     def ending(self) -> Ending | None:
         """Visit until the attempt is over."""
-        wait_for(lambda: self.visit()[0].attempts[0].ended is not None)
+        wait_until(lambda: self.visit()[0].attempts[0].ended is not None, "the attempt is over")
         return self.visit()[0].attempts[0].ended
-
-
-def wait_for(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -207,19 +200,19 @@ def test_a_job_runs_on_its_gpus_by_words_and_leaves_its_log_and_its_code(scene: 
 
 def test_a_job_that_nobody_visits_for_its_lease_checkpoints_and_ends(scene: Scene) -> None:
     scene.visit(Orders(start=(scene.spec(60.0),)))
-    wait_for(scene.seen.exists)
+    wait_until(scene.seen.exists, "the job runs")
     scene.folder.renew(uptime() - 61.0)
-    wait_for(lambda: scene.folder.ending() is not None)
+    wait_until(lambda: scene.folder.ending() is not None, "the attempt is over")
     assert scene.folder.ending() == Ending("exit", 75, "nobody visited its VM for 60 s")
 
 
 def test_a_cancelled_job_checkpoints_and_ends_and_a_revoked_attempt_never_starts(scene: Scene) -> None:
     scene.visit(Orders(start=(scene.spec(60.0),)))
-    wait_for(scene.seen.exists)
+    wait_until(scene.seen.exists, "the job runs")
     other = AttemptKey("other", 1)
     _, outcome = scene.visit(Orders(cancel=(KEY,), revoke=(other, KEY)))
     assert outcome.revoked == (other,)
-    wait_for(lambda: scene.folder.ending() is not None)
+    wait_until(lambda: scene.folder.ending() is not None, "the attempt is over")
     assert scene.folder.ending() == Ending("exit", 75, "it was cancelled")
     late = {**scene.spec(60.0), **other._asdict()}
     assert scene.visit(Orders(start=(late,)))[1].started == ()
@@ -228,18 +221,18 @@ def test_a_cancelled_job_checkpoints_and_ends_and_a_revoked_attempt_never_starts
 def test_an_attempt_whose_folder_was_deleted_is_over_once_its_job_has_ended(scene: Scene) -> None:
     scene.program.write_text(STAND_IN.replace("lambda *_: sys.exit(75)", "lambda *_: None"))
     scene.visit(Orders(start=(scene.spec(3600.0),)))
-    wait_for(scene.seen.exists)
+    wait_until(scene.seen.exists, "the job runs")
     pid = json.loads(scene.seen.read_text())["pid"]
     shutil.rmtree(scene.work_dir)
     assert scene.visit(Orders(revoke=(KEY,)))[1].revoked == (), "its job checkpoints"
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: scene.visit(Orders(revoke=(KEY,)))[1].revoked == (KEY,))
+    wait_until(lambda: scene.visit(Orders(revoke=(KEY,)))[1].revoked == (KEY,), "it is revoked")
     assert start_time(pid) == 0
 
 
 def test_a_runner_that_is_killed_takes_its_job_along_and_the_next_visit_says_so(scene: Scene) -> None:
     scene.visit(Orders(start=(scene.spec(60.0),)))
-    wait_for(scene.seen.exists)
+    wait_until(scene.seen.exists, "the job runs")
     pid = json.loads(scene.seen.read_text())["pid"]
     runner = json.loads((scene.folder.path / "runner.json").read_text())["pid"]
     os.kill(runner, signal.SIGKILL)
@@ -286,7 +279,7 @@ def test_an_attempt_that_another_visit_forgets_meanwhile_is_not_seen(
 def test_a_job_of_this_machine_does_not_see_the_fleets_passwords(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPC_GRPO_FLEET_DATABASE", "postgresql://u:hunter2secret@h/d")
     scene.visit(Orders(start=(scene.spec(60.0),)))
-    wait_for(scene.seen.exists)
+    wait_until(scene.seen.exists, "the job runs")
     pid = json.loads(scene.seen.read_text())["pid"]
     assert b"hunter2secret" not in Path(f"/proc/{pid}/environ").read_bytes()
     scene.visit(Orders(cancel=(KEY,)))

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,20 +16,7 @@ import pytest
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.grading import pool as slot
 from hpc_grpo.grading.pool import RewardPool
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit, "the condition did not come true within 60 s"
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+from tests.support.processes import gone, wait_until
 
 
 @pytest.mark.parametrize(
@@ -101,7 +87,7 @@ def test_stuck_reward_is_killed_and_replaced(open_pool: Callable[..., RewardPool
     assert "did not return within 0.5 s" in error
     assert after.result(timeout=60).rewards == (1.0,)
     if act == "loop":
-        wait_for(lambda: not is_running(int(marker.read_text())))
+        wait_until(lambda: gone(int(marker.read_text())), "what it started is gone")
 
 
 @pytest.mark.parametrize(
@@ -120,14 +106,14 @@ def test_what_a_reward_started_ends_with_its_worker(
     pool.check()
     [error] = pool.submit("p", [act], {}).result(timeout=60).errors
     assert words in error
-    wait_for(lambda: not is_running(int(marker.read_text())))
+    wait_until(lambda: gone(int(marker.read_text())), "what it started is gone")
 
 
 def test_other_workers_go_on_while_one_is_stuck(open_pool: Callable[..., RewardPool], tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     pool = open_pool("act", num_workers=2, timeout_s=300.0, args={"marker": str(marker)})
     stuck = pool.submit("p", ["loop"], {})
-    wait_for(lambda: marker.exists() and marker.read_text() != "")
+    wait_until(lambda: marker.exists() and marker.read_text() != "", "the reward runs")
     outcomes = [pool.submit("p", ["fine"], {}) for _ in range(20)]
     assert all(outcome.result(timeout=60).valid == (True,) for outcome in outcomes)
     with pytest.raises(TimeoutError):
@@ -135,7 +121,7 @@ def test_other_workers_go_on_while_one_is_stuck(open_pool: Callable[..., RewardP
     pool.close()
     with pytest.raises(HpcGrpoError, match="closed"):
         stuck.result(timeout=60)
-    assert not is_running(int(marker.read_text()))
+    assert gone(int(marker.read_text()))
 
 
 def test_idle_worker_that_dies_is_replaced(open_pool: Callable[..., RewardPool]) -> None:
@@ -165,14 +151,14 @@ def test_workers_die_with_a_killed_parent_and_never_run_its_main(tmp_path: Path,
     script.write_text(SCRIPT)
     parent = subprocess.Popen([sys.executable, str(script), str(file), str(marker)])
     try:
-        wait_for(lambda: marker.exists() and marker.read_text() != "")
+        wait_until(lambda: marker.exists() and marker.read_text() != "", "the reward runs")
         worker = int(marker.read_text())
-        assert is_running(worker)
+        assert not gone(worker)
     finally:
         parent.kill()
         parent.wait()
     try:
-        wait_for(lambda: not is_running(worker))
+        wait_until(lambda: gone(worker), "the worker is gone")
     except AssertionError:
         os.kill(worker, signal.SIGKILL)
         raise

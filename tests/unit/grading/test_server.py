@@ -24,6 +24,7 @@ from hpc_grpo.rewards import score
 from hpc_grpo.rewards.builtin.servers import AnswerError, Endpoint, UnansweredError, open_client
 from hpc_grpo.rewards.proved import MAGIC
 from tests.support.command import call
+from tests.support.processes import free_port
 from tests.support.second_user import LISTENER, as_second_user
 from tests.support.stand_in_server import Reply, Serve
 
@@ -47,11 +48,6 @@ def reward_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
     pool.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def ask(*completions: str, level: int = 1, timeout_s: float = 10.0, **args: Any) -> list[float]:

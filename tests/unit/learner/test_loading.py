@@ -152,10 +152,6 @@ def test_a_model_with_dropout_is_loaded_without_it(settings: Any, tmp_path: Path
     torch.testing.assert_close(policy(batch)[0], policy(batch)[0], rtol=0.0, atol=0.0)
 
 
-def test_a_model_that_keeps_documents_apart_is_taken(model_path: Path) -> None:
-    check_packing(load_policy(make_config(model_path), use_gradient_checkpointing=False), "model.path", "cpu")
-
-
 def test_a_model_that_lets_a_document_see_the_one_before_it_is_refused(model_path: Path) -> None:
     policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
     policy.language_model.get_input_embeddings().register_forward_hook(lambda _module, _ids, states: states.cumsum(1))

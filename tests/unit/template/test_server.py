@@ -14,6 +14,7 @@ import pytest
 
 from hpc_grpo.template import client
 from hpc_grpo.template.server import why_not_forked
+from tests.support.processes import wait_until
 
 PROGRAM = """
 import json, os, sys
@@ -83,18 +84,11 @@ def run_worker(folder: Path, **environ: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(text)
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60.0
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_worker_is_a_fork_that_has_imported_and_is_otherwise_as_ray_started_it(
     folder: Path, start_template: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     template = start_template()
-    wait_for(folder / "socket")
+    wait_until((folder / "socket").exists, "the template serves")
     for number in range(2):
         code, worker = run_worker(folder, RAY_JOB_ID=str(number))
         assert code == 0
@@ -110,7 +104,7 @@ def test_a_worker_of_another_environment_or_without_a_template_imports_for_itsel
 ) -> None:
     if has_template:
         start_template()
-        wait_for(folder / "socket")
+        wait_until((folder / "socket").exists, "the template serves")
     code, worker = run_worker(folder, OMP_NUM_THREADS="5")
     assert (code, worker["is_imported"], worker["words"]) == (3, False, ["a", "b"])
     if has_template:
@@ -124,7 +118,7 @@ def test_a_worker_that_ray_gives_up_while_the_template_imports_is_not_forked(
     waiting = f"import time, pathlib\nwhile not pathlib.Path({str(may_go_on)!r}).exists():\n    time.sleep(0.01)"
     (folder / "slow_module.py").write_text(waiting)
     template = start_template()
-    wait_for(folder / "socket")
+    wait_until((folder / "socket").exists, "the template serves")
     given_up = folder / "given_up.py"
     given_up.write_text("raise SystemExit")
     asked = json.dumps({"words": [str(given_up)], "environ": ENVIRON, "cwd": str(folder)}).encode()
@@ -205,7 +199,7 @@ def test_a_template_closes_nvml_that_its_imports_have_opened_and_its_workers_hav
             stderr=log,
         )
     try:
-        wait_for(folder / "socket")
+        wait_until((folder / "socket").exists, "the template serves")
         assert run_worker(folder) == (0, {"parent": template.pid, "users": 1})
     finally:
         template.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from hpc_grpo.config.launch import RewardServerConfig
 from hpc_grpo.errors import EXIT_UNAVAILABLE, NodesUnavailableError
 from hpc_grpo.launch.supervisor.reward_server import RewardServer
 from hpc_grpo.system.process_tree import listeners
+from tests.support.processes import free_port
 from tests.support.second_user import LISTENER, NOBODY, as_second_user
 
 
@@ -43,11 +43,6 @@ def test_a_server_that_never_answers_is_waited_for_until_its_deadline(tmp_path: 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NodesUnavailableError, match="no-such-program"):
         RewardServer(asked(["no-such-program"]), tmp_path / "log", tmp_path)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 FILES = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
