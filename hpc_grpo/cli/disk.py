@@ -21,9 +21,10 @@ from hpc_grpo.cli.options import (
     runs_below,
     runs_root,
 )
+from hpc_grpo.run.checkpoint import remove_checkpoint
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.retention import Removable, refuse_unless_newest_is_whole, removable, remove, usage
+from hpc_grpo.run.retention import Removable, refuse_unless_newest_is_whole, removable, usage
 from hpc_grpo.system.disk import room_in
 from hpc_grpo.system.readable import file_size, table
 
@@ -102,4 +103,4 @@ def _remove(run: RunDir, items: list[Removable]) -> None:
     refuse_unless_newest_is_whole(run, items)
     for item in items:
         refuse_if_held(run)
-        remove(item)
+        remove_checkpoint(item.path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
@@ -232,18 +232,13 @@ def proxies_finding(context: Context) -> Finding:
 
 def secret_files_finding(context: Context) -> Finding:
     """Check that only the user may read the files with tokens and keys."""
-    found = [path for path in secret_files(context) if path.is_file()]
-    if not found:
+    modes = {path: path.stat().st_mode for path in secret_files(context) if path.is_file()}
+    if not modes:
         return skipped("secret files", "none found")
-    return judged_secret_files({path: path.stat().st_mode for path in found})
-
-
-def judged_secret_files(modes: Mapping[Path, int]) -> Finding:
-    """Judge files by their modes, which are as of stat(2)."""
     if exposed := [path for path, mode in modes.items() if mode & _OTHERS_BITS]:
         says = ", ".join(f"{path} has mode {stat.S_IMODE(modes[path]):04o}" for path in exposed)
-        return failure("secret files", says, f"chmod 600 {_listed(exposed)}")
-    return ok("secret files", f"yours alone: {_listed(modes)}")
+        return failure("secret files", says, f"chmod 600 {' '.join(map(str, exposed))}")
+    return ok("secret files", f"yours alone: {' '.join(map(str, modes))}")
 
 
 def secret_files(context: Context) -> Iterator[Path]:
@@ -257,7 +252,3 @@ def secret_files(context: Context) -> Iterator[Path]:
         yield from (folder / name for name in ("token", "stored_tokens"))
     if context.config is not None:
         yield RunDir(context.root / context.config.run.name).secret
-
-
-def _listed(paths: Iterable[Path]) -> str:
-    return " ".join(map(str, paths))

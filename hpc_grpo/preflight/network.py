@@ -45,7 +45,11 @@ def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
 def clocks(offsets_s: Mapping[str, float]) -> Finding:
     """Check that clocks agree; `offsets_s` are those of the nodes relative to this machine's."""
     skew_s = max(offsets_s.values()) - min(offsets_s.values())
-    says = f"clocks differ by {skew_s:.1f} s" + (f" ({_furthest(offsets_s)})" if skew_s > _LARGE_SKEW_S else "")
+    says = f"clocks differ by {skew_s:.1f} s"
+    if skew_s > _LARGE_SKEW_S:
+        middle = sorted(offsets_s.values())[len(offsets_s) // 2]
+        node = max(offsets_s, key=lambda name: abs(offsets_s[name] - middle))
+        says += f" ({node} is {offsets_s[node]:+.1f} s off)"
     if skew_s > _MAX_SKEW_S:
         return failure("clocks", says, "tell your site (time synchronisation); exclude the node meanwhile")
     if skew_s > _LARGE_SKEW_S:
@@ -152,9 +156,3 @@ def nccl_network(log: Sequence[str]) -> str:
 def _errors(measured: Mapping[str, Measured], without_error: str) -> str:
     lines = [f"{node}: {found.error or without_error}" for node, found in measured.items()]
     return "; ".join(lines[:MAX_NAMED_NODES])
-
-
-def _furthest(offsets_s: Mapping[str, float]) -> str:
-    middle = sorted(offsets_s.values())[len(offsets_s) // 2]
-    node = max(offsets_s, key=lambda name: abs(offsets_s[name] - middle))
-    return f"{node} is {offsets_s[node]:+.1f} s off"

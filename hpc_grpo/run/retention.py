@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.run.checkpoint import newest_step, remove_checkpoint, valid_checkpoints
+from hpc_grpo.run.checkpoint import newest_step, valid_checkpoints
 from hpc_grpo.run.paths import RunDir, step_dirs
 
 _REWRITTEN = "_universal"
@@ -128,10 +128,6 @@ def refuse_unless_newest_is_whole(run: RunDir, items: Sequence[Removable]) -> No
             f"{run.checkpoint(newest)} is damaged: its files do not have the hashes of its manifest. Nothing of this "
             f"run was removed; the run will resume from an older checkpoint. Move the damaged one away first."
         )
-
-
-def remove(item: Removable) -> None:
-    remove_checkpoint(item.path)
 
 
 def prune_exports(run: RunDir, newest: int, keep: int | None) -> list[int]:

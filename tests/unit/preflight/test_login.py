@@ -9,7 +9,7 @@ import pytest
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.preflight.findings import Context
-from hpc_grpo.preflight.login import judged_secret_files, proxies_finding, secret_files_finding, variables_finding
+from hpc_grpo.preflight.login import proxies_finding, secret_files_finding, variables_finding
 from tests.support.configs import minimal_config
 
 
@@ -32,9 +32,10 @@ def test_secret_files_must_be_the_users_alone(tmp_path: Path) -> None:
     ray_token = tmp_path / "debug" / ".secret" / "ray_token"
     ray_token.parent.mkdir(parents=True)
     ray_token.write_text("x")
-    ray_token.chmod(0o644)
+    ray_token.chmod(0o604)
     assert str(ray_token) in secret_files_finding(here).fix
-    assert judged_secret_files({Path("/a"): 0o100600, Path("/b"): 0o100604}).fix == "chmod 600 /b"
+    token.chmod(0o600)
+    assert secret_files_finding(here).fix == f"chmod 600 {ray_token}"
 
 
 def test_variables_that_leak_are_named_without_their_values() -> None:

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.run.checkpoint import Manifest, hash_files, newest_step, write_manifest
+from hpc_grpo.run.checkpoint import Manifest, hash_files, newest_step, remove_checkpoint, write_manifest
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.retention import (
     prune_exports,
     refuse_unless_newest_is_whole,
     removable,
-    remove,
     taken_on_disk,
     usage,
 )
@@ -57,7 +56,7 @@ def test_older_checkpoints_and_exports_and_what_cut_saves_left_may_go(run_dir: R
         "export/step_3",
     ]
     for item in removable(run_dir):
-        remove(item)
+        remove_checkpoint(item.path)
     assert removable(run_dir) == []
     assert (newest_step(run_dir), list(step_dirs(run_dir.exports))) == (6, [6])
 

@@ -40,6 +40,7 @@ class SlurmPlace(Place):
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self.job_id = environ.get(_JOB_ID, "")
+        self._this_node = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         self.queue: JobQueue | None = SlurmQueue()
 
     @cached_property
@@ -60,13 +61,12 @@ class SlurmPlace(Place):
         # A step of srun --pty lacks the variable.
         evenly = str(max(1, int(shown.get("NumCPUs", "0")) // len(nodes)))
         cpus = text.counts_per_node(self._environ.get("SLURM_JOB_CPUS_PER_NODE") or evenly, len(nodes))
-        this_node = self._environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         gpus_of_a_step(shown, len(nodes))  # raises now, not when the first step starts
         return Allocation(
             job_id=self.job_id,
             nodes=nodes,
             num_cpus=cpus,
-            this_node=this_node if this_node in nodes else None,
+            this_node=self._this_node if self._this_node in nodes else None,
             ends_at=text.unix_time(shown.get("EndTime", "")),
         )
 
@@ -88,9 +88,8 @@ class SlurmPlace(Place):
 
     def _cpus_of_node(self) -> int:
         """Return the CPUs of a job on the whole node: cores, or threads if Slurm counts threads."""
-        name = self._environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         try:
-            shown = text.fields(text.output_of(["scontrol", "show", "node", name]))
+            shown = text.fields(text.output_of(["scontrol", "show", "node", self._this_node]))
         except LaunchError:
             shown = {}
         return int(shown.get("CPUEfctv") or shown.get("CPUTot") or psutil.cpu_count(logical=False) or 0)
