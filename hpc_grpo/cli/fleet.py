@@ -170,7 +170,7 @@ def add(folder: Path | None, /, address: str, host_key: str, fingerprint: str, i
 def _trusted_key(address: str, port: int, host_key: str, fingerprint: str) -> str:
     """Return the host key to pin: that of the command line, or the VM's, if the user accepts it."""
     if host_key:
-        pinned([host_key], port)
+        pinned(host_key)
         return host_key
     found, seen = asyncio.run(fetch_host_key(address, port))
     if fingerprint and fingerprint != seen:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,7 +137,7 @@ class SshMachine:
                 connecting = asyncssh.connect(
                     vm.ip_address,
                     port=vm.port,
-                    known_hosts=pinned([vm.host_key], vm.port) if vm.host_key else str(self._known_hosts),
+                    known_hosts=pinned(vm.host_key) if vm.host_key else str(self._known_hosts),
                     config=None,  # Only the row decides, and no ProxyCommand of a config file.
                     keepalive_interval=_KEEPALIVE_S,
                     keepalive_count_max=3,
@@ -195,15 +195,12 @@ async def _last_line(stderr: Reader) -> str:
     return next(iter(said.decode(errors="replace").strip().splitlines()[-1:]), "")
 
 
-def pinned(keys: Sequence[str], port: int) -> asyncssh.SSHKnownHosts:
-    """Return known hosts that trust only these keys, for any address. Raises ConfigError."""
+def pinned(key: str) -> tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]:
+    """Return the trusted, CA and revoked keys that trust only `key`, for any address. Raises ConfigError."""
     try:
-        for key in keys:
-            asyncssh.import_public_key(key)
+        return [asyncssh.import_public_key(key)], [], []
     except asyncssh.KeyImportError as error:
-        raise ConfigError(f"host_key = {keys!r} must be a public key such as 'ssh-ed25519 AAAA…': {error}.") from error
-    lines = "".join(f"{pattern} {key.strip()}\n" for key in keys for pattern in ("*", f"[*]:{port}"))
-    return asyncssh.import_known_hosts(lines)
+        raise ConfigError(f"host_key = {key!r} must be a public key such as 'ssh-ed25519 AAAA…': {error}.") from error
 
 
 async def fetch_host_key(address: str, port: int) -> tuple[str, str]:
