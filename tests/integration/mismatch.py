@@ -1,12 +1,7 @@
-"""Weight sync is right: the engines' logprobs equal the learner's after every update, tied and untied.
-
-`python -m tests.integration.mismatch --steps 50` prints the largest and the mean difference of both runs.
-"""
+"""How far the engines' logprobs are from the learner's, over all updates of a run."""
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpc_grpo.run.paths import RunDir
-from tests.integration.training_runs import exported_weights, metrics_of, run_to_end, tiny_config, write_workspace
+from tests.integration.training_runs import exported_weights, metrics_of
 
 TOLERANCE = 1e-4
 
@@ -68,23 +63,3 @@ def _logprobs(model: Path) -> Any:
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(tokens).logits[:, :-1]
     return logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).numpy()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--lr", type=float, default=5e-3)
-    parser.add_argument("--lag", type=int, default=0)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mismatch-") as folder:
-        workspace = write_workspace(Path(folder))
-        for model in ("tied", "untied"):
-            train = {"total_steps": options.steps, "lr": options.lr}
-            changes = {"train": train, "rollout": {"max_policy_lag": options.lag}, "engine": {"engines_per_node": 2}}
-            config = tiny_config(workspace, model, model, **changes)
-            run_dir = run_to_end(config).run_dir
-            print(f"{model:>8}: {measure(run_dir, workspace / model)}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

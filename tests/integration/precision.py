@@ -1,21 +1,15 @@
-"""How far learner and engine are apart in bfloat16, by ZeRO stage, gradient checkpointing and `model.head_dtype`.
-
-`python -m tests.integration.precision --steps 50` prints the table: one `hpc-grpo train` a row.
-"""
+"""How far learner and engine are apart in bfloat16, by ZeRO stage, gradient checkpointing and `model.head_dtype`."""
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import yaml
 
 from hpc_grpo.run.paths import RunDir
-from tests.integration.training_runs import metrics_of, run_to_end, tiny_config, write_workspace
+from tests.integration.training_runs import metrics_of, tiny_config
 
 KL_BOUND = 1e-3
 """Nats a token, in every step."""
@@ -69,23 +63,3 @@ def measure(run_dir: RunDir) -> PrecisionReport:
         for name in ("kl", "logprob_abs_diff_mean", "logprob_abs_diff_max")
     )
     return PrecisionReport(len(steps), float(kl.mean()), float(kl.max()), float(mean.mean()), float(largest.max()))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--stages", type=int, nargs="+", default=(1, 2, 3))
-    parser.add_argument("--heads", nargs="+", default=("model", "float32"))
-    parser.add_argument("--model", choices=("tied", "untied"), default="tied")
-    options = parser.parse_args()
-    print("run | steps | kl mean | kl max | difference mean | difference max", flush=True)
-    with tempfile.TemporaryDirectory(prefix="precision-") as folder:
-        workspace = write_workspace(Path(folder))
-        for stage, checkpointing, head in product(options.stages, (False, True), options.heads):
-            precision = Precision(stage, checkpointing, head)
-            config = bfloat16_config(workspace, str(precision), precision, options.steps, options.model)
-            print(f"{precision} | {measure(run_to_end(config).run_dir)}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

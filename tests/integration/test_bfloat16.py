@@ -12,11 +12,10 @@ import yaml
 
 from hpc_grpo.config import Config
 from hpc_grpo.weights.contract import DENSE_ARCHITECTURES
-from tests.integration.kill_resume import differing_weights
 from tests.integration.learner_processes import make_config, make_step, run_ranks
 from tests.integration.learner_resume import STAGES, resume
 from tests.integration.precision import KL_BOUND, Precision, bfloat16_config, measure
-from tests.integration.training_runs import HERE, Attempt, complete_in_cluster, metrics_of
+from tests.integration.training_runs import HERE, Attempt, complete_in_cluster, differing_weights, metrics_of
 
 pytestmark = pytest.mark.integration
 

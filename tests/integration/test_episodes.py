@@ -21,7 +21,6 @@ from hpc_grpo.learner.record import read_batches
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
-from tests.integration.kill_resume import differing_weights
 from tests.integration.mismatch import TOLERANCE
 from tests.integration.training_runs import (
     HERE,
@@ -29,6 +28,7 @@ from tests.integration.training_runs import (
     PAUSING,
     Attempt,
     complete_in_cluster,
+    differing_weights,
     metrics_of,
     tiny_config,
 )

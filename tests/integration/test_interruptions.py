@@ -18,9 +18,16 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
 from hpc_grpo.run.paths import RunDir
 from tests.integration.conftest import SFT_STEPS, SYNC_STEPS
-from tests.integration.kill_resume import differing_weights
 from tests.integration.mismatch import TOLERANCE
-from tests.integration.training_runs import HERE, PAUSING, Attempt, complete_in_cluster, metrics_of, tiny_config
+from tests.integration.training_runs import (
+    HERE,
+    PAUSING,
+    Attempt,
+    complete_in_cluster,
+    differing_weights,
+    metrics_of,
+    tiny_config,
+)
 
 pytestmark = pytest.mark.integration
 

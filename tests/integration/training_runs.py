@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
+import numpy as np
 import yaml
 
 from hpc_grpo.config import load_config
@@ -180,12 +180,6 @@ class Attempt:
 
         self.wait_until(recorded, f"step {step}")
 
-    def kill_driver(self) -> None:
-        """SIGKILL the supervisor's driver, and nothing else."""
-        children = psutil.Process(self.process.pid).children()
-        (driver,) = [child for child in children if child.cmdline()[-1] == str(self.run_dir.path)]
-        driver.kill()
-
     def record(self) -> dict[str, Any]:
         """The attempt.json that the supervisor wrote."""
         (folder,) = self.run_dir.attempts.glob(f"{self.number}-*")
@@ -234,3 +228,10 @@ def exported_weights(run_dir: RunDir) -> dict[str, Any]:
     assert folder is not None
     files = sorted(folder.glob("*.safetensors"))
     return {name: tensor.float().numpy() for file in files for name, tensor in load_file(file).items()}
+
+
+def differing_weights(one: RunDir, other: RunDir) -> list[str]:
+    """Names of the exported parameters that are not bit for bit the same."""
+    left, right = exported_weights(one), exported_weights(other)
+    assert left.keys() == right.keys()
+    return [name for name in left if not np.array_equal(left[name], right[name])]
