@@ -259,7 +259,7 @@ def _config(work: Work, layout: Layout, budget: int, train: Mapping[str, Any] | 
             "min_new_tokens": shape.tokens if shape.is_fixed else 0,
             "max_policy_lag": layout.max_policy_lag,
         },
-        "loss": {"importance_correction": "none"} if shape.is_fixed else {},
+        "loss": {"correction": {"name": "none"}} if shape.is_fixed else {},
         "engine": {
             "engines_per_node": layout.engines.count,
             "num_threads": layout.engines.threads,

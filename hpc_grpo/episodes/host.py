@@ -204,10 +204,10 @@ def checked(value: Any, method: str = "step") -> dict[str, Any]:
 
 def checked_messages(value: Any) -> list[dict[str, Any]]:
     messages = [dict(message) for message in as_messages(value)]
-    if (size := sum(len(message["content"]) for message in messages)) > _MAX_CHARACTERS:
-        raise ValueError(f"an observation of {size:,} characters is longer than {_MAX_CHARACTERS:,}")
-    for message in messages:
-        message["content"].encode()  # half a character, which no tokenizer takes, raises UnicodeEncodeError
+    text = json.dumps(messages, ensure_ascii=False)
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"an observation of {len(text):,} characters is longer than {_MAX_CHARACTERS:,}")
+    text.encode()  # half a character, which no tokenizer takes, raises UnicodeEncodeError
     return messages
 
 

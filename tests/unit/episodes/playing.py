@@ -68,6 +68,8 @@ class Bad:
             return Turn("\ud83d")
         if message == "long":
             return Turn("x" * 2_000_000)
+        if message == "wide":
+            return Turn({"role": "tool", "content": "x", "name": "x" * 2_000_000})
         if message == "late":
             time.sleep(1.2)
         if message == "set":
