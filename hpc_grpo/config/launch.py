@@ -242,9 +242,8 @@ class LaunchConfig(Section):
     @classmethod
     def _count_hosts(cls, values: Any) -> Any:
         """Set the number of nodes to the number of hosts, unless it is given."""
-        if isinstance(values, dict) and values.get("hosts"):
-            return {"num_nodes": len(values["hosts"]), **values}
-        return values
+        hosts = values.get("hosts") if isinstance(values, dict) else None
+        return {"num_nodes": len(hosts), **values} if hosts and isinstance(hosts, list) else values
 
     @model_validator(mode="after")
     def _one_node_a_host(self) -> LaunchConfig:

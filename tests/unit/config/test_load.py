@@ -164,6 +164,11 @@ def test_bases_that_lead_back_to_a_file_are_an_error(tmp_path: Path) -> None:
     assert "base 'c.yaml' is a file that has site.yaml among its own bases" in error_of(path)
 
 
+@pytest.mark.parametrize(("given", "shown"), [("3", "3"), ("true", "True"), ("node1", "'node1'")])
+def test_hosts_that_are_no_list_are_an_error(minimal: Path, given: str, shown: str) -> None:
+    assert f"launch.hosts = {shown}: must be a list" in error_of(minimal, f"launch.hosts={given}")
+
+
 def test_a_shipped_config_is_found_by_its_name() -> None:
     assert find_config("local/debug").name == "debug.yaml"
     assert find_config("local/debug.yaml") == find_config("local/debug")
