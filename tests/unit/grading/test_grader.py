@@ -4,6 +4,7 @@ import asyncio
 import faulthandler
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,8 @@ def grade(config: Config, tokenizer: Any, with_texts: bool = False, prompt: Prom
         completion(tokenizer, "3", [5, 5], "stop"),
     )
     samples = single_answers(7, PROMPT.token_ids, completions)
-    grader = Grader(config, tokenizer)
-    try:
+    with closing(Grader(config, tokenizer)) as grader:
         return asyncio.run(grader.grade(samples, prompt, with_texts))
-    finally:
-        grader.close()
 
 
 def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None:
@@ -116,12 +114,9 @@ def test_broken_contract_and_missing_reward_raise(make_tokenizer: Callable[..., 
     path.write_text("def f(prompts, completions): return []\n")
     with pytest.raises(RewardError, match="returned 0 values"):
         grade(make_config(f"{path}:f"), make_tokenizer())
-    grader = Grader(make_config(f"{path}:g"), make_tokenizer())
-    try:
-        with pytest.raises(ConfigError, match="has no 'g'"):
-            asyncio.run(grader.ready())
-    finally:
-        grader.close()
+    missing = closing(Grader(make_config(f"{path}:g"), make_tokenizer()))
+    with missing as grader, pytest.raises(ConfigError, match="has no 'g'"):
+        asyncio.run(grader.ready())
 
 
 def test_many_groups_at_once_keep_their_own_grades(make_tokenizer: Callable[..., Any]) -> None:
@@ -136,11 +131,8 @@ def test_many_groups_at_once_keep_their_own_grades(make_tokenizer: Callable[...,
             jobs.append(grader.grade(single_answers(ordinal, [3], [one]), prompt, False))
         return await asyncio.gather(*jobs)
 
-    grader = Grader(make_config(), tokenizer)
-    try:
+    with closing(Grader(make_config(), tokenizer)) as grader:
         grades = asyncio.run(all_of_them(grader))
-    finally:
-        grader.close()
     assert [g.ordinal for g in grades] == list(range(30))
     assert [g.rewards[0] for g in grades] == [2.0 * (ordinal % 2 == 0) for ordinal in range(30)]
 

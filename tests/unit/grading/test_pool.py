@@ -18,12 +18,9 @@ def test_the_reward_is_the_weighted_sum_of_its_parts() -> None:
         RewardConfig(name="keyword_match", weight=-0.5, args={"keyword_list": ["so"]}),
         RewardConfig(name="keyword_match", args={"keyword_list": ["no"]}),
     ]
-    pool = RewardPool(rewards, num_workers=2)
-    try:
+    with closing(RewardPool(rewards, num_workers=2)) as pool:
         pool.check()
         outcome = pool.submit("1+1", ["so 2", "so 3", "2", "no"], {"answer": "#### 2", "level": 1}).result()
-    finally:
-        pool.close()
     assert outcome.parts == {
         "correctness": (1.0, 0.0, 1.0, 0.0),
         "keyword_match": (1.0, 1.0, 0.0, 0.0),

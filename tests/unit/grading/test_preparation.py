@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,16 @@ from hpc_grpo.grading.worker import CallResult, Preparation
 
 def refusal(reward: RewardConfig, **options: Any) -> str:
     """What the check of a pool with this reward says."""
-    pool = RewardPool([reward], num_workers=1, **options)
-    try:
-        with pytest.raises(ConfigError) as caught:
-            pool.check()
-    finally:
-        pool.close()
+    with closing(RewardPool([reward], num_workers=1, **options)) as pool, pytest.raises(ConfigError) as caught:
+        pool.check()
     return str(caught.value)
 
 
 def test_slow_import_does_not_count_against_the_calls(tmp_path: Path) -> None:
     path = tmp_path / "slow.py"
     path.write_text("import time\ntime.sleep(1.5)\ndef f(prompts, completions): return [1.0]\n")
-    pool = RewardPool([RewardConfig(name=f"{path}:f", timeout_s=1.0)], num_workers=1)
-    try:
+    with closing(RewardPool([RewardConfig(name=f"{path}:f", timeout_s=1.0)], num_workers=1)) as pool:
         assert pool.submit("p", ["a"], {}).result().errors == ()
-    finally:
-        pool.close()
 
 
 @pytest.mark.parametrize(
@@ -70,12 +64,9 @@ def test_rewards_are_prepared_with_their_arguments_and_say_something(tmp_path: P
     path = tmp_path / "prepared.py"
     path.write_text(PREPARED)
     rewards = [RewardConfig(name=f"{path}:later", args={"level": 1}), RewardConfig(name=f"{path}:quiet")]
-    pool = RewardPool(rewards, num_workers=1)
-    try:
+    with closing(RewardPool(rewards, num_workers=1)) as pool:
         assert pool.check() == (f"Reward {path}:later: level 1",)
         assert pool.submit("p", ["a"], {}).result().rewards == (2.0,)
-    finally:
-        pool.close()
 
 
 def test_a_reward_that_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
@@ -101,13 +92,10 @@ asks.prepare = ready
 def test_what_is_away_at_a_resume_is_no_mistake_in_the_config(tmp_path: Path) -> None:
     path = tmp_path / "away.py"
     path.write_text(AWAY)
-    pool = RewardPool([RewardConfig(name=f"{path}:asks")], num_workers=1)
-    try:
+    with closing(RewardPool([RewardConfig(name=f"{path}:asks")], num_workers=1)) as pool:
         for is_resume, error in ((False, ConfigError), (True, RewardAwayError)):
             with pytest.raises(error, match="nobody answers"):
                 pool.check(is_resume=is_resume)
-    finally:
-        pool.close()
 
 
 def test_each_reward_has_all_the_time_to_prepare_and_more_at_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:

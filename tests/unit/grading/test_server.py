@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import httpx
 import pytest
 
 from hpc_grpo.config import RewardConfig
-from hpc_grpo.errors import ConfigError, RewardError
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.grading.server import RewardServer
 from hpc_grpo.rewards import score
@@ -52,6 +53,11 @@ def reward_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
 
 def ask(*completions: str, level: int = 1, timeout_s: float = 10.0, **args: Any) -> list[float]:
     return score("remote", completions, {"level": level}, prompt="p", args=args, timeout_s=timeout_s)
+
+
+def remote(timeout_s: float, **args: Any) -> closing[RewardPool]:
+    """A pool whose one reward is `remote`, closed at the end of the block."""
+    return closing(RewardPool([RewardConfig(name="remote", timeout_s=timeout_s, args=args)], num_workers=1))
 
 
 def test_the_reward_server_scores_what_remote_asks(reward_server: str) -> None:
@@ -111,13 +117,10 @@ def test_who_holds_the_port_learns_neither_token_nor_prompts_and_decides_no_scor
         url = f"http://127.0.0.1:{port}"
         with pytest.raises(AnswerError, match=r"has another token, or is no hpc-grpo reward serve"):
             ask("a secret completion", url=url, token_env=KEY, timeout_s=2.0)
-        pool = RewardPool([RewardConfig(name="remote", timeout_s=2.0, args={"url": url, "token_env": KEY})], 1)
-        try:
+        with remote(2.0, url=url, token_env=KEY) as pool:
             with pytest.raises(ConfigError, match="another token"):
                 pool.check()
             outcome = pool.submit("a secret prompt", ["a secret completion"], {}).result()
-        finally:
-            pool.close()
     assert outcome.valid == (False,)
     said = heard.read_bytes()
     assert said.startswith(MAGIC)
@@ -196,12 +199,9 @@ def test_a_server_that_is_away_is_waited_for_through_the_pool(reward_server: str
         return (200, {"status": "ok"}) if path == "/health" else (next(statuses, 200), {"scores": [0.25, 0.5]})
 
     stand_in = serve(answer)
-    pool = RewardPool([RewardConfig(name="remote", timeout_s=60.0, args={"url": stand_in.url})], num_workers=1)
-    try:
+    with remote(60.0, url=stand_in.url) as pool:
         [note] = pool.check()
         outcome = pool.submit("p", ["a", "b"], {"level": 3}).result()
-    finally:
-        pool.close()
     assert "waits up to 60 s" in note
     assert (outcome.rewards, outcome.errors) == ((0.25, 0.5), ())
     paths = [path for path, _, _ in stand_in.requests]
@@ -219,13 +219,9 @@ def test_a_server_of_openrlhf_is_asked_in_its_own_protocol(serve: Serve) -> None
         return 200, {"rewards": scores, "format_rewards": [9.0] * len(scores)}
 
     stand_in = serve(answer)
-    args = {"url": stand_in.url, "protocol": "openrlhf", "label_field": "solution"}
-    pool = RewardPool([RewardConfig(name="remote", timeout_s=30.0, args=args)], num_workers=1)
-    try:
+    with remote(30.0, url=stand_in.url, protocol="openrlhf", label_field="solution") as pool:
         pool.check()
         outcome = pool.submit("1 + 1 = ", ["2", "3"], {"solution": "2"}).result()
-    finally:
-        pool.close()
     assert outcome.rewards == (1.0, 0.0)
     assert stand_in.requests[-1][1] == {
         "query": ["1 + 1 = 2", "1 + 1 = 3"], "prompts": ["1 + 1 = "] * 2, "labels": ["2"] * 2
@@ -235,14 +231,10 @@ def test_a_server_of_openrlhf_is_asked_in_its_own_protocol(serve: Serve) -> None
 
 
 def test_a_server_that_stays_away_masks_the_group_and_says_why() -> None:
-    args = {"url": "http://127.0.0.1:9"}
-    pool = RewardPool([RewardConfig(name="remote", timeout_s=1.5, args=args)], num_workers=1)
-    try:
+    with remote(1.5, url="http://127.0.0.1:9") as pool:
         with pytest.raises(ConfigError, match=r"did not answer.*ConnectError.*Start the server"):
             pool.check()
         outcome = pool.submit("p", ["a"], {}).result()
-    finally:
-        pool.close()
     assert outcome.valid == (False,)
     assert "did not answer within the call's deadline" in outcome.errors[0]
 
@@ -267,13 +259,9 @@ def test_what_no_later_try_could_mend_is_an_error_at_once(
 
 
 def test_a_key_that_is_not_set_is_refused_before_a_run() -> None:
-    args = {"url": "http://judge:8200", "api_key_env": "NO_SUCH_KEY_HERE"}
-    pool = RewardPool([RewardConfig(name="remote", args=args)], num_workers=1)
-    try:
-        with pytest.raises(ConfigError, match=r"launch\.pass_env"):
-            pool.check()
-    finally:
-        pool.close()
+    unset = remote(30.0, url="http://judge:8200", api_key_env="NO_SUCH_KEY_HERE")
+    with unset as pool, pytest.raises(ConfigError, match=r"launch\.pass_env"):
+        pool.check()
 
 
 def test_the_command_refuses_to_serve_without_a_token_or_a_port() -> None:
@@ -282,11 +270,6 @@ def test_the_command_refuses_to_serve_without_a_token_or_a_port() -> None:
 
 
 def test_violations_of_a_served_reward_are_failures_with_its_words(reward_server: str) -> None:
-    pool = RewardPool([RewardConfig(name="remote", timeout_s=30.0, args={"url": reward_server, "token_env": KEY})], 1)
-    try:
-        outcome = pool.submit("p", ["a"], {}).result()
-    except RewardError as error:
-        pytest.fail(f"a column that the server's reward lacks ended the run: {error}")
-    finally:
-        pool.close()
+    with remote(30.0, url=reward_server, token_env=KEY) as pool:
+        outcome = pool.submit("p", ["a"], {}).result()  # not a RewardError, which would end the run
     assert "missing a required argument: 'level'" in outcome.errors[0]
