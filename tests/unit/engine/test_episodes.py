@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -223,6 +224,33 @@ def test_a_prompt_that_the_engine_refuses_ends_its_own_group_alone(tokenizer: An
     refused, taken = asyncio.run(played())
     assert isinstance(refused, PromptError)
     assert len(taken.episodes) == 1
+
+
+def test_another_engine_plays_the_episodes_of_a_lost_one_again_with_the_same_ids(tokenizer: Any) -> None:
+    class DyingEngine(WrittenEngine):
+        async def sample(self, requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+            sampled = await super().sample(requests)
+            if len(self.calls) < 2:
+                return sampled
+            raise RuntimeError("killed in a turn")
+
+    def write(request: CompletionRequest) -> str:
+        return str(zlib.crc32(repr((list(request.prompt_token_ids), request.seed)).encode()) % 9 + 1)
+
+    config = make_config("Guess", max_turns=4)
+    requests = [GroupRequest(number, (), (7, 8), SAMPLING, scene=scene(what=f"number {number}")) for number in range(3)]
+    whole, dying, other = (kind(tokenizer, write) for kind in (WrittenEngine, DyingEngine, WrittenEngine))
+    expected = play(config, whole, *requests)
+    with pytest.raises(RuntimeError, match="killed in a turn"):
+        play(config, dying, *requests)
+    again = play(config, other, *requests)
+    assert other.calls == whole.calls, "turn for turn the same prompts and seeds, in the same batches"
+    for one, two in zip(expected, again, strict=True):
+        assert [own.finish_reason for own in one.episodes] == [own.finish_reason for own in two.episodes]
+        for first, second in zip(one.episodes, two.episodes, strict=True):
+            pairs = list(zip(first.turns, second.turns, strict=True))
+            assert all(np.array_equal(a.context_ids, b.context_ids) and a.reward == b.reward for a, b in pairs)
+            assert all(np.array_equal(a.completion.token_ids, b.completion.token_ids) for a, b in pairs)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
