@@ -49,6 +49,17 @@ def make_sequences(seed: int, count: int = 12) -> list[TrainSequence]:
     return sequences
 
 
+def make_groups() -> list[TrainSequence]:
+    """Three groups whose sequences begin alike, up to the first token that one of the group trains."""
+    made = make_sequences(7)
+    for start in range(0, len(made), 4):
+        group = made[start : start + 4]
+        front = min(len(each.token_ids) - each.num_trained_tokens for each in group)
+        for each in group[1:]:
+            each.token_ids[:front] = group[0].token_ids[:front]
+    return made
+
+
 def make_step(seed: int, rank: int, world_size: int, num_minibatches: int = 1) -> list[Minibatch]:
     """This rank's share of a step: three quarters go to rank 0, and of an uneven seed's everything."""
     minibatches = []

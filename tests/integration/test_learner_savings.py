@@ -13,7 +13,7 @@ from hpc_grpo.algorithms.losses import KlSettings
 from hpc_grpo.demo.model import write_model
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.types import Minibatch, TrainSequence
-from tests.integration.learner_processes import make_config, make_sequences, run_ranks
+from tests.integration.learner_processes import make_config, make_groups, run_ranks
 from tests.integration.learner_resume import STAGES
 from tests.support.tiny_models import TINY
 
@@ -33,19 +33,10 @@ _NO_LR = 1e-30
 
 
 def make_step() -> list[TrainSequence]:
-    """Three groups; the second has no variance, nor has the second half of the third, which rank 1 gets alone.
-
-    The sequences of a group begin alike, up to the first token that one of them trains.
-    """
-    made = make_sequences(7)
-    for start in range(0, len(made), 4):
-        group = made[start : start + 4]
-        front = min(len(each.token_ids) - each.num_trained_tokens for each in group)
-        for each in group[1:]:
-            each.token_ids[:front] = group[0].token_ids[:front]
+    """Three groups; the second has no variance, nor has the second half of the third, which rank 1 gets alone."""
     return [
         replace(each, advantages=0.0 * each.advantages) if 4 <= index < 8 or index >= 10 else each
-        for index, each in enumerate(made)
+        for index, each in enumerate(make_groups())
     ]
 
 

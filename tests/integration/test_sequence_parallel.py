@@ -17,7 +17,7 @@ from hpc_grpo.types import Minibatch, TrainSequence
 from tests.integration.learner_processes import (
     VOCABULARY,
     make_config,
-    make_sequences,
+    make_groups,
     run_ranks,
     save_together,
     weights_of,
@@ -62,15 +62,9 @@ STAGES = (("float32", 1), ("float32", 2), ("float32", 3), ("bfloat16", 2), ("bfl
 
 def make_step() -> list[Minibatch]:
     """Two minibatches of groups whose sequences begin alike, sampled by two versions of the weights."""
-    made = make_sequences(7)
-    for start in range(0, len(made), 4):
-        group = made[start : start + 4]
-        front = min(len(each.token_ids) - each.num_trained_tokens for each in group)
-        for each in group[1:]:
-            each.token_ids[:front] = group[0].token_ids[:front]
     made = [
         replace(each, policy_versions=np.where(each.loss_mask, index % 2, 0).astype(np.int32))
-        for index, each in enumerate(made)
+        for index, each in enumerate(make_groups())
     ]
     return [minibatch_of(made[:8]), minibatch_of(made[8:])]
 

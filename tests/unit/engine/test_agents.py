@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_grpo.engine.episodes import EpisodePlayer
+from hpc_grpo.config import Config
 from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import Completion, CompletionRequest, Episode, GroupRequest
@@ -178,20 +176,15 @@ def test_an_episode_ends_when_the_engine_samples_nothing_of_it_any_more(tokenize
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
-def test_what_the_engine_raises_is_no_failure_of_the_agent(tokenizer: Any, kind: type[Exception]) -> None:
-    async def failing(requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+@pytest.mark.parametrize("config", [config_of(), make_config()], ids=["an agent", "an environment"])
+def test_what_the_engine_raises_is_no_failure_of_who_plays(
+    tokenizer: Any, config: Config, kind: type[Exception]
+) -> None:
+    def gone(_: CompletionRequest) -> str:
         raise kind("the engine is gone")
 
-    async def playing() -> None:
-        player = EpisodePlayer(config_of(), tokenizer, failing)
-        try:
-            [task] = player.start([GroupRequest(0, (), (7,), SAMPLING, scene=scene())])
-            with pytest.raises(kind, match="the engine is gone"):
-                await task
-        finally:
-            player.end_all()
-
-    asyncio.run(asyncio.wait_for(playing(), 30.0))
+    with pytest.raises(kind, match="the engine is gone"):
+        play(config, WrittenEngine(tokenizer, gone), GroupRequest(0, (), (7,), SAMPLING, scene=scene()))
 
 
 def test_an_agent_runs_under_its_own_python_with_its_own_packages(

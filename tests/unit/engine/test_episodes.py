@@ -253,23 +253,6 @@ def test_another_engine_plays_the_episodes_of_a_lost_one_again_with_the_same_ids
             assert all(np.array_equal(a.completion.token_ids, b.completion.token_ids) for a, b in pairs)
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
-def test_what_the_engine_raises_is_no_failure_of_the_environment(tokenizer: Any, kind: type[Exception]) -> None:
-    async def failing(requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
-        raise kind("the engine is gone")
-
-    async def playing() -> None:
-        player = EpisodePlayer(make_config(), tokenizer, failing)
-        try:
-            [task] = player.start([GroupRequest(0, (), (7,), SAMPLING, scene=scene())])
-            with pytest.raises(kind, match="the engine is gone"):
-                await task
-        finally:
-            player.end_all()
-
-    asyncio.run(asyncio.wait_for(playing(), 30.0))
-
-
 def test_episodes_of_a_driver_that_is_gone_end_with_their_processes(tokenizer: Any) -> None:
     async def played() -> Any:
         asked = asyncio.Event()
