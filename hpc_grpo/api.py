@@ -174,13 +174,15 @@ def train(
     *,
     rewards: Sequence[Callable[..., Any] | str] = (),
     environment: type | str | None = None,
+    on_step: Callable[..., Any] | str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train here, as `hpc-grpo train` does, and return the run: complete, or stopped at a checkpoint.
 
     `rewards` take the place of the config's: functions of a file, or names of built-ins. `environment` is a class of a
-    file. The processes of the run import that file. So a script that trains has `if __name__ == "__main__":` around
-    this call. Raises ConfigError where the user must change something, and LaunchError where training failed.
+    file, and `on_step` a function that is called after each step (`train.on_step`). The processes of the run import
+    that file. So a script that trains has `if __name__ == "__main__":` around this call. Raises
+    ConfigError where the user must change something, and LaunchError where training failed.
 
     Example:
         >>> hpc_grpo.train("my_run.yaml", rewards=[my_reward], overrides={"train.lr": 2e-6})   # doctest: +SKIP
@@ -195,6 +197,8 @@ def train(
         asked["rewards"] = [{"name": _name_of(each)} for each in rewards]
     if environment is not None:
         asked["environment.name"] = _name_of(environment)
+    if on_step is not None:
+        asked["train.on_step.name"] = _name_of(on_step)
     words = _as_words(asked)
     run = RunDir(load_request(str(config), words).config.run_path)
     code = run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(config), *words])

@@ -146,6 +146,7 @@ ENVIRONMENTS = Registry(
     },
 )
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")
+CALLBACKS = Registry("Callback", "train.on_step.name")
 SOURCES = Registry(
     "Data source",
     "data.train.path",

@@ -175,6 +175,11 @@ def _eval_data(config: Config) -> None:
                 f"eval.metrics has {function!r}: there are no built-in eval metrics. Name your function: "
                 "module:function or path/to/file.py:function."
             )
+    if config.train.on_step is not None and ":" not in config.train.on_step.name:
+        raise ConfigError(
+            f"train.on_step.name = {config.train.on_step.name!r}: there are no built-in callbacks. Name your function: "
+            "module:function or path/to/file.py:function."
+        )
     if config.data.eval is not None and config.data.held_out is not None:
         raise ConfigError("data.eval and data.held_out exclude each other: set one of them to null.")
 

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.section import ByName, Fraction, PathText, Section
+from hpc_grpo.section import ByName, Fraction, PathText, Section, as_section
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class CallbackConfig(Section):
+    name: PathText = Field(
+        description="Your function: on_step(step, metrics, evals, **args) returns None, or why the run is complete."
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    timeout_s: PositiveFloat = Field(60.0, description="Deadline of a call. A slower function is not called again.")
 
 
 class TrainConfig(Section):
@@ -24,6 +40,12 @@ class TrainConfig(Section):
     total_steps: PositiveInt | None = Field(None, description="Length of the run, in steps.")
     total_episodes: PositiveInt | None = Field(None, description="Length of the run, in rollouts.")
     total_epochs: PositiveInt | None = Field(None, description="Length of the run, in passes over the data.")
+    on_step: Annotated[CallbackConfig, BeforeValidator(as_section)] | None = Field(
+        None,
+        description=(
+            "Function of yours that is called after each step, and may end the run (docs/training.md). Default: none."
+        ),
+    )
     num_minibatches: PositiveInt = Field(1, description="Optimizer steps in one step, each on a part of the batch.")
     zero_stage: Literal[1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
     offload_optimizer: Literal["none", "cpu"] = Field(
@@ -55,6 +77,11 @@ class TrainConfig(Section):
         description="Weight of the loss that balances the load of a mixture's experts, for each sequence by itself.",
     )
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU. Default: 1.")
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """Return each key that names a user's function, with the function's name."""
+        return {} if self.on_step is None else {"train.on_step.name": self.on_step.name}
 
 
 class LoraConfig(Section):

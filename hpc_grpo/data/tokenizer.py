@@ -24,7 +24,7 @@ def import_without_torch(config: Config) -> None:
     they may need models.
     """
     sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
-    named = [config.task.name, *config.loss.functions.values(), *config.eval.functions.values()]
+    named = [config.task.name, *(config.loss.functions | config.eval.functions | config.train.functions).values()]
     if any(map(names_function, [*named, *(source.path for _, source in sources)])) or "torch" in sys.modules:
         return
     if config.data.images is not None:  # processors need torch

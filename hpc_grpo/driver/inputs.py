@@ -29,7 +29,7 @@ from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardPool
-from hpc_grpo.registry import EVAL_METRICS
+from hpc_grpo.registry import CALLBACKS, EVAL_METRICS
 from hpc_grpo.rewards.sandbox.isolation import refuse_shown
 from hpc_grpo.run.adapter import refuse_wrong_lora
 from hpc_grpo.system.say import say
@@ -81,6 +81,8 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
         evals = load_evals(config, tokenizer)
         _check_environments(config, tokenizer, evals.values())
         return Inputs(tokenizer, stop_ids, evals)
+    if (callback := config.train.on_step) is not None:
+        CALLBACKS.with_args(callback.name, callback.args, 3)
     if config.needs.rollouts:
         config.loss.advantage.check()  # the loss is the learners' to import: it needs torch
     streams = load_streams(config, tokenizer, context=context_length(config))

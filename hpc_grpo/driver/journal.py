@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch
+from hpc_grpo.driver.callback import StepCallback
 from hpc_grpo.driver.learners import Checkpoints
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, TrainLength
@@ -50,6 +51,7 @@ class Journal:
         self._sinks = make_sinks(config, run_dir)
         self._ledger = Ledger(run_dir, self._attempt)
         self.timer = timer
+        self.on_step = ""
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         """Publish the eval before the first step; later ones are part of their step's record."""
@@ -90,6 +92,7 @@ class Journal:
             save_p95_s=self._step_times.saves.p95_s,
             longest_s=PULSE.longest_s,
             slow_node=str(slowest) if slowest is not None and slowest.is_notable else "",
+            on_step=self.on_step,
         )
         self._write_state(state)
 
@@ -136,6 +139,7 @@ class Session:
     checkpoints: Checkpoints
     stop: StopRequest
     times: StepTimes
+    callback: StepCallback | None = None
 
     @property
     def timer(self) -> StepTimer:
@@ -145,7 +149,22 @@ class Session:
     def step_p95_s(self) -> float | None:
         return self.times.steps.p95_s
 
+    @property
+    def end_reason(self) -> str:
+        """Return why the user's callback has ended the run; "" if it has not."""
+        return "" if self.callback is None else self.callback.end_reason
+
+    def ends_after(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Ask the user's callback whether the run is complete after `step`."""
+        if self.callback is None:
+            return False
+        with self.timer.phase("on_step"):
+            self.journal.on_step = self.callback.ask(step, metrics)
+        return bool(self.end_reason)
+
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.callback is not None:
+            self.callback.note(step, metrics)
         self.journal.record_eval(step, metrics)
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None:

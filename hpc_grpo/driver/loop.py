@@ -40,6 +40,8 @@ class LoopSession(Protocol):
 
     def batch_record(self, step: int) -> Path | None: ...
 
+    def ends_after(self, step: int, metrics: Mapping[str, float]) -> bool: ...
+
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def record_step(self, state: DriverState, metrics: Mapping[str, float], batch: Batch) -> None: ...
@@ -70,7 +72,7 @@ class TrainingLoop:
     profiles: Profiles | None = None
 
     def run(self, state: DriverState) -> DriverState:
-        """Train from `state` until the run is complete or asked to stop; return the state reached."""
+        """Train from `state` until the run is complete or must stop; return the state reached."""
         session, timer = self.session, self.session.timer
         policy_version, _ = self._publish(state)
         if state.step == 0 and (metrics := self._evaluate(state, policy_version)):
@@ -94,12 +96,18 @@ class TrainingLoop:
             with self._saved_if_it_fails(state, record):
                 policy_version, checked = self._publish(state)
                 metrics |= checked  # recorded even if the eval fails
-                metrics |= self._evaluate(state, policy_version)
-                self.batches.start(policy_version)
+                metrics |= (evaluated := self._evaluate(state, policy_version))
+                ends_here = session.ends_after(state.step, metrics)
+                if not ends_here:
+                    self.batches.start(policy_version)
+                elif not evaluated:
+                    metrics |= self._measure(state)
             if self.meters is not None:
                 metrics |= self.meters.metrics()
             # Before the checkpoint: a run killed between the two must not resume past a step without a record.
             record()
+            if ends_here:
+                break
             session.save_if_due(state)
             if self.profiles is not None:
                 self.profiles.after(state.step)
@@ -140,9 +148,14 @@ class TrainingLoop:
 
         Otherwise prompts run at the same time: the eval's prompts have priority (driver/evaluation.py).
         """
-        if self.evaluation is None or not self._evaluates_at(state.step):
+        if not self._evaluates_at(state.step):
             return {}
         if self.session.config.rollout.max_policy_lag:
             self.batches.start(policy_version)
+        return self._measure(state)
+
+    def _measure(self, state: DriverState) -> dict[str, float]:
+        if self.evaluation is None:
+            return {}
         with self.session.timer.phase("eval"):
             return self.evaluation.run(state.step)

@@ -17,6 +17,7 @@ from hpc_grpo.data.fingerprint import fingerprints
 from hpc_grpo.data.stream import DemonstrationStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.batches import DemonstrationBatches, RolloutBatches
+from hpc_grpo.driver.callback import StepCallback
 from hpc_grpo.driver.evaluation import EvalSets, Evaluation
 from hpc_grpo.driver.inputs import Inputs, load_inputs
 from hpc_grpo.driver.journal import Journal, Session
@@ -33,7 +34,7 @@ from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.inputs import take_inputs
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_state
+from hpc_grpo.run.progress import read_metrics, read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
 
 
@@ -62,7 +63,8 @@ def train(run_dir: RunDir) -> bool:
             workers.start()
         save_behind(os.environ)
         checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves, length)
-        session = Session(config, run_dir, length, journal, checkpoints, stop, times)
+        callback = StepCallback(config.train.on_step) if config.train.on_step is not None else None
+        session = Session(config, run_dir, length, journal, checkpoints, stop, times, callback)
         try:
             state = _run_loop(session, workers, inputs)
         except (HpcGrpoError, RayError) as error:
@@ -72,7 +74,7 @@ def train(run_dir: RunDir) -> bool:
                 checkpoints.close()
             raise
         save_behind(os.environ)
-        is_complete = state.step >= length.total_steps
+        is_complete = state.step >= length.total_steps or bool(session.end_reason)
         with timer.phase("checkpoint"):
             checkpoints.save(state)
         if is_complete:
@@ -82,7 +84,7 @@ def train(run_dir: RunDir) -> bool:
     finally:
         journal.close()
     if is_complete:
-        write_atomic(run_dir.complete_marker, f"step {state.step}\n")
+        write_atomic(run_dir.complete_marker, f"step {state.step}\n{session.end_reason}".rstrip() + "\n")
         print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
     return is_complete
 
@@ -91,6 +93,8 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     config, timer = session.config, session.timer
     with timer.phase("resume"):
         state = session.checkpoints.resume()
+        if session.callback is not None:
+            session.callback.resume(read_metrics(session.run_dir.metrics), state.step)
     session.journal.publish_state(state.step, "starting")
     if state.step:
         print(f"Resuming after step {state.step} of {session.length.total_steps}.", flush=True)

@@ -42,6 +42,8 @@ CHANGEABLE: dict[str, str] = {
     "train.total_steps": "extends or shortens the run",
     "train.total_episodes": "extends or shortens the run",
     "train.total_epochs": "extends or shortens the run",
+    "train.on_step": "ends the run sooner, and changes no step",
+    "train.on_step.": "ends the run sooner, and changes no step",
     "train.max_tokens_per_microbatch": "how the same sums are cut, not what is summed",
     "train.share_prompts": "computes once what is the same",
     "train.gradient_checkpointing": "computes again what it does not keep",
@@ -126,7 +128,7 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
 
 def is_over(run: RunDir, config: Config) -> bool:
     """Return whether a run is complete and `config` does not extend it."""
-    return run.is_complete() and not _extends(differences(read_config(run), config))
+    return run.is_complete() and not _extends(run, differences(read_config(run), config))
 
 
 def working_dir(run: RunDir) -> Path:
@@ -178,7 +180,7 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
         write_config(run, config)
     else:
         rewrite_config(run, config, changed)
-    if run.is_complete() and _extends(changed):
+    if run.is_complete() and _extends(run, changed):
         run.complete_marker.unlink()
     pairs = {key: list(pair) for key, pair in changed.items()}
     source["resumed"].append({**now, "changed": pairs, "accepts_changes": accepts_changes})
@@ -192,8 +194,12 @@ def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
     return "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now" for key in keys)
 
 
-def _extends(changed: Collection[str]) -> bool:
-    return any(key.startswith("train.total_") for key in changed)
+def _extends(run: RunDir, changed: Collection[str]) -> bool:
+    """Return whether a complete run continues with these changes. Its COMPLETE has a second line if `train.on_step`
+    ended the run.
+    """
+    ended_early = len(run.complete_marker.read_text().splitlines()) > 1
+    return any(key.startswith("train.total_") or (ended_early and key.startswith("train.on_step")) for key in changed)
 
 
 def _never_trained(run: RunDir) -> bool:

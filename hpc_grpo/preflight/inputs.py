@@ -427,9 +427,10 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
 def _functions(config: Config) -> dict[str, str]:
     """Map the keys that may name a function of the user's to their values."""
     if not config.needs.rollouts:
-        return {}
+        return config.train.functions
     rewards = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
-    return rewards | config.loss.functions | config.eval.functions | config.environment_functions
+    of_sections = config.loss.functions | config.eval.functions | config.train.functions
+    return rewards | of_sections | config.environment_functions
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:

@@ -341,7 +341,7 @@ function showRuns() {
     box.onchange = () => { view.compared[box.checked ? "add" : "delete"](run.name); renew(); };
     const name = make("button", { class: "plain", "data-of": `name ${run.name}`, act: () => { Object.assign(view, { focus: run.name, pinned: null, chosen: 0, of: "" }); view.compared.clear(); renew(); } }, run.name);
     return make("tr", { "aria-current": run.name === view.focus }, make("td", {}, box), make("td", {}, name), make("td", {}, make("span", { class: `kind ${moodOf(run.state)}` }, `${shapeOf(run.state)} ${run.state}`)),
-      make("td", { class: "number" }, progressOf(run)), make("td", { class: "number" }, gainOf(run)), make("td", { class: "number" }, run.eta_s == null ? "–" : FORMATS.seconds(run.eta_s)), make("td", {}, run.problem ?? run.slow_node ?? ""));
+      make("td", { class: "number" }, progressOf(run)), make("td", { class: "number" }, gainOf(run)), make("td", { class: "number" }, run.eta_s == null ? "–" : FORMATS.seconds(run.eta_s)), make("td", {}, run.problem ?? run.slow_node ?? run.on_step ?? ""));
   });
   byId("runs-table").replaceChildren(list.length ? table(`${counted(list.length, "run")}`, ["over", "run", "state", "step", "result", "left", "last problem"], rows) : make("p", { class: "soft" }, "No runs are in this folder yet."));
   if (held) byId("runs-table").querySelector(`[data-of="${CSS.escape(held)}"]`)?.focus();
@@ -366,7 +366,7 @@ function showHead() {
   byId("headline").replaceChildren(...(own ? [...(own.begin === own.end ? [] : [`${two(own.from)} `, make("i", {}, "→"), " "]), `${two(own.to)} `, own.low == null ? "" : make("small", {}, `[${two(own.low)}, ${two(own.high)}]`)] : [make("small", {}, "No step has ended yet.")]));
   byId("progress").hidden = isOver || !run.total_steps;
   byId("progress").firstChild.style.width = `${(100 * (run.step ?? 0)) / (run.total_steps || 1)}%`;
-  byId("said").textContent = [run.in_step && `Now ${run.in_step}.`, run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
+  byId("said").textContent = [run.on_step, run.in_step && `Now ${run.in_step}.`, run.eta_s ? `About ${FORMATS.seconds(run.eta_s)} of training are left.` : "", own?.low == null ? "" : "In brackets: the 95% interval."].filter(Boolean).join(" ");
   const sets = run.held_out.filter((each) => each.steps.length > 1).slice(0, 1);
   byId("chips").replaceChildren(...sets.flatMap((each) => Object.entries(HELD_OUT).slice(1).map(([name, test]) => make("button", { class: "button", act: () => {
     Object.assign(view, { of: `eval ${each.set}`, filter: name, chosen: 0 }); showPrompts(); byId("rollouts-title").scrollIntoView(); } }, `${counted(each.prompts.filter(test).length, "prompt")} ${name}`))));

@@ -167,6 +167,7 @@ class RunSummary:
     is that of the running attempt's allocation, `heartbeat_age_s` the time since its supervisor's last sign of life.
     `problem` is a sentence about what last went wrong, `slow_node` about a node that holds up a run that trains.
     `doing` is the phase of the driver now, `doing_s` for how long. `in_step` says how far the step under way is.
+    `on_step` says why `train.on_step` ended the run, or is off.
     """
 
     run: str
@@ -187,6 +188,7 @@ class RunSummary:
     problem: str | None = None
     slow_node: str | None = None
     in_step: str | None = None
+    on_step: str | None = None
 
     def cells(self) -> list[str]:
         """Return the values under TITLES."""
@@ -198,7 +200,7 @@ class RunSummary:
             decimal(self.reward),
             short_number(self.tokens_per_s),
             *map(duration, (self.eta_s, self.walltime_left_s, self.heartbeat_age_s)),
-            one_line(self.problem or self.slow_node),
+            one_line(self.problem or self.slow_node or self.on_step),
         ]
 
 
@@ -272,6 +274,7 @@ def summarize(records: RunRecords, now: float) -> RunSummary:
         problem=_problem(records, status, now),
         slow_node=(state.slow_node or None) if state and trains else None,
         in_step=_in_step(state) if state and trains else None,
+        on_step=(state.on_step or None) if state else None,
     )
 
 

@@ -97,8 +97,7 @@ def find_alerts(records: RunRecords, summary: RunSummary, last: Mapping[str, Any
     if eta_s is not None and walltime_s is not None and eta_s > walltime_s and not records.waiting_job:
         left_s = eta_s - walltime_s
         alerts.append(f"no job waits to train the last {duration(left_s)}: hpc-grpo submit RUN")
-    if summary.slow_node is not None:
-        alerts.append(summary.slow_node)
+    alerts += [text for text in (summary.slow_node, summary.on_step) if text is not None]
     limits = _EPISODE_CUTS if "episode/turns" in last else _CUTS
     found = (text for name, (most, text) in _LIMITS.items() if (last.get(name) or 0.0) >= most)
     return alerts + [text.format(limits=limits) for text in found]

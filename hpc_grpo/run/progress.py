@@ -33,7 +33,7 @@ class RunState:
     a checkpoint (driver/schedule.py). `longest_s` has the driver's longest time in each phase, over all attempts
     (run/pulse.py). `slow_node` describes a node that is notably slower than the others, "" for none. The current step
     last waited for `num_groups` groups of `waits_for` (rollouts or an eval). `sampled` and `graded` count those that
-    are done; 0 where none is known.
+    are done; 0 where none is known. `on_step` says why `train.on_step` ended the run, or why it is off; "" for neither.
     """
 
     step: int
@@ -52,6 +52,7 @@ class RunState:
     num_groups: int = 0
     sampled: int = 0
     graded: int = 0
+    on_step: str = ""
     heartbeat: float = field(default_factory=time.time)
 
 

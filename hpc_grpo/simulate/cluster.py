@@ -269,6 +269,9 @@ class SimulatedRun:
         self.timer.finish_step()
         self._on_step()
 
+    def ends_after(self, step: int, metrics: Mapping[str, float]) -> bool:
+        return False
+
     def batch_record(self, step: int) -> None:
         return None
 

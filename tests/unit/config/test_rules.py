@@ -117,6 +117,10 @@ def test_sft_has_no_rewards_to_check() -> None:
             "data.eval_sets.hard.pass_k = [8]: every k must be at most data.eval_sets.hard.num_samples = 4",
         ),
         ({"data": {"train": EVAL, "eval_sets": {"a/b": EVAL}}}, "data.eval_sets has 'a/b': the name of a set"),
+        (
+            {"train": {"on_step": "early_stopping"}},
+            "train.on_step.name = 'early_stopping': there are no built-in callbacks. Name your function: ",
+        ),
         ({"eval": {"metrics": ["majority"]}}, "eval.metrics has 'majority': there are no built-in eval metrics."),
         (
             {"eval": {"every": 5, "reward": "other"}, "data": {"train": EVAL, "eval": EVAL}},

@@ -36,6 +36,7 @@ class FakeRun:
         eval_every: int = 1,
         colocate: bool = False,
         lag: int = 0,
+        ends_after: int | None = None,
     ) -> None:
         self.done: list[str] = []
         self.is_writing = False
@@ -50,7 +51,9 @@ class FakeRun:
             placement={"colocate": colocate},
             rollout={"max_policy_lag": lag},
         )
-        self.session = Session(config, RunDir(Path()), length, own, own, own, StepTimes.after(None))
+        self.end_reason, self._ends_after, self.on_step = "", ends_after, ""
+        callback = None if ends_after is None else own
+        self.session = Session(config, RunDir(Path()), length, own, own, own, StepTimes.after(None), callback)
         engines = (own, own) if with_engines else (None, None)
         self.loop = TrainingLoop(self.session, own, own, *engines)
 
@@ -91,6 +94,14 @@ class FakeRun:
 
     def record_step(self, state: DriverState, metrics: dict[str, float], batch: Batch) -> None:
         self._do(f"record {state.step} {' '.join(sorted(metrics))}")
+
+    def note(self, step: int, metrics: dict[str, float]) -> None:
+        self.done.append(f"note eval {step}")
+
+    def ask(self, step: int, metrics: dict[str, float]) -> str:
+        self._do(f"ask {step} {' '.join(sorted(metrics))}")
+        self.end_reason = "enough" if step == self._ends_after else ""
+        return self.end_reason
 
     def save(self, state: DriverState) -> None:
         self._do(f"save {state.step} {state.next_ordinal}")
@@ -215,3 +226,25 @@ def test_weights_that_may_be_damaged_are_not_saved() -> None:
 def test_an_error_of_the_learners_saves_nothing() -> None:
     run = FakeRun({"train 2": RuntimeError("the gradient is not finite")})
     assert failing(run, RuntimeError)[-1] == "train 2"
+
+
+@pytest.mark.parametrize(
+    ("eval_every", "evaluated_before", "evaluated_after"),
+    [(1, ["eval 2"], []), (9, [], ["eval 2"])],
+    ids=["the step has an eval", "the step has none, and the end gets one"],
+)
+def test_a_callback_ends_the_run_after_a_step_with_an_eval_and_starts_no_further_prompts(
+    eval_every: int, evaluated_before: list[str], evaluated_after: list[str]
+) -> None:
+    run = FakeRun(total_steps=5, eval_every=eval_every, ends_after=2)
+    assert run.loop.run(DriverState()) == DriverState(2, 20)
+    seen = " ".join([*(["eval/pass@1"] if evaluated_before else []), "loss/policy mismatch/canary reward/mean"])
+    after_publish = run.done[run.done.index("publish 2") + 1 :]
+    assert after_publish == [
+        *evaluated_before,
+        f"ask 2 {seen}",
+        *evaluated_after,
+        "record 2 eval/pass@1 loss/policy mismatch/canary reward/mean",
+    ]
+    assert "note eval 0" in run.done
+    assert (run.session.end_reason, run.on_step) == ("enough", "enough")

@@ -60,6 +60,21 @@ def test_a_complete_run_is_over_unless_its_config_extends_it(tmp_path: Path) -> 
     assert not freezing.is_over(run, config(tmp_path, "train.total_steps=12"))
 
 
+def test_a_run_that_its_callback_ended_continues_without_the_callback(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def stop(step, metrics, evals):\n    return 'enough'\n")
+    with_callback = [f"train.on_step={tmp_path}/mine.py:stop", "train.total_steps=9"]
+    run = freeze(config(tmp_path, *with_callback), [], []).run
+    leave_a_step(run)
+    run.complete_marker.write_text("step 9\n")
+    assert freezing.is_over(run, config(tmp_path, "train.total_steps=9")), "complete by its length"
+    run.complete_marker.write_text("step 4\nenough\n")
+    assert freezing.is_over(run, config(tmp_path, *with_callback))
+    without = reconfigured(run, ["train.on_step=null"])
+    assert not freezing.is_over(run, without)
+    freeze(without, [], [])
+    assert not run.is_complete()
+
+
 def leave_a_step(run: RunDir) -> None:
     run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
 
@@ -158,11 +173,12 @@ def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: 
 
 
 DEBUG = load_config("local/debug", ["lora.rank=16"])
+WITH_CALLBACK = load_config("local/debug", ["train.on_step=mine.py:stop"])
 
 
 @pytest.mark.parametrize("entry", CHANGEABLE)
 def test_every_entry_names_keys_that_exist_and_has_a_reason(entry: str) -> None:
-    keys = flat(DEBUG.model_dump(mode="json"))
+    keys = flat(DEBUG.model_dump(mode="json")) | flat(WITH_CALLBACK.model_dump(mode="json"))
     assert any(re.fullmatch(freezing._pattern(entry), key) for key in keys)
     assert CHANGEABLE[entry]
 

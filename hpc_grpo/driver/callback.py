@@ -1,0 +1,91 @@
+"""The user's function `train.on_step`: called after each step of the driver's loop, in a thread of the driver.
+
+The loop waits for the answer, at most `train.on_step.timeout_s`. A function that raises, is slower, or answers
+something else than None or a text is not called again in this attempt, and the run continues without the function.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from hpc_grpo.config.train import CallbackConfig
+from hpc_grpo.registry import CALLBACKS
+from hpc_grpo.system.readable import one_line
+from hpc_grpo.system.secret import without_secrets
+
+_LONGEST_TEXT = 300
+_OFF = "and is off until the run starts again"
+
+
+class StepCallback:
+    """Calls the function with the step, its metrics, and the metrics of all evals so far by step.
+
+    The evals of earlier attempts are part of this history: a resumed run decides as a run without a break.
+    """
+
+    def __init__(self, settings: CallbackConfig) -> None:
+        """Import the function. Raises ConfigError for one that does not exist, or does not take its args."""
+        self._settings = settings
+        self._function = CALLBACKS.with_args(settings.name, settings.args, 3)
+        self._evals: dict[int, dict[str, float]] = {}
+        self._trouble = ""
+        self.end_reason = ""
+
+    def resume(self, metrics: Mapping[int, Mapping[str, Any]], step: int) -> None:
+        """Take the evals up to `step` from the metrics of all steps."""
+        for number, values in metrics.items():
+            if number <= step:
+                self.note(number, values)
+
+    def note(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add the eval of a step, if its metrics have one."""
+        if found := {name: value for name, value in metrics.items() if name.startswith("eval/")}:
+            self._evals[step] = found
+
+    def ask(self, step: int, metrics: Mapping[str, float]) -> str:
+        """Return why the run is complete after `step`, or why the function is off; "" for neither."""
+        self.note(step, metrics)
+        if self._trouble:
+            return self._trouble
+        answer, trouble = self._answer(step, dict(metrics))
+        if trouble:
+            self._trouble = _shown(f"train.on_step.name = {self._settings.name} {trouble} after step {step}, {_OFF}.")
+            print(self._trouble, flush=True)
+            return self._trouble
+        self.end_reason = answer
+        if answer:
+            print(f"Stopping after step {step}: {answer}", flush=True)
+        return answer
+
+    def _answer(self, step: int, metrics: dict[str, float]) -> tuple[str, str]:
+        """Return the function's reason to end the run, and what is wrong with the function."""
+        evals = {number: dict(values) for number, values in self._evals.items()}
+        answers: list[Any] = []
+        errors: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                answers.append(self._function(step, metrics, evals))
+            except BaseException as error:  # noqa: BLE001 - `ask` says it; SystemExit too must not end the driver
+                errors.append(error)
+
+        # A daemon: the driver ends although a function hangs.
+        thread = threading.Thread(target=call, name="train.on_step", daemon=True)
+        thread.start()
+        thread.join(self._settings.timeout_s)
+        if errors:
+            place = traceback.extract_tb(errors[0].__traceback__)[-1]
+            return "", f"raised {type(errors[0]).__name__}: {errors[0]} ({place.filename}:{place.lineno})"
+        if not answers:
+            return "", f"gave no answer for {self._settings.timeout_s:g} s (train.on_step.timeout_s)"
+        answer = answers[0]
+        if answer is not None and not (isinstance(answer, str) and answer.strip()):
+            return "", f"returned {answer!r} instead of None, or a text that says why the run is complete,"
+        return _shown(answer) if answer else "", ""
+
+
+def _shown(text: str) -> str:
+    return one_line(without_secrets(text), _LONGEST_TEXT)
