@@ -192,6 +192,13 @@ class MetricsConfig(Section):
         ),
     )
     tensorboard: bool = Field(False, description="Write TensorBoard event files.")
+    completions: NonNegativeInt = Field(
+        0,
+        description=(
+            "Completions of each step in a table of W&B and TensorBoard, at most; of those that "
+            "rollout.logged_fraction keeps. 0: no text leaves the run directory."
+        ),
+    )
     names: Literal["ours", "areal", "areal-0.3"] = Field(
         "ours",
         description=("Naming scheme of the metrics in W&B, TensorBoard and the log. metrics.jsonl always has ours."),

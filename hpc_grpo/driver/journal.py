@@ -7,9 +7,10 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ray.exceptions import RayError
 
@@ -74,7 +75,7 @@ class Journal:
         }
         self._metrics = {**metrics, **times, **derived}
         self._recent.append(self._metrics)
-        self._write(step, self._metrics)
+        self._write(step, self._metrics, batch.lines)
         self.publish_state(step, "training")
 
     def publish_state(self, step: int, phase: Phase) -> None:
@@ -112,7 +113,7 @@ class Journal:
         self._state, self._published_at = state, time.monotonic()
         write_state(self._run_dir, state)
 
-    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _write(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Mapping[str, Any]] = ()) -> None:
         epoch, step_in_epoch = self._length.epoch_and_step(step)
         record = StepRecord(
             step=step,
@@ -123,6 +124,7 @@ class Journal:
             total_epochs=self._length.total_epochs,
             step_in_epoch=step_in_epoch,
             steps_per_epoch=self._length.steps_per_epoch,
+            rollouts=rollouts,
         )
         for sink in self._sinks:
             sink.write(record)

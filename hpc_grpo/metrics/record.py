@@ -17,7 +17,7 @@ class StepRecord:
     """The metrics of one training step and its place in the run.
 
     `step`, `epoch` and `step_in_epoch` count from 1; step 0 is the eval before the first step. `metrics` lacks a name
-    that has no value in this step. `time_s` is in unix seconds.
+    that has no value in this step. `rollouts` are the lines of rollouts/step_N.jsonl. `time_s` is in unix seconds.
     """
 
     step: int
@@ -28,6 +28,7 @@ class StepRecord:
     total_epochs: int = 1
     step_in_epoch: int = 1
     steps_per_epoch: int = 1
+    rollouts: Sequence[Mapping[str, Any]] = ()
     time_s: float = field(default_factory=time.time)
 
 

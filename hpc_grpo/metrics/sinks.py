@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import json
 import math
@@ -18,9 +19,11 @@ from urllib.parse import urlsplit
 from hpc_grpo.config import Config, MetricsConfig
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.metrics.console import ConsoleSink
-from hpc_grpo.metrics.record import REWARD, StepRecord
+from hpc_grpo.metrics.record import REWARD, StepRecord, played
 from hpc_grpo.run.files import drop_torn_line, when_there_is_space, write_atomic
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import printable
+from hpc_grpo.system.secret import without_secrets
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "areal": {
@@ -52,6 +55,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 master worker logs (docs of version 0.3, "Key Training Statistics").
 """
 
+COLUMNS = ("step", "prompt", "answer", "completion", "reward")
+"""Of the tables of completions."""
+
 _WANDB_ID = re.compile("[0-9a-f]{8}")
 _WANDB_INIT_TIMEOUT_S = 60.0
 
@@ -70,7 +76,7 @@ def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
     if (mode := wandb_mode(config.metrics)) is not None:
         others.append(WandbSink(config, run_dir, mode))
     if config.metrics.tensorboard:
-        others.append(TensorBoardSink(run_dir))
+        others.append(TensorBoardSink(run_dir, config.metrics.completions))
     if (names := config.metrics.names) != "ours":
         others = [RenamingSink(others, NAMES[names])]
     return [first, *others, ConsoleSink(config.run.name)]
@@ -118,17 +124,26 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """Writes event files below the run directory, one more per attempt; TensorBoard merges them."""
+    """Writes event files below the run directory, one more per attempt; TensorBoard merges them.
 
-    def __init__(self, run_dir: RunDir) -> None:
+    A step has a table of `num_completions` completions, at most.
+    """
+
+    def __init__(self, run_dir: RunDir, num_completions: int = 0) -> None:
         # Imported here, because torch and tensorboard are slow to load.
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(run_dir.tensorboard))
+        self._num_completions = num_completions
 
     def write(self, record: StepRecord) -> None:
         for name, value in record.metrics.items():
             self._writer.add_scalar(name, value, record.step, walltime=record.time_s)
+        if rows := completion_rows(record, self._num_completions):
+            # TensorBoard shows Markdown. Inside an HTML table, Markdown has no effect.
+            cells = [[html.escape(str(cell)).replace("\n", "<br>") for cell in row] for row in (COLUMNS, *rows)]
+            text = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+            self._writer.add_text("completions", f"<table>{text}</table>", record.step, walltime=record.time_s)
         self._writer.flush()
 
     def close(self) -> None:
@@ -179,6 +194,7 @@ class WandbSink:
         # Anything else is a bug of ours and propagates.
         self._failures: tuple[type[Exception], ...] = (wandb.Error, ConnectionError)
         self._run: Any = None
+        self._table, self._num_completions = wandb.Table, config.metrics.completions
         given: dict[str, Any] = {"project": "hpc-grpo", **config.metrics.wandb, "mode": mode}
         taken = inspect.signature(wandb.init).parameters
         if unknown := [key for key in given if key not in taken]:
@@ -208,7 +224,10 @@ class WandbSink:
         print(f"W&B run {self._run.id}: {where}", flush=True)
 
     def write(self, record: StepRecord) -> None:
-        values = {**record.metrics, "step": record.step, "epoch": record.epoch, "attempt": record.attempt}
+        values: dict[str, Any] = {**record.metrics, "step": record.step, "epoch": record.epoch}
+        values["attempt"] = record.attempt
+        if rows := completion_rows(record, self._num_completions):
+            values["completions"] = self._table(columns=list(COLUMNS), data=rows)
         self._try(lambda run: run.log(values))
 
     def close(self) -> None:
@@ -225,6 +244,28 @@ class WandbSink:
         """Print the error once, then stop. Training continues, and metrics.jsonl has everything."""
         self._run = None
         print(f"W&B failed and is off for the rest of this attempt (metrics.jsonl goes on): {error}", flush=True)
+
+
+def completion_rows(record: StepRecord, most: int) -> list[list[Any]]:
+    """Return the first `most` rollouts of a step as rows of a table, under COLUMNS.
+
+    Texts have no secrets, and no characters that change how other text looks. An episode is shown by its turns.
+    """
+
+    def shown(value: Any) -> str:
+        text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
+        return printable(without_secrets(text), None)
+
+    return [
+        [
+            record.step,
+            shown(line["prompt"]),
+            shown(line["answer"]),
+            shown(played(line["turns"]) if line.get("turns") else line["completion"]),
+            float(line["reward"]),
+        ]
+        for line in record.rollouts[:most]
+    ]
 
 
 def shared_config(config: Config) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import MagicMock
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +16,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import (
+    COLUMNS,
     NAMES,
     JsonlSink,
     RenamingSink,
@@ -244,6 +246,77 @@ def test_tensorboard_events_can_be_read_back(config: Config, run_dir: RunDir, re
     events.Reload()
     [point] = events.Scalars("reward/mean")
     assert (point.step, point.value, point.wall_time) == (6, 0.53125, 1000.0)
+
+
+def rollout(number: int, **changes: Any) -> dict[str, Any]:
+    return {"prompt": f"{number}+1?", "answer": str(number + 1), "completion": "2", "reward": 1.0, **changes}
+
+
+HOSTILE = (
+    "<script>alert(1)</script> ![pixel](http://evil.test/x.png) [link](javascript:x) | **bold**\n\n"
+    "    code\n</td></table>\x1b[2J\u202e\ud800 &amp; <img src=http://evil.test/y.png>"
+)
+SECRET = "hf_abcdefghijklmnopqrstuvwxyz012345"
+WITH_ROLLOUTS = StepRecord(
+    3,
+    9,
+    {"reward/mean": 0.5},
+    rollouts=[
+        rollout(1, completion=HOSTILE, answer=None),
+        rollout(2, prompt=f"my token is {SECRET}", answer=["3", 3.0]),
+        rollout(3, turns=[{"text": "5", "reward": 0.0}, {"observation": "No.", "text": "7", "reward": 1.0}]),
+        rollout(4),
+    ],
+)
+
+
+def test_tensorboard_shows_completions_as_a_table_whose_texts_stay_text(config: Config, run_dir: RunDir) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    sinks = make_sinks(metrics_of(config, tensorboard=True, completions=3), run_dir)
+    [sink] = [sink for sink in sinks if isinstance(sink, TensorBoardSink)]
+    sink.write(WITH_ROLLOUTS)
+    sink.close()
+    events = EventAccumulator(str(run_dir.tensorboard))
+    events.Reload()
+    [event] = events.Tensors("completions/text_summary")
+    page = markdown_to_safe_html(event.tensor_proto.string_val[0].decode())
+    rows = ElementTree.fromstring(page.replace("<br>", "\n"))
+    shown = [["".join(cell.itertext()) for cell in row] for row in rows.iter("tr")]
+    assert {element.tag for element in rows.iter()} == {"table", "tbody", "tr", "td"}
+    assert (event.step, len(shown)) == (3, 4)
+    assert shown[0] == list(COLUMNS)
+    assert shown[1][3] == HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e").replace("\ud800", "\\ud800")
+    assert shown[2][1:3] == ["my token is ********", '["3", 3.0]']
+    assert shown[3][3] == "[turn 1, reward 0] 5\n[environment] No.\n[turn 2, reward 1] 7"
+
+
+def test_wandb_offline_keeps_a_table_of_completions(
+    config: Config, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    _, sink, _ = make_sinks(metrics_of(config, completions=3), run_dir)
+    sink.write(WITH_ROLLOUTS)
+    sink.write(StepRecord(4, 9, {"reward/mean": 0.5}))
+    sink.close()
+    [file] = (run_dir.path / "wandb").glob("offline-run-*/files/media/table/completions_*.table.json")
+    table = json.loads(file.read_text())
+    assert table["columns"] == list(COLUMNS)
+    assert [row[0] for row in table["data"]] == [3, 3, 3]
+    assert "<script>alert(1)</script> ![pixel](http://evil.test/x.png)" in table["data"][0][3]
+    assert table["data"][1] == [3, "my token is ********", '["3", 3.0]', "2", 1.0]
+    assert SECRET not in "".join(path.read_text("latin-1") for path in run_dir.path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("changes", [{}, {"completions": 0}])
+def test_no_text_of_a_rollout_leaves_the_run_directory_unasked(
+    config: Config, run_dir: RunDir, changes: dict[str, int]
+) -> None:
+    start = MagicMock()
+    WandbSink(metrics_of(config, **changes), run_dir, "offline", start).write(WITH_ROLLOUTS)
+    [call] = start.return_value.log.call_args_list
+    assert call.args[0] == {"reward/mean": 0.5, "step": 3, "epoch": 1, "attempt": 1}
 
 
 def test_wandb_gets_nothing_of_launch_but_the_number_of_nodes() -> None:
