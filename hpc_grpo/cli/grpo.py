@@ -5,8 +5,6 @@ The file `train_grpo.py` beside the package calls it. Defaults of options are th
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import click
 
+from hpc_grpo.cli.hub import copy_export
 from hpc_grpo.cli.options import OVERRIDES, echo
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.cli.train import run_until_over
@@ -138,21 +137,8 @@ def config_values(given: GrpoOptions, output: Path, num_gpus: int) -> dict[str, 
 
 
 def hand_over(run: Any, output: Path) -> None:
-    """Put the files of the run's final export into `output`, config.json last: with it the model is whole.
-
-    By hard links where the file system has them. Raises ConfigError for a run without an export.
-    """
+    """Put the files of the run's final export into `output`. Raises ConfigError for a run without an export."""
     export = run.latest_export()
     if export is None:
         raise ConfigError(f"{run.path} is complete, but has no export. `hpc-grpo model export {run.path}` writes one.")
-    for file in sorted(export.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
-        if not file.is_file():
-            continue
-        staged = output / f".{file.name}.new"
-        staged.unlink(missing_ok=True)
-        try:
-            os.link(file, staged)
-        except OSError:  # another file system, or one without hard links
-            shutil.copyfile(file, staged)
-        staged.replace(output / file.name)
-        staged.unlink(missing_ok=True)  # a rename between two links of one file leaves both
+    copy_export(export, output)

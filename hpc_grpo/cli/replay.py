@@ -13,16 +13,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_grpo.cli.hub import HubRepository, copy_export
 from hpc_grpo.cli.options import OVERRIDES, RUN, echo, find_run
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.metrics.reductions import merge
+from hpc_grpo.report.card import model_card
 from hpc_grpo.run.checkpoint import Checkpoint, valid_checkpoints
+from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import read_metrics, read_state
@@ -62,17 +65,61 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
 @OVERRIDES
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Default: the newest checkpoint.")
 @click.option("--merged", is_flag=True, help="Of a run with lora: the whole model, the adapter merged into it.")
-def export(run_name: str, overrides: tuple[str, ...], step: int | None, merged: bool) -> None:
+@click.option(
+    "--out",
+    "output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Put the model and its card into this new folder, too.",
+)
+@click.option(
+    "--push-to-hub", "repository", metavar="ORG/NAME", help="Upload the model and its card; private at first."
+)
+@click.option("--public", "is_public", is_flag=True, help="A new repository of --push-to-hub is public.")
+def export(
+    run_name: str, overrides: tuple[str, ...], step: int | None, merged: bool, output: Path | None, **hub: Any
+) -> None:
     """Write a checkpoint's model in Hugging Face format into the run's folder of exports.
 
-    Of a run with lora that is the adapter, in PEFT's format.
+    Of a run with lora that is the adapter, in PEFT's format. --out and --push-to-hub hand the model over with a card
+    made of the run: base model, data, rewards, evals, the command to train it again. They take an export that is there.
+    The hub's token comes from HF_TOKEN or `hf auth login`.
 
     KEY=VALUE says what differs on this machine, such as model.device=cpu.
     """
-    run, _, config = _prepared(run_name, overrides)
-    with redirect_stdout(sys.stderr):
-        folder = export_checkpoint(run, step, config, merged=merged)
-    echo(folder)
+    run, repository = find_run(run_name), None
+    if output is not None and output.exists() and any(output.iterdir()):
+        raise ConfigError(f"--out = {output}: the folder must be new or empty. Name another one.")
+    if hub["is_public"] and hub["repository"] is None:
+        raise ConfigError("--public is about --push-to-hub ORG/NAME. Give both, or leave --public out.")
+    if hub["repository"] is not None:
+        repository = HubRepository(hub["repository"], is_public=hub["is_public"])
+    hands_over = output is not None or repository is not None
+    folder = _export_there(run, step, merged=merged) if hands_over else None
+    if folder is None:
+        output = output and output.absolute()
+        _, _, config = _prepared(run_name, overrides)
+        with redirect_stdout(sys.stderr):
+            folder = export_checkpoint(run, step, config, merged=merged)
+    number = int(folder.name.removeprefix("step_"))
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        copy_export(folder, output)
+        for name, text in model_card(run, folder, number, output.name).items():
+            write_atomic(output / name, text)
+    if repository is not None:
+        card = model_card(run, folder, number, hub["repository"].partition("/")[2])
+        echo(repository.upload(folder, card, f"Step {number} of {run.path.name}"))
+    else:
+        echo(folder if output is None else output)
+
+
+def _export_there(run: RunDir, step: int | None, *, merged: bool) -> Path | None:
+    """Return the export of a step, by default of the newest of all checkpoints and exports; None if it must be made."""
+    exports = step_dirs(run.exports)
+    steps = [*exports, *(each.step for each in valid_checkpoints(run, check_hashes=False))]
+    folder = exports.get(max(steps, default=0) if step is None else step)
+    has_adapter = folder is not None and (folder / "adapter_config.json").is_file()
+    return None if merged and has_adapter else folder
 
 
 def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, Config]:

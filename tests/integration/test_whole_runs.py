@@ -13,9 +13,11 @@ from hpc_grpo.learner.record import read_batches
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
-from hpc_grpo.run.progress import read_metrics, read_state
+from hpc_grpo.run.progress import read_state
 from tests.integration.mismatch import TOLERANCE
 from tests.integration.training_runs import complete_in_cluster, metrics_of, tiny_config
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 pytestmark = pytest.mark.integration
 
@@ -75,42 +77,35 @@ def test_two_learners_share_each_row(workspace: Path, cluster: dict[str, str]) -
     assert all(each.sequences for each in minibatches)
 
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.mark.parametrize(
-    ("name", "function", "last_step", "says"),
-    [
-        (
-            "early",
-            {"name": f"{EXAMPLES}/early_stopping.py:no_gain", "args": {"patience": 2}},
-            2,
-            "eval/pass@1 has not risen above 0.000 in 2 evals.",
-        ),
-        (
-            "hanging",
-            {"timeout_s": 1},
-            4,
-            "train.on_step.name = {workspace}/hanging.py:sleep gave no answer for 1 s (train.on_step.timeout_s) after "
-            "step 1, and is off until the run starts again.",
-        ),
-    ],
-)
-def test_a_callback_ends_a_run_as_complete_and_one_that_hangs_loses_nothing(
-    workspace: Path, cluster: dict[str, str], name: str, function: dict[str, Any], last_step: int, says: str
-) -> None:
-    if name == "hanging":
-        file = workspace / "hanging.py"
-        file.write_text("import time\n\ndef sleep(step, metrics, evals):\n    time.sleep(10_000)\n")
-        function = {**function, "name": f"{file}:sleep"}
-    sections = {"train": {"total_steps": 4, "lr": 1e-9, "on_step": function}, "eval": {"every": 1, "solved_at": 2.0}}
-    run = complete_in_cluster(cluster, tiny_config(workspace, name, **sections))
-    says = says.format(workspace=workspace)
-    assert list(metrics_of(run)) == list(range(1, last_step + 1))
-    assert "eval/pass@1" in read_metrics(run.metrics)[last_step]
-    assert run.export(last_step).is_dir()
-    assert next(valid_checkpoints(run)).step == last_step
+def test_a_callback_ends_a_run_as_complete(workspace: Path, cluster: dict[str, str]) -> None:
+    callback = {"name": f"{EXAMPLES}/early_stopping.py:no_gain", "args": {"patience": 2}}
+    sections = {"train": {"total_steps": 4, "on_step": callback}, "eval": {"every": 1, "solved_at": 2.0}}
+    run = complete_in_cluster(cluster, tiny_config(workspace, "early", **sections))
+    says = "eval/pass@1 has not risen above 0.000 in 2 evals."
+    assert list(metrics_of(run)) == [1, 2]
+    assert run.export(2).is_dir()
+    assert next(valid_checkpoints(run)).step == 2
+    assert run.complete_marker.read_text() == f"step 2\n{says}\n"
     state = read_state(run)
     assert state is not None
-    assert (state.phase, state.step, state.on_step) == ("complete", last_step, says)
-    assert run.complete_marker.read_text() == f"step {last_step}\n" + (f"{says}\n" if name == "early" else "")
+    assert (state.phase, state.step, state.total_steps, state.on_step) == ("complete", 2, 4, says)
+
+
+def test_a_callback_that_hangs_is_off_and_the_run_completes(workspace: Path, cluster: dict[str, str]) -> None:
+    file = workspace / "hanging.py"
+    file.write_text("import time\n\ndef sleep(step, metrics, evals):\n    time.sleep(10_000)\n")
+    sections = {
+        "task": {"name": "sft", "batch_size": 16},
+        "data": {"train": {"path": str(workspace / "sft.jsonl")}, "eval": None},
+        "train": {"total_steps": 3, "on_step": {"name": f"{file}:sleep", "timeout_s": 1}},
+        "eval": {"every": None},
+    }
+    run = complete_in_cluster(cluster, tiny_config(workspace, "hanging", **sections))
+    assert list(metrics_of(run)) == [1, 2, 3]
+    assert run.complete_marker.read_text() == "step 3\n"
+    state = read_state(run)
+    assert state is not None
+    assert state.on_step == (
+        f"train.on_step.name = {file}:sleep gave no answer for 1 s (train.on_step.timeout_s) after step 1, and is off "
+        "until the run starts again."
+    )

@@ -1,0 +1,102 @@
+"""Hand an exported model over: into a folder, or to the Hugging Face hub by its own client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.system.hugging_face import OFFLINE_VARIABLES, is_offline
+from hpc_grpo.system.readable import one_line
+from hpc_grpo.system.secret import without_secrets
+
+_LONGEST_ERROR = 400
+_REFUSED = (401, 403)
+
+
+def copy_export(export: Path, output: Path) -> None:
+    """Put the files of an export into a folder, config.json last: with it the model is whole.
+
+    By hard links where the file system has them.
+    """
+    for file in sorted(export.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
+        if not file.is_file():
+            continue
+        staged = output / f".{file.name}.new"
+        staged.unlink(missing_ok=True)
+        try:
+            os.link(file, staged)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(file, staged)
+        staged.replace(output / file.name)
+        staged.unlink(missing_ok=True)  # a rename between two links of one file leaves both
+
+
+class HubRepository:
+    """A model's repository on the hub of $HF_ENDPOINT. The token is that of $HF_TOKEN or of `hf auth login`."""
+
+    def __init__(self, name: str, *, is_public: bool) -> None:
+        """Make the repository if it is not there. Raises ConfigError for a wrong name, and without a token that may
+        write; HpcGrpoError if the hub does not answer.
+        """
+        if is_offline(os.environ):
+            named = ", ".join(variable for variable in OFFLINE_VARIABLES if os.environ.get(variable))
+            raise ConfigError(f"--push-to-hub = {name}: {named} keeps this process from the hub. Unset the variable.")
+        try:
+            from huggingface_hub import HfApi, get_token
+            from huggingface_hub.errors import HFValidationError
+            from huggingface_hub.utils._validators import validate_repo_id
+        except ImportError as error:
+            raise ConfigError("--push-to-hub needs huggingface_hub: pip install huggingface_hub") from error
+        self._name, self._api = name, HfApi()
+        try:
+            validate_repo_id(name)
+        except HFValidationError as error:
+            raise ConfigError(f"--push-to-hub = {name}: {_in_a_line(error)} Give ORG/NAME.") from error
+        if name.count("/") != 1:
+            raise ConfigError(f"--push-to-hub = {name}: must be ORG/NAME, such as my-group/my-model.")
+        if get_token() is None:
+            raise ConfigError(
+                f"--push-to-hub = {name}: there is no token. `hf auth login`, or export HF_TOKEN; the token must be "
+                f"allowed to write."
+            )
+        try:
+            self._api.create_repo(name, private=not is_public, exist_ok=True)
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def upload(self, export: Path, texts: Mapping[str, str], message: str) -> str:
+        """Upload the files of an export and texts by name, in one commit; return the address of the repository.
+
+        The hub keeps what it has: an upload that was cut off begins with the files that are missing. Raises as the
+        constructor.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        files = {path.name: path for path in sorted(export.iterdir()) if path.is_file()}
+        every: dict[str, Path | bytes] = {**files, **{name: text.encode() for name, text in texts.items()}}
+        try:
+            operations = [CommitOperationAdd(name, content) for name, content in every.items()]
+            self._api.create_commit(self._name, operations, commit_message=message)
+        except Exception as error:
+            raise self._explained(error) from error
+        return f"{self._api.endpoint}/{self._name}"
+
+    def _explained(self, error: Exception) -> HpcGrpoError:
+        """Return what the user can do about an error of the client, which raises whatever its libraries do."""
+        said = f"{type(error).__name__}: {_in_a_line(error)}"
+        if getattr(getattr(error, "response", None), "status_code", None) in _REFUSED:
+            return ConfigError(
+                f"--push-to-hub = {self._name}: {self._api.endpoint} refuses the token ({said}) Give one that may "
+                f"write there: `hf auth login`, or export HF_TOKEN."
+            )
+        return HpcGrpoError(
+            f"--push-to-hub = {self._name}: {self._api.endpoint} did not take the model ({said}) The export stays on "
+            f"this disk. The same command tries again."
+        )
+
+
+def _in_a_line(error: Exception) -> str:
+    return one_line(without_secrets(str(error)).rstrip(". \n"), _LONGEST_ERROR) + "."
