@@ -221,6 +221,8 @@ class GroupGrades:
     """The prompt that an environment made, where the decoded completions were asked for."""
     shown_turns: tuple[tuple[tuple[str, str], ...], ...] = ()
     """What the model was told since its last turn ("" in the first) and what it wrote, for each turn; as above."""
+    thumbnails: tuple[str, ...] = ()
+    """JPEGs in base64 of the prompt's images, if the decoded completions were asked for."""
     num_prompt_tokens: int = 0
     num_observed_tokens: tuple[int, ...] = ()
     """Tokens that an environment added after the first prompt."""

@@ -97,7 +97,7 @@ class Encoder:
         """Return the rows of a batch whose first item has the number `first`."""
         numbered = list(enumerate(items, start=first))
         for number, item in numbered:
-            check_item(self._source, item, number)
+            check_item(self._source, item, number, self._config.data.images)
         if self._processor is not None:
             return [self._row_with_images(item, number) for number, item in numbered]
         texts = [self._template.render(item, number) for number, item in numbered]
@@ -117,11 +117,6 @@ class Encoder:
     def _row_with_images(self, item: Item, number: int) -> Row:
         """Return the row of an item; in its fields digests stand for the images."""
         source, column, where = self._source, str(self._config.data.images), f"Item {number} of {self._source.path}"
-        if column not in item:
-            raise ConfigError(
-                f"{where}: there is no field {column!r} (data.images). Fields: {', '.join(item)}. Set data.images to "
-                f"the column with the images."
-            )
         path = Path(source.path)
         folder = path if path.is_dir() else path.parent if path.is_file() else Path()
         try:
@@ -183,8 +178,11 @@ def _as_json_value(value: Any) -> Any:
     raise TypeError(f"a value is {kind}")
 
 
-def check_item(source: SourceConfig, item: Item, number: int) -> None:
-    """Raise ConfigError if item `number` lacks a column that the config names, or a usable prompt or answer."""
+def check_item(source: SourceConfig, item: Item, number: int, images: str | None = None) -> None:
+    """Raise ConfigError if item `number` lacks a column that the config names, or a usable prompt or answer.
+
+    `images` is `data.images`, the name of a column.
+    """
     where = f"Item {number} of {source.path} (counted from 0)"
 
     def column(key: str, hint: str = "") -> Any:
@@ -197,6 +195,11 @@ def check_item(source: SourceConfig, item: Item, number: int) -> None:
                 f"Fields: {', '.join(item) or 'none'}. Set {key} to one of them{hint}."
             ) from None
 
+    if images is not None and images not in item:
+        raise ConfigError(
+            f"{where}: there is no field {images!r} (data.images). Fields: {', '.join(item)}. Set data.images to "
+            f"the column with the images."
+        )
     key = "prompt_field" if source.messages_field is None else "messages_field"
     prompt = None if getattr(source, key) is None else column(key)
     if source.answer_field is not None:

@@ -24,6 +24,7 @@ MAX_IMAGES = 16
 MAX_IMAGE_PIXELS = 1 << 26
 """Pixels of an image file: a larger one takes a quarter of a GiB of each process that opens it."""
 
+_THUMBNAIL_SIDE = 160
 _DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,")
 _SHOWN = 100
 
@@ -48,6 +49,14 @@ def images_of(value: Any, folder: Path, max_pixels: int | None = None) -> tuple[
 def open_image(content: bytes) -> Image:
     """Open an image as RGB, turned as its file says."""
     return _turned(content).convert("RGB")
+
+
+def thumbnail(content: bytes) -> str:
+    """Return a small copy of an image, a JPEG in base64: what rollouts keep of the image for reports."""
+    image, file = open_image(content), io.BytesIO()
+    image.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+    image.save(file, "JPEG")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def image_size(content: bytes) -> tuple[int, int]:

@@ -12,8 +12,9 @@ from typing import Any
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import names_function
-from hpc_grpo.system.hugging_face import refuse_missing_folder
+from hpc_grpo.system.hugging_face import find_model, refuse_missing_folder
 
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
 
@@ -54,13 +55,18 @@ def load_processor(config: Config) -> Any:
     """Load the model's processor of images and text. Raises ConfigError when there is none."""
     from transformers import AutoProcessor
 
-    processor = _load(AutoProcessor, "processor", "model.path", config.model.path)
-    if not hasattr(processor, "image_processor"):
+    refuse_missing_processor(config, find_model(config.model.path, os.environ))
+    return _load(AutoProcessor, "processor", "model.path", config.model.path)
+
+
+def refuse_missing_processor(config: Config, folder: Path) -> None:
+    """Raise ConfigError if a run has images, and its model's folder has no processor of images."""
+    if config.data.images is not None and not any((folder / name).is_file() for name in _PROCESSOR_FILES):
         raise ConfigError(
-            f"data.images = {config.data.images}: model.path = {config.model.path!r} has no processor of images, only "
-            f"{type(processor).__name__}. Take a model of images and text, or set data.images to null."
+            f"data.images = {config.data.images}: model.path = {config.model.path} has no processor of images: "
+            f"{folder} has neither {' nor '.join(_PROCESSOR_FILES)}. Copy this file of the model that it was made from "
+            f"into it."
         )
-    return processor
 
 
 def _load_tokenizer(key: str, path: str) -> Any:

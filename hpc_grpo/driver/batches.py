@@ -244,5 +244,6 @@ def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterat
             "policy_version": grades.min_policy_versions[index],
             **({"turn_rewards": grades.turn_rewards[index]} if grades.turn_rewards else {}),
             **({"turns": turns[index]} if turns else {}),
+            **({"images": grades.thumbnails} if grades.thumbnails and not index else {}),
             **({"failure": grades.failures[index]} if any(grades.failures) else {}),
         }

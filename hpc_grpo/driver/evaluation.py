@@ -99,6 +99,7 @@ class EvalSets:
                 # Not `valid`: a completion masked by rollout.mask_truncated was graded too.
                 is_graded=all(group.grades.is_scored),
                 turns=lines_of_turns(group.grades),
+                thumbnails=group.grades.thumbnails,
             )
             for group in graded
         ]
@@ -230,6 +231,7 @@ def _write_completions(path: Path, groups: Sequence[EvalGroup]) -> None:
             "reward": group.rewards[index] if group.is_graded else None,
             "solved": group.solved[index] if group.is_graded else None,
             **({"turns": group.turns[index]} if group.turns else {}),
+            **({"images": group.thumbnails} if group.thumbnails and not index else {}),
         }
         for ordinal, group in enumerate(groups)
         for index, completion in enumerate(group.completions)

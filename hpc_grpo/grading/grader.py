@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hpc_grpo.config import Config
+from hpc_grpo.data.images import thumbnail
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.grading.pool import RewardPool, labelled
 from hpc_grpo.metrics.rollouts import measure
@@ -94,6 +95,7 @@ class Grader:
         prompt_ids: list[int] = next(
             (episode.turns[0].context_ids.tolist() for episode in episodes if episode.turns), []
         )
+        thumbnails = await asyncio.to_thread(lambda: tuple(map(thumbnail, images))) if with_texts else ()
         is_shown = with_texts and prompt.environment is not None
         return GroupGrades(
             ordinal=samples.ordinal,
@@ -112,6 +114,7 @@ class Grader:
             turn_rewards=turn_rewards,
             shown_prompt=self._decode(prompt_ids, hides=False) if is_shown else "",
             shown_turns=tuple(tuple(self._shown(episode)) for episode in episodes) if is_shown else (),
+            thumbnails=thumbnails,
             num_prompt_tokens=len(prompt_ids),
             num_observed_tokens=tuple(sum(len(turn.context_ids) for turn in episode.turns[1:]) for episode in episodes),
             num_sequences=tuple(episode.num_sequences for episode in episodes),

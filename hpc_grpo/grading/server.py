@@ -7,11 +7,12 @@ MAGIC, both sides prove the token (system/proof.py), and requests follow on that
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_grpo.errors import RewardError
 from hpc_grpo.grading.pool import RewardPool
@@ -28,6 +29,13 @@ class RewardServer(ProvedServer):
     def __init__(self, address: tuple[str, int], pool: RewardPool, token: str) -> None:
         super().__init__(address, _Handler)
         self.pool, self.token = pool, token.encode()
+
+
+class _Group(NamedTuple):
+    prompt: str
+    completions: list[str]
+    fields: dict[str, Any]
+    images: tuple[bytes, ...]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -70,7 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(400, {"error": f"{type(error).__name__}: {error}"})
             return
         try:
-            outcomes = [pending.result() for pending in [self.server.pool.submit(*group) for group in groups]]
+            submit = self.server.pool.submit
+            waiting = [submit(own.prompt, own.completions, own.fields, images=own.images) for own in groups]
+            outcomes = [pending.result() for pending in waiting]
             failed = [outcome for outcome in outcomes if outcome.errors]
             errors = [error for outcome in failed for error in outcome.errors]
             status = 503 if all(outcome.timed_out for outcome in failed) else 422
@@ -101,18 +111,19 @@ class _Handler(BaseHTTPRequestHandler):
         """Write no line for each request."""
 
 
-def _groups(body: Any) -> list[tuple[str, list[str], dict[str, Any]]]:
+def _groups(body: Any) -> list[_Group]:
     """Split a request into runs of one prompt and one item, for the pool. Raises ValueError and similar errors."""
     prompts, completions, fields = body["prompts"], body["completions"], body.get("fields", {})
     if not all(isinstance(text, str) for text in [*prompts, *completions]) or len(prompts) != len(completions):
         raise ValueError("prompts and completions are lists of texts of one length")
     if any(len(values) != len(completions) for values in fields.values()):
         raise ValueError("each of fields is a list with one value per completion")
-    groups: list[tuple[str, list[str], dict[str, Any]]] = []
+    images = tuple(base64.b64decode(image, validate=True) for image in body.get("images", ()))
+    groups: list[_Group] = []
     for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         item = {name: values[index] for name, values in fields.items()}
-        if groups and groups[-1][0] == prompt and groups[-1][2] == item:
-            groups[-1][1].append(completion)
+        if groups and groups[-1].prompt == prompt and groups[-1].fields == item:
+            groups[-1].completions.append(completion)
         else:
-            groups.append((prompt, [completion], item))
+            groups.append(_Group(prompt, [completion], item, images))
     return groups

@@ -41,6 +41,7 @@ class EvalGroup:
     is_graded: bool = True
     turns: Sequence[Sequence[Mapping[str, Any]]] = ()
     """Those of each episode, as files of rollouts have them; () without an environment."""
+    thumbnails: tuple[str, ...] = ()
 
 
 EvalMetric = Callable[[Sequence[EvalGroup]], Mapping[str, float]]

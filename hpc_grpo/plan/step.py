@@ -72,7 +72,7 @@ def _num_microbatches(config: Config, num_learners: int) -> int:
 
 
 def num_steps(plan: Plan) -> int | None:
-    """Return the run's length in steps. None if it depends on data that is no readable local file.
+    """Return the run's length in steps. None if it depends on images, or on data that is no readable local file.
 
     Includes prompts that data.drop_long_prompts drops, because nothing is tokenized here.
     """
@@ -84,6 +84,8 @@ def num_steps(plan: Plan) -> int | None:
     try:
         if not all(Path(source.path).is_file() for source in (*sources, *known)):
             return None
+        if config.data.images is not None and (config.data.held_out is not None or config.data.deduplicate):
+            return None  # held-out items and duplicates are told apart by their images too
         sizes = _trained_sizes(config, sources, known)
         return train_length(config, sum(places_per_epoch(sources, sizes))).total_steps
     except ConfigError:

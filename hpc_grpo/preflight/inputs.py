@@ -23,7 +23,7 @@ from hpc_grpo.config.resources import check_fits, node_demand
 from hpc_grpo.data.encoder import as_json, check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
-from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary
+from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refuse_missing_processor
 from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
@@ -288,6 +288,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         if key != "model.path":
             continue
         refuse_images(settings, path, config.data.images)
+        refuse_missing_processor(config, folder)
         refuse_scaled_logits(settings, f"model.path = {path}")
         if config.needs.rollouts or config.lora is not None:
             refuse_experts(settings, path, has_adapter=config.lora is not None)
@@ -324,7 +325,7 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
         source = source_of(config, item).model_copy(update={"path": str(place)})
         number = -1
         for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
-            check_item(source, row, number)
+            check_item(source, row, number, config.data.images)
             if config.needs.labels:
                 completion_text(source, row, number)
         if number < 0:

@@ -318,6 +318,7 @@ function showDetail(prompt, of) {
   if (!prompt) return byId("detail").replaceChildren(make("p", { class: "soft" }, "No prompt matches."));
   const sorted = (answers) => [...answers].sort((one, other) => (other.reward ?? 0) - (one.reward ?? 0));
   byId("detail").replaceChildren(make("h3", {}, prompt.asked || "(empty prompt)"),
+    ...prompt.images.map((image, index) => make("img", { src: `data:image/jpeg;base64,${image}`, alt: `Image ${index + 1} of the prompt` })),
     make("details", {}, make("summary", {}, `answer ${prompt.answer ?? "not on record"} · ${prompt.source} · the prompt as the model saw it`), make("pre", {}, prompt.prompt)),
     make("div", { class: of ? "columns" : "columns wide" }, of
       ? prompt.evals.map((answers, index) => make("div", {}, make("h4", {}, `step ${of.steps[index]} `, marks(answers)), answers.map(completion)))

@@ -46,6 +46,7 @@ def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> li
         own = list(lines)
         groups.append({**_prompt(own[0]), "answers": [_answer(line, _solved(line, judged_by)) for line in own]})
         read += sum(len(answer["text"]) for answer in groups[-1]["answers"]) + 300 * len(own)
+        read += sum(map(len, groups[-1]["images"]))
         if read > most_bytes:
             break
     return groups
@@ -101,6 +102,7 @@ def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:
         "source": str(line.get("source", "")),
         "asked": _cut(asked(text)),
         "prompt": _cut(text),
+        "images": [str(image) for image in line.get("images", ())],
         "answer": None if answer is None else _cut(str(answer)),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +13,11 @@ from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.run.files import write_atomic, write_json_atomic
 from hpc_grpo.run.paths import RunDir
 from tests.support.run_builder import RunBuilder
+from tests.support.tiny_vision import colour_image
 
 HOSTILE = "</script></pre><img src=x onerror=alert(1)><svg onload=alert(2)> {{ 7*7 }} \x1b[2J \u202egnp.exe"
 EPISODE = "[8]<|im_end|>\n<|im_start|>user\nLower.<|im_end|>\n<|im_start|>assistant\n[6]<|im_end|>"
+DOT = base64.b64encode(colour_image("red", (20, 10), "JPEG")).decode()
 CONFIG = """
 task: {name: grpo}
 model: {path: models/tiny}
@@ -70,7 +73,11 @@ def finished_run(path: Path, lr: str = "1.0e-6") -> RunBuilder:
         write_lines(built.run.eval_rollouts(step), *lines)
     wrong = {"reward": 0.0, "rewards": {"math": 0.0}, "completion": "It is 3."}
     write_lines(
-        built.run.rollouts(12), rollout(3), rollout(3, 1, **wrong), rollout(4), rollout(4, 1, completion=HOSTILE)
+        built.run.rollouts(12),
+        rollout(3),
+        rollout(3, 1, **wrong),
+        rollout(4, images=[DOT]),
+        rollout(4, 1, completion=HOSTILE),
     )
     turns = [{"observation": "", "text": "[8]", "reward": 0.0}, {"observation": "Lower.", "text": "[6]", "reward": 1.0}]
     episode = {"completion": EPISODE, "turns": turns, "rewards": {"environment": 1.0}}

@@ -203,18 +203,20 @@ async def remote(group: Group, settings: RemoteSettings) -> list[float]:
     group without an answer by then is masked, and never scored 0.
     """
     count = len(group.completions)
-    prompts = [group.prompt] * count
+    prompts, files = [group.prompt] * count, [base64.b64encode(image).decode() for image in group.images]
     if settings.protocol == "hpc_grpo":
         path = settings.path or "/score"
         fields = {name: [value] * count for name, value in group.fields.items()}
         body: dict[str, Any] = {"prompts": prompts, "completions": group.completions, "fields": fields}
+        if group.images:
+            body["images"] = files
     else:
         path = settings.path or "/get_reward"
         label = group.column(settings.label_field, "Set rewards.N.args.label_field.")
         queries = [group.prompt + completion for completion in group.completions]
         body = {"query": queries, "prompts": prompts, "labels": [label] * count}
-    if group.images:
-        body["images"] = [[base64.b64encode(image).decode() for image in group.images]] * count
+        if group.images:
+            body["images"] = [files] * count
     [answer] = await ask_all(settings.endpoint, path, [body], group.timeout_s)
     scores = answer.get("scores", answer.get("rewards")) if isinstance(answer, dict) else answer
     if not isinstance(scores, list):

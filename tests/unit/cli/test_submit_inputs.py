@@ -235,6 +235,28 @@ def test_what_does_not_go_with_a_models_experts_is_refused_before_it_queues(
 
 
 @pytest.mark.parametrize(
+    ("row", "file", "says"),
+    [
+        ({"question": "?", "answer": "2"}, "processor_config.json", "no field 'image' (data.images). Fields: question"),
+        ({"question": "?", "answer": "2", "image": "1.png"}, "tokenizer.json", "has no processor of images: "),
+        ({"question": "?", "answer": "2", "image": "1.png"}, "preprocessor_config.json", None),
+    ],
+    ids=["no column", "no processor", "both"],
+)
+def test_a_run_on_images_without_images_or_processor_is_refused_before_it_queues(
+    row: dict[str, str], file: str, says: str | None, queue: FakeQueue, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl", "vision_config": {}}))
+    (tmp_path / "model" / file).write_text("{}")
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    words = ("model.path=./model", "data.train.path=rows.jsonl", "data.images=image", "data.template=chat")
+    found = submit(*words, "rewards=[{name: correctness}]")
+    assert says is None or says in found.stderr
+    assert (found.exit_code, len(queue.requests)) == ((0, 1) if says is None else (EXIT_CONFIG, 0))
+
+
+@pytest.mark.parametrize(
     "words",
     [["task=distill", "task.teacher=./teacher", "rewards=[]"], ["loss.kl.coef=0.1", "loss.kl.reference=./teacher"]],
     ids=["teacher", "reference"],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,12 @@ class Evaluated(NamedTuple):
 
 
 ONE_OF_THREE, ALL = grades(0, 1.0, 0.0, 0.0), grades(1, 1.0, 1.0, 1.0)
+
+
+def test_completions_of_a_prompt_have_its_images_once(tmp_path: Path) -> None:
+    run_eval(tmp_path, config_of(), [replace(ONE_OF_THREE, thumbnails=("/9j/4A==",)), ALL])
+    lines = read_jsonl(RunDir(tmp_path).eval_rollouts(STEP))
+    assert [line.get("images") for line in lines] == [["/9j/4A=="], *[None] * 5]
 
 
 def test_an_eval_averages_over_prompts_and_leaves_out_and_counts_those_whose_reward_failed(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import faulthandler
+import io
 import signal
 from collections.abc import Callable
 from contextlib import closing
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError, RewardError
@@ -21,6 +24,7 @@ from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
 from hpc_grpo.types import Completion, FinishReason, GroupGrades, Prompt
 from tests.support.configs import minimal_config
 from tests.support.sequences import single_answers
+from tests.support.tiny_vision import colour_image
 
 PROMPT = Prompt(ordinal=7, epoch=0, token_ids=(3, 4), text="1+1=", fields={"answer": "2"})
 
@@ -49,6 +53,17 @@ def grade(config: Config, tokenizer: Any, with_texts: bool = False, prompt: Prom
     samples = single_answers(7, PROMPT.token_ids, completions)
     with closing(Grader(config, tokenizer)) as grader:
         return asyncio.run(grader.grade(samples, prompt, with_texts))
+
+
+def test_texts_come_with_a_small_copy_of_each_image(make_tokenizer: Callable[..., Any]) -> None:
+    async def images() -> tuple[bytes, ...]:  # as Ray gives what a reference stands for
+        return colour_image("red", (640, 320)), colour_image("blue", (20, 30))
+
+    grades = grade(make_config(), make_tokenizer(), True, replace(PROMPT, images=images()))
+    shown = [Image.open(io.BytesIO(base64.b64decode(each))) for each in grades.thumbnails]
+    assert [(each.format, each.size) for each in shown] == [("JPEG", (160, 80)), ("JPEG", (20, 30))]
+    assert [max(range(3), key=each.getpixel((5, 5)).__getitem__) for each in shown] == [0, 2]  # type: ignore[union-attr]
+    assert grade(make_config(), make_tokenizer(), False, replace(PROMPT, images=images())).thumbnails == ()
 
 
 def test_group_is_decoded_and_graded(make_tokenizer: Callable[..., Any]) -> None:

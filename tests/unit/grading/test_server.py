@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import resource
 import socket
 import subprocess
@@ -21,13 +22,21 @@ from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.grading.server import RewardServer
-from hpc_grpo.rewards import score
-from hpc_grpo.rewards.builtin.servers import AnswerError, Endpoint, UnansweredError, open_client
+from hpc_grpo.rewards import Group, finished, score
+from hpc_grpo.rewards.builtin.servers import (
+    AnswerError,
+    Endpoint,
+    RemoteSettings,
+    UnansweredError,
+    open_client,
+    remote,
+)
 from hpc_grpo.rewards.proved import MAGIC
 from tests.support.command import call
 from tests.support.processes import free_port
 from tests.support.second_user import LISTENER, as_second_user
 from tests.support.stand_in_server import Reply, Serve
+from tests.support.tiny_vision import colour_image
 
 TOKEN = "t0ken-1b7-long-enough"
 KEY = "REWARD_TEST_KEY"
@@ -64,6 +73,47 @@ def test_the_reward_server_scores_what_remote_asks(reward_server: str) -> None:
     assert ask("ab", "abcd", url=reward_server, token_env=KEY, level=2) == [1.0, 2.0]
 
 
+def test_a_reward_on_the_server_gets_the_images_of_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of one request have the same images: `remote` asks about one prompt."""
+    monkeypatch.setenv(KEY, TOKEN)
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def width(prompts, completions, images, level):\n"
+        "    return [each[0].size[0] + len(each) * level[0] for each in images]\n"
+    )
+    files = (colour_image("red", (20, 30)), colour_image("blue"))
+    hosted, asking = [RewardPool([RewardConfig(name=f"{own}:width")], 1)], []
+    with RewardServer(("127.0.0.1", 0), hosted[0], TOKEN) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        asking = [RewardPool([RewardConfig(name="remote", args={"url": url, "token_env": KEY})], 1)]
+        outcome = asking[0].submit("p", ["a", "b"], {"level": 100}, images=files).result()
+        server.shutdown()
+    for pool in (*hosted, *asking):
+        pool.close()
+    assert (outcome.rewards, outcome.errors) == ((220.0, 220.0), ())
+
+
+@pytest.mark.parametrize("protocol", ["hpc_grpo", "openrlhf"])
+def test_other_servers_get_the_files_of_images(serve: Serve, protocol: str) -> None:
+    stand_in = serve(lambda path, body: (200, {"rewards": [0.5, 1.0]}))
+    settings = RemoteSettings(url=stand_in.url, protocol=protocol)  # type: ignore[arg-type]
+    file = base64.b64encode(content := colour_image("red")).decode()
+    for images in ((), (content, content)):
+        group = Group("<image>?", ("4", "5"), {"answer": "4"}, images=images)
+        assert finished(remote(group, settings)) == [0.5, 1.0]
+    (path, without, _), (_, body, _) = stand_in.requests
+    assert "images" not in without
+    if protocol == "openrlhf":
+        assert path == "/get_reward"
+        assert body == {
+            "query": ["<image>?4", "<image>?5"], "prompts": ["<image>?"] * 2, "labels": ["4"] * 2,
+            "images": [[file, file]] * 2,
+        }  # fmt: skip
+    else:
+        assert (path, body["completions"], body["images"]) == ("/score", ["4", "5"], [file, file])
+
+
 def test_a_reward_that_fails_on_the_server_is_a_failure_here_and_no_zero(reward_server: str) -> None:
     with pytest.raises(AnswerError, match=r"422: .*AssertionError: odd"):
         ask("bad", url=reward_server, token_env=KEY)
@@ -86,7 +136,8 @@ def test_the_reward_server_serves_nobody_without_its_token(reward_server: str, t
 @pytest.mark.parametrize(
     "body",
     [[], {}, {"prompts": ["p"]}, {"prompts": ["p"], "completions": [1]}, {"prompts": [], "completions": ["c"]},
-     {"prompts": ["p"], "completions": ["c"], "fields": {"level": [1, 2]}}],
+     {"prompts": ["p"], "completions": ["c"], "fields": {"level": [1, 2]}},
+     {"prompts": ["p"], "completions": ["c"], "images": ["no base64"]}],
 )  # fmt: skip
 def test_what_is_no_group_is_refused(reward_server: str, body: Any) -> None:
     async def post() -> httpx.Response:

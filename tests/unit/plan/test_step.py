@@ -67,6 +67,8 @@ def test_the_epochs_of_a_file_are_counted(tmp_path: Path) -> None:
     rows.write_text('{"question": "q", "answer": "a"}\n' * 130)
     plan = plan_7b_config("7B", 4, *epochs, *data, "rollout.prompts_per_step=64")
     assert num_steps(plan) == 5  # 260 prompts in steps of 64
+    images = plan_7b_config("7B", 4, *epochs, *data, "data.images=image", "data.template=chat", "data.deduplicate=true")
+    assert num_steps(images) is None  # one question about two images is two prompts
     rows.write_text("{\n")
     assert num_steps(plan) is None
     rows.write_text('{"messages": ["no message"], "answer": "a"}\n')

@@ -138,7 +138,16 @@ def test_hostile_completions_are_text(open_tab: Open, report: Path) -> None:
     tab.page.get_by_role("button", name="Training, by step").click()
     tab.page.locator(".prompts button").nth(1).click()
     assert HOSTILE.split(" \x1b")[0] in tab.text("#detail")
-    assert tab.page.locator("#detail img, #detail svg").count() == 0
+    assert tab.page.locator("#detail pre img, #detail svg").count() == 0
+
+
+def test_a_prompt_is_shown_with_its_images(open_tab: Open, report: Path) -> None:
+    tab = open_tab(report)
+    tab.page.locator("#step").evaluate("step => { step.value = 12; step.dispatchEvent(new Event('input')); }")
+    tab.page.get_by_role("button", name="Training, by step").click()
+    tab.page.locator(".prompts button").nth(1).click()
+    shown = tab.page.locator("#detail img")
+    assert shown.evaluate("async (own) => (await own.decode(), [own.naturalWidth, own.naturalHeight])") == [20, 10]
 
 
 def test_the_keyboard_alone_walks_through_prompts_and_steps_and_zooms(open_tab: Open, report: Path) -> None:

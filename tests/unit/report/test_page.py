@@ -17,7 +17,7 @@ from hpc_grpo.report.page import write_page
 from hpc_grpo.run.files import write_atomic
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
-from tests.support.run_pages import CONFIG, EPISODE, HOSTILE, finished_run, rollout, write_lines, write_steps
+from tests.support.run_pages import CONFIG, DOT, EPISODE, HOSTILE, finished_run, rollout, write_lines, write_steps
 
 VENDORED = {
     "LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
@@ -65,7 +65,7 @@ def test_prompts_are_followed_through_time_and_rollouts_grouped_by_prompt(tmp_pa
     third, fourth = found["rollouts-0-12"]
     assert (third["asked"], third["answer"]) == ("What is 3+1?", "2")
     assert [answer["right"] for answer in third["answers"]] == [True, False]
-    assert fourth["ordinal"] == 4
+    assert (fourth["ordinal"], third["images"], fourth["images"]) == (4, [], [DOT])
     ((episode, _),) = (group["answers"] for group in found["rollouts-0-20"])
     assert episode["text"] == EPISODE
     assert episode["turns"] == [
