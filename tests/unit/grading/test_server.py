@@ -23,13 +23,13 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.grading.server import RewardServer
 from hpc_grpo.rewards import Group, finished, score
+from hpc_grpo.rewards.builtin import servers
 from hpc_grpo.rewards.builtin.servers import (
     AnswerError,
     Endpoint,
     RemoteSettings,
     UnansweredError,
     open_client,
-    remote,
 )
 from hpc_grpo.rewards.proved import MAGIC
 from tests.support.command import call
@@ -101,7 +101,7 @@ def test_other_servers_get_the_files_of_images(serve: Serve, protocol: str) -> N
     file = base64.b64encode(content := colour_image("red")).decode()
     for images in ((), (content, content)):
         group = Group("<image>?", ("4", "5"), {"answer": "4"}, images=images)
-        assert finished(remote(group, settings)) == [0.5, 1.0]
+        assert finished(servers.remote(group, settings)) == [0.5, 1.0]
     (path, without, _), (_, body, _) = stand_in.requests
     assert "images" not in without
     if protocol == "openrlhf":
