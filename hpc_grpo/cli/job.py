@@ -13,7 +13,7 @@ from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.place.job_queue import setup_lines
 from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.run.evals import ANSWER
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import CELLS, RunDir
 
 
 @click.command(hidden=True)
@@ -24,7 +24,8 @@ from hpc_grpo.run.paths import RunDir
 @DRIVER
 def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver: str) -> None:
     """Run one attempt of a frozen run: what a submitted job executes."""
-    origin, run = LinkJob(successor_of, by_hand) if link else None, RunDir(run_dir.absolute())
+    origin = LinkJob(successor_of, by_hand) if link else None
+    run = RunDir(run_dir.readlink() if run_dir.parent.name == CELLS else run_dir.absolute())
     code = run_attempt(run, driver, origin)
     if code == 0 and (run.path / ANSWER).is_file():  # of an eval that was begun on another node
         echo((run.path / ANSWER).read_text(), nl=False)

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.owner import refuse_shared
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import CELLS, RunDir
 from hpc_grpo.system.readable import printable
 
 RUNS_ROOT_VARIABLE = "HPC_GRPO_RUNS_ROOT"
@@ -125,6 +125,14 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
     raise ConfigError(_no_such_run(argument, roots))
 
 
+def find_sweep(argument: str) -> list[RunDir]:
+    """Return the runs of a sweep: a folder, or a name below the runs root. Empty if it is none."""
+    for folder in (Path(argument).expanduser(), *(root / argument for root in _roots())):
+        if not _is_run(folder) and (runs := runs_below(folder)):
+            return runs
+    return []
+
+
 def run_unless_config(argument: str) -> RunDir | None:
     """Return the run that CONFIG|RUN names, None for a config. Raises ConfigError where it is neither."""
     from hpc_grpo.config.load import find_config
@@ -161,6 +169,11 @@ def runs_below(root: Path) -> list[RunDir]:
     if not root.is_dir():
         return []
     return [RunDir(path.absolute()) for path in sorted(root.iterdir()) if _is_run(path)]
+
+
+def sweeps_below(root: Path) -> list[Path]:
+    """Return the folders of sweeps directly below `root`, by name."""
+    return [path for path in sorted(root.iterdir()) if (path / CELLS).is_dir()] if root.is_dir() else []
 
 
 def echo(text: Any, err: bool = False, nl: bool = True) -> None:

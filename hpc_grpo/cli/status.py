@@ -23,8 +23,10 @@ from hpc_grpo.cli.options import (
     complete,
     echo,
     find_run,
+    find_sweep,
     runs_below,
     runs_root,
+    sweeps_below,
 )
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
@@ -51,10 +53,14 @@ if TYPE_CHECKING:
 @click.option("--why", is_flag=True, help="Say what became of every attempt of RUN, and what to do about it.")
 @click.option("--slurm", "asks_slurm", is_flag=True, help="Ask the scheduler too: once, and at most once a minute.")
 def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bool, asks_slurm: bool) -> None:
-    """Say where runs stand: all of them, or those named. Asks the scheduler only with --slurm."""
+    """Say where runs stand: all of them, or those named; the name of a sweep stands for its runs.
+
+    Asks the scheduler only with --slurm.
+    """
     if why and (as_json or asks_slurm or not run_names):
         raise click.UsageError("--why needs a RUN, and goes without --json and --slurm.")
-    runs = [find_run(name, root) for name in run_names] if run_names else runs_below(root or runs_root())
+    named = [run for name in run_names for run in find_sweep(name) or [find_run(name, root)]]
+    runs = named if run_names else runs_below(root or runs_root())
     if why:
         _explain(runs)
         return
@@ -65,13 +71,17 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
         summaries = queue.corrected(summaries)
     if as_json:
         echo(status_json(summaries, queue.values() if queue else None))
-    elif not runs:
+        return
+    sweeps = [] if run_names else sweeps_below(root or runs_root())
+    if not runs and not sweeps:
         _say_no_runs(root)
-    else:
+    elif runs:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         echo(status_table(summaries, width, queue.cells() if queue else None))
         if queue is not None:
             echo(queue.age(time.time()))
+    if sweeps:
+        echo(f"Sweeps: {', '.join(map(str, sweeps))}. Their runs: hpc-grpo status {sweeps[0]}")
 
 
 @click.command()
@@ -160,9 +170,17 @@ def dashboard(root: Path | None, port: int | None) -> None:
 @RUNS
 @JSON
 def compare(run_names: tuple[str, ...], as_json: bool) -> None:
-    """Compare runs with the first: config, last numbers, and newest evals prompt by prompt, with 95% intervals."""
-    from hpc_grpo.report.compare import compare_runs
+    """Compare runs with the first: config, last numbers, and newest evals prompt by prompt, with 95% intervals.
 
+    Of the folder of a sweep: the results of each cell, over its seeds.
+    """
+    from hpc_grpo.report.compare import compare_runs
+    from hpc_grpo.report.sweep import sweep_results
+
+    if len(run_names) == 1 and (runs := find_sweep(run_names[0])):
+        results = sweep_results(runs)
+        echo(json.dumps(asdict(results), indent=2) if as_json else results)
+        return
     found = compare_runs([find_run(name) for name in run_names])
     echo(json.dumps(asdict(found), indent=2) if as_json else found)
 

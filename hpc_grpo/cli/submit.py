@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ from hpc_grpo.cli.options import (
     slurm_time,
 )
 from hpc_grpo.cli.request import Request, load_request
+from hpc_grpo.cli.sweep import Sweep, load_sweep
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.submit import attempt_command, cancel_run, complete_until_queued, next_launch, submit_run
 from hpc_grpo.launch.freeze import freeze, reconfigured
@@ -32,6 +34,7 @@ from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.inputs import refusals, refuse_what_fails
+from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner, refuse_if_held
 from hpc_grpo.run.paths import RunDir
@@ -62,6 +65,18 @@ from hpc_grpo.types import GIB
 )
 @click.option("--one-job", is_flag=True, help="No follow-on job: the run stops at the job's end, with a checkpoint.")
 @click.option("--until-complete", is_flag=True, hidden=True, help="The default.")
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="KEY=V1,V2",
+    help="A run for each value, as one array; of several, each combination.",
+)
+@click.option(
+    "--seeds", type=click.IntRange(1), metavar="N", help="Each run of a sweep with N seeds, from run.seed on."
+)
+@click.option(
+    "--at-once", type=click.IntRange(1), metavar="N", help="Tasks of a sweep's array at once; not of follow-on jobs."
+)
 @click.option("--after", default="", metavar="JOBID", help="Start once this job has ended, however it did.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
 @click.option(
@@ -80,6 +95,9 @@ def submit(
     accepts_changes: bool,
     driver: str,
     after: str,
+    sweep: tuple[str, ...],
+    seeds: int | None,
+    at_once: int | None,
     **options: Any,
 ) -> None:
     """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
@@ -89,25 +107,39 @@ def submit(
     options change keys that do not change what is learned.
     """
     queue, words = job_queue(), [*sets, *overrides, *slurm_overrides(options)]
+    is_sweep = bool(sweep) or seeds is not None
+    if at_once is not None and not is_sweep:
+        raise click.UsageError("--at-once goes with --sweep or --seeds.")
     if (run := run_unless_config(config_name)) is not None:
-        if parsable or dry_run or test_only or after:
-            raise click.UsageError("--parsable, --dry-run, --test-only and --after go with a CONFIG.")
+        if parsable or dry_run or test_only or after or is_sweep:
+            raise click.UsageError(
+                "--parsable, --dry-run, --test-only, --after, --sweep and --seeds go with a CONFIG, not with a RUN."
+            )
         _resume(open_run(config_name), words, accepts_changes, driver, queue)
         return
     request = load_request(config_name, words).for_queue(queue)
     request.tell()
-    run = RunDir(request.config.run_path)
-    job = JobRequest(run, request.config.launch, attempt_command(run, driver), after=(after,) if after else ())
+    run, cells = RunDir(request.config.run_path), None
+    job = JobRequest(run, request.config.launch, attempt_command(run, driver))
+    if is_sweep:
+        cells = load_sweep(config_name, words, sweep, seeds, queue, driver)
+        job = replace(cells.job, at_once=at_once)
+    job = replace(job, after=(after,) if after else ())
     script = queue.render(job)
     if test_only:
         echo(queue.start_estimate(job), nl=False)
         return
     if dry_run:
         os.environ.update(request.exported)
-        refused = list(refusals(request.config, accepts_changes=accepts_changes))
-        echo(script + _comments(request, refused), nl=False)
+        requests = [request] if cells is None else [*cells.cells.values()]
+        refused = _refusals(requests, accepts_changes)
+        echo(script + _comments(requests[0], refused, "" if cells is None else f"Cells:\n\n{cells}\n\n"), nl=False)
         for error in refused:
             raise error
+        return
+    if cells is not None:
+        array = replace(cells, job=job).submit(queue, driver, accepts_changes)
+        echo(array if parsable else _how_to_follow_sweep(cells, array))
         return
     run, job_id = queue_run(request, queue, driver, after, accepts_changes=accepts_changes)
     if not job_id:
@@ -168,6 +200,23 @@ def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver
             echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
 
 
+def _refusals(requests: Sequence[Request], accepts_changes: bool) -> list[ConfigError]:
+    """Return why `submit` would refuse any of the configs, each reason once."""
+    found = [error for one in requests for error in refusals(one.config, accepts_changes=accepts_changes)]
+    return [*{str(error): error for error in found}.values()]
+
+
+def _how_to_follow_sweep(sweep: Sweep, array: str) -> str:
+    if not array:
+        return f"All {len(sweep.cells)} runs in {sweep.root} are already complete."
+    return (
+        f"Submitted array {array} for {len(sweep.cells)} runs in {sweep.root}\n"
+        f"  where they stand:  hpc-grpo status {sweep.root}\n"
+        f"  results by cell:   hpc-grpo compare {sweep.root}\n"
+        f"  end one:           hpc-grpo stop {sweep.runs[0].path}"
+    )
+
+
 def _is_complete(run: RunDir) -> bool:
     """Tell whether the run is complete, and say so if it is."""
     if run.is_complete():
@@ -176,8 +225,10 @@ def _is_complete(run: RunDir) -> bool:
 
 
 def _how_to_follow(run: RunDir, job_id: str) -> str:
+    waiting = ", ".join(read_chain(run).followers(job_id))
     return (
         f"Submitted job {job_id} for run {run.path}\n"
+        f"  follow-on jobs:   {f'{waiting}; a complete run cancels them' if waiting else 'none'}\n"
         f"  where it stands:  hpc-grpo status {run.path}\n"
         f"  its log:          hpc-grpo logs -f {run.path}\n"
         f"  Slurm's output:   {run.slurm_log(job_id)}\n"
@@ -185,7 +236,7 @@ def _how_to_follow(run: RunDir, job_id: str) -> str:
     )
 
 
-def _comments(request: Request, refused: Sequence[ConfigError]) -> str:
+def _comments(request: Request, refused: Sequence[ConfigError], first: str) -> str:
     """Return what goes below a job script, as comments of the shell: the script stays what sbatch takes."""
     try:
         plan = plan_text(plan_of(request.config, request.environ, GH200))
@@ -193,5 +244,5 @@ def _comments(request: Request, refused: Sequence[ConfigError]) -> str:
         plan = f"Plan, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{plan}"
     except ConfigError as error:
         plan = f"No plan: {' '.join(str(error).split())}\n"
-    text = "".join([*(f"submit would refuse this. {error}\n\n" for error in refused), plan])
+    text = "".join([first, *(f"submit would refuse this. {error}\n\n" for error in refused), plan])
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())

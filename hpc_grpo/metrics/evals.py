@@ -20,6 +20,8 @@ from hpc_grpo.system.readable import UNKNOWN, number_or_none
 T = TypeVar("T")
 
 _Z = NormalDist().inv_cdf(0.975)
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5th percentiles of Student's t for 1 to 10 degrees of freedom."""
 _WITH_INTERVAL = re.compile(r"pass@\d+|reward_mean|tokens_mean")
 
 
@@ -155,6 +157,29 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     half = _Z * math.sqrt(variance(values) / len(values))
     return fmean(values) - half, fmean(values) + half
+
+
+def few_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of a few values, such as runs of several seeds: m -+ t * s / sqrt(N).
+
+    t is the 97.5th percentile of Student's distribution with N - 1 degrees of freedom. NaN for one value.
+    """
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = _students_t(len(values) - 1) * math.sqrt(variance(values) / len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def _students_t(freedom: int) -> float:
+    """Return the 97.5th percentile of Student's t: a table, then the expansion of Abramowitz and Stegun 26.7.5.
+
+    >>> [round(_students_t(freedom), 3) for freedom in (1, 2, 10, 100)]
+    [12.706, 4.303, 2.228, 1.984]
+    """
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    terms = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    return _Z + terms[0] / freedom + terms[1] / freedom**2
 
 
 def difference_interval(differences: Sequence[float]) -> tuple[float, float]:

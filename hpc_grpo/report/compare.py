@@ -58,7 +58,7 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
     keys = [flat(config.model_dump(mode="json")) for config in configs]
     every = sorted({key for own in keys for key in own} - {*_NAMES_A_RUN})
     values = {key: tuple(own.get(key) for own in keys) for key in every}
-    last = [_last_values(lines) for lines in metrics]
+    last = [last_values(lines) for lines in metrics]
     differences: dict[str, dict[str, float]] = {}
     notes = []
     for at in range(1, len(runs)):
@@ -97,7 +97,7 @@ def _lines(run: RunDir) -> dict[int, dict[str, Any]]:
     raise ConfigError(f"Run {run.path.name} has no finished step to compare. `hpc-grpo status {run.path}` shows why.")
 
 
-def _last_values(lines: dict[int, dict[str, Any]]) -> dict[str, float]:
+def last_values(lines: dict[int, dict[str, Any]]) -> dict[str, float]:
     """Return the last value of the reward and of each eval metric."""
     shown = (name for line in lines.values() for name in line if name == REWARD or name.startswith("eval/"))
     return {

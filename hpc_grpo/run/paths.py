@@ -11,6 +11,9 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import copy_path
 from hpc_grpo.run.owner import PRIVATE_DIR_MODE, refuse_shared
 
+CELLS = ".cells"
+"""Folder of a sweep with a link to the run of each task: launch/sweep.py."""
+
 _STEP_DIR = re.compile(r"step_(\d+)$")
 
 

@@ -17,6 +17,7 @@ from hpc_grpo.demo.model import write_model
 from tests.integration.test_reward_server import TOKEN, start_server
 from tests.integration.training_runs import LONG, complete_in_cluster, metrics_of, run_to_end
 from tests.support.command import call
+from tests.support.places import FakeQueue
 from tests.support.processes import free_port
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
@@ -125,6 +126,22 @@ def test_a_run_goes_on_with_more_engines(cluster: dict[str, str], files: Path) -
         cluster, small(files, "longer.yaml", train={"total_steps": 2}, engine={"engines_per_node": 2})
     )
     assert list(metrics_of(again)) == [1, 2]
+
+
+def test_the_cells_of_a_sweep_train(cluster: dict[str, str], files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of each learning rate, without a queue's jobs."""
+    queue = FakeQueue()
+    monkeypatch.setattr("hpc_grpo.cli.submit.job_queue", lambda: queue)
+    config, *words = [shlex.split(line)[2:] for line in recipe("A sweep").splitlines() if "--seeds 3 --gpus 4" in line][
+        1
+    ]
+    done = call("submit", str(small(files, config)), *words)
+    assert done.exit_code == 0, done.output
+    cells = files / "runs" / "swept"
+    for name in ("lr-1e-06_seed-0", "lr-2e-06_seed-2"):
+        complete_in_cluster(cluster, cells / name / "config.yaml")
+    rows = [line.split() for line in call("compare", str(cells)).output.splitlines()[1:3]]
+    assert [row[:3] for row in rows] == [[f"train.lr={lr}", "1/3", "0-1"] for lr in ("1e-06", "2e-06")]
 
 
 def test_a_config_of_trl_trains(cluster: dict[str, str], files: Path) -> None:

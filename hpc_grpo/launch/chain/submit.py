@@ -23,7 +23,7 @@ from hpc_grpo.launch.chain.decide import (
     node_hours_used,
     within_node_hours,
 )
-from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
+from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest, job_of_task
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
@@ -53,21 +53,52 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
     `after` is a job of any kind that must end first, "" for none. Raises LaunchError, and ConfigError if the run has
     used its node-hours.
     """
-    first, *further = requested_launches(run, launch)
-    remove_stop(run)  # Before the job exists, because it may start at once.
-    if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
-        queue.cancel(earlier)  # Waiting jobs of an earlier chain would take turns with this one.
-    write_chain(run, read_chain(run).asking_for(launch))  # before the first job, whose successor reads it
+    command, afters = attempt_command(run, driver), (after,) if after else ()
+    return submit_runs(JobRequest(run, launch, command, after=afters), [run], driver, queue)
+
+
+def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue: JobQueue) -> str:
+    """Queue `request`, which is the first job of one run or the array of several, and the follow-on jobs of each run.
+
+    Returns the id of the job or of the array. Raises as `submit_run` does.
+    """
+    launches = {run.path: requested_launches(run, request.launch) for run in runs}
+    first = min((own[0] for own in launches.values()), key=lambda launch: launch.slurm.time_min)
+    has_further = any(len(own) > 1 for own in launches.values())
+    for run in runs:
+        remove_stop(run)  # Before the job exists, because it may start at once.
+        if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
+            queue.cancel(earlier)  # Waiting jobs of an earlier chain would take turns with this one.
+        # Before the first job, whose successor reads it.
+        write_chain(run, read_chain(run).asking_for(request.launch))
+        run.slurm_logs.mkdir(exist_ok=True)
     # Held until the record is written: a link may write it as well.
-    afters = (after,) if after else ()
-    jobs = [queue.submit(JobRequest(run, first, attempt_command(run, driver), after=afters, is_held=bool(further)))]
+    job_id = queue.submit(replace(request, launch=first, is_held=has_further))
+    firsts = [job_of_task(job_id, number) for number in request.tasks] or [job_id]
+    for run, own in zip(runs, firsts, strict=True):
+        _queue_followers(run, own, launches[run.path][1:], driver, queue)
+    if has_further:
+        try:
+            queue.release(job_id)
+        except LaunchError as error:
+            give_up = "\n".join(f"  hpc-grpo stop --now {run.path}" for run in runs)
+            raise LaunchError(
+                f"{error}\nJob {job_id} is submitted and stays held until that command succeeds. To give it up:\n"
+                f"{give_up}"
+            ) from error
+    return job_id
+
+
+def _queue_followers(run: RunDir, first: str, launches: Sequence[LaunchConfig], driver: str, queue: JobQueue) -> None:
+    """Queue follow-on jobs behind a run's first job, and record all of them."""
+    jobs = [first]
     try:
-        for follower in further:
+        for follower in launches:
             command = attempt_command(run, driver, successor_of=jobs[-1])
             jobs.append(queue.submit(JobRequest(run, follower, command, after=tuple(jobs[-2:]))))
     except LaunchError as error:
-        if first.slurm.jobs_can_submit:
-            say(f"Until job {jobs[0]} runs and queues one, no job waits behind job {jobs[-1]}: {error}", sys.stderr)
+        if launches[0].slurm.jobs_can_submit:
+            say(f"Until job {first} runs and queues one, no job waits behind job {jobs[-1]}: {error}", sys.stderr)
         else:
             queue.cancel(jobs)
             raise LaunchError(f"{error} It was follow-on job {len(jobs)}; those before it were cancelled.") from error
@@ -75,15 +106,6 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
     for job_id, before in zip(jobs, ["", *jobs], strict=False):
         record = record.with_link(job_id, before)
     write_chain(run, record)
-    if further:
-        try:
-            queue.release(jobs[0])
-        except LaunchError as error:
-            raise LaunchError(
-                f"{error}\nJob {jobs[0]} is submitted and stays held until that command succeeds. "
-                f"To give it up: hpc-grpo stop --now {run.path}"
-            ) from error
-    return jobs[0]
 
 
 @contextlib.contextmanager

@@ -18,10 +18,16 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.run.paths import RunDir
 
+TASK = "$task"
+"""Stands for the number of a task in the path of an array's run."""
+
 
 @dataclass(frozen=True)
 class JobRequest:
     """A job that runs `hpc-grpo COMMAND` with the resources of `launch`. Its output goes into the run directory.
+
+    With `tasks`, it is an array: one job for each number, which replaces TASK in `run` and `command`. `at_once` is the
+    largest number of tasks that run at the same time; None for no limit.
 
     `after` are jobs that must have ended, in any way. `is_held`: it waits until it is released. `keeps_shell`: traps of
     the setup lines run at its end, but the queue's signals do not reach the command. `name` is unique, also in the
@@ -36,6 +42,13 @@ class JobRequest:
     keeps_shell: bool = False
     name: str = field(default_factory=lambda: f"hpc-grpo:{secrets.token_hex(6)}")
     may_be_queued: bool = False
+    tasks: tuple[int, ...] = ()
+    at_once: int | None = None
+
+
+def job_of_task(array_id: str, number: int) -> str:
+    """Return the job id of a task of an array."""
+    return f"{array_id}_{number}"
 
 
 @dataclass(frozen=True)

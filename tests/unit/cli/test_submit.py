@@ -54,6 +54,8 @@ def test_follow_on_jobs_wait_unless_the_user_wants_one_job(
     result = submit(*words)
     assert result.exit_code == 0, result.stderr
     assert len(queue.requests) == 1 + followers
+    named = ["none", "101; a", "101, 102; a"][followers]
+    assert f"  follow-on jobs:   {named}" in result.output
     assert ("--until-complete is the default now" in result.stderr) == (words == ("--until-complete",))
 
 

@@ -42,7 +42,7 @@ def test_only_status_with_slurm_asks_the_scheduler(root: Path, built: RunBuilder
         assert call(*words.split()).exit_code == 0
     assert slurm.calls == []
     assert call("status", "--slurm").exit_code == 0
-    assert slurm.calls == ["squeue --noheader --format=%i|%T|%S|%r --jobs=12,20 --states=all"]
+    assert slurm.calls == ["squeue --noheader --array --format=%i|%T|%S|%r --jobs=12,20 --states=all"]
 
 
 def test_states_reasons_and_expected_starts_are_columns_and_json(

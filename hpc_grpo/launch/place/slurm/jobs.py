@@ -79,7 +79,8 @@ class SlurmQueue:
             if "Invalid job id" in str(error):  # forgotten, some minutes after its end
                 return None
             raise
-        records = (record for record in text.records(shown) if record.get("JobId") == job_id)
+        is_task = "_" in job_id  # the query then names one record, which has another JobId
+        records = (record for record in text.records(shown) if is_task or record.get("JobId") == job_id)
         return next((SlurmJob(job_id, record, self.ask) for record in records), None)
 
     def end_of(self, job_id: str) -> JobEnd:

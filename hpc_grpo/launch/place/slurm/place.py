@@ -17,7 +17,7 @@ import psutil
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.base import Allocation, NodeResources, Place, place_kind
-from hpc_grpo.launch.place.job_queue import JobQueue, path_line, setup_lines
+from hpc_grpo.launch.place.job_queue import JobQueue, job_of_task, path_line, setup_lines
 from hpc_grpo.launch.place.local import count_nvidia_gpus
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
@@ -40,6 +40,8 @@ class SlurmPlace(Place):
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self.job_id = environ.get(_JOB_ID, "")
+        if "SLURM_ARRAY_TASK_ID" in environ:
+            self.job_id = job_of_task(environ["SLURM_ARRAY_JOB_ID"], int(environ["SLURM_ARRAY_TASK_ID"]))
         self._this_node = environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         self.queue: JobQueue | None = SlurmQueue()
 

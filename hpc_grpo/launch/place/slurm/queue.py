@@ -88,7 +88,7 @@ def cache_path(environ: Mapping[str, str]) -> Path:
 
 def _query(job_ids: Sequence[str]) -> QueueAnswer:
     now = time.time()
-    command = ["squeue", "--noheader", "--format=%i|%T|%S|%r", f"--jobs={','.join(job_ids)}", "--states=all"]
+    command = ["squeue", "--noheader", "--array", "--format=%i|%T|%S|%r", f"--jobs={','.join(job_ids)}", "--states=all"]
     try:
         printed = output_of(command)
     except LaunchError as error:

@@ -17,7 +17,7 @@ from typing import Any
 from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.place.base import refuse_hosts
-from hpc_grpo.launch.place.job_queue import JobRequest, job_python, path_line, setup_lines
+from hpc_grpo.launch.place.job_queue import TASK, JobRequest, job_python, path_line, setup_lines
 from hpc_grpo.launch.place.slurm.text import output_of
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.source import entry
@@ -35,7 +35,14 @@ def render(request: JobRequest) -> str:
     if not request.keeps_shell:  # Slurm signals the batch shell, and a shell would pass nothing on
         line = f"exec {line}"
     script: str = _make_sbatch_string(command=line, folder=request.run.slurm_logs, **parameters(request))
-    return script
+    return _of_tasks(script) if request.tasks else script
+
+
+def _of_tasks(script: str) -> str:
+    """Put the number of its task where TASK stands, which forces quotes in the shell."""
+    shell = "'\"$SLURM_ARRAY_TASK_ID\"'"
+    lines = script.splitlines(keepends=True)
+    return "".join(line.replace(TASK, "%a" if line.startswith("#SBATCH") else shell) for line in lines)
 
 
 def parameters(request: JobRequest) -> dict[str, Any]:
@@ -49,10 +56,15 @@ def parameters(request: JobRequest) -> dict[str, Any]:
         further["dependency"] = f"afterany:{':'.join(request.after)}"
     if request.is_held:
         further["hold"] = True
+    if request.tasks:
+        limit = f"%{request.at_once}" if request.at_once else ""
+        further["array"] = ",".join(map(str, request.tasks)) + limit
     # The job's mark, with its node, comes first: later lines may end the job.
-    mark = shlex.quote(str(run.job_mark("$SLURM_JOB_ID"))).replace("$SLURM_JOB_ID", "'\"$SLURM_JOB_ID\"'")
+    job_id = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if request.tasks else "$SLURM_JOB_ID"
+    mark = shlex.quote(str(run.job_mark(job_id))).replace(job_id, f"'\"{job_id}\"'")
     return {
-        "job_name": run.path.name,
+        "job_name": (run.path.parents[1] if request.tasks else run.path).name,  # of an array: the sweep's
+        "map_count": len(request.tasks) or None,
         **node_options(launch),
         "setup": [_IGNORE_WARNING, f"hostname > {mark} || true", *setup_lines(launch), path_line(launch.python)],
         "stderr_to_stdout": True,
@@ -100,7 +112,7 @@ _OWNED: dict[str, str] = {
     "output": "logs belong to the run directory",
     "error": "logs belong to the run directory",
     "wrap": "the job runs the supervisor",
-    "array": "a run is a chain of jobs, one after the other; the tasks of an array would fight for it",
+    "array": "a run is a chain of jobs, one after the other; submit --sweep makes an array of runs",
     "dependency": "links of a chain depend on each other",
 }
 
@@ -118,7 +130,8 @@ def submit(request: JobRequest, deadline_s: float = 60.0) -> str:
     script = render(request)
     if request.may_be_queued and (job_id := _queued(request, deadline_s)):
         return job_id
-    request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
+    if not request.tasks:  # the folders of an array exist
+        request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
     environ = submission_environment(os.environ)
     named = [] if "comment" in extra_options(request.launch.slurm) else [f"--comment={request.name}"]
     answer = run_command(["sbatch", *named], deadline_s, environ=environ, stdin=script)
@@ -137,7 +150,7 @@ def _queued(request: JobRequest, deadline_s: float) -> str:
     words = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%k"]
     printed = output_of(words, deadline_s=deadline_s)
     jobs = dict(line.strip().split("|", 1)[::-1] for line in printed.splitlines() if "|" in line)
-    return jobs.get(request.name, "")
+    return jobs.get(request.name, "").partition("_")[0]  # of an array: 17_[0-5]
 
 
 def start_estimate(script: str, deadline_s: float) -> str:

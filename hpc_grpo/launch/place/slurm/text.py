@@ -54,9 +54,12 @@ def records(shown: str) -> list[dict[str, str]]:
 
 
 def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
-    """Return the lines that Slurm itself printed about a job. Several jobs may append to one file."""
+    """Return the lines that Slurm itself printed about a job. Several jobs may append to one file.
+
+    A task of an array has a file of its own, and Slurm names the task by another number there.
+    """
     own = (line for line in printed if line.startswith(("slurmstepd: ", "srun: error")))
-    return [line for line in own if (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
+    return [line for line in own if "_" in job_id or (named := _NAMED_JOB.search(line)) is None or named[1] == job_id]
 
 
 def hostnames(node_list: str, ask: Ask = output_of) -> list[str]:

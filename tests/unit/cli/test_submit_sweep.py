@@ -1,0 +1,151 @@
+"""`hpc-grpo submit --sweep` as a user calls it: its cells, its array, what it refuses, and the table of results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from hpc_grpo.config import load_config, load_resolved
+from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.lock import RunLock
+from hpc_grpo.run.paths import CELLS, RunDir
+from tests.support.command import call
+from tests.support.places import FakeQueue
+
+GRID = ["--sweep", "train.lr=1e-6,2e-6", "--seeds", "3"]
+NAMES = [f"lr-{lr}_seed-{seed}" for lr in ("1e-06", "2e-06") for seed in (0, 1, 2)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "debug"
+
+
+def submit(root: Path, *words: str) -> Result:
+    inputs = ["data.train.path=org/rows", "eval.every=null", f"run.root={root.parent}"]
+    return call("submit", "local/debug", *inputs, *words)
+
+
+def test_each_cell_is_a_run_with_its_values_and_two_jobs_behind_its_task(queue: FakeQueue, root: Path) -> None:
+    result = submit(root, *GRID, "--at-once", "2")
+    assert result.exit_code == 0, result.stderr
+    assert f"Submitted array 100 for 6 runs in {root}" in result.output
+    array, *followers = queue.requests
+    assert (array.tasks, array.at_once, array.is_held) == (tuple(range(6)), 2, True)
+    assert [request.after for request in followers[:4]] == [("100_0",), ("100_0", "101"), ("100_1",), ("100_1", "103")]
+    assert queue.asked[-1] == "release 100"
+    runs = [RunDir(root / name) for name in NAMES]
+    seen = [load_resolved(run.config) for run in runs]
+    assert [(own.train.lr, own.run.seed) for own in seen] == [(lr, seed) for lr in (1e-6, 2e-6) for seed in range(3)]
+    assert [link.job_id for link in read_chain(runs[1]).links] == ["100_1", "103", "104"]
+    assert [(root / CELLS / str(task)).readlink() for task in array.tasks] == [run.path for run in runs]
+    assert all(run.slurm_logs.is_dir() for run in runs)
+
+
+def test_the_script_trains_the_run_behind_the_link_of_its_task(queue: FakeQueue, tmp_path: Path) -> None:
+    """Also in a folder whose name the shell must not take apart."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    root = tmp_path / "my runs" / "debug"
+    result = submit(root, *GRID, f"launch.python={python}", "--at-once", "4", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    script = result.output
+    assert "#SBATCH --array=0,1,2,3,4,5%4\n" in script
+    assert f"#SBATCH --output='{root}/.cells/%a/slurm/%A_%a_0_log.out'\n" in script
+    assert "#SBATCH --job-name=debug\n" in script
+    assert [line for line in script.splitlines() if line.startswith("# 4 ")] == [f"# 4     {root}/{NAMES[4]}"]
+    assert not root.exists()
+    (root / CELLS / "4" / "slurm").mkdir(parents=True)
+    environ = {"SLURM_JOB_ID": "104", "SLURM_ARRAY_JOB_ID": "100", "SLURM_ARRAY_TASK_ID": "4", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=True)
+    cell = f"{root}/.cells/4"
+    assert done.stdout.splitlines() == ["-E", "-u", f"{cell}/source", "attempt", cell]
+    assert (root / CELLS / "4" / "slurm" / "100_4.began").is_file()
+
+
+def test_the_same_command_submits_the_runs_that_are_not_complete(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    for name in NAMES[:4]:
+        (root / name / "COMPLETE").touch()
+    assert submit(root, *GRID, "--one-job").exit_code == 0
+    assert queue.requests[-1].tasks == (4, 5)
+    for name in NAMES[4:]:
+        (root / name / "COMPLETE").touch()
+    assert "All 6 runs" in submit(root, *GRID).output
+
+
+def test_more_seeds_later_are_further_tasks(queue: FakeQueue, root: Path) -> None:
+    submit(root, "--seeds", "2")
+    assert submit(root, "--sweep", "run.seed=5,1", "--one-job").exit_code == 0
+    assert queue.requests[-1].tasks == (2, 1)
+
+
+def test_a_sweep_with_a_run_that_is_held_queues_nothing(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID, "--one-job")
+    hold = RunLock.take(RunDir(root / NAMES[2]), "17", 1)
+    result = submit(root, *GRID)
+    hold.release()
+    assert "is being trained by attempt 1" in result.stderr
+    assert len(queue.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sweep", "train.lrr=1,2"], "did you mean 'lr'?"),
+        (["--sweep", "train.lr="], "must be a key and its values, none of them empty"),
+        (["--sweep", "train.lr=1e-6,,2e-6"], "must be a key and its values, none of them empty"),
+        (["--sweep", "train.lr"], "must be a key and its values"),
+        (["--sweep", "train.lr=1e-6,1.0e-6"], "two cells have the name lr-1e-06"),
+        (["--sweep", "train.lr=1e-6,-1"], "train.lr"),
+        (["--sweep", "launch.num_nodes=1,2"], "launch.num_nodes is the same in all cells"),
+        (["--sweep", "run.name=a,b"], "run.name is the same in all cells"),
+        (["--sweep", "run.seed=1,2", "--seeds", "2"], "run.seed are given twice"),
+        (["--sweep", "train.lr=[1"], "is not valid YAML"),
+        (["--at-once", "2"], "--at-once goes with --sweep or --seeds"),
+        (["--seeds", "0"], "0 is not in the range"),
+    ],
+)
+def test_a_bad_sweep_is_one_error(queue: FakeQueue, root: Path, words: list[str], message: str) -> None:
+    for further in ([], ["--dry-run"]):
+        result = submit(root, *words, *further)
+        assert (result.exit_code, message in result.stderr) == (EXIT_CONFIG, True), result.stderr
+        assert (queue.requests, root.exists()) == ([], False)
+
+
+def test_a_run_is_no_folder_for_a_sweep(queue: FakeQueue, root: Path) -> None:
+    freeze(load_config("local/debug", [f"run.root={root.parent}"]), [], [])
+    result = submit(root, *GRID)
+    assert (result.exit_code, "a sweep needs a folder for its runs" in result.stderr) == (EXIT_CONFIG, True)
+
+
+def test_status_names_a_sweep_and_shows_its_runs(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    assert f"Their runs: hpc-grpo status {root}" in call("status", "--root", str(root.parent)).output
+    _, *rows = call("status", str(root)).output.splitlines()
+    assert [row.split()[0] for row in rows] == NAMES
+
+
+def test_compare_shows_each_cell_over_its_seeds(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    for number, name in enumerate(NAMES[:5]):
+        lines = [{"step": s, "attempt": 1, "reward/mean": number + s, "eval/pass@1": number / 10} for s in (1, 2)]
+        (root / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (root / NAMES[0] / "COMPLETE").touch()
+    printed = call("compare", str(root)).output.splitlines()
+    assert [line.split() for line in printed[:3]] == [
+        ["CELL", "COMPLETE", "STEP", "reward/mean", "eval/pass@1"],
+        # s = 1, t = 4.303, N = 3
+        ["train.lr=1e-06", "1/3", "2", "3.000", "[0.516,", "5.484]", "0.100", "[-0.148,", "0.348]"],
+        # of two runs: s = 0.707, t = 12.706
+        ["train.lr=2e-06", "0/3", "0-2", "5.500", "[-0.853,", "11.853]", "0.350", "[-0.285,", "0.985]"],
+    ]
+    first, _ = json.loads(call("compare", str(root), "--json").output)["cells"]
+    assert (first["values"], first["runs"]) == ({"train.lr": 1e-6}, NAMES[:3])
