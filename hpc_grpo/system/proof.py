@@ -20,7 +20,6 @@ import socket
 import socketserver
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 NONCE_BYTES = 32
@@ -34,18 +33,6 @@ MOST_OF_ADDRESS = 32
 """Limit of callers from one address that have not proved the token."""
 MOST_UNPROVED = 256
 """Callers of all addresses that have not proved the token."""
-
-
-def crowded(addresses: Sequence[str], address: str) -> str | None:
-    """Return the address of a caller to hang up on, before accepting one of `address`; None if there is room.
-
-    `addresses` are those of callers without a proof. Hang up on any of them, not on the oldest: an honest caller with a
-    slow proof would always be the oldest.
-    """
-    per_address = Counter(addresses)
-    if len(addresses) >= MOST_UNPROVED:
-        return per_address.most_common(1)[0][0]
-    return address if per_address[address] >= MOST_OF_ADDRESS else None
 
 
 def proof(token: bytes, purpose: bytes, role: bytes, listener_nonce: bytes, caller_nonce: bytes) -> bytes:
@@ -84,10 +71,17 @@ class ProvedServer(socketserver.ThreadingTCPServer):
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give a new connection a place; if there are too many, take another connection's. Accepts every connection."""
+        """Give a new connection a place; if there are too many, take another connection's. Accepts every connection.
+
+        Takes the place of any one, not of the oldest: an honest caller with a slow proof would always be the oldest.
+        """
         address = str(client_address[0])
         with self._places:
-            if (full := crowded([*self.unproved.values()], address)) is not None:
+            per_address = Counter(self.unproved.values())
+            full = address if per_address[address] >= MOST_OF_ADDRESS else None
+            if len(self.unproved) >= MOST_UNPROVED:
+                full = per_address.most_common(1)[0][0]
+            if full is not None:
                 gone = random.choice([one for one, its in self.unproved.items() if its == full])
                 del self.unproved[gone]
                 with contextlib.suppress(OSError):  # the caller has hung up by itself
