@@ -178,8 +178,8 @@ class _Caller(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         gate, connection = self.server, self.request
-        connection.settimeout(HANDSHAKE_S)
         with contextlib.suppress(OSError, EOFError, ValueError):  # it has left, is late, or talks of something else
+            connection.settimeout(HANDSHAKE_S)
             nonce = os.urandom(NONCE_BYTES)
             connection.sendall(MAGIC + nonce)
             answer = judge(gate.token, MAGIC, nonce, read_exactly(connection, NONCE_BYTES + PROOF_BYTES))
