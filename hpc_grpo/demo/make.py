@@ -1,8 +1,8 @@
 """Write the demo's FOLDER/model and FOLDER/{train,eval,sft}.jsonl: `python -m hpc_grpo.demo.make FOLDER`.
 
 An item is a two-digit addition in GSM8K's format: `{"question": "What is 37+48?", "answer": "7+8=15 3+4+1=8 #### 85"}`.
-Demonstrators for the warm start are sloppy: some guess, and those who work it out often forget the carry. Imitating
-them gives a policy that is right some of the time, which is what GRPO needs: it strengthens what the verifier accepts.
+Demonstrators for the warm start make errors: some guess, and others often forget the carry. A policy that imitates them
+is right some of the time. GRPO needs such a policy: it strengthens the answers that the verifier accepts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hpc_grpo.run.files import write_atomic
 _NUMBERS = range(10, 100)
 _GUESS_ERROR = 9
 GUESSED, CARRY_FORGOTTEN = 0.4, 0.65
-"""How often demonstrators guess, and those who do not forget a carry."""
+"""How often demonstrators guess, and how often the others forget the carry."""
 
 
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--seed", default=0, show_default=True, help="Decides the problems, the slips and the initial weights.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the problems, the errors and the initial weights.")
 @click.option("--hidden-size", default=128, show_default=True)
 @click.option("--layers", default=3, show_default=True)
 @click.option("--heads", default=4, show_default=True)
-@click.option("--untied", is_flag=True, help="Give the output layer weights of its own.")
+@click.option("--untied", is_flag=True, help="Give the output layer its own weights.")
 @click.option("--num-train", default=1024, show_default=True)
 @click.option("--num-eval", default=128, show_default=True)
 @click.option("--num-sft", default=6000, show_default=True)
@@ -46,7 +46,7 @@ def main(
     num_sft: int,
 ) -> None:
     """Create the demo's model and task sets below FOLDER."""
-    # Imported here so that --help and a mistyped option answer without loading torch.
+    # Imported here, so that --help and a mistyped option need no torch.
     from hpc_grpo.demo.model import ModelSize, write_model
 
     write_tasks(folder, num_train, num_eval, num_sft, seed)
@@ -59,10 +59,10 @@ def main(
 
 
 def write_tasks(folder: Path, num_train: int, num_eval: int, num_sft: int, seed: int) -> None:
-    """Write train.jsonl, eval.jsonl and sft.jsonl below `folder`; the same arguments give the same bytes.
+    """Write train.jsonl, eval.jsonl and sft.jsonl in `folder`. The same arguments give the same bytes.
 
-    No problem of eval.jsonl is in another file; sft.jsonl holds train's problems and more, some repeatedly.
-    Raises ConfigError when more problems are asked for than there are.
+    No problem of eval.jsonl is in another file. sft.jsonl holds train's problems and more, some repeatedly. Raises
+    ConfigError if there are fewer problems than requested.
     """
     rng = random.Random(seed)
     problems = [Addition(left, right) for left in _NUMBERS for right in _NUMBERS]
@@ -95,7 +95,7 @@ class Addition:
     def sloppy_answer(
         self, rng: random.Random, guessed: float = GUESSED, carry_forgotten: float = CARRY_FORGOTTEN
     ) -> str:
-        """Return a demonstration: with these probabilities a guess without working, or working without the carry."""
+        """Return a demonstration: with these probabilities a guess without steps, or steps without the carry."""
         if rng.random() < guessed:
             return f"#### {self.left + self.right + rng.randint(-_GUESS_ERROR, _GUESS_ERROR)}"
         return self._worked(carries=rng.random() >= carry_forgotten)

@@ -1,4 +1,4 @@
-"""A character-level Qwen2 model with random weights, in the folder layout `from_pretrained` and vLLM read."""
+"""A character-level Qwen2 model with random weights, in the folder layout of `from_pretrained` and vLLM."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpc_grpo.errors import ConfigError
 PAD, EOS = "<pad>", "<eos>"
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""vLLM's attention kernel for CPUs takes these alone."""
+"""The head sizes of vLLM's attention kernel for CPUs."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Hold the shape of a Qwen2 model; `max_tokens` bounds prompt and completion together."""
+    """The shape of a Qwen2 model. `max_tokens` limits prompt and completion together."""
 
     hidden_size: int = 128
     num_layers: int = 3
@@ -31,7 +31,7 @@ class ModelSize:
 
 
 def write_model(folder: Path, size: ModelSize, seed: int) -> int:
-    """Write model and tokenizer; return the parameters. Raises ConfigError for heads that vLLM lacks on CPU."""
+    """Write model and tokenizer; return the number of parameters. Raises ConfigError for heads without a CPU kernel."""
     head_size, rest = divmod(size.hidden_size, size.num_heads)
     if rest or head_size not in _HEAD_SIZES:
         raise ConfigError(
@@ -49,7 +49,7 @@ def write_model(folder: Path, size: ModelSize, seed: int) -> int:
         intermediate_size=size.intermediate_size,
         max_position_embeddings=size.max_tokens,
         tie_word_embeddings=size.tie_embeddings,
-        # The default of 0.02 suits thousands of channels; narrow layers would start out nearly mute.
+        # The default of 0.02 suits thousands of channels; in narrow layers the outputs would be too small.
         initializer_range=size.hidden_size**-0.5,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -64,9 +64,9 @@ def write_model(folder: Path, size: ModelSize, seed: int) -> int:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per byte, hence per character of ASCII."""
-    # AutoTokenizer gives every qwen2 folder Qwen2Tokenizer, which rebuilds its own byte-level BPE pipeline
-    # from the vocabulary: a byte alphabet without merges means the same in that pipeline and in this one.
+    """Return a tokenizer with one token per byte, so one per ASCII character."""
+    # AutoTokenizer loads every qwen2 folder as Qwen2Tokenizer, which builds its own byte-level BPE pipeline from the
+    # vocabulary. A byte alphabet without merges means the same in both pipelines.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

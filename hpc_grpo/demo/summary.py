@@ -1,4 +1,4 @@
-"""Say in a few lines what a run has learned, what its engines and learner differed by, and where its time went."""
+"""Print in a few lines what a run has learned, how its engines and learner differed, and a time breakdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from hpc_grpo.metrics.record import PASS_AT_1
 
 Metrics = Mapping[int, Mapping[str, Any]]
-"""Holds the metrics of each step, as metrics.jsonl has them."""
+"""The metrics of each step, as in metrics.jsonl."""
 
 _PHASES = {
     "data": ("inputs",),
@@ -21,11 +21,11 @@ _PHASES = {
     "evals": ("eval",),
     "checkpoints": ("checkpoint",),
 }
-"""Maps what is shown to the `time/<phase>_s` that it sums."""
+"""Maps a shown part to the `time/<phase>_s` that it sums."""
 
 
 def gains(metrics: Metrics) -> list[str]:
-    """Compare pass@1 of the first eval with that of the last, over all tasks and, where there are several, of each."""
+    """Compare pass@1 of the first and the last eval: over all tasks and, if there are several, for each."""
     by_task = {name for line in metrics.values() for name in line if name.startswith(f"{PASS_AT_1}/")}
     lines = []
     for name in [PASS_AT_1, *sorted(by_task)]:
@@ -38,7 +38,7 @@ def gains(metrics: Metrics) -> list[str]:
 
 
 def largest_mismatch(metrics: Metrics) -> str:
-    """Name the largest difference between the logprobs of engines and learner in any step."""
+    """Return the largest difference between the logprobs of engines and learner in any step."""
     diff, kl = (
         max(line.get(f"mismatch/{name}", 0.0) for line in metrics.values()) for name in ("logprob_abs_diff_max", "kl")
     )
@@ -46,7 +46,7 @@ def largest_mismatch(metrics: Metrics) -> str:
 
 
 def phases(metrics: Metrics, wall_s: float) -> dict[str, float]:
-    """Divide a run's wall time: what its steps spent in each phase, and the rest, which is Ray's start and the end."""
+    """Divide a run's wall time into the phases of its steps, and the rest: Ray's start and the end."""
     parts = {
         part: sum(line.get(f"time/{name}_s", 0.0) for line in metrics.values() for name in names)
         for part, names in _PHASES.items()
@@ -55,7 +55,7 @@ def phases(metrics: Metrics, wall_s: float) -> dict[str, float]:
 
 
 def next_commands(run: Path, last_step: int) -> list[tuple[str, str]]:
-    """List what to type next, each with what it shows."""
+    """List the next commands, each with its effect."""
     return [
         (f"hpc-grpo status --root {run.parent}", "where its runs stand"),
         (f"hpc-grpo status --why {run}", "what became of every attempt"),

@@ -1,1 +1,1 @@
-"""The engine's process: a Ray actor that samples with vLLM and takes in new weights between two steps."""
+"""The engine's process: a Ray actor that samples with vLLM and loads new weights between two steps."""

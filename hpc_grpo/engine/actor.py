@@ -1,7 +1,7 @@
-"""The engine actor: the driver's calls to a vLLM engine, and the thread that steps it.
+"""The engine actor: the driver's calls to a vLLM engine, and the thread that steps the engine.
 
 Produces `GroupSamples`, which stay in the object store until a grader and a learner fetch them. The thread runs every
-other call that touches the engine between two steps, weight updates too: requests in flight go on after it.
+other call to the engine between two steps, weight updates included. Running requests continue after such a call.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SAMPLING = "sampling"
 
 
 class StepLoop:
-    """Makes a sampler and runs its steps, on a thread of its own. Waits when idle, until `call`.
+    """Makes a sampler and runs its steps, on its own thread. Waits for `call` when idle.
 
-    Before a call the thread drains the sampler: no call meets a step in flight, and every token is of the weights that
-    its step began with. Requests are queued beside steps that are in flight, as vLLM's own server does.
+    Before a call the thread drains the sampler: no step is running, and every token belongs to the weights at the start
+    of its step. Requests are queued while steps are running, as in vLLM's own server.
     """
 
     def __init__(self, make: Callable[[], Sampler]) -> None:
@@ -79,11 +79,11 @@ class StepLoop:
                     sampler.step()
                 PULSE.beat()
             except BaseException as error:  # noqa: BLE001 - raised by every caller that waits
-                traceback.print_exception(error)  # callers see the cause alone
+                traceback.print_exception(error)  # callers only see the cause
                 sampler.fail(error)
 
     def _run_calls(self, *, wait: bool) -> None:
-        """Run all calls in the queue; `wait` for the first. Draining counts as sampling for the pulse, calls do not."""
+        """Run all calls in the queue; `wait` for the first. Draining counts as sampling for the pulse; calls do not."""
         while True:
             if wait:
                 PULSE.turn_to("")
@@ -97,7 +97,7 @@ class StepLoop:
                 try:
                     if drains:
                         sampler.drain()
-                except BaseException as error:  # raised again, once the requests in flight know of it
+                except BaseException as error:  # raised again, after the running requests have received it
                     sampler.fail(error)
                     raise
                 PULSE.turn_to("")
@@ -107,7 +107,7 @@ class StepLoop:
 
 
 class Engine:
-    """Made a Ray actor by the driver; asyncio lets many requests wait side by side."""
+    """Made a Ray actor by the driver. asyncio lets many requests wait at the same time."""
 
     def __init__(
         self,
@@ -118,13 +118,13 @@ class Engine:
         on_gpu: bool,
         reads_weights: bool = False,
     ) -> None:
-        """Start vLLM. It `reads_weights` of the model's folder where no learner publishes any.
+        """Start vLLM. It `reads_weights` of the model's folder if no learner publishes any.
 
         Environments need the tokenizer.
         """
         dump_stacks_on_signal("engine")
         PULSE.open("engine", patience_of_actor(config))
-        # Before vLLM is imported, whose threads inherit the cores.
+        # Before the import of vLLM, whose threads inherit the cores.
         if said := keep_near_gpus():
             print(said, flush=True)
         if on_gpu:
@@ -145,14 +145,14 @@ class Engine:
         sampler.raise_failure()
 
     async def serve_next(self, config: Config) -> None:
-        """Forget the requests of the driver before. Raises ValueError for another config, and what a step raised."""
+        """Drop the requests of the previous driver. Raises ValueError for another config, and errors of a step."""
         if config != self._config:
             raise ValueError("this engine was started with another config")
         self._player.end_all()
         await self._between_steps(lambda sampler: sampler.forget_requests())
         self._groups.clear()
         self._verified = None
-        METER.read()  # what it used for the driver before is not to count as the next one's
+        METER.read()  # the usage under the previous driver must not count for the new one
 
     async def contract_differences(self, layout: BucketLayout) -> list[str]:
         workers = await self._between_steps(lambda own: own.on_workers("hpc_grpo_contract_differences", layout))
@@ -162,7 +162,7 @@ class Engine:
         """Join the node's group with all workers; each worker has a share of the node's checksums."""
         from hpc_grpo.weights.store import WeightStore
 
-        if self._opened != (membership.folder, store):  # groups form anew around the same store
+        if self._opened != (membership.folder, store):  # a new group may use the same store
             self._store = await asyncio.to_thread(WeightStore, membership.folder, store, create=False)
             self._opened = membership.folder, store
         first = membership.rank - 1
@@ -172,9 +172,9 @@ class Engine:
         await self._between_steps(lambda sampler: sampler.on_workers("hpc_grpo_join", membership, store, alpha))
 
     async def verify_weights(self, staged: StoredVersion) -> None:
-        """Compare this engine's shares of what was staged with their checksums while it samples, on threads beside.
+        """Compare this engine's shares of the staged version with their checksums, on threads beside the sampling.
 
-        The node's engines read the same memory and verify it together, once. Raises WeightSyncError when a share
+        The node's engines read the same memory and verify it together, once. Raises WeightSyncError if a share
         differs.
         """
         self._verified = None
@@ -187,29 +187,29 @@ class Engine:
         self._verified = staged
 
     async def generate(self, call: str, requests: Sequence[GroupRequest]) -> None:
-        """Queue all groups in one go, in the order given; `samples` returns each."""
+        """Queue all groups at once, in the given order. `samples` returns each."""
         for index, playing in enumerate(self._player.start(requests)):
             self._groups[call, index].set_result(playing)
 
     @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     async def samples(self, call: str, index: int) -> tuple[GroupSamples, None]:
-        """Wait for one group of a call of `generate`, which may come after this one: Ray keeps no order.
+        """Wait for one group of a call of `generate`, which may arrive later: Ray keeps no order.
 
-        The second value is a reference of its own, which ends as the first does and costs nothing to fetch.
+        The second value is a separate small reference that becomes ready with the first.
         """
         try:
             return await (await self._groups[call, index]), None
         finally:
-            self._groups.pop((call, index), None)  # `serve_next` may have forgotten all
+            self._groups.pop((call, index), None)  # `serve_next` may have dropped all
 
     async def receive_weights(self, version: int, probe: CompletionRequest | None = None) -> Completion | None:
-        """Load the published version; returns the answer to the `probe`, sampled before anything else."""
+        """Load the published version. Return the completion of the `probe`, sampled before other requests."""
         if probe is not None:
             [probe] = await _with_images([probe])
         return await self._between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
     async def load_stored_weights(self) -> None:
-        """Load the version that the node's other engines hold: for an engine that takes a dead one's place."""
+        """Load the version of the node's other engines, after this engine replaced a dead one."""
         await self._between_steps(lambda sampler: sampler.load_stored_weights())
 
     async def sleep(self) -> None:
@@ -221,7 +221,7 @@ class Engine:
         await self._between_steps(lambda sampler: sampler.wake_up())
 
     async def usage(self) -> Usage:
-        """Return the usage since the call before; busy while it samples."""
+        """Return the usage since the last call. Busy is the time of sampling."""
         return METER.read()
 
     async def start_profile(self) -> None:
@@ -243,7 +243,7 @@ class Engine:
 
 
 async def _with_images(requests: Sequence[CompletionRequest]) -> Sequence[CompletionRequest]:
-    """Put open images in the place of references to their files, once for all completions of a prompt."""
+    """Replace references to image files by open images, once for all completions of a prompt."""
     references = {request.images for request in requests if request.images}
     if not references:
         return requests

@@ -1,14 +1,14 @@
-"""The conversations of an agent's episode: what it asks is matched to what was sampled, token for token.
+"""The conversations of an agent's episode: matches the agent's requests to sampled tokens.
 
 Runs in the engine's process, on its event loop. `engine/endpoint.py` calls it for each request of the agent:
 
-    what the messages of a request begin with          the ids that the model is given      trained as
-    the messages and the answer of a request before    its ids, as sampled, and the delta   the same sequence
-    those of one that another has gone on from         the same                             a new sequence
-    none: a history that the agent has rewritten       the messages, encoded                a new sequence
+    start of the request's messages                    input of the model                   trained as
+    messages and answer of an earlier request          its sampled ids, and the delta       the same sequence
+    the same, but already continued by another         the same                             a new sequence
+    anything else: the agent rewrote the history       the messages, encoded                a new sequence
 
-An answer is compared by its text or its tool calls; in a prompt of a text completion by its text, or its ids. Nothing
-that the agent sends becomes a trained token.
+An answer is compared by its text or its tool calls; in a prompt of a text completion by its text or its ids. Text of
+the agent never becomes a trained token.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
-"""Samples, behind a prompt, turn N of at most so many tokens."""
+"""Samples turn N after a prompt, with at most the given number of tokens."""
 _MOST_CHARACTERS = 16
-"""Characters a token that a request may have. Encoding a longer one would stop the engine's loop for seconds."""
+"""Characters per token that a request may have. Encoding a longer one would block the engine's loop for seconds."""
 
 
 class RefusedError(Exception):
@@ -45,23 +45,23 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request. `messages` are as `messages_of` returns them. A `is_retry` may be one that was asked before."""
+    """A request. `messages` come from `messages_of`. `is_retry`: the client may have sent it before."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     max_tokens: int | None = None
     is_retry: bool = False
     prompt: str | list[int] | None = None
-    """In place of messages: what the model goes on from, as it is."""
+    """The prompt of a text completion; None for messages."""
 
     @property
     def key(self) -> str:
-        """Return what a retry has in common with the request before."""
+        """Return the key that a retry shares with its first request."""
         return json.dumps([self.prompt, self.messages, self.tools, self.max_tokens], ensure_ascii=False)
 
     @property
     def said(self) -> str | list[Any]:
-        """Return what is compared with the answers before: the prompt, or something of each message."""
+        """Return the parts compared with earlier answers: the prompt, or a key of each message."""
         return [*map(_compared, self.messages)] if self.prompt is None else self.prompt
 
 
@@ -74,12 +74,12 @@ class Answered:
     completion: Completion
     prompt: Sequence[int]
     said: str | list[Any]
-    """What a request that goes on from this one begins with."""
+    """The beginning of a request that continues this one."""
     tools: Sequence[Mapping[str, Any]]
     conversation: Conversation | None
-    """None: the request had a prompt in place of messages."""
+    """None: the request had a prompt instead of messages."""
     num_first: int
-    """Tokens of the prompt that its conversation began with."""
+    """Number of tokens of the conversation's first prompt."""
     sequence: list[Turn]
     is_extended: bool = False
 
@@ -90,7 +90,7 @@ class Answered:
 
 
 class Chats:
-    """The conversations of one episode, with the limits of its environment. Requests may come side by side."""
+    """The conversations of one episode, with the limits of its environment. Requests may run in parallel."""
 
     def __init__(self, dialogue: Dialogue, limits: EnvironmentConfig, max_prompt_tokens: int, ask: Ask) -> None:
         self.dialogue, self._limits, self._ask = dialogue, limits, ask
@@ -105,15 +105,15 @@ class Chats:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises what the engine raised."""
         self.is_cut = False
-        """Whether the last request was refused because a limit was reached."""
+        """Whether the last request was refused because of a limit."""
 
     def left_s(self) -> float:
-        """Return the seconds within which the agent must end, or be given another answer."""
+        """Return the seconds that the agent has left to end or to get another answer."""
         waited_s = 0.0 if self._num_open else self._clock() - self._last_answer
         return self._limits.timeout_s - waited_s
 
     async def answer(self, asked: Asked) -> Answered:
-        """Answer a request, as before where it is a retry. Raises RefusedError."""
+        """Answer a request; a retry gets the earlier answer. Raises RefusedError."""
         task = self._under_way.get(asked.key) if asked.is_retry else None
         if task is None:
             task = self._under_way[asked.key] = asyncio.create_task(self._answer(asked))
@@ -126,17 +126,17 @@ class Chats:
             raise
 
     def delivered(self, asked: Asked) -> None:
-        """Note that the agent has its answer: the same messages are another request from now on."""
-        if asked.key in self._under_way and self._under_way[asked.key].done():  # else it is that of an equal request
+        """Note that the agent has its answer: equal messages are a new request from now on."""
+        if asked.key in self._under_way and self._under_way[asked.key].done():  # else another equal request is running
             del self._under_way[asked.key]
 
     def turns(self, reward: float = 0.0) -> tuple[Turn, ...]:
-        """Return the turns, sequence by sequence, the one that the model wrote last at the end, with the reward."""
+        """Return the turns, sequence by sequence, the model's last turn at the end, with the reward."""
         turns = [turn for sequence in self._sequences for turn in sequence]
         return (*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:]))
 
     async def close(self) -> None:
-        """End all requests under way; returns when the engine samples none of them."""
+        """End all running requests. Return when the engine samples none of them."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -152,7 +152,7 @@ class Chats:
                 f"The episode has ended: environment.max_turns = {limits.max_turns}.", code="episode_ended"
             )
         longest = limits.max_tokens + self._max_prompt_tokens
-        if (size := len(asked.key)) > _MOST_CHARACTERS * longest:  # to encode it would stop all other episodes
+        if (size := len(asked.key)) > _MOST_CHARACTERS * longest:  # encoding would block all other episodes
             raise self._too_long(longest, f"have {size} characters")
         before = self._before(asked)
         prompt, context, conversation = self._given(before, asked)
@@ -171,7 +171,7 @@ class Chats:
             most = min(left, asked.max_tokens or left)
             completion = await self._ask(prompt, self._num_turns - 1, most)
         except Exception as error:
-            # Any error of the engine ends the run by `broken`; the agent, which waits, gets an answer too.
+            # Any engine error ends the run by `broken`. The waiting agent still gets an answer.
             if not self.broken.done():
                 self.broken.set_exception(error)
             raise RefusedError("The engine has failed.", 500) from error
@@ -198,14 +198,14 @@ class Chats:
     def _too_long(self, most: int, told: str) -> RefusedError:
         self.is_cut = True
         return RefusedError(
-            # OpenAI's words, which agents look for.
+            # OpenAI's words, which agents search for.
             f"This model's maximum context length is {most} tokens. However, your messages {told} "
             f"(environment.max_tokens = {self._limits.max_tokens}).",
             code="context_length_exceeded",
         )
 
     def _before(self, asked: Asked) -> Answered | None:
-        """Return the request with most messages that this one goes on from; one that none has, where there are two."""
+        """Return the longest request that this one continues; of two, one that no other request continues."""
         said = asked.said
         found = [
             own
@@ -218,7 +218,7 @@ class Chats:
         return max(found, key=lambda own: (len(own.said), not own.is_extended), default=None)
 
     def _given(self, before: Answered | None, asked: Asked) -> tuple[Sequence[int], Context, Conversation | None]:
-        """Return the prompt of a request, what of it is new, and its conversation. Raises RefusedError."""
+        """Return the prompt of a request, its new part, and its conversation. Raises RefusedError."""
         given: tuple[Sequence[int], Context, Conversation | None]
         try:
             if asked.prompt is not None:
@@ -237,7 +237,7 @@ class Chats:
         return given
 
     def _written(self, before: Answered | None, prompt: str | list[int]) -> tuple[Sequence[int], Context]:
-        """Encode what is new in a prompt: the answers that it begins with stay as they were sampled."""
+        """Encode the new part of a prompt. The answers at its start keep their sampled ids."""
         pieces, new = self.dialogue.pieces, prompt[0 if before is None else len(before.said) :]
         if not isinstance(new, str):
             pieces.check(new)
@@ -247,7 +247,7 @@ class Chats:
         if before is None:
             return ids, Context(ids, starts_anew=True)
         sampled, has_end = before.sampled, isinstance(new, str) and pieces.ends(before.sampled[-1])
-        if has_end and ids[:1] != sampled[-1:]:  # the agent writes no end token there
+        if has_end and ids[:1] != sampled[-1:]:  # the agent's text has no end token there
             whole = [*before.prompt, *sampled[:-1], *ids]
             return whole, Context(whole, starts_anew=True)
         ids = ids[1:] if has_end else ids
@@ -269,7 +269,7 @@ def prompt_of(value: Any) -> str | list[int]:
 
 
 def messages_of(value: Any) -> list[Mapping[str, Any]]:
-    """Return a request's messages as chat templates take them. Raises RefusedError for what no template shows."""
+    """Return a request's messages for chat templates. Raises RefusedError for messages that no template shows."""
     if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
         raise RefusedError("messages must be a list of objects, at least one")
     messages: list[Mapping[str, Any]] = [_message(message) for message in value]
@@ -303,7 +303,7 @@ def _call(name: str, arguments: str, id: Any, **_: Any) -> dict[str, Any]:
 
 
 def _compared(message: Mapping[str, Any]) -> Hashable:
-    """Return what tells a message from others. Agents strip answers, and drop what stands before calls."""
+    """Return the key that identifies a message. Agents strip answers, and drop text before calls."""
     if message["role"] != "assistant":
         return message["role"], message["content"]
     calls = [each["function"] for each in message.get("tool_calls", ())]

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server of chat and text completions, in the engine's process: agents sample through it.
+"""An OpenAI-compatible server of chat and text completions, in the engine's process. Agents sample through it.
 
-It listens on the loopback of its node, where the agents run. The key of a request says which episode it belongs to.
-The routes are ours and not vLLM's: they need `Chats`, and aiohttp, which vLLM has imported, serves them.
+It listens on the loopback of its node, where the agents run. The key of a request identifies its episode. vLLM's own
+routes cannot be used, because the routes need `Chats`. aiohttp, which vLLM has imported, serves them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TAKEN = {
     "/v1/chat/completions": ("messages", "tools", "max_tokens", "max_completion_tokens"),
     _COMPLETIONS: ("prompt", "max_tokens"),
 }
-"""The fields that each route reads, beside those of all."""
+"""The fields of each route, in addition to the common fields."""
 _TAKEN_BY_ALL = ("logprobs", "stream", "stream_options")
 _OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
-"""Ignored: the run's own sampling is what is trained."""
+"""Ignored: training uses the run's own sampling."""
 _OF_ACCOUNTS = ("model", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Ignored: they change no answer."""
+"""Ignored: they do not change the answer."""
 _DEFAULTS: dict[str, Any] = {
     "n": 1,
     "best_of": 1,
@@ -45,7 +45,7 @@ _DEFAULTS: dict[str, Any] = {
     "response_format": {"type": "text"},
     "modalities": ["text"],
 }
-"""Fields that may have this value alone."""
+"""Fields that may only have this value."""
 _INSTEAD = {
     "n": "Ask n times.",
     "stop": "End answers by rollout.stop of the config.",
@@ -80,13 +80,13 @@ class Endpoint:
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
     def stop(self) -> None:
-        """Listen no more, until the next key is opened."""
+        """Stop listening until the next key is opened."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     async def open(self, chats: Callable[[], Chats]) -> str:
-        """Return a new key; `chats` returns what answers a request that has it."""
+        """Return a new key. `chats` returns the object that answers requests with this key."""
         async with self._starting:
             if self._server is None:
                 await self.start()
@@ -114,7 +114,7 @@ class Endpoint:
             error = raised if isinstance(raised, RefusedError) else RefusedError("the request is nested too deeply")
             kind = "invalid_request_error" if error.status < 500 else "server_error"
             body = {"message": str(error), "type": kind, "param": None, "code": error.code}
-            # The SDK asks again where an answer says 500, and not where a header tells it so.
+            # The SDK retries a 500, unless this header forbids it.
             return web.json_response({"error": body}, status=error.status, headers={"x-should-retry": "false"})
 
     def _chats_of(self, request: web.BaseRequest) -> Chats:
@@ -139,7 +139,7 @@ class Endpoint:
         if transport is not None and not transport.is_closing():
             chats.delivered(asked)
         reason = "tool_calls" if answered.calls else answered.completion.finish_reason
-        wanted = body.get("logprobs")  # 0 in a text completion: those of the sampled tokens
+        wanted = body.get("logprobs")  # 0 in a text completion: logprobs of the sampled tokens
         tokens = None if wanted is None or wanted is False else _tokens(chats, answered)
         streams = bool(body.get("stream"))
         said: dict[str, Any] = {"text": answered.text}
@@ -167,7 +167,7 @@ class Endpoint:
 
 
 def _asked(route: str, body: Any, *, is_retry: bool) -> Asked:
-    """Read a request. Raises RefusedError for what cannot be answered as it is meant."""
+    """Read a request. Raises RefusedError for fields that cannot have their usual effect."""
     if not isinstance(body, dict):
         raise RefusedError("the request must be a JSON object")
     taken, ignored = (*_TAKEN[route], *_TAKEN_BY_ALL), (*_OF_SAMPLING, *_OF_ACCOUNTS)

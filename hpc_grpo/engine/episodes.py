@@ -1,20 +1,20 @@
-"""Plays the episodes of an engine: asks vLLM for a turn, the environment for an answer, and so on until it is done.
+"""Plays the episodes of an engine: gets a turn from vLLM, an answer from the environment, and so on until the end.
 
 Runs in the engine's process, on the actor's event loop. Who waits for whom:
 
     driver ── GroupRequest ─► EpisodePlayer ── CompletionRequest ─► StepLoop (thread): vLLM, in batches
                                    │  ▲                                 │
                                    │  └───────── Completion ◄───────────┘
-                                   │ text                                      of each turn, ids stay as they are
+                                   │ text                                      of each turn, ids do not change
                                    ▼
                               environment's process (episodes/host.py) ── messages, reward ─► EpisodePlayer
 
 An agent plays by itself instead: its process asks for turns over HTTP (endpoint.py), and its messages are matched to
-the ids of the turns before (chats.py).
+the ids of earlier turns (chats.py).
 
-A single answer is an episode of one turn, which asks no environment. While an environment thinks, the engine samples
-the turns of other episodes. A synchronous run plays in waves: turn k of all episodes is queued at once, in their order,
-when the last environment has answered. So a resumed run forms the same batches, and samples the same bits.
+A single answer is an episode of one turn without an environment. While an environment works, the engine samples the
+turns of other episodes. A synchronous run plays in waves: when the last environment has answered, turn k of all
+episodes is queued at once, in their order. A resumed run then forms the same batches, and samples the same bits.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from hpc_grpo.types import Int32Array
 
 _MAX_SUSPECTED = 3
-"""Times that the process of its environment may end over an episode's own call: the third is probably its doing."""
+"""Limit of process ends during an episode's own call: at the third the episode is the probable cause."""
 _MAX_LOSSES = 30
-"""Times that an episode begins again at all: one bad episode takes its process with it, and the sessions beside it."""
+"""Limit of restarts of an episode: one bad episode ends its process, and with it the sessions of other episodes."""
 
 Ask = Callable[[CompletionRequest], Awaitable[Completion]]
 Sample = Callable[[Sequence[CompletionRequest]], Awaitable[Sequence[Future[Completion]]]]
 
 
 class EpisodePlayer:
-    """Plays the groups of an engine. `sample` queues completions in the order given, in one go."""
+    """Plays the groups of an engine. `sample` queues completions at once, in the given order."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer | None, sample: Sample) -> None:
-        """The tokenizer is needed where the run has environments."""
+        """The tokenizer is needed if the run has environments."""
         self._sample, self._in_waves = sample, config.rollout.max_policy_lag == 0
         self._playing: set[asyncio.Task[GroupSamples]] = set()
         self._waves = WeakSet[_Wave]()
@@ -62,13 +62,13 @@ class EpisodePlayer:
         self._stages = [_Stage(config, *own, tokenizer, self._endpoint) for own in config.environments.values()]
 
     def start(self, requests: Sequence[GroupRequest]) -> list[asyncio.Task[GroupSamples]]:
-        """Play all groups. Outside waves, episodes with an environment ask each for itself."""
+        """Play all groups. Without waves, episodes with an environment queue their turns independently."""
         import numpy as np
 
         wave, tasks = _Wave(self._sample), []
         self._waves.add(wave)
         for request in requests:
-            prompt_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all: it is stored once
+            prompt_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all, so stored once
             episodes = [
                 self._episode(
                     request, prompt_ids, index, wave.seat() if self._in_waves or request.scene is None else None
@@ -82,9 +82,9 @@ class EpisodePlayer:
         return tasks
 
     def end_all(self) -> None:
-        """End all episodes and the processes of their environments; the next episode starts others.
+        """End all episodes and their environments' processes. The next episode starts new processes.
 
-        Episodes with completions in the engine end with those: the caller ends them.
+        Episodes with running completions end with these completions: the caller ends them.
         """
         for wave in self._waves:
             wave.end()
@@ -95,7 +95,7 @@ class EpisodePlayer:
         self._endpoint.stop()
 
     async def _episode(self, request: GroupRequest, prompt_ids: Int32Array, index: int, seat: _Seat | None) -> Episode:
-        """Play one episode, again from its beginning where the process of its environment is lost."""
+        """Play one episode. Restart it if the process of its environment is lost."""
         try:
             ask = self._ask_alone if seat is None else seat.ask
             if request.scene is None:
@@ -138,7 +138,7 @@ class _Stage:
         self._workers.close()
 
     async def play(self, request: GroupRequest, index: int, ask: Ask) -> Episode:
-        """Play one episode. What its environment does wrong ends it, and is its `failure`.
+        """Play one episode. An error of its environment ends the episode and is its `failure`.
 
         Raises EnvironmentLostError.
         """
@@ -185,9 +185,9 @@ class _Stage:
                 session.end()
 
     async def _play_agent(self, session: Session, request: GroupRequest, index: int, ask: Ask) -> Episode:
-        """Have an agent play one episode. What it raises where a limit was reached does not count as its failure.
+        """Let an agent play one episode. An exception of the agent after a limit does not count as its failure.
 
-        Raises EnvironmentLostError, and what the engine raised.
+        Raises EnvironmentLostError, and errors of the engine.
         """
         scene = request.scene
         assert scene is not None
@@ -220,7 +220,7 @@ class _Stage:
 
 
 class _Wave:
-    """Gathers what episodes ask for, until each of those that go on has asked, and queues it in their order."""
+    """Collects the turns of a wave until each running episode has asked, and queues them in the episodes' order."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
@@ -252,7 +252,7 @@ class _Wave:
         self._queue_if_all_asked()
 
     def end(self) -> None:
-        """Queue nothing of what was asked."""
+        """Queue none of the collected turns."""
         for _, queued in self._asked.values():
             queued.cancel()
         self._asked.clear()
@@ -283,7 +283,7 @@ class _Seat:
         self._turn = asyncio.Lock()
 
     async def ask(self, request: CompletionRequest) -> Completion:
-        """Sample a completion. Those that an agent asks for side by side take turns."""
+        """Sample a completion. Parallel requests of an agent take turns."""
         async with self._turn:
             return await self._wave.ask(self._place, request)
 

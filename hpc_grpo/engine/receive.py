@@ -1,10 +1,10 @@
 """The engine's side of a publish: methods that vLLM mixes into its worker class.
 
 Runs in each vLLM worker of an engine, between two steps. Waits for the publisher's announcement and the other workers'
-acknowledgements, each with the group's deadline. What the node's engines verified while they sampled
-(`engine/actor.py`) is loaded as it is.
+acknowledgements, each with the group's deadline. A version that the node's engines verified while they sampled
+(`engine/actor.py`) is loaded without another check.
 
-vLLM refuses an extension whose names are the worker's own already, so every name here starts with `hpc_grpo_`.
+vLLM refuses an extension with names that its worker has, so every name here starts with `hpc_grpo_`.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ _LEARNERS_NAMES = (
     (".experts.routed_experts.w2_weight", ".experts.down_proj"),
     (".block_sparse_moe.", ".mlp."),
 )
-"""Parts of vLLM's names for the parameters of a mixture of experts, and of the learner's."""
+"""Parts of vLLM's names for the parameters of a mixture of experts, and the learner's names for the same parts."""
 
 _MIXTRALS_NAMES = (
     (".mlp.", ".block_sparse_moe."),
     (".experts.gate_up_proj", ".experts.w13"),
     (".experts.down_proj", ".experts.w2"),
 )
-"""Parts of the learner's names, and of those by which vLLM loads a Mixtral; other mixtures load by the learner's."""
+"""Parts of the learner's names, and vLLM's names for loading a Mixtral. Other mixtures load by the learner's names."""
 
 
 @dataclass(frozen=True)
 class CaughtWeightSyncError:
-    """A WeightSyncError as a worker's result: of an exception vLLM's worker processes pass on the text alone.
+    """A WeightSyncError as a worker's result: vLLM's worker processes pass on only the text of an exception.
 
-    The type matters: damaged weights end the driver, where an engine that failed otherwise is replaced.
+    The type matters: damaged weights end the driver, but an engine with another failure is replaced.
     """
 
     message: str
 
 
 def catching(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a worker's method to return a CaughtWeightSyncError where it raises WeightSyncError."""
+    """Wrap a worker's method to return a CaughtWeightSyncError instead of raising WeightSyncError."""
 
     @functools.wraps(method)
     def call(*args: Any) -> Any:
@@ -71,7 +71,7 @@ def catching(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def raise_caught(results: Sequence[Any]) -> Sequence[Any]:
-    """Return the workers' results; raises WeightSyncError when one of them caught it."""
+    """Return the workers' results. Raises WeightSyncError if one of them caught it."""
     for result in results:
         if isinstance(result, CaughtWeightSyncError):
             raise WeightSyncError(result.message)
@@ -88,7 +88,7 @@ class WeightReceiver:
     _hpc_grpo_lora_alpha: float | None = None
 
     def hpc_grpo_contract_differences(self, layout: BucketLayout) -> list[str]:
-        """List the names, shapes and dtypes in which the layout and this worker's model differ."""
+        """List the differences in names, shapes and dtypes between the layout and this worker's model."""
         if self.vllm_config.lora_config is not None:
             return adapter_differences(layout.specs, self.model_runner.lora_manager._adapter_manager)
         model = self.model_runner.get_model()
@@ -103,26 +103,26 @@ class WeightReceiver:
     def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec, lora_alpha: float | None = None) -> None:
         """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank.
 
-        With `lora_alpha` the store holds adapters of this scale, else whole weights.
+        With `lora_alpha` the store holds adapters of this scale, otherwise complete weights.
         """
         self._hpc_grpo_lora_alpha = lora_alpha
-        if self._hpc_grpo_opened != (engine.folder, spec):  # groups form anew around the same store
+        if self._hpc_grpo_opened != (engine.folder, spec):  # a new group may use the same store
             self._hpc_grpo_store = open_store(engine.folder, spec, create=False)
             self._hpc_grpo_opened = engine.folder, spec
             may_copy = self._hpc_grpo_store.is_page_locked
-            # One that sleeps gives all of its GPU's memory to a learner; the next driver's store is laid out the same.
+            # A sleeping engine gives all GPU memory to a learner. The next driver's store has the same layout.
             if may_copy and not self.vllm_config.model_config.enable_sleep_mode and self._hpc_grpo_on_gpu is None:
                 self._hpc_grpo_on_gpu = StagedOnGpu(spec.layout)
         self._hpc_grpo_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
 
     def hpc_grpo_copy_to_gpu(self, staged: StoredVersion) -> None:
-        """Begin to copy what was staged, beside the sampling, where the GPU has memory for it."""
+        """Begin to copy the staged version beside the sampling, if the GPU has memory for it."""
         if self._hpc_grpo_on_gpu is not None:
             self._hpc_grpo_on_gpu.begin(self._hpc_grpo_store, staged)
 
     @catching
     def hpc_grpo_receive(self, version: int, verified: StoredVersion | None) -> None:
-        """Load the announced version, after its checksums are compared unless it is the one `verified` already.
+        """Load the announced version. Compare its checksums first, unless it is the `verified` version.
 
         Raises WeightSyncError on a checksum mismatch, a dead member or the deadline.
         """
@@ -133,8 +133,8 @@ class WeightReceiver:
                 raise WeightSyncError(f"weight version {stored.version} was announced where {version} was due")
             self._hpc_grpo_load(stored, is_verified=stored == verified)
         except BaseException:
-            # The members that wait must hear of any failure. When the group is broken too, nobody is left to hear it,
-            # and the first error is the one the driver needs.
+            # Waiting members must receive any failure. If the group is broken too, no member can receive it,
+            # and the driver needs the first error.
             with suppress(WeightSyncError):
                 group.acknowledge(LOAD_FAILED)
             raise
@@ -142,13 +142,13 @@ class WeightReceiver:
 
     @catching
     def hpc_grpo_load_stored(self) -> int:
-        """Load the version that the node's engines hold, without its announcement; returns its number."""
+        """Load the version that the node's engines hold, without its announcement. Return its number."""
         stored = self._hpc_grpo_store.current()
         self._hpc_grpo_load(stored, is_verified=False)
         return stored.version
 
     def _hpc_grpo_load(self, stored: StoredVersion, *, is_verified: bool) -> None:
-        """Load a stored version into the model; raises WeightSyncError when its checksums do not match."""
+        """Load a stored version into the model. Raises WeightSyncError if its checksums do not match."""
         store, model = self._hpc_grpo_store, self.model_runner.get_model()
         if not is_verified:
             store.verify(stored)
@@ -161,7 +161,7 @@ class WeightReceiver:
             self._hpc_grpo_load_adapter(dict(pairs), self._hpc_grpo_lora_alpha)
         else:
             self._hpc_grpo_load_model(model, pairs)
-        # A load returns before the GPU has read; after the acknowledgement the publisher may write the store again.
+        # A load returns before the GPU has read. After the acknowledgement the publisher may overwrite the store.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
@@ -169,16 +169,16 @@ class WeightReceiver:
         if any(name.endswith(".block_sparse_moe") for name, _ in model.named_modules()):
             pairs = ((_renamed(name, _MIXTRALS_NAMES), tensor) for name, tensor in pairs)
         if not torch.cuda.is_available():
-            # On CPU, experts are packed when their kernel is built, and a reload would keep the one that is there.
+            # On CPU, experts are packed when their kernel is built. A reload would keep the old kernel.
             for module in model.modules():
                 if hasattr(module, "routed_experts"):
                     module.routed_experts.quant_method.moe_kernel = None
-        # As vLLM's own workers reload: layers ask for the current config while they process what was loaded.
+        # As in vLLM's own reload: layers ask for the current config while they process loaded weights.
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
             model.load_weights(pairs)
             finalize_layerwise_reload(model, self.vllm_config.model_config)
-            # On CPU, linears are packed for oneDNN, and a tied lm_head would keep the old embedding's packing.
+            # On CPU, linear layers are packed for oneDNN. A tied lm_head would keep the old embedding's packing.
             decoder = model.get_language_model() if hasattr(model, "get_language_model") else model
             head = getattr(decoder, "lm_head", getattr(model, "lm_head", None))
             embedding = getattr(getattr(decoder, "model", decoder), "embed_tokens", None)
@@ -186,7 +186,7 @@ class WeightReceiver:
                 head.quant_method.process_weights_after_loading(head)
 
     def _hpc_grpo_load_adapter(self, tensors: dict[str, torch.Tensor], alpha: float) -> None:
-        """Put an adapter in the place of the one before; the base stays."""
+        """Replace the previous adapter. The base does not change."""
         manager = self.model_runner.lora_manager
         rank = next(tensor.shape[0] for name, tensor in tensors.items() if name.endswith("lora_A.weight"))
         # Clones: vLLM multiplies B by its scale in place, which would change the store.
@@ -204,7 +204,7 @@ class WeightReceiver:
 
 
 def adapter_differences(specs: Iterable[ParameterSpec], manager: Any) -> list[str]:
-    """List the parameters of an adapter whose layer has none in the engine: vLLM would leave them out in silence."""
+    """List the adapter's parameters without a layer in the engine. vLLM would silently ignore them."""
     known = {part for name in manager.modules for part in manager.packed_modules.get(name, [name])}
     missing = [spec.name for spec in specs if parse_fine_tuned_lora_name(spec.name)[0] not in known]
     return [f"{name}: the learner publishes it, the engine has no such layer for an adapter" for name in missing]
@@ -213,7 +213,7 @@ def adapter_differences(specs: Iterable[ParameterSpec], manager: Any) -> list[st
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
     """List the parameters of a vLLM model in load format, unsharded and without vocabulary padding.
 
-    They come from the metadata vLLM keeps for reloading: processed weights may have been repacked. A tied lm_head is
+    They come from the metadata that vLLM keeps for reloading, because loaded weights may be repacked. A tied lm_head is
     the embedding's own module and appears once.
     """
     specs: list[ParameterSpec] = []
@@ -241,11 +241,11 @@ def _renamed(name: str, parts: Sequence[tuple[str, str]]) -> str:
 
 
 def unsharded_shape(module: Any, shape: tuple[int, ...], tensor_parallel: int) -> tuple[int, ...]:
-    """Return the shape that a rank's parameter has in the model's files."""
+    """Return the shape of a rank's parameter in the model's files."""
     vocabulary, experts = getattr(module, "org_vocab_size", None), getattr(module, "moe_config", None)
     if vocabulary is not None:
         return (vocabulary, *shape[1:])
-    if experts is not None:  # [E, 2 I, H] and [E, H, I], which ranks share and some kernels pad
+    if experts is not None:  # [E, 2 I, H] and [E, H, I], sharded over ranks; some kernels pad them
         inner, hidden = experts.intermediate_size, experts.hidden_dim_unpadded
         is_down = shape[1:] == (experts.hidden_dim, experts.intermediate_size_per_partition)
         return (experts.num_logical_experts, *((hidden, inner) if is_down else (2 * inner, hidden)))
@@ -253,7 +253,7 @@ def unsharded_shape(module: Any, shape: tuple[int, ...], tensor_parallel: int) -
         return shape
     output_size, num_kv_heads = getattr(module, "output_size", None), getattr(module, "total_num_kv_heads", None)
     if num_kv_heads is not None:
-        # vLLM's own counts a head of keys and values once for each rank that holds a copy of it.
+        # vLLM's own value counts a key-value head once per rank with a copy.
         output_size = module.total_num_heads * module.head_size + num_kv_heads * (module.head_size + module.v_head_size)
     full = (output_size, getattr(module, "input_size", None), *shape[2:])
     return tuple(own if size is None else size for own, size in zip(shape, full, strict=False))

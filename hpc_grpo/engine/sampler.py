@@ -1,13 +1,13 @@
 """Sample completions with a vLLM engine, token in and token out. Runs on the thread of the engine's `StepLoop`.
 
-Every completion has a seed of its own: what is sampled follows from the prompt, the weights and the seed, and not from
-what else is in flight, its order, preemptions or a publish. One seed for an engine and a publish would save 3 % of an
-engine's time on CPU and nothing on GPU, and every draw would depend on all draws before it.
+Every completion has its own seed. Samples depend on the prompt, the weights and the seed, but not on other requests,
+their order, preemptions or a publish. One seed per engine and publish would save 3 % of an engine's time on CPU and
+nothing on GPU, and every draw would depend on all earlier draws.
 
 On GPUs vLLM 0.32 (Model Runner V2) hashes seed, position and token: there is no state to keep. On CPU (V1) each request
-has a torch generator, which outlives preemption. But V1 samples from a prompt that a full step has cut, too, and then
-turns the generator back, which CPU generators cannot ("CPU Generator does not use offset"). So on CPU no prompt is cut:
-one that does not fit into a step waits for the next.
+has a torch generator, which survives preemption. But V1 also samples from a prompt that a full step has cut, and then
+rewinds the generator, which CPU generators do not support ("CPU Generator does not use offset"). So on CPU no prompt is
+cut: a prompt that does not fit into a step waits for the next step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ADAPTER_ID = 1
 
 @dataclass
 class _PendingCompletion:
-    """A completion under way. `segments` are (policy_version, tokens sampled by it), closed at each weight update."""
+    """A running completion. `segments` are (policy_version, tokens sampled by it), closed at each weight update."""
 
     has_images: bool
     future: Future[Completion] = field(default_factory=Future)
@@ -46,10 +46,10 @@ class _PendingCompletion:
 
 
 class Sampler:
-    """Samples completions with a vLLM engine, and keeps which policy version sampled which token. Not thread-safe."""
+    """Samples completions with a vLLM engine, and records the policy version of each token. Not thread-safe."""
 
     def __init__(self, engine: Any, stop_token_ids: Sequence[int], adapter: str | None = None) -> None:
-        """`engine` is vLLM's LLMEngine; `adapter` the folder of a LoRA adapter, until others are published."""
+        """`engine` is vLLM's LLMEngine. `adapter` is the folder of the LoRA adapter until others are published."""
         self._engine, self._stop_token_ids, self._adapter = engine, list(stop_token_ids), adapter
         self._pending: dict[str, _PendingCompletion] = {}
         self._request_ids = itertools.count()
@@ -59,13 +59,13 @@ class Sampler:
         self.policy_version = 0
 
     def has_work(self) -> bool:
-        """Tell whether there is anything to sample now: requests wait while weights are half loaded."""
+        """Return whether something can be sampled now. While weights are half loaded, requests wait."""
         return bool(self._pending) and not self._is_loading
 
     def add(self, requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
-        """Queue completions in the order given; the order decides the batches and so the last bits of the numbers.
+        """Queue completions in the given order. The order determines batches, and so the last bits of the numbers.
 
-        The future of one whose prompt is refused raises PromptError.
+        For a refused prompt, the future raises PromptError.
         """
         self.raise_failure()
         return [self._add(request) for request in requests]
@@ -76,17 +76,17 @@ class Sampler:
                 self._finish(output)
 
     def drain(self) -> None:
-        """Finish the steps that vLLM has scheduled ahead (`async_scheduling`), and schedule no other."""
+        """Finish the steps that vLLM has scheduled ahead (`async_scheduling`), and schedule no new step."""
         in_flight = self._engine.engine_core.engine_core.batch_queue
         if not in_flight or self._failure is not None:
             return
-        self._engine.sleep(level=0, mode="keep")  # pauses the scheduler alone
+        self._engine.sleep(level=0, mode="keep")  # pauses only the scheduler
         while in_flight:
             self.step()
         self._engine.wake_up(tags=["scheduling"])
 
     def fail(self, error: BaseException) -> None:
-        """Raise this error from every completion that waits, and from later calls: vLLM may be in any state now."""
+        """Raise this error from every waiting completion and from later calls: vLLM may be in any state."""
         self._failure = error
         self._end_all(error)
 
@@ -95,7 +95,7 @@ class Sampler:
             raise self._failure
 
     def forget_requests(self) -> None:
-        """End all that is under way, a profile too: its driver is gone. Raises what a step raised."""
+        """End all running requests and a profile: their driver is gone. Raises errors of a step."""
         self.raise_failure()
         if self._stacks is not None:
             self.stop_profile()
@@ -104,7 +104,7 @@ class Sampler:
         self.forget_prefixes()
 
     def on_workers(self, method: str, *args: Any) -> Sequence[Any]:
-        """Call a method of `WeightReceiver` on all workers. Raises what a step raised, or a worker's own error."""
+        """Call a method of `WeightReceiver` on all workers. Raises errors of a step, or a worker's own error."""
         from hpc_grpo.engine.receive import raise_caught
 
         self.raise_failure()
@@ -113,9 +113,9 @@ class Sampler:
     def receive_weights(
         self, version: int, probe: CompletionRequest | None = None, verified: StoredVersion | None = None
     ) -> Completion | None:
-        """Take part in the publish of `version`; requests in flight go on with it, after the answer to the `probe`.
+        """Take part in the publish of `version`. Running requests continue with it, after the `probe` is completed.
 
-        `verified`: what the node's engines have compared with its checksums. Raises what a step raised.
+        `verified` is the version that the node's engines have verified. Raises errors of a step.
         """
         self.raise_failure()
         self._load("hpc_grpo_receive", version, verified)
@@ -126,34 +126,34 @@ class Sampler:
         self._switch_to(self._load("hpc_grpo_load_stored")[0])
 
     def sleep(self) -> None:
-        """Give the GPU's memory, weights and KV cache (level 2), to a learner; nothing may be in flight.
+        """Give the GPU's memory, weights and KV cache (level 2), to a learner. No request may be running.
 
-        The next publish brings the weights again. On CPU vLLM pauses and empties its prefix cache in the same way, and
-        keeps the memory: its build for CPUs has no such pool.
+        The next publish brings the weights again. On CPU vLLM also pauses and empties its prefix cache, but keeps the
+        memory: its CPU build has no memory pool to free.
         """
         self.raise_failure()
         if self._pending:
-            raise RuntimeError(f"{len(self._pending)} completions are under way: an engine that sleeps would lose them")
+            raise RuntimeError(f"{len(self._pending)} completions are running: a sleeping engine would lose them")
         self._engine.sleep(level=2)
 
     def wake_up(self) -> None:
-        """Take the GPU's memory again; weights must be received before anything is sampled."""
+        """Take the GPU's memory again. Weights must be received before the next sample."""
         self.raise_failure()
         self._engine.wake_up()
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache; requests in flight start over from their tokens, and compute their images again."""
+        """Empty the prefix cache. Running requests start over from their tokens, and compute their images again."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
         if self._engine.model_config.is_multimodal_model:
             self._engine.reset_encoder_cache()
 
     def start_profile(self) -> None:
-        """Begin to record what this thread and vLLM's workers do, into the folder of `engine_options`."""
+        """Begin to profile this thread and vLLM's workers, into the folder of `engine_options`."""
         self._engine.start_profile()
         self._stacks = StackProfile()
 
     def stop_profile(self) -> dict[str, bytes]:
-        """End the profile; return its files by name, which are removed where they were."""
+        """End the profile. Return its files by name, and delete them."""
         assert self._stacks is not None, "no profile has begun"
         files = {"stacks.html": self._stacks.stop()}
         self._stacks = None
@@ -164,14 +164,14 @@ class Sampler:
         return files
 
     def _answer(self, probe: CompletionRequest) -> Completion:
-        """Sample the probe alone: in a batch its last bits would depend on the others, and its time too."""
+        """Sample the probe alone: in a batch, other requests would change its last bits and its time."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         most, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 1
         try:
             answer = self._add(probe)
             while not answer.done():
                 self.step()
-        except BaseException as error:  # vLLM may be in any state now: those in flight hear of it too
+        except BaseException as error:  # vLLM may be in any state: running requests receive the error too
             self.fail(error)
             raise
         finally:
@@ -185,10 +185,10 @@ class Sampler:
             completion.future.set_exception(error)
 
     def _load(self, method: str, *args: Any) -> Sequence[Any]:
-        """Have the workers load weights. Where that fails, nothing is sampled until they have loaded others.
+        """Let the workers load weights. After a failure nothing is sampled until other weights are loaded.
 
-        After a WeightSyncError it is unknown what they hold: a member of the group may have died when this one had
-        loaded, and the tokens after that would count as the old version's. Any other error may have come in the middle.
+        After a WeightSyncError the workers' version is unknown: a member may have died after this engine had loaded,
+        and later tokens would count as the old version's. Any other error may have interrupted the load.
         """
         self._is_loading = True
         try:
@@ -196,7 +196,7 @@ class Sampler:
         except WeightSyncError:
             raise
         except BaseException as error:
-            # Whatever it is, it is raised again, and nothing is sampled from half the weights.
+            # Any error is raised again, and nothing is sampled from half-loaded weights.
             self.fail(error)
             raise
 
@@ -204,11 +204,11 @@ class Sampler:
         for state in self._engine.output_processor.request_states.values():
             pending = self._pending[state.external_req_id]
             pending.close_segment(self.policy_version, state.detokenizer.num_output_tokens())
-        # Cached keys and values are those of the old weights.
+        # Cached keys and values belong to the old weights.
         self.forget_prefixes()
         self.policy_version = version
         if self._adapter is not None:
-            # vLLM's prefix cache knows adapters by this text, not by their weights.
+            # vLLM's prefix cache identifies adapters by this text, not by their weights.
             self._adapter = f"version {version}"
         self._is_loading = False
 
@@ -217,13 +217,13 @@ class Sampler:
         from vllm.lora.request import LoRARequest
 
         pending, token_ids = _PendingCompletion(bool(request.images)), list(request.prompt_token_ids)
-        pending.future.set_running_or_notify_cancel()  # whoever gives up waiting does not cancel it
+        pending.future.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel the request
         request_id, vocabulary_size = str(next(self._request_ids)), self._engine.model_config.get_vocab_size()
-        # In place of the time: requests of one moment would be ordered by the text of their numbers.
+        # Replaces the arrival time: vLLM would order requests of equal time by the text of their numbers.
         arrival, priority = float(request_id), -1 if request.is_urgent else 0
         try:
             if token_ids and max(token_ids) >= vocabulary_size:
-                # vLLM checks this with its tokenizer, which it lacks here. Unchecked, it ends a GPU's process.
+                # vLLM checks this with its tokenizer, which is not loaded. An unchecked token ends a GPU's process.
                 raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
             params = sampling_params(request.sampling, request.seed, self._stop_token_ids)
             images = {"multi_modal_data": {"image": list(request.images)}} if request.images else {}
@@ -237,7 +237,7 @@ class Sampler:
             )
         except (ValueError, VLLMClientError) as error:
             refusal = PromptError(
-                f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Mend or remove that item of the "
+                f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Fix or remove that item of the "
                 f"data set, or its tokenizer."
             )
             pending.future.set_exception(refusal)
@@ -255,7 +255,7 @@ class Sampler:
         pending.future.set_result(
             Completion(
                 token_ids=np.asarray(result.token_ids, dtype=np.int32),
-                # Of tokens that were guessed behind a text of `stop` there are logprobs alone.
+                # Guessed tokens after a text of `stop` have logprobs, but are not part of the completion.
                 engine_logprobs=np.asarray(result.logprobs.logprobs[: len(result.token_ids)], dtype=np.float32),
                 policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
                 finish_reason="stop" if result.finish_reason == "stop" else "length",

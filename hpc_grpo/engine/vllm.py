@@ -1,6 +1,6 @@
 """Start vLLM's engine: its environment, its options, and the engine itself.
 
-Runs in the engine's process. `hpc-grpo config --env` imports it too: without vLLM.
+Runs in the engine's process. `hpc-grpo config --env` imports it too, without vLLM.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from hpc_grpo.system.hugging_face import linear_layers
 from hpc_grpo.types import GIB, SamplingSpec
 
 _CPU_ENVIRONMENT = {
-    # The first generate would compile a logprob kernel for ten seconds.
+    # Otherwise the first generate compiles a logprob kernel for ten seconds.
     "TORCHDYNAMO_DISABLE": "1",
-    # Engines of one node share its cores; each bound to the same ones would wait for the others.
+    # Engines of one node share its cores. Engines bound to the same cores would wait for each other.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 _LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""Tokens at the end of a sequence that must have come before for what followed them to be guessed again."""
+"""Speculation: the last N tokens must have occurred before; then the tokens that followed them are guessed."""
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of `max_lora_rank` that vLLM takes."""
+"""Values of `max_lora_rank` that vLLM accepts."""
 
 _READ = {"max_num_batched_tokens", "async_scheduling", "speculative_config"}
-"""Arguments of `engine.vllm` that are not passed on as they are."""
+"""Arguments of `engine.vllm` that are not passed on unchanged."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    # numpy's own threads: nobody uses them, and a process that has threads is no template (template/server.py).
+    # numpy's own threads: unused, and a process with threads cannot be a template (template/server.py).
     "OPENBLAS_NUM_THREADS": "1",
-    # An engine's workers share a node: vLLM's Gloo groups, which know no password, need no other network.
+    # An engine's workers share a node: vLLM's Gloo groups, which have no password, need no other network.
     "GLOO_SOCKET_IFNAME": "lo",
-    # So are NCCL's, whose bootstrap listens; the data goes over NVLink or PCIe all the same.
+    # The same for NCCL, whose bootstrap listens. The data uses NVLink or PCIe anyway.
     "NCCL_SOCKET_IFNAME": "=lo",
 }
 
@@ -56,8 +56,8 @@ def engine_environment(config: Config, *, on_gpu: bool) -> dict[str, str]:
 def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> dict[str, Any]:
     """Return the keyword arguments of vllm.EngineArgs.
 
-    Weights start as dummies, since version 0 comes from the learner; or, where there is none, it `reads_weights` of
-    `model.path`. So does one that is published adapters alone.
+    Weights start as dummies, because version 0 comes from the learner. Without a learner, or if only adapters are
+    published, the engine `reads_weights` of `model.path`.
     """
     check_engine(config, on_gpu=on_gpu)
     engine = config.engine
@@ -68,19 +68,19 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "hf_overrides": {"head_dtype": config.model.head_dtype},
         "seed": config.run.seed,
         "load_format": "auto" if reads_weights or config.publishes_adapter else "dummy",
-        "skip_tokenizer_init": not config.rollout.stop,  # vLLM looks for these in the text
+        "skip_tokenizer_init": not config.rollout.stop,  # vLLM searches for stop texts in the decoded text
         "max_model_len": config.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": max_batched_tokens(config, on_gpu=on_gpu),
-        # Prompts must not be cut on CPU (engine/sampler.py); None: as vLLM likes it for the model.
+        # Prompts must not be cut on CPU (engine/sampler.py). None: vLLM's default for the model.
         "enable_chunked_prefill": None if on_gpu else False,
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": True,
-        # Whatever touches the engine waits until no step is in flight (`StepLoop`).
+        # Every other call to the engine waits until no step is running (`StepLoop`).
         "async_scheduling": schedules_ahead(config, on_gpu=on_gpu),
-        # In the order they came, but for the probe after a publish.
+        # In order of arrival, except the probe after a publish.
         "scheduling_policy": "priority",
-        # Of the distribution sampled from: raw logprobs are 0.5 nats off at temperature 0.7.
+        # Logprobs of the distribution sampled from: raw logprobs differ by 0.5 nats at temperature 0.7.
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "hpc_grpo.engine.receive.WeightReceiver",
         "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
@@ -93,13 +93,13 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         options["profiler_config"] = {
             "profiler": "torch",
             "torch_profiler_dir": tempfile.mkdtemp(prefix="hpc-grpo-profile-"),
-            "torch_profiler_with_stack": False,  # pyinstrument's part, which costs less
+            "torch_profiler_with_stack": False,  # pyinstrument records stacks at a lower cost
         }
     if config.data.images is not None:
         options |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0}}
     if config.publishes_adapter:
         options |= _lora_options(config)
-    if config.placement.colocate and on_gpu:  # a CPU's build refuses the option, not the calls
+    if config.placement.colocate and on_gpu:  # a CPU build refuses the option, but accepts the calls
         options["enable_sleep_mode"] = True
     if guesses := engine.vllm.get("speculative_config"):
         options["speculative_config"] = {**_LOOKUP, **guesses}
@@ -112,7 +112,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
 
 
 def _lora_options(config: Config) -> dict[str, Any]:
-    """Return the arguments for an adapter: one slot of two, since vLLM on CPU samples from the last without being told.
+    """Return the arguments for an adapter: one of two slots, because vLLM on CPU uses the last slot even unasked.
 
     Without targets vLLM would give the output layer an adapter too, which takes most of the time on CPU.
     """
@@ -128,7 +128,7 @@ def _lora_options(config: Config) -> dict[str, Any]:
 
 
 def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) -> Any:
-    """Return vLLM's parameters of one completion, which has a seed of its own."""
+    """Return vLLM's parameters of one completion with its own seed."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -142,7 +142,7 @@ def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) ->
         logprobs=0,
         flat_logprobs=True,
         stop=list(spec.stop),
-        # All tokens as text, also special ones: any of them may be a part of `stop`.
+        # All tokens as text, special ones included: any may be a part of `stop`.
         detokenize=bool(spec.stop),
         include_stop_str_in_output=True,
         skip_special_tokens=False,
@@ -152,13 +152,13 @@ def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) ->
 
 
 def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> Any:
-    """Start vLLM's LLMEngine in this process: in one of its own it takes three times as long."""
+    """Start vLLM's LLMEngine in this process. In a separate process the start takes three times as long."""
     import torch
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     check_vllm_names(config)
     if not on_gpu:
-        torch.cpu._init_amx()  # Linux grants AMX to processes that ask; vLLM's attention in bfloat16 does not ask
+        torch.cpu._init_amx()  # Linux grants AMX only on request; vLLM's bfloat16 attention does not request it
     arguments = EngineArgs(**engine_options(config, on_gpu=on_gpu, reads_weights=reads_weights))
     return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)

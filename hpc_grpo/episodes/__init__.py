@@ -1,10 +1,10 @@
-"""Environments: what a model acts in, turn by turn. The built-ins lie in `builtin/`; `hpc_grpo.registry` finds them.
+"""Environments: a model acts in them, turn by turn. Built-ins are in `builtin/`; `hpc_grpo.registry` finds them.
 
-An environment is a class with `reset` and `step`, or with `play` where an agent calls the model by itself
-(docs/environments.md). An object of the class plays one episode after another: `reset` begins the next. One that shows
-the model tools has `tools`, a list of JSON schemas for the chat template, once `reset` has returned.
+An environment is a class with `reset` and `step`, or with `play` for an agent that calls the model itself
+(docs/environments.md). An object of the class plays one episode after another; `reset` begins the next. An environment
+with tools has `tools`, a list of JSON schemas for the chat template, after `reset` has returned.
 
-This file imports nothing of the package: it is loaded by processes that run other Pythons.
+This file imports nothing of the package, because processes with other Pythons load it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Messages = str | Message | Sequence[Message]
 
 @dataclass(frozen=True)
 class Turn:
-    """What an environment answers to a message of the model.
+    """The answer of an environment to a message of the model.
 
-    `observation` is what the model sees next; nothing where `done`. `reward` is that of this turn. `metrics` are added
-    up over the turns of an episode.
+    `observation` is what the model sees next; ignored if `done`. `reward` is the reward of this turn. `metrics` are
+    summed over the turns of an episode.
     """
 
     observation: Messages | None = None
@@ -32,17 +32,17 @@ class Turn:
 
 
 class Environment(Protocol):
-    """What `environment.name` names makes."""
+    """The object that `environment.name` creates."""
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
-        """Begin an episode: the same row and seed give the same first messages."""
+        """Begin an episode. The same row and seed give the same first messages."""
 
     def step(self, message: str) -> Turn:
-        """Answer what the model wrote, without the end token."""
+        """Answer the model's text, which has no end token."""
 
 
 def as_messages(value: Messages | None) -> list[Message]:
-    """Return chat messages. Raises ValueError for what is none.
+    """Return chat messages. Raises ValueError for other values.
 
     >>> as_messages("Hello")
     [{'role': 'user', 'content': 'Hello'}]

@@ -1,4 +1,4 @@
-"""How models write calls of tools, by their families; malformed calls say what is wrong."""
+"""Parse the tool calls of model families. A malformed call gets an error message for the model."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _PYTHONIC = re.compile(
 )
 _PYTHONIC_FORM = "Write [name(argument=value)]."
 _BARE = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"')
-"""How a message begins that is a call without a marker, even where its JSON is broken."""
+"""The beginning of a message that is a call without a marker, even if its JSON is broken."""
 _JSON = json.JSONDecoder()
 _MARK = re.compile(r"<tool_call>|<function=|<function_calls>|<\|python_start\|>|<\|python_tag\|>")
 _UNMARKED = re.compile(r'(?:\[\s*)?\{\s*"(?:name|arguments|parameters)"|\A\s*\[\s*[A-Za-z][\w.]*\(')
-"""Where a message has its first call, with a marker and without."""
+"""The position of a message's first call, with a marker and without."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a message asks for; `error` says why it is no call. `has_texts`: numbers and lists are text, too."""
+    """A call in a message. `error` says why it is invalid. `has_texts`: numbers and lists may arrive as text too."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -41,10 +41,10 @@ class Call:
 
 
 def calls_of(message: str) -> Iterator[Call]:
-    """Yield the calls in a message; a call that cannot be read has an `error`. What was only thought is no call.
+    """Yield the calls in a message. A call that cannot be parsed has an `error`. Text of thoughts is ignored.
 
-    Reads Hermes's and Qwen's <tool_call> tags around JSON, Qwen3-Coder's XML, with such tags or without, and lists of
-    Python calls: Llama 4's, and OLMo's between <function_calls> tags. Without those it reads JSON objects with `name`,
+    Parses Hermes's and Qwen's <tool_call> tags around JSON, Qwen3-Coder's XML with or without these tags, and lists of
+    Python calls: Llama 4's, and OLMo's inside <function_calls> tags. Without these it parses JSON objects with `name`,
     and `arguments` or `parameters`: Llama's, with or without <|python_tag|>, and lists of them.
     """
     text = message.rpartition("</think>")[2]
@@ -71,7 +71,7 @@ def calls_of(message: str) -> Iterator[Call]:
             break
     if is_meant and not calls:
         yield Call(error=f"the call has no JSON. {_FORM}")
-    # Objects that are no calls are an answer.
+    # Objects that are not calls are an answer.
     yield from calls if is_meant or not any(call.error for call in calls) else []
 
 
@@ -98,7 +98,7 @@ def _python_calls(text: str) -> Iterator[Call]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return a Python literal, in which names of JSON (true, false, null) are values. Raises ValueError for others."""
+    """Return a Python literal; JSON's true, false and null are accepted too. Raises ValueError for other syntax."""
     match node:
         case ast.Name(id="true" | "false" | "null" as name):
             return json.loads(name)
@@ -111,13 +111,13 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _read(text: str, start: int) -> tuple[Call, int]:
-    """Read the call whose JSON begins at `start`; returns where its JSON has ended, or could."""
+    """Parse the call whose JSON begins at `start`. Return it with the end of its JSON, or where it could end."""
     try:
         value, end = _JSON.raw_decode(text, start)
         arguments = value.get("arguments", value.get("parameters"))
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         if isinstance(value["name"], str) and isinstance(arguments, dict):
-            json.dumps([value["name"], arguments], ensure_ascii=False).encode()  # a half of a surrogate pair is no text
+            json.dumps([value["name"], arguments], ensure_ascii=False).encode()  # raises for a lone surrogate
             return Call(value["name"], arguments), end
         wrong = "name must be a text, and arguments an object"
     except KeyError:
@@ -130,7 +130,7 @@ def _read(text: str, start: int) -> tuple[Call, int]:
 
 
 def before_calls(message: str) -> str:
-    """Return what a message with calls says before the first one. What was only thought is left out.
+    """Return a message's text before its first call, without thoughts.
 
     >>> before_calls('The set {1, 2} needs adding. {"name": "add", "arguments": {}}')
     'The set {1, 2} needs adding. '

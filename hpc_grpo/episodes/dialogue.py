@@ -1,4 +1,4 @@
-"""Token ids of a conversation: what the model wrote stays as it was sampled, and what it is told is appended as ids.
+"""Token ids of a conversation. The model's tokens stay as sampled; observations are appended as ids.
 
 Runs in the engine's process, between two turns of an episode. Only the last row below is encoded, and nothing twice:
 
@@ -6,11 +6,11 @@ Runs in the engine's process, between two turns of an episode. Only the last row
     sampled                                            Is it 5? [end]
     context                                                           [user] No. [end] [assistant]
 
-The context is what the chat template writes after the answer (its delta). A template that rewrites history, as those
-that cut reasoning from earlier turns, makes the conversation start anew: the context is then a whole new prompt.
+The context is what the chat template writes after the answer (its delta). Some templates rewrite history, for example
+they cut reasoning from earlier turns. The conversation then restarts: the context is a complete new prompt.
 
 Text of messages never becomes a control token. Before a template sees a message, marks replace the names of control
-tokens in it; once the template's own control tokens are found, the names come back as ordinary text.
+tokens in it. After the template's own control tokens are found, the names return as ordinary text.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ To call a function, write its name and its arguments as JSON between these tags,
 
 @dataclass(frozen=True)
 class Context:
-    """The token ids that go before the model's next turn, as `types.Turn` has them."""
+    """The token ids before the model's next turn, as in `types.Turn`."""
 
     token_ids: Sequence[int]
     starts_anew: bool
 
 
 class Dialogue:
-    """The template of one source, checked against its tokenizer; makes conversations.
+    """The template of one source, checked against its tokenizer. Makes conversations.
 
-    With the style `plain` a context is the text of the messages, with nothing between them. `prompt_format` goes around
-    a first message that is alone, as around a prompt of a data set. No message can write a special token. Only messages
-    of the assistant can write the template's other tokens, such as `<tool_call>`: they are examples for the model.
+    With the style `plain`, a context is the text of the messages without separators. `prompt_format` is applied to a
+    single first message, as to a prompt of a data set. No message can write a special token. Only messages of the
+    assistant can write the template's other tokens, such as `<tool_call>`: they are examples for the model.
 
-    Raises ConfigError where template and tokenizer cannot make contexts.
+    Raises ConfigError if template and tokenizer cannot make contexts.
     """
 
     def __init__(self, tokenizer: Tokenizer, style: PromptStyle) -> None:
@@ -104,7 +104,7 @@ class Dialogue:
         return Conversation(self, asked, shown)
 
     def _shows_calls(self, messages: Sequence[Message]) -> bool:
-        """Tell whether the template shows the `tool_calls` of messages; also where there are none."""
+        """Return whether the template shows the `tool_calls` of messages; True if there are none."""
         named = {"function": {"name": self.pieces.end, "arguments": {}}}
         probe = [
             {**message, "tool_calls": [{**call, **named} for call in message["tool_calls"]]}
@@ -121,7 +121,7 @@ class Dialogue:
         return render_chat(self.tokenizer, self.style, messages, **({"tools": tools} if tools else {}))
 
     def _with_system(self, messages: list[Message]) -> list[Message]:
-        """Return the messages; where the template refuses the system's, it is put before the next one."""
+        """Return the messages. If the template refuses a system message, its text is put before the next message."""
         try:
             self.render(messages)
         except ChatTemplateError:
@@ -131,7 +131,7 @@ class Dialogue:
         return messages
 
     def told(self, messages: Sequence[Message]) -> list[Message]:
-        """Return what an environment tells: where the template has no role tool, as one message of the user."""
+        """Return the environment's messages: as one user message if the template has no role tool."""
         if not (any(message["role"] == "tool" for message in messages) and self.complaint("tool")):
             return list(messages)
         texts = [
@@ -143,24 +143,24 @@ class Dialogue:
         return [{"role": "user", "content": "\n".join(texts)}]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encode a whole prompt: the ids of `PromptTemplate`, unless control text is hidden in it."""
+        """Encode a complete prompt: the ids of `PromptTemplate`, unless control text is hidden in it."""
         if self.pieces.nonce in text:
             return self._start + self.pieces.encode(text)
         return encode_prompts(self.tokenizer, self.style, [text])[0]
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode a text as its writer has it: names of control tokens are control tokens."""
+        """Encode a trusted text: names of control tokens are control tokens."""
         return encode_prompts(self.tokenizer, replace(self.style, template="plain"), [text])[0]
 
     def text_of(self, sampled: Sequence[int]) -> str:
-        """Return the text of what the model wrote, without the end token."""
+        """Return the text of the model's tokens, without the end token."""
         return self.decode(self.pieces.without_end(sampled))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def complaint(self, role: str) -> str:
-        """Say why no message of `role` can follow an answer of the model; "" where one can."""
+        """Return why no message of `role` can follow an answer of the model; "" if one can."""
         if role not in self._complaints:
             try:
                 self._complaints[role] = "" if self.is_plain else self._try(role)
@@ -193,7 +193,7 @@ class Dialogue:
             ) from error
 
     def _check_joins(self, before: str, after: str) -> None:
-        """Raise ConfigError if text in two pieces is another text: some tokenizers put a space before each piece."""
+        """Raise ConfigError if splitting a text changes it: some tokenizers put a space before each piece."""
         apart = [*self.encode_prompt(before), *self.pieces.encode(after)]
         if self.decode(apart) != self.decode(whole := self.encode_prompt(before + after)):
             raise ConfigError(
@@ -207,7 +207,7 @@ class Dialogue:
 class Conversation:
     """One episode's messages and token ids.
 
-    `prompt` is all that the model is given for its next turn; `context` is its end, or all of it (`Context`).
+    `prompt` is the model's complete input for its next turn. `context` is its end, or all of it (`Context`).
     """
 
     def __init__(self, dialogue: Dialogue, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> None:
@@ -217,9 +217,9 @@ class Conversation:
         self.context = Context(self.prompt, starts_anew=True)
 
     def go_on(self, sampled: Sequence[int], messages: Sequence[Message]) -> Context:
-        """Append what the model wrote, and what it is told then; update `prompt` and `context`, which it returns.
+        """Append the model's answer and the next messages. Update `prompt` and `context`; return `context`.
 
-        Raises ValueError, and changes nothing, for messages that the template or the tokenizer refuses or leaves out.
+        Raises ValueError, and changes nothing, for messages that the template or the tokenizer refuses or omits.
         """
         sampled, pieces = [int(token) for token in sampled], self._dialogue.pieces
         answer = pieces.hide_written(self._dialogue.text_of(sampled), pieces.without_end(sampled))
@@ -227,7 +227,7 @@ class Conversation:
         told = pieces.hide(messages)
         for complaint in filter(None, (self._dialogue.complaint(message["role"]) for message in messages)):
             raise ChatTemplateError(complaint)
-        # Behind the mark stands what the template adds to an answer that ends there.
+        # After the mark, the template writes its end of an answer.
         before, end, after = self._render(answer + pieces.end, told).rpartition(pieces.end)
         tail = self._encode_after(sampled, after) if end and _same(before, self._text + answer) else None
         if tail is not None:
@@ -246,24 +246,24 @@ class Conversation:
         return self._dialogue.render([*self._messages, {"role": "assistant", "content": answer}, *told], self._tools)
 
     def _encode_after(self, sampled: Sequence[int], after: str) -> list[int] | None:
-        """Encode what the template writes after an answer, less the end token that the model has sampled.
+        """Encode what the template writes after an answer, without the end token that the model has sampled.
 
-        Return None where the template ends the answer with another special token.
+        Return None if the template ends the answer with another special token.
         """
         ids, pieces = self._dialogue.pieces.encode(after), self._dialogue.pieces
         if len(pieces.without_end(sampled)) == len(sampled):
             return ids
         at = next((at for at, token in enumerate(ids) if pieces.ends(token)), len(ids))
-        if at == len(ids) or self._dialogue.decode(ids[:at]).strip():  # its answers end with text
+        if at == len(ids) or self._dialogue.decode(ids[:at]).strip():  # the template ends answers with text
             return ids
         return ids[at + 1 :] if ids[at] == sampled[-1] else None
 
 
 class Pieces:
-    """Encodes text that goes on from other text, so that no message writes a control token.
+    """Encodes text that continues other text, so that no message writes a control token.
 
-    Control tokens are the special tokens, and those added tokens that the source of the chat template names. `hide`
-    puts marks in the place of their names; `encode` makes ordinary tokens of the names behind the marks.
+    Control tokens are the special tokens, and added tokens that occur in the chat template's source. `hide` replaces
+    their names by marks. `encode` turns the names behind marks into ordinary tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
@@ -273,14 +273,14 @@ class Pieces:
                 f"An environment needs a tokenizer that has a tokenizer.json, not a {type(tokenizer).__name__}. Make "
                 f"one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
             )
-        # Nobody who writes messages can guess it. Letters and digits pass normalizers and `tojson` as they are.
+        # Random, so that messages cannot contain it. Letters and digits survive normalizers and `tojson` unchanged.
         self.nonce = f"z{secrets.token_hex(8)}z"
         self.end = f"{self.nonce}a"
         self._mark = re.compile(rf"{self.nonce}(\d+)z")
         self._joined.no_truncation()
         self._joined.no_padding()
         spec = json.loads(self._joined.to_str())
-        # Some tokenizers have runs of spaces, or tags of HTML, as added tokens: these control nothing.
+        # Some tokenizers have runs of spaces, or HTML tags, as added tokens: these control nothing.
         control = [
             token
             for token in spec["added_tokens"]
@@ -298,13 +298,13 @@ class Pieces:
         self._plain = _build(_renamed(spec, {name: f"{self.nonce}{number}z" for name, number in self._numbers.items()}))
 
     def hide(self, messages: Iterable[Message]) -> list[Message]:
-        """Return messages with marks. Raises ValueError for half of a character."""
+        """Return messages with marks. Raises ValueError for a lone surrogate."""
         return [
             self.hide_in(message, self._special if message["role"] == "assistant" else None) for message in messages
         ]
 
     def hide_in(self, value: Any, names: re.Pattern[str] | None = None) -> Any:
-        """Return a text, or all texts of a mapping or a list, with marks in place of `names`; default: all names."""
+        """Return a text, or all texts of a mapping or a list, with marks for `names`. Default: all names."""
         if isinstance(value, Mapping):
             return {self.hide_in(key, names): self.hide_in(part, names) for key, part in value.items()}
         if isinstance(value, list | tuple):
@@ -319,13 +319,13 @@ class Pieces:
         return (names or self._control).sub(lambda name: f"{self.nonce}{self._numbers[name[0]]}z", value)
 
     def hide_written(self, text: str, sampled: Sequence[int]) -> str:
-        """Return the model's text with marks if it spells special tokens that the model did not sample."""
+        """Return the model's text, with marks for spelled-out special tokens that the model did not sample."""
         spelled = [self._numbers[name] for name in self._special.findall(text)]
         as_sampled = spelled == [token for token in sampled if token in self._ends]
         return text if as_sampled else self.hide_in(text, self._special)
 
     def ends(self, token: int) -> bool:
-        """Tell whether `token` ends an answer that it is the last of: the end token, or any special one."""
+        """Return whether `token` ends an answer as its last token: the end token, or any special token."""
         return token in self._ends
 
     def without_end(self, sampled: Sequence[int]) -> list[int]:
@@ -333,7 +333,7 @@ class Pieces:
         return sampled[:-1] if sampled and self.ends(sampled[-1]) else sampled
 
     def check(self, token_ids: Sequence[int]) -> None:
-        """Raise ValueError for a number that is no token's."""
+        """Raise ValueError for a number that is not a token."""
         size = self._joined.get_vocab_size()
         for token in token_ids:
             if not 0 <= token < size:
@@ -351,7 +351,7 @@ class Pieces:
                 span.append(token)
                 continue
             if self.nonce in (between := text[start:left]):
-                # Some control tokens take the white space beside them, which their offsets leave out.
+                # Some control tokens include white space beside them, which their offsets omit.
                 between = between.lstrip() if ids and ids[-1] in self._strip["rstrip"] else between
                 between = between.rstrip() if token in self._strip["lstrip"] else between
                 span = self._plain.encode(self._mark.sub(lambda mark: self._names[int(mark[1])], between)).ids
@@ -367,7 +367,7 @@ def _build(spec: Mapping[str, Any]) -> Any:
 
 
 def _renamed(spec: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a tokenizer's JSON in which tokens have other names: their old ones are ordinary text to it."""
+    """Return a tokenizer's JSON with renamed tokens: their old names are ordinary text to it."""
     model = dict(spec["model"])
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(name, name): number for name, number in model["vocab"].items()}
@@ -383,7 +383,7 @@ def _renamed(spec: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """Return a pattern of names that tries none of them in vain: some tokenizers have a thousand."""
+    """Return a pattern of names without backtracking: some tokenizers have a thousand."""
     found = []
     for _, group in groupby(sorted(names), key=lambda name: name[0]):
         alike = list(group)
@@ -396,7 +396,7 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def _same(one: str, other: str) -> bool:
-    """Compare texts less their white space, of which templates trim some."""
+    """Compare texts without white space, because templates trim some."""
     return one == other or "".join(one.split()) == "".join(other.split())
 
 

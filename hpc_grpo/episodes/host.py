@@ -1,11 +1,11 @@
-"""The program of an environment's process, which plays many sessions; the engine's side is `workers.py`.
+"""The program of an environment's process, which plays many sessions. The engine's side is `workers.py`.
 
-Reads calls from a socket and writes answers to it, a line of JSON each. Calls of `async` environments run side by side.
-The others run one after another, each with the state of `random` and `numpy.random` that its session has. `play` of an
-agent has a thread, since it waits for the model while others ask it.
+Reads calls from a socket and writes answers to it, one line of JSON each. Calls of `async` environments run in
+parallel. Other calls run one after another, each with its session's state of `random` and `numpy.random`. `play` of an
+agent has its own thread, because it waits for the model while other agents work.
 
-Also runs under the interpreter of `environment.python`, from Python 3.10 on: this file, and all of the package that it
-imports, need the standard library alone.
+Also runs under the interpreter of `environment.python`, from Python 3.10 on. This file, and the modules of the package
+that it imports, therefore need only the standard library.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from hpc_grpo.system.processes import tie_to_parent
 
 MAX_LINE_BYTES = 16 << 20
 _BLOCKED_S = 0.5
-"""An event loop that runs nothing for so long is blocked."""
+"""Seconds without progress after which an event loop counts as blocked."""
 _SLICES = 20
-"""Waits that the time of an `async` call is cut into."""
+"""Number of slices in which an `async` call's time is measured."""
 _MAX_CHARACTERS = 1_000_000
 _MAX_POOL_THREADS = 10_000
 
 
 class Host:
-    """Makes environments and keeps one for each open session; an idle one serves the next session."""
+    """Creates environments and keeps one for each open session. An idle one serves the next session."""
 
     def __init__(self, make: Callable[[], Any], timeout_s: float, write: Callable[[bytes], None]) -> None:
         self._make, self._timeout_s, self._write = make, timeout_s, write
@@ -54,9 +54,9 @@ class Host:
         self._idle: list[Any] = []
 
     async def serve(self, call: int, session: int, method: str, args: list[Any]) -> None:
-        """Answer one call: `reset` opens a session, `step` goes on with it, `end` closes it and has no answer.
+        """Answer one call: `reset` opens a session, `step` continues it, `end` closes it without an answer.
 
-        `play` opens a session and plays it whole. The engine's side limits its time.
+        `play` opens a session and plays it to its end. The engine's side limits its time.
         """
         if method == "end":
             if (own := self._sessions.pop(session, None)) is not None:
@@ -101,7 +101,7 @@ async def _within(value: Awaitable[Any], seconds: float) -> Any:
 
 
 CALL_OF: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-"""The call that each task works for, those that its environment makes among them."""
+"""The call of each task, also of tasks that its environment creates."""
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
@@ -122,7 +122,7 @@ def _watch(
     tell: Callable[[bytes], None],
     write: Callable[[bytes], None],
 ) -> None:
-    """Tell which call blocks the event loop, and where. Have the loop write when it runs again. Runs in a thread."""
+    """Report which call blocks the event loop, and where. The loop writes it when it runs again. Runs in a thread."""
     with contextlib.suppress(RuntimeError):  # the loop is closed
         while True:
             heard = threading.Event()
@@ -168,7 +168,7 @@ class _Session:
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Call a function in a thread of its own: a pool would be full of those that hang, and waited for at the end."""
+    """Call a function in its own thread: hanging calls would fill a pool, and its end would wait for them."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 
@@ -185,7 +185,7 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
 
 
 def checked(value: Any, method: str = "step") -> dict[str, Any]:
-    """Return what `step` or `play` has returned as JSON has it. Raises ValueError where it is no usable `Turn`."""
+    """Return the result of `step` or `play` as JSON. Raises ValueError if it is not a valid `Turn`."""
     if not isinstance(value, Turn):
         what = "a finite number or a hpc_grpo.Turn" if method == "play" else "a hpc_grpo.Turn"
         raise ValueError(f"{method} must return {what}, not {value!r:.200} of type {type(value).__name__}")
@@ -236,13 +236,13 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
 
     def tell(line: bytes) -> None:
         with writing, contextlib.suppress(BlockingIOError):
-            if not writer.transport.get_write_buffer_size():  # else the line would be inside another
+            if not writer.transport.get_write_buffer_size():  # otherwise the line would be inside another line
                 connection.send(line)
 
     loop, host = asyncio.get_running_loop(), Host(make, settings["timeout_s"], write)
     loop.set_task_factory(_make_task)
     threading.Thread(target=_watch, args=(loop, threading.get_ident(), tell, write), daemon=True).start()
-    # Agents wait for each other: those that ask in `asyncio.to_thread` need a thread each.
+    # Agents wait for each other: each one that asks in `asyncio.to_thread` needs a thread.
     loop.set_default_executor(ThreadPoolExecutor(_MAX_POOL_THREADS))
     try:
         host._idle.append(environment := make())
@@ -265,11 +265,11 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
 
 
 def main(descriptor: int, parent_pid: int) -> None:
-    """Play the sessions that are asked for at a socket until the parent closes it. The first line has the settings."""
+    """Play the sessions requested at a socket until the parent closes it. The first line has the settings."""
     tie_to_parent(parent_pid, signal.SIGKILL)
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
-    settings = json.loads(connection.makefile("rb", buffering=0).readline())  # reads no byte behind the line
+    settings = json.loads(connection.makefile("rb", buffering=0).readline())  # reads no byte after the line
     limit = int(settings["memory_gib"] * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     with contextlib.suppress(ConnectionError):

@@ -1,8 +1,8 @@
-"""The processes that hold one environment's sessions, as an engine has them; their program is `host.py`.
+"""The processes that hold the sessions of one environment, from the engine's side. Their program is `host.py`.
 
-Runs in the engine's process, on its event loop. A session stays with the process it began in. A process that ends, or
-gives no sign for longer than a call may take, is killed with all that it has started. The call that it worked on fails;
-its other sessions are lost, and begin again in another process.
+Runs in the engine's process, on its event loop. A session stays in its first process. A process that ends, or gives no
+sign of life for longer than the limit of a call, is killed with its descendants. Its running call fails. Its other
+sessions are lost, and restart in another process.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from hpc_grpo.system.secret import environ_for
 from hpc_grpo.system.signals import signal_name
 
 _GRACE_S = 5.0
-"""More time than a call may take: a process ends calls of `async` environments itself."""
+"""Extra seconds for a call: a process itself ends late calls of `async` environments."""
 _TOGETHER_S = 0.5
-"""More time for an agent: those of one wave that hang are late by then, and are ended together."""
+"""Extra seconds for an agent: all hanging agents of a wave are late by then, and are ended together."""
 _LOAD_S = 120.0
-"""Time to import the environment: a shared file system with a cold cache takes its time."""
+"""Seconds to import the environment: long on a shared file system with a cold cache."""
 _MAX_PRINTED = 1 << 20
 
 
 LeftS = Callable[[], float]
-"""Tells how many seconds an agent may still take."""
+"""Returns the seconds that an agent has left."""
 
 
 class EnvironmentFailedError(HpcGrpoError):
-    """An environment raised, answered nonsense, or did not answer: its episode is not trained on."""
+    """An environment raised, answered with an invalid value, or did not answer. Its episode is masked."""
 
 
 class EnvironmentLostError(HpcGrpoError):
-    """The process of a session ended: its episode begins again. `is_suspect` where it worked on this session's call."""
+    """The process of a session ended: its episode restarts. `is_suspect` if this session's call was running."""
 
     def __init__(self, message: str, *, is_suspect: bool = False) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class EnvironmentLostError(HpcGrpoError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What an environment answered, by `reset` (messages and tools) or by `step`."""
+    """The answer of an environment to `reset` (messages and tools) or to `step`."""
 
     messages: list[Message]
     tools: list[Mapping[str, Any]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Answer:
 
 
 class EnvironmentWorkers:
-    """Plays sessions of one environment in `environment.num_workers` processes, which start with their first one."""
+    """Plays sessions of one environment in `environment.num_workers` processes, started by their first session."""
 
     def __init__(self, environment: EnvironmentConfig) -> None:
         self._environment = environment
@@ -73,8 +73,8 @@ class EnvironmentWorkers:
         self._numbers = itertools.count()
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> tuple[Session, Answer | None]:
-        """Begin a session in the process that has fewest. Raises what `Session.step` raises, and ConfigError where the
-        environment cannot be made. An agent is not called yet: there is no answer.
+        """Begin a session in the process with the fewest. Raises the errors of `Session.step`, and ConfigError if the
+        environment cannot be created. For an agent nothing is called yet: there is no answer.
         """
         place = min(range(len(self._processes)), key=self._load)
         process = self._processes[place]
@@ -105,29 +105,29 @@ class Session:
         process.num_sessions += 1
 
     async def step(self, message: str) -> Answer:
-        """Raises EnvironmentFailedError, or EnvironmentLostError where the process of the session ended."""
+        """Raises EnvironmentFailedError, or EnvironmentLostError if the process of the session ended."""
         return await self.call("step", message)
 
     async def call(self, method: str, *args: Any, left_s: LeftS | None = None) -> Answer:
-        """Call a method. With `left_s`, the call is late where that comes to 0. Raises as `step` does."""
+        """Call a method. With `left_s`, the call is late when this reaches 0. Raises as `step` does."""
         answer = await self._process.ask(self._number, method, args, left_s)
         if (failure := answer.get("failure")) is not None:
             raise EnvironmentFailedError(f"{method} {failure}")
         return Answer(**answer)
 
     def end(self) -> None:
-        """Leave the process, whose environment is then free for another session; not that of a session that failed."""
+        """Leave the process. Its environment is then free for another session, unless the session failed."""
         self._process.num_sessions -= 1
         self._process.tell(self._number, "end")
 
 
 class _Process:
-    """A process of `host.main`, and the calls that wait for its answers, by their numbers."""
+    """A process of `host.main`, and the calls that wait for its answers, by number."""
 
     def __init__(self, environment: EnvironmentConfig) -> None:
         self.num_sessions = 0
         self.plays = False
-        """Whether it holds agents; known once it is `ready`."""
+        """Whether it runs agents; known when it is `ready`."""
         self._is_async = False
         self.end: str | None = None
         """How it ended."""
@@ -135,18 +135,18 @@ class _Process:
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._started: list[int] = []
         self._left_s: dict[int, LeftS] = {}
-        """Of the calls of agents."""
+        """For calls of agents."""
         self._blocker, self._blocked_at, self._freed_at = -1, "", -math.inf
-        """The call that blocks its event loop, where in its code, and when it stopped; `inf` while it blocks."""
+        """The call that blocks its event loop, its position in the code, and when it stopped; `inf` while it blocks."""
         self._numbers = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._clock = asyncio.get_running_loop().time
         self._last_sign = self._clock()
-        # Sets of texts have one order in all processes: the same seed begins the same episode.
+        # Sets of texts must have one order in all processes, so that the same seed begins the same episode.
         environ = environ_for(environment.pass_env) | {"PYTHONHASHSEED": "0"}
         if environment.python is not None:
             environ = {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-        # A site's proxy would be asked for the engine's own address.
+        # A site's proxy would otherwise get requests for the engine's own address.
         no_proxy = ",".join(filter(None, [environ.get("no_proxy") or environ.get("NO_PROXY"), "127.0.0.1"]))
         environ |= {"no_proxy": no_proxy, "NO_PROXY": no_proxy}
         try:
@@ -162,9 +162,9 @@ class _Process:
         self.ready = asyncio.create_task(self._start())
 
     async def ask(self, session: int, method: str, args: Any, left_s: LeftS | None = None) -> dict[str, Any]:
-        """Return the answer to a call. Any answer of the process is a sign of life, which gives it its time again.
+        """Return the answer to a call. Any answer of the process is a sign of life and restarts the call's time.
 
-        With `left_s`, only that limits the call.
+        With `left_s`, only `left_s` limits the call.
         """
         if self.end is not None:
             raise EnvironmentLostError(f"its process {self.end}")
@@ -187,7 +187,7 @@ class _Process:
         return await future
 
     def _agent_left_s(self, number: int) -> float:
-        """Return the seconds that an agent has; all of them again where another one has blocked it."""
+        """Return the seconds that an agent has left; its full time if another agent blocked it."""
         freed_at = -math.inf if number == self._blocker else self._freed_at
         return max(self._left_s[number](), freed_at + self._environment.timeout_s - self._clock())
 
@@ -196,7 +196,7 @@ class _Process:
             self._write([next(self._numbers), session, method, []])
 
     def kill(self, how: str, guilty: Collection[int] = ()) -> None:
-        """Kill the process. The calls that are `guilty` fail, the sessions of the others are lost."""
+        """Kill the process. The `guilty` calls fail; the sessions of other calls are lost."""
         if self.end is not None:
             return
         self.end = how
@@ -211,7 +211,7 @@ class _Process:
         if self._writer is None:
             self._socket.close()
         else:
-            self._writer.transport.abort()  # the socket alone would stay with the loop, which has its number
+            self._writer.transport.abort()  # closing only the socket would leave its number in the loop
 
     def _end_late(self, number: int) -> None:
         if hold_on(self._process.pid) == "stopped":
@@ -222,12 +222,12 @@ class _Process:
         guilty = {number} if is_agent else {self._blocker} if is_blocked else {*self._started[-1:]}
         does = "blocks the event loop" if self._is_async else "is"
         where = f"; it {does} at {self._blocked_at}" if is_blocked and self._blocker in guilty else ""
-        if is_agent and not self._is_async:  # each has a thread: one that hangs keeps no other from asking
+        if is_agent and not self._is_async:  # each has a thread, so a hanging agent does not block the others
             guilty |= {own for own in self._left_s if self._agent_left_s(own) <= 0.0}
         self.kill(f"{did} within {self._environment.timeout_s:g} s{where}", guilty)
 
     async def _start(self) -> None:
-        """Connect, and wait until the environment is imported. Raises ConfigError where it cannot be made."""
+        """Connect, and wait until the environment is imported. Raises ConfigError if it cannot be created."""
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
         self._write(self._environment.model_dump(mode="json"))
         name = self._environment.name
@@ -264,32 +264,32 @@ class _Process:
 
     async def _end_of(self, reader: asyncio.StreamReader) -> None:
         if self.end is None:
-            kill_group(self._process.pid)  # it may have closed the socket alone
+            kill_group(self._process.pid)  # it may have closed only the socket
             code = await asyncio.to_thread(self._process.wait)
             self.kill(f"ended (exit code {code})" if code >= 0 else f"ended (killed by {signal_name(-code)})")
 
     def _write(self, message: Any) -> None:
         assert self._writer is not None, "`ready` is awaited first"
-        with contextlib.suppress(RuntimeError):  # the other side has closed it: `_read` is about to see that
+        with contextlib.suppress(RuntimeError):  # the other side has closed the connection; `_read` will notice
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     def _show_output(self) -> None:
-        """Pass on what the process prints, up to a limit: no flood fills a disk, or makes the process wait."""
+        """Pass on the process's output, up to a limit: no flood fills a disk or blocks the process."""
         remaining = _MAX_PRINTED
         while data := self._process.stdout.read1(65536):
             if remaining > 0:
                 sys.stderr.write(data[:remaining].decode(errors="replace"))
                 sys.stderr.flush()
             if 0 < remaining <= len(data):
-                sys.stderr.write("\nThe environment prints too much: the rest is left out.\n")
+                sys.stderr.write("\nThe environment prints too much: further output is dropped.\n")
             remaining -= len(data)
         self._process.wait()
 
 
 def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> Answer | None:
-    """Begin one session in a process, and end it; of an agent, without a call.
+    """Begin and end one session in a process. An agent is not called.
 
-    Raises ConfigError where the environment cannot begin. `key` is that of the source in the config.
+    Raises ConfigError if the environment cannot begin. `key` is the source's key in the config.
     """
 
     async def begin() -> Answer | None:
@@ -303,6 +303,6 @@ def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any
         return asyncio.run(begin())
     except (EnvironmentFailedError, EnvironmentLostError) as error:
         raise ConfigError(
-            f"Environment {environment.name!r} cannot begin with the first row of {key}: {error}. Mend the "
+            f"Environment {environment.name!r} cannot begin with the first row of {key}: {error}. Fix the "
             f"environment, environment.args, or the row."
         ) from error

@@ -1,7 +1,7 @@
 """The learner actor, one per rank: the driver's calls to a Learner and to its node's weight publisher.
 
-Every call is a collective of all learners, but for the writing of a checkpoint, which runs beside training. Samples are
-fetched here by their references: token arrays never pass through the driver.
+Every call is a collective of all learners, except the writing of a checkpoint, which runs beside training. The actor
+fetches samples by their references: token arrays never pass through the driver.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 WRITING = "writing"
-"""The concurrency group of what runs beside training, on a thread of its own."""
+"""The concurrency group of calls that run beside training, on their own thread."""
 
 
 class LearnerActor:
@@ -46,17 +46,17 @@ class LearnerActor:
     def __init__(
         self, config: Config, rank: int, world_size: int, total_optimizer_steps: int, keeper: Any = None
     ) -> None:
-        """`keeper` is the actor of the head's disk where this node does not see that disk (run/keeper.py)."""
+        """`keeper` is the actor of the head's disk, if this node does not see that disk (run/keeper.py)."""
         dump_stacks_on_signal("learner")
         PULSE.open("learner", patience_of_actor(config))
-        # Before torch is imported, whose threads inherit the cores.
+        # Before the import of torch, whose threads inherit the cores.
         if said := keep_near_gpus():
             print(said, flush=True)
         self._config, self._keeper, self._algorithm = config, keeper, algorithm_of(config)
         self._rank, self._world_size, self._total_optimizer_steps = rank, world_size, total_optimizer_steps
 
     def start(self, rendezvous: Any) -> None:
-        """Join the other learners, who meet at the actor `rendezvous` (None for a single one), and load the model."""
+        """Join the other learners at the actor `rendezvous` (None for a single learner), and load the model."""
         from hpc_grpo.learner.group import RendezvousStore
         from hpc_grpo.learner.head_disk import disk_of
         from hpc_grpo.learner.learner import Learner
@@ -64,7 +64,7 @@ class LearnerActor:
         def call(method: str, *args: Any) -> Any:
             return ray.get(getattr(rendezvous, method).remote(*args))
 
-        # Held here: torch keeps only the part of it that is not Python.
+        # Keep a reference: torch keeps only the part of the store that is not Python.
         self._store = RendezvousStore(call) if rendezvous is not None else None
         self._learner = Learner(self._config, self._rank, self._world_size, self._store, self._total_optimizer_steps)
         if self._learner.device.type == "cuda":
@@ -74,7 +74,7 @@ class LearnerActor:
     def train(
         self, minibatches: Sequence[RemoteMinibatch], record: Path | None, measured: Sequence[RemoteGroup] | None
     ) -> dict[str, Reduction]:
-        """Train on this learner's share of a step; `record`: a folder to keep it in. `measured`: see `Batch`."""
+        """Train on this learner's share of a step. `record` is a folder for the share. `measured`: see `Batch`."""
         with PULSE.working("train"):
             fetched = []
             for minibatch in minibatches:
@@ -91,7 +91,7 @@ class LearnerActor:
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def usage(self) -> Usage:
-        """Return the usage since the call before; busy is what it computes without waiting for other learners."""
+        """Return the usage since the last call. Busy is the time of computing without waiting for other learners."""
         return METER.read()
 
     def start_profile(self) -> None:
@@ -104,7 +104,7 @@ class LearnerActor:
         return {suffix: profile.stop() for suffix, profile in self._profiles.items()}
 
     def free_cached_memory(self) -> None:
-        """Give back what torch keeps of a GPU for the next step, to the engine that shares it."""
+        """Free torch's cached GPU memory for the engine that shares the GPU."""
         import torch
 
         if torch.cuda.is_available():
@@ -119,7 +119,7 @@ class LearnerActor:
         return self._writer.write()
 
     def publish_checkpoint(self, *shares: tuple[FileEntry, ...]) -> float:
-        """Make it a checkpoint, on one learner, once all have written; `shares` are what they returned."""
+        """Complete the checkpoint, on one learner, after all have written. `shares` are their return values."""
         return self._writer.publish(shares)
 
     def write_universal(self, path: Path) -> None:
@@ -149,7 +149,7 @@ class LearnerActor:
         folder = store = None
         if writes:
             folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
-            # One left by a driver before this one: its group's addresses would be taken for this one's.
+            # Remove the folder of an earlier driver: its group's addresses would be mistaken for this group's.
             (folder / RENDEZVOUS).unlink(missing_ok=True)
             store = open_store(folder, spec, create=True)
         self._publisher = WeightPublisher(spec.layout, self._learner.gathered, store)

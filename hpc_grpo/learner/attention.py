@@ -1,7 +1,7 @@
-"""Attention over packed documents that never sees across a document's border, and never builds a T x T mask.
+"""Attention over packed documents. No document sees another one, and no T x T mask is built.
 
-Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width. A document may continue another one, its prompt:
-it attends to the prompt's tokens, then to its own.
+Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width. A document may continue another document, its
+prompt: it attends to the prompt's tokens, then to its own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hpc_grpo.learner.sequence import exchanges_heads
 PACKED_SDPA, PACKED_VARLEN = "packed_sdpa", "packed_varlen"
 
 _CELLS_OF_A_CALL = {"cpu": 64**2, "cuda": 512**2}
-"""The cost of one more kernel call, in scores that it could compute in that time: a guess of the right magnitude."""
+"""The cost of one more kernel call, in scores that could be computed in that time. A guess of the right magnitude."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Documents of like lengths, right-padded to `length`.
+    """Documents of similar lengths, right-padded to `length`.
 
     With `prompt`, an index into `DocumentLayout.prompt_lengths`, all of them continue that prompt.
     """
@@ -37,14 +37,14 @@ class Grid:
 
 
 Gathering = tuple[Tensor, Tensor, Tensor | None]
-"""What `_gather` takes: the row of the input for each row of the output, the same the other way, and a mask `[rows]`.
+"""Arguments of `_gather`: the input row of each output row, the output row of each input row, and a mask `[rows]`.
 
-The mask marks rows of the input that reach no output that counts: they get no gradient.
+The mask marks input rows that reach no relevant output: they get no gradient.
 """
 
 
 class _Gather(torch.autograd.Function):  # type: ignore[misc]
-    """Gathers rows of `[rows, H, D]` with a backward of its own, since index_add_ works row by row on CPU."""
+    """Gathers rows of `[rows, H, D]`. Has its own backward, because index_add_ works row by row on CPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor, missing: Tensor | None) -> Tensor:
@@ -65,11 +65,11 @@ def _gather(rows: Tensor, gathering: Gathering | None) -> Tensor:
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """The grids, one after the other, and how tokens come there.
+    """The grids in order, and the rows that move tokens into them.
 
-    `to_grids` and `to_tokens` gather the cells of all grids and back; None where the tokens already lie in that order.
-    `to_prompts` gathers the tokens of all prompts, `prompt_lengths` each; None without prompts. `max_length` is that of
-    the longest document with its prompt.
+    `to_grids` and `to_tokens` gather the cells of all grids and back; None if the tokens already have that order.
+    `to_prompts` gathers the tokens of all prompts, `prompt_lengths` each; None without prompts. `max_length` is the
+    length of the longest document with its prompt.
     """
 
     grids: tuple[Grid, ...]
@@ -81,10 +81,10 @@ class DocumentLayout:
     _masks: dict[int, list[Tensor | None]] = field(default_factory=dict)
 
     def masks(self, window: int | None, like: Tensor) -> list[Tensor | None]:
-        """Return for each grid what is added to its scores, of the type of `like`; None where causal attention will do.
+        """Return the mask added to the scores of each grid, in the type of `like`; None if causal attention is enough.
 
-        A mask `[length, prompt + length]` is 0 for the last `window` keys up to a query's own and -inf for all others.
-        The layers of a forward pass share it.
+        A mask `[length, prompt + length]` is 0 for the last `window` keys up to the query's own, else -inf. The layers
+        of a forward pass share it.
         """
         window = min(window or self.max_length, self.max_length)
         if window not in self._masks:
@@ -96,7 +96,7 @@ class DocumentLayout:
         return self._masks[window]
 
     def rows(self, heads: Tensor, *, with_prompts: bool = False) -> list[Tensor]:
-        """Turn `[1, H, T, D]` into `[rows, H, length, D]` for each grid; `with_prompts`: before each row its prompt."""
+        """Turn `[1, H, T, D]` into `[rows, H, length, D]` of each grid. `with_prompts`: rows start with the prompt."""
         tokens = heads[0].transpose(0, 1)
         cells = _gather(tokens, self.to_grids)
         parts = cells.split([grid.num_rows * grid.length for grid in self.grids])
@@ -126,7 +126,7 @@ def _mask(length: int, before: int, window: int, like: Tensor) -> Tensor:
 
 
 def document_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | None] | None = None) -> DocumentLayout:
-    """Lay out documents of `lengths`, one after the other; `prompts` has the document that each one continues."""
+    """Lay out documents of `lengths` in order. `prompts` has the document that each document continues."""
     sizes, of_documents = np.asarray(lengths, dtype=np.int64), prompts or [None] * len(lengths)
     num_tokens, starts = int(sizes.sum()), np.cumsum(sizes) - sizes
     used = sorted({each for each in of_documents if each is not None})
@@ -161,9 +161,9 @@ def document_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int |
 
 
 def _cut_by_length(documents: Any, sizes: Any, before: int, cost_of_a_call: int) -> list[Any]:
-    """Cut documents, the longest first, into runs of like lengths, so that padding and calls together cost least.
+    """Cut documents, longest first, into runs of similar lengths, so that padding and calls together cost least.
 
-    A run of n documents of up to `m` tokens after `before` others costs n m (before + m) scores, and its call.
+    A run of n documents of up to `m` tokens after `before` tokens costs n m (before + m) scores, and a call.
     """
     if not len(sizes):
         return []
@@ -184,11 +184,11 @@ def _cut_by_length(documents: Any, sizes: Any, before: int, cost_of_a_call: int)
 
 @dataclass(frozen=True)
 class VarlenLayout:
-    """The borders of documents for a kernel that takes their tokens as they lie, without padding.
+    """The borders of documents for a kernel without padding.
 
-    `query_borders` and `key_borders` `[N + 1]` int32 say where each document's queries and keys start, and where the
-    last ones end; `most_queries` and `most_keys` are those of the longest. `keys` has the places of all keys, each
-    document's prompt before its own; None where keys lie as queries do.
+    `query_borders` and `key_borders` `[N + 1]` int32 are the starts of each document's queries and keys, and the end of
+    the last. `most_queries` and `most_keys` are the lengths of the longest. `keys` has the positions of all keys, each
+    document's prompt before its own keys; None if keys have the order of queries.
     """
 
     query_borders: Tensor
@@ -215,7 +215,7 @@ def varlen_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | N
 
 
 def _on(device: Any, array: Any) -> Tensor:
-    """Copy an array to the device; from page-locked memory, for other copies wait until a GPU has done its work."""
+    """Copy an array to the device. The copy from page-locked memory does not wait for the GPU's earlier work."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
 
@@ -223,13 +223,13 @@ def _on(device: Any, array: Any) -> Tensor:
 def packed_sdpa(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend causally within each document of `packed_layout`, as transformers' AttentionInterface calls a kernel.
+    """Attend causally within each document of `packed_layout`, with the signature of transformers' AttentionInterface.
 
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
-    right-padded grids `[rows, H, length, D]`: with causal attention, padding on the right is seen by no real token, so
-    no mask is needed and the fused kernels apply. Those that share a prompt have its keys before their own, and a mask
-    of one document's size; so have those that are longer than a sliding window. Raises ConfigError without a layout,
-    and for what this kernel does not compute.
+    right-padded grids `[rows, H, length, D]`. In causal attention no real token sees padding on its right, so no mask
+    is needed and the fused kernels apply. Documents that share a prompt have its keys before their own, and a mask of
+    one document's size. Documents longer than a sliding window have such a mask too. Raises ConfigError without a
+    layout, and for options that this kernel does not compute.
     """
     layout: DocumentLayout = _layout("sdpa", module, attention_mask, options)
     masks = layout.masks(options.get("sliding_window"), query)
@@ -259,8 +259,8 @@ def packed_varlen(
 ) -> tuple[Tensor, None]:
     """Attend as `packed_sdpa` does, by torch's kernel for documents of any length, also within a sliding window.
 
-    It is flash attention (`torch.nn.attention.varlen`), whose causal mask is aligned to the last query and the last
-    key: a document that continues a prompt sees all of the prompt. Of a window of w tokens the first is w - 1 back.
+    The kernel is flash attention (`torch.nn.attention.varlen`). Its causal mask is aligned to the last query and the
+    last key: a document that continues a prompt sees the complete prompt. A window of w tokens starts w - 1 back.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -268,12 +268,12 @@ def packed_varlen(
     window = options.get("sliding_window")
     if value.shape[-1] != query.shape[-1]:
         raise ConfigError(
-            f"train.attention = varlen takes values as wide as queries; those of model.path have {value.shape[-1]} and "
-            f"{query.shape[-1]} channels a head. Set train.attention: sdpa."
+            f"train.attention = varlen needs values as wide as queries. The heads of model.path have {value.shape[-1]} "
+            f"and {query.shape[-1]} channels. Set train.attention: sdpa."
         )
     queries, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
     if layout.keys is not None:
-        # In float32: backward adds up what all completions want of their prompt, and would round each sum to 16 bits.
+        # In float32: backward sums the gradients of all completions at their prompt. 16 bits would round each sum.
         keys, values = (own.float().index_select(0, layout.keys).to(query.dtype) for own in (keys, values))
     output = varlen_attn(
         *(queries, keys, values, layout.query_borders, layout.key_borders, layout.most_queries, layout.most_keys),
@@ -285,29 +285,29 @@ def packed_varlen(
 
 
 def has_grouped_kernel(device_type: str, dtype: torch.dtype, head_size: int, *, is_masked: bool = False) -> bool:
-    """Say whether a fused kernel takes fewer heads of keys than of queries; without one torch builds `[H, T, T]`.
+    """Return whether a fused kernel accepts fewer key heads than query heads. Without one, torch builds `[H, T, T]`.
 
-    On CUDA flash attention does, in 16 bits, up to 256 channels a head and without a mask. The memory-efficient kernel
-    takes float32, wider heads and masks, but in some versions of torch no grouped heads
-    (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp). torch says nothing where it falls back.
+    On CUDA flash attention does, in 16 bits, up to 256 channels per head and without a mask. The memory-efficient
+    kernel accepts float32, wider heads and masks, but in some versions of torch no grouped heads
+    (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp). torch falls back silently.
     """
     return device_type != "cuda" or (dtype != torch.float32 and head_size <= 256 and not is_masked)
 
 
 def require_flash_attention() -> None:
-    """Raise ConfigError where flash-attn is missing: transformers would fetch a kernel from a hub in its place."""
+    """Raise ConfigError if flash-attn is missing: transformers would download a kernel from a hub instead."""
     from transformers.utils import is_flash_attn_2_available
 
     if not is_flash_attn_2_available():
         raise ConfigError(
             "train.attention = flash_attention_2 needs a GPU that torch sees, and the package flash-attn in the Python "
-            "of the nodes: one of them is missing. Kernels are not fetched from a hub while a run starts. Install "
-            "flash-attn for that torch, or set train.attention: sdpa, whose kernels come with torch."
+            "of the nodes. One of them is missing. Kernels are not downloaded while a run starts. Install flash-attn "
+            "for that torch, or set train.attention: sdpa, whose kernels are part of torch."
         )
 
 
 def require_varlen_attention() -> None:
-    """Raise ConfigError where torch's kernel for documents of any length does not run."""
+    """Raise ConfigError if torch's kernel for documents of any length does not run here."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         raise ConfigError(
             "train.attention = varlen needs a GPU that torch sees, of compute capability 8.0 (A100) or later. Set "
@@ -316,10 +316,10 @@ def require_varlen_attention() -> None:
 
 
 def register_kernels() -> None:
-    """Make both kernels known to transformers by name, and switch cuDNN's attention off in this process.
+    """Register both kernels with transformers by name, and switch off cuDNN's attention in this process.
 
-    cuDNN makes a plan for each new shape, for about a second, and ragged documents have new shapes in every step.
-    transformers builds masks only for kernels with a mask function: without one nothing of size T x T exists.
+    cuDNN plans each new shape for about a second, and packed documents have new shapes in every step. transformers
+    builds masks only for kernels with a mask function: without one, nothing of size T x T exists.
     """
     from transformers import AttentionInterface
 
@@ -332,9 +332,9 @@ def _layout(kernel: str, module: Any, attention_mask: Tensor | None, options: Ma
     """Return the layout of the documents. Raises ConfigError without it, or for what the kernel does not compute."""
     if options.get("packed_layout") is None:
         raise ConfigError(
-            f"model.path names a model whose attention, {type(module).__name__} of transformers, is not told where the "
-            f"sequences packed into one row begin: its layers pass nothing on to their kernel. Take a model of another "
-            f"architecture; Llama's, Qwen's, Mistral's and most others pass it on."
+            f"model.path: the attention {type(module).__name__} of transformers does not receive the borders of "
+            f"sequences in a packed row, because its layers pass nothing on to their kernel. Use a model of another "
+            f"architecture, such as Llama, Qwen or Mistral."
         )
     refused = {"an attention mask": attention_mask, f"dropout {options.get('dropout')}": options.get("dropout") or None}
     refused |= {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
@@ -346,6 +346,6 @@ def _layout(kernel: str, module: Any, attention_mask: Tensor | None, options: Ma
 
 def _not_computed(kernel: str, what: str) -> ConfigError:
     return ConfigError(
-        f"train.attention = {kernel} does not compute {what}, which the attention of model.path asks for. Set "
-        f"train.attention: flash_attention_2, or take another model."
+        f"train.attention = {kernel} does not compute {what}, which the attention of model.path needs. Set "
+        f"train.attention: flash_attention_2, or use another model."
     )

@@ -1,11 +1,11 @@
-"""Saves and restores everything a learner's next step depends on, and exports the policy for others.
+"""Saves and restores all state that a learner's next step depends on, and exports the policy.
 
 A checkpoint is DeepSpeed's state on every rank (weights, optimizer, schedule), the random number generators and a
-manifest of all files. A resume with as many ranks is bit-identical. Staging, loading and exporting are collectives:
-they wait for all ranks. Writing what was staged, and publishing it, waits for no training.
+manifest of all files. A resume with the same number of ranks is bit-identical. Staging, loading and exporting are
+collectives: they wait for all ranks. Writing staged files, and publishing them, does not delay training.
 
-Another number of ranks loads DeepSpeed's universal form, which this module, run as a program, writes beside the
-checkpoint for as long as loading takes.
+Another number of ranks loads DeepSpeed's universal form. This module, run as a program, writes this form beside the
+checkpoint. It is removed after loading.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
 
 TAG = "deepspeed"  # DeepSpeed's folder in a checkpoint
-_COPIES = 2  # the conversion to the universal form writes every byte twice: in fragments first, then whole
+_COPIES = 2  # the conversion to the universal form writes every byte twice: first fragments, then complete tensors
 _TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json",
     "chat_template*", "*processor_config.json",
@@ -50,14 +50,14 @@ _TOKENIZER_FILES = (
 
 
 class CheckpointWriter:
-    """One learner's part in a checkpoint: made by all together, then `write` on any thread, then `publish` on rank 0.
+    """One learner's part of a checkpoint. All create it together; `write` runs on any thread; rank 0 calls `publish`.
 
-    One checkpoint at a time. Each call raises HpcGrpoError when a file cannot be written; older checkpoints are
-    untouched, and one of the same step is replaced only once the new one is whole.
+    One checkpoint at a time. Each call raises HpcGrpoError if a file cannot be written. Older checkpoints stay; a
+    checkpoint of the same step is replaced only when the new one is complete.
     """
 
     def __init__(self, learner: Learner, directory: Path, driver_state: dict[str, Any], *, behind: bool) -> None:
-        """Stage the state of now: if `behind` in host memory, to be written later, else on disk. A collective."""
+        """Stage the current state. `behind`: in host memory, to be written later; otherwise on disk. A collective."""
         self._learner, self._directory, self._begun = learner, directory, time.monotonic()
         staging, stage = learner.files.disk.here(staging_path(directory)), learner.config.train.zero_stage
         self._manifest = Manifest(learner.policy_version, learner.world_size, stage, (), driver_state)
@@ -74,21 +74,21 @@ class CheckpointWriter:
                 learner.files.save(_rng_state(), staging / f"rng_rank_{learner.rank}.pt")
 
     def write(self) -> tuple[FileEntry, ...]:
-        """Put on the disk what is not there yet; return this learner's files."""
+        """Write the remaining staged files to disk; return this learner's files."""
         files = self._learner.files
         with _named_errors(self._directory):
             return tuple(files.disk.settle(files.disk.here(staging_path(self._directory)), files.write()))
 
     def publish(self, shares: Sequence[Sequence[FileEntry]]) -> float:
-        """Make the files of all learners a checkpoint; return the seconds since it was staged.
+        """Complete the checkpoint from the files of all learners; return the seconds since staging.
 
-        Files are listed by who wrote them: a network file system may show this node the folder without the others'.
+        The writers list their files: on a network file system this node may not see the others' files yet.
         """
         staging = staging_path(self._directory)
         with _named_errors(self._directory):
             entries = {entry.name: entry for share in shares for entry in share}
             here = {str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()}
-            # DeepSpeed puts a script or two beside its files.
+            # DeepSpeed adds a script or two to its files.
             entries |= {entry.name: entry for entry in hash_files(staging, sorted(here - entries.keys()))}
             files = tuple(entries[name] for name in sorted(entries))
             write_manifest(staging, replace(self._manifest, files=files))
@@ -97,7 +97,7 @@ class CheckpointWriter:
 
 
 def _is_partly_frozen(learner: Learner) -> bool:
-    """Tell whether a part has frozen weights: these are those of `model.path`, and in no checkpoint."""
+    """Return whether a part has frozen weights. These are the weights of `model.path`, and are in no checkpoint."""
     return any(not own.requires_grad for own in learner.model.parameters())
 
 
@@ -107,15 +107,15 @@ def _named_errors(directory: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         raise HpcGrpoError(
-            f"Checkpoint {directory} could not be written: {error}. The ones before it are as they were."
+            f"Checkpoint {directory} could not be written: {error}. Earlier checkpoints are unchanged."
         ) from error
 
 
 def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = None) -> dict[str, Any]:
-    """Restore `directory`; returns the driver state stored with it.
+    """Restore `directory`; return the driver state stored with it.
 
-    Needs `write_universal` before it, into the same folder, where another number of learners wrote it. Raises
-    ConfigError if it is no whole checkpoint, or was written under another ZeRO stage.
+    If another number of learners wrote it, call `write_universal` for the same folder first. Raises ConfigError if the
+    checkpoint is incomplete, or was written under another ZeRO stage.
     """
     disk, engine = learner.files.disk, learner.ds_engine
     with disk.opened(directory) as here:
@@ -144,15 +144,15 @@ def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = 
 
 
 def _universal(checkpoint: Path) -> Path:
-    """Return the folder whose staging folder holds the universal form: `recover_dirs` removes a leftover."""
+    """Return the folder whose staging folder holds the universal form. `recover_dirs` removes a leftover."""
     return checkpoint.with_name(f"{checkpoint.name}_universal")
 
 
 def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
     """Write the universal form of `checkpoint / TAG` into `folder`, or beside it.
 
-    Long for a large model: let no learner wait in a collective. Raises LaunchError without the disk space for it, or
-    when DeepSpeed's conversion fails.
+    Takes long for a large model: no learner may wait in a collective. Raises LaunchError without the disk space, or if
+    DeepSpeed's conversion fails.
     """
     source, target = checkpoint / TAG, (folder or start_staging(_universal(checkpoint))) / TAG
     needed = _COPIES * sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
@@ -163,7 +163,7 @@ def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
             f"{checkpoint} is rewritten for another number of learners, for which {needed / 2**30:.1f} GiB are needed "
             f"in {target.parent}; {free / 2**30:.1f} are free. Free some, or {instead}."
         )
-    # A process of its own: it forks workers, which a learner with its threads must not.
+    # In a separate process: the conversion forks workers, and a learner with threads must not fork.
     command = own_command("-m", "hpc_grpo.learner.checkpoint", "--inject_missing_state")
     command += ["--input_folder", str(source), "--output_folder", str(target)]
     # Each worker holds one rank's optimizer state in memory.
@@ -176,10 +176,10 @@ def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
 
 @contextmanager
 def _universal_loading(engine: Any) -> Iterator[None]:
-    """Have the engine load a universal form, and put right what DeepSpeed 0.19 makes of the optimizer under ZeRO-3.
+    """Let the engine load a universal form, and repair the optimizer state of DeepSpeed 0.19 under ZeRO-3.
 
-    It gives all parameter groups the settings of the first one, and all their states one and the same step counter,
-    on the CPU: every group would then advance it, and a fused optimizer read it on the wrong device.
+    DeepSpeed gives all parameter groups the settings of the first group, and all states one step counter on the CPU.
+    Every group would advance this counter, and a fused optimizer would read it on the wrong device.
     """
     groups = engine.optimizer.optimizer.param_groups
     settings = [{name: group[name] for name in group if name not in ("params", "lr")} for group in groups]
@@ -215,8 +215,8 @@ def _restore_rng(state: dict[str, Any]) -> None:
 def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> None:
     """Write the policy in Hugging Face format, atomically, on rank 0: for `from_pretrained` and vLLM.
 
-    Tied weights are stored once; `from_pretrained` ties them again. Of a policy with an adapter this is the adapter in
-    PEFT's format, or if `merged` the whole model.
+    Tied weights are stored once; `from_pretrained` ties them again. For a policy with an adapter this is the adapter in
+    PEFT's format, or with `merged` the merged model.
     """
     is_adapter = learner.config.lora is not None and not merged
     gather = gathered_adapter if is_adapter else gathered
@@ -241,7 +241,7 @@ def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> 
 def full_weights(
     model: PolicyModel, specs: Sequence[ParameterSpec], gather: Callable[..., Any] = gathered
 ) -> dict[str, Tensor]:
-    """Return copies of the parameters in rank 0's host memory, and nothing elsewhere; a collective under ZeRO-3."""
+    """Return copies of the parameters in rank 0's host memory; nothing on other ranks. A collective under ZeRO-3."""
     weights: dict[str, Tensor] = {}
     dtypes = {spec.name: getattr(torch, spec.dtype) for spec in specs}
     for bucket in bucket_layout(specs).buckets:
@@ -252,17 +252,17 @@ def full_weights(
 
 
 def copy_tokenizer(config: Config, folder: Path) -> None:
-    """Copy the tokenizer's files: loaded and saved by its class, they may become something else."""
+    """Copy the tokenizer's files unchanged: loading and saving by its class may change them."""
     source = model_folder(config.model.path)
     for file in {file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)}:
         shutil.copyfile(file, folder / file.name)
 
 
 if __name__ in ("__main__", "__mp_main__"):
-    # The program of `write_universal`, and its workers: DeepSpeed's own would run a planted pickle at every read.
+    # The program of `write_universal`, and its workers. DeepSpeed's own program would run a planted pickle.
     from deepspeed.checkpoint import ds_to_universal
 
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # torch heeds it whatever its caller says
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # overrides the argument of torch.load
     torch.serialization.add_safe_globals(deepspeed_globals())
     if __name__ == "__main__":
         ds_to_universal.main(ds_to_universal.parse_arguments())

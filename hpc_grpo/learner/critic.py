@@ -1,7 +1,7 @@
 """The critic of PPO: values the state before every trained token, and learns the returns.
 
-Its model is a causal language model's trunk with one number for a head; its optimizer and its ZeRO shards are its own.
-It is exported as a token classifier of one label: the logit at a token is the value of the state after it.
+Its model is the trunk of a causal language model with a head of one number. It has its own optimizer and ZeRO shards.
+It is exported as a token classifier of one label: the logit at a token is the value of the state after this token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TAG = "critic"  # DeepSpeed's folder of the critic in a checkpoint
 
 
 class Critic(LearnerPart):
-    """Trains the value model, and turns rewards into advantages; all ranks together."""
+    """Trains the value model, and computes advantages from rewards. All ranks call it together."""
 
     @staticmethod
     def is_wanted(config: Config) -> bool:
@@ -54,7 +54,7 @@ class Critic(LearnerPart):
         self.ds_engines.append(self._engine)
 
     def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
-        """Value all sequences, train on their returns, and return them with advantages."""
+        """Value all sequences, train on their returns, and return the sequences with advantages."""
         packed = pack_equalised([each.sequences for each in minibatches], budget_of(self.config), self.device)
         values = [self.values(batches) for batches, _ in packed]
         estimates = [self._estimates(sequences, own) for (_, sequences), own in zip(packed, values, strict=True)]
@@ -78,23 +78,22 @@ class Critic(LearnerPart):
         return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
-        """Restore the critic. Raises ConfigError where another number of learners wrote it, or none did."""
+        """Restore the critic. Raises ConfigError if the checkpoint has none, or one of another number of learners."""
         manifest = read_manifest(folder)
         if manifest is not None and manifest.world_size != self.world_size:
             raise ConfigError(
-                f"Checkpoint {folder} holds a critic of {manifest.world_size} learners, and this run has "
-                f"{self.world_size}. A critic needs as many as before: set launch.num_nodes and "
-                f"placement.learners_per_node so."
+                f"Checkpoint {folder} holds a critic of {manifest.world_size} learners, but this run has "
+                f"{self.world_size}. A critic needs the same number of learners: set launch.num_nodes and "
             )
         if self._engine.load_checkpoint(str(folder), tag=_TAG)[0] is None:
-            raise ConfigError(f"Checkpoint {folder} holds no critic: it is not of a run with task = ppo.")
+            raise ConfigError(f"Checkpoint {folder} holds no critic: it is not from a run with task = ppo.")
 
     def export(self, folder: Path) -> None:
-        """Write the value model into the folder `critic` of the export, where `task.critic` of another run finds it."""
+        """Write the value model into the export's folder `critic`, as `task.critic` of another run reads it."""
         _export_value_model(self._engine.module, self.config, folder / "critic")
 
     def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        """Value the state before each trained token, `[C]` a microbatch."""
+        """Return the value of the state before each trained token, `[C]` per microbatch."""
         values = []
         for batch in batches:
             with torch.no_grad():
@@ -105,7 +104,7 @@ class Critic(LearnerPart):
     def _estimates(
         self, sequences: Sequence[TrainSequence], values: Sequence[Tensor]
     ) -> list[tuple[Float32Array, Float32Array]]:
-        """Return advantages and returns of each sequence, in packed order, where weightless microbatches come last."""
+        """Return advantages and returns of each sequence, in packed order. Weightless microbatches come last."""
         ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences], dtype=np.int64)
         own_values = np.split(torch.cat(list(values)).cpu().numpy(), ends)[:-1]
         estimate = partial(
@@ -114,7 +113,7 @@ class Critic(LearnerPart):
         return list(map(estimate, map(token_rewards, sequences), own_values))
 
     def _normalized(self, advantages: Sequence[Sequence[Float32Array]]) -> list[list[Float32Array]]:
-        """Give all tokens of the step, over all ranks, mean 0 and deviation 1."""
+        """Normalise the advantages of the step's tokens, over all ranks, to mean 0 and standard deviation 1."""
         own = np.concatenate([each for of_one in advantages for each in of_one] or [np.zeros(0, np.float32)])
         own = own.astype(np.float64)
         sums = torch.tensor([own.size, own.sum(), (own**2).sum()], dtype=torch.float64, device=self.device)
@@ -128,9 +127,9 @@ class Critic(LearnerPart):
     def train(
         self, batches: Sequence[PackedBatch], values: Sequence[Tensor], returns: Float32Array, num_valid_tokens: int
     ) -> dict[str, Mean]:
-        """Take one optimizer step on the returns of a minibatch; the metrics, means over its tokens, if it has any.
+        """Take one optimizer step on the returns of a minibatch; return metrics, means over its tokens if it has any.
 
-        Raises HpcGrpoError when the gradient is not finite.
+        Raises HpcGrpoError if the gradient is not finite.
         """
         sizes = [len(own) for own in values]
         padded = np.zeros(sum(sizes), np.float32)
@@ -156,9 +155,9 @@ class Critic(LearnerPart):
 
 
 def token_rewards(sequence: TrainSequence) -> Float32Array:
-    """Return the reward of each trained token `[C]`: that of a turn comes with its last token.
+    """Return the reward of each trained token `[C]`: a turn's reward is at its last token.
 
-    The next token is then an observation, which is not trained, or there is none.
+    The next token is then an observation, which is not trained, or the sequence ends.
     """
     ends_turn = np.append(~sequence.loss_mask[1:], True)
     return np.where(ends_turn, sequence.advantages, np.float32(0.0))[sequence.loss_mask]
@@ -171,9 +170,9 @@ def generalized_advantages(
 
     A_t = d_t + discount * gae_lambda * A_(t+1)    d_t = r_t + discount * V_(t+1) - V_t    return_t = A_t + V_t
 
-    Generalised advantage estimation (Schulman et al., arXiv:1506.02438) over the trained tokens: t + 1 is the first
-    token of the next turn where an observation lies between, as in verl and NeMo-RL. `values` are of the states before
-    each token; the state after the last is worth 0.
+    Generalised advantage estimation (Schulman et al., arXiv:1506.02438) over the trained tokens. t + 1 is the next
+    trained token: observations are skipped, as in verl and NeMo-RL. `values` are of the states before each token; the
+    state after the last token has value 0.
     """
     advantages = np.zeros_like(values)
     following, next_value = 0.0, 0.0
@@ -185,9 +184,9 @@ def generalized_advantages(
 
 
 def value_losses(predicted: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """Return half the squared error per token `[C]`, the larger of that and of the value clipped around the old one.
+    """Return half the squared error per token `[C]`: the larger one of the value and of the clipped value.
 
-    The clip is PPO's as in its authors' code (openai/baselines, ppo2); None: no clip.
+    The value is clipped around the old value, as in PPO's original code (openai/baselines, ppo2). None: no clip.
     """
     errors = (predicted - returns) ** 2
     if clip is not None:
@@ -197,21 +196,21 @@ def value_losses(predicted: Tensor, old: Tensor, returns: Tensor, clip: float | 
 
 
 class ValueHead(nn.Module):  # type: ignore[misc]
-    """Takes the place of the model's output layer: one float32 value per state, 0.0 before it is trained."""
+    """Replaces the model's output layer: one float32 value per state, 0.0 before training."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(hidden_size))
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """Return the values `[C]` of `hidden` `[C, D]`; the next token and the temperature are no matter."""
+        """Return the values `[C]` of `hidden` `[C, D]`. The next token and the temperature are ignored."""
         return hidden.float() @ self.weight.float()
 
 
 def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
     """Build the DeepSpeed engine of `model.path` with a head of zeros, or of the critic at `task.critic`.
 
-    Raises ConfigError where that is none.
+    Raises ConfigError if `task.critic` holds no critic.
     """
     import deepspeed
 
@@ -231,9 +230,9 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
 
 
 def _export_value_model(model: PolicyModel, config: Config, folder: Path) -> None:
-    """Write the value model into `folder` on rank 0, its head in float32: a collective under ZeRO-3.
+    """Write the value model into `folder` on rank 0, its head in float32. A collective under ZeRO-3.
 
-    Leaves it out, and says so, where transformers has no token classifier of the architecture.
+    If transformers has no token classifier of the architecture, prints this and writes nothing.
     """
     from transformers import AutoModelForTokenClassification
 
@@ -261,7 +260,7 @@ def _export_value_model(model: PolicyModel, config: Config, folder: Path) -> Non
 
 
 def _read_head(path: str, prefix: str, hidden_size: int) -> Tensor:
-    """Read the head `[D]` of a token classifier of one label. Raises ConfigError where there is none."""
+    """Read the head `[D]` of a token classifier of one label. Raises ConfigError if there is none."""
     from safetensors import safe_open
 
     found: dict[str, Tensor] = {}
@@ -272,7 +271,7 @@ def _read_head(path: str, prefix: str, hidden_size: int) -> Tensor:
     weights = [each for each in found.values() if tuple(each.shape) == (1, hidden_size)]
     if len(weights) != 1 or any(each.any() for each in found.values() if each.dim() == 1):
         raise ConfigError(
-            f"task.critic = {path} holds no value head, one row of {hidden_size} numbers without a bias, but "
-            f"{', '.join(sorted(found)) or 'a trunk alone'}. Give the critic folder of an export, or null."
+            f"task.critic = {path} holds no value head (one row of {hidden_size} numbers, no bias), only "
+            f"{', '.join(sorted(found)) or 'a trunk'}. Give the critic folder of an export, or null."
         )
     return weights[0][0]

@@ -1,7 +1,7 @@
-"""The learners' process group, and the store in which its ranks meet.
+"""The learners' process group, and the store through which its ranks meet.
 
-The group is set up before DeepSpeed, which adopts it. By itself DeepSpeed reads rank and address from environment
-variables, listens on every interface, and compiles a shared-memory kernel at its first start on a CPU.
+The group is created before DeepSpeed, which adopts it. DeepSpeed alone would read rank and address from environment
+variables, listen on every interface, and compile a shared-memory kernel at its first start on a CPU.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 
 
 class RendezvousStore(dist.Store):  # type: ignore[misc]
-    """The `Rendezvous` actor as torch.distributed takes it; `call(method, *args)` calls a method of the actor.
+    """The `Rendezvous` actor as a store of torch.distributed. `call(method, *args)` calls a method of the actor.
 
-    Reads wait up to the store's timeout. torch calls from threads of its own too, and holds only the part of a store
-    that is not Python: the caller has to keep this object.
+    Reads wait up to the store's timeout. torch also calls from its own threads, and holds only the part of a store that
+    is not Python: the caller has to keep this object.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -50,7 +50,7 @@ class RendezvousStore(dist.Store):  # type: ignore[misc]
         return bool(self._call("delete", key))
 
     def clone(self) -> RendezvousStore:
-        """Return another view of the same rendezvous: torch takes one where it splits a group."""
+        """Return another view of the same rendezvous. torch calls this when it splits a group."""
         return RendezvousStore(self._call)
 
     deleteKey = delete_key  # noqa: N815 - torch looks the method up under the name of its C++ interface
@@ -65,8 +65,8 @@ class RendezvousStore(dist.Store):  # type: ignore[misc]
 def init_process_group(rank: int, world_size: int, device: torch.device, store: Any = None) -> None:
     """Create the default group (Gloo on CPU, NCCL on a GPU) and make DeepSpeed use it.
 
-    An existing group of the same rank and size is kept. A single learner needs no store and opens no port beyond
-    loopback. Raises ValueError without a store when `world_size` > 1, or when the process belongs to another group.
+    An existing group of the same rank and size is kept. A single learner needs no store and opens only loopback ports.
+    Raises ValueError if `world_size` > 1 has no store, or if the process belongs to another group.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
@@ -90,19 +90,19 @@ def init_process_group(rank: int, world_size: int, device: torch.device, store: 
         device_id=device if is_cuda else None,
     )
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    # Overwritten: the values of another launcher around us are those of other ranks.
+    # Overwritten: another launcher around us may have set values of other ranks.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(device.index or 0))
     import deepspeed
 
     if not is_cuda:
-        # DeepSpeed would otherwise compile its shared-memory collectives: 25 s, and a lock file that hangs the
-        # next start if killed meanwhile. Compatible ops are a module-level table that is made to be edited.
+        # Prevents DeepSpeed from compiling its shared-memory collectives: 25 s, and a lock file that hangs the next
+        # start if the compilation was killed. The table of compatible ops may be edited.
         vars(deepspeed.ops)["__compatible_ops__"] = {}
     deepspeed.comm.init_distributed()
 
 
 def of_all_ranks(rows: Tensor, every: int = 1) -> Tensor:
-    """Lay the columns of `rows` `[K, n]` of every so many ranks side by side; n may differ. A collective of all."""
+    """Concatenate the columns of `rows` `[K, n]` of every `every`-th rank; n may differ. A collective of all."""
     world_size = dist.get_world_size()
     if world_size == 1:
         return rows

@@ -1,7 +1,7 @@
-"""The head's disk as a learner on another node has it: its files go there and come from there over Ray, in chunks.
+"""The head's disk for a learner on another node: files are sent and fetched over Ray, in chunks.
 
-The other end is `run/keeper.py`. A learner never holds more of a file than two chunks on their way and one that is
-filling. A checkpoint that it reads lies in a folder of this node for as long as it is opened.
+The other end is `run/keeper.py`. A learner holds at most three chunks of a file: two in transit and one being filled.
+A checkpoint that it reads is in a folder of this node while it is open.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from hpc_grpo.run.files import copy_path
 from hpc_grpo.run.keeper import CHUNK_BYTES
 
 _UNDERWAY = 2
-"""Chunks of a file that are on their way at once: one is written while the next one travels."""
+"""Chunks of a file in transit at once: one is written while the next one travels."""
 
 _OUTLINE_MODE = stat.S_IWUSR
-"""The mode of a file that has its size and no content: it may not be read."""
+"""The mode of an outline: a file with its final size but no content, which must not be read."""
 
 
 class HeadDisk(RunDisk):
-    """The head's disk, for a learner on another node, whose run directory `root` is `here` a folder to work in.
+    """The head's disk, for a learner on another node. `root` is the run directory, `here` a local work folder.
 
-    Written files are sent on, and never lie here whole. The node's learners share what they fetch of an opened
-    checkpoint: a file is an outline before it is fetched.
+    Written files are sent on, and are never complete here. The node's learners share the fetched files of an open
+    checkpoint. A file that is not fetched yet is an outline.
     """
 
     def __init__(self, keeper: Any, root: Path, here: Path) -> None:
@@ -59,7 +59,7 @@ class HeadDisk(RunDisk):
         self._sent[here] = sending.entry
 
     def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
-        """Send what was not saved by `save`, and empty the folder."""
+        """Send the files that `save` did not send, and empty the folder."""
         for path in files:
             if path not in self._sent:
                 with self._sending(self._name(path)) as (file, sending), path.open("rb") as written:
@@ -80,14 +80,14 @@ class HeadDisk(RunDisk):
             try:
                 yield here
             finally:
-                with suppress(BlockingIOError):  # another learner of the node reads it: the last one removes it
+                with suppress(BlockingIOError):  # another learner of the node is reading: the last one removes it
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(here, ignore_errors=True)
 
     def fetch(self, here: Path) -> None:
-        with _locked(here, fcntl.LOCK_EX):  # this file alone: others fetch theirs side by side
+        with _locked(here, fcntl.LOCK_EX):  # only this file: other learners fetch other files in parallel
             size, mode = here.stat().st_size, stat.S_IMODE(here.stat().st_mode)
-            if mode != _OUTLINE_MODE:  # fetched before, or by another learner of the node
+            if mode != _OUTLINE_MODE:  # already fetched, maybe by another learner of the node
                 return
             beside = self._here / f".fetched-{self._name(here).replace('/', '--')}"
             waiting: deque[Any] = deque()
@@ -104,9 +104,9 @@ class HeadDisk(RunDisk):
                 if error.errno != errno.ENOSPC:
                     raise
                 raise LaunchError(
-                    f"Node {socket.gethostname()} fetches its part of the checkpoint from the head, and {self._here} "
-                    f"has no room for {here.name} ({size / 2**30:.1f} GiB). Free some there, or name a "
-                    f"folder on a larger disk by launch.local_dir."
+                    f"Node {socket.gethostname()} fetches its part of the checkpoint from the head, but {self._here} "
+                    f"has no space for {here.name} ({size / 2**30:.1f} GiB). Free space there, or set launch.local_dir "
+                    f"to a folder on a larger disk."
                 ) from error
             beside.replace(here)
 
@@ -129,7 +129,7 @@ class HeadDisk(RunDisk):
         _result(self._keeper.commit.remote(sending.entry, final or name))
 
     def _outline(self, folder: Path, here: Path) -> list[str]:
-        """Make the folder here as it is at the head, its files as outlines; return their names."""
+        """Create the head's folder here, its files as outlines; return their names."""
         names = []
         with _locked(self._here / ".outlining", fcntl.LOCK_EX):
             for name, size in _result(self._keeper.files.remote(str(folder.relative_to(self._root)))):
@@ -143,9 +143,9 @@ class HeadDisk(RunDisk):
 
 
 class Sending(io.RawIOBase):
-    """A file that is written here, through a buffer of a chunk, and grows at the head; `entry` is what was sent.
+    """A file that is written here, through a buffer of a chunk, and grows on the head. `entry` describes the sent file.
 
-    The first error is kept in `failure`: torch would raise an error of its own over one that comes while it writes.
+    The first error is kept in `failure`: torch would replace an error during its write by its own.
     """
 
     def __init__(self, keeper: Any, name: str) -> None:
@@ -161,7 +161,7 @@ class Sending(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Send a chunk of the data, and wait while two others are on their way; returns its length."""
+        """Send a chunk of the data; wait while two others are in transit. Return its length."""
         if len(self._waiting) == _UNDERWAY:
             self._await_oldest()
         chunk = bytes(memoryview(data).cast("B")[:CHUNK_BYTES])
@@ -172,9 +172,9 @@ class Sending(io.RawIOBase):
         return len(chunk)
 
     def close(self) -> None:
-        """Wait for what is on its way: the head would write on while the file is removed there, or sent again."""
+        """Wait for chunks in transit. Otherwise the head would still write while the file is removed or sent again."""
         if not self.closed and not self._size:
-            self.write(b"")  # or an empty file would not be there
+            self.write(b"")  # creates an empty file on the head
         while self._waiting:
             self._await_oldest()
         super().close()
@@ -191,10 +191,10 @@ class Sending(io.RawIOBase):
 
 
 def disk_of(keeper: Any, root: Path) -> RunDisk:
-    """Return the disk of the run at `root`, in an actor: by the head's `keeper` where this node does not see it."""
+    """Return the disk of the run at `root`, in an actor: the head's by `keeper` if this node does not see it."""
     if keeper is None or os.environ.get(DISKS_VARIABLE) != "private":
         return RunDisk()
-    # Of this driver alone: one before it may have left a checkpoint half fetched, which is another by now.
+    # Of this driver only: an earlier driver may have left a half-fetched checkpoint, which differs by now.
     folder = Path(tempfile.gettempdir()) / f"hpc-grpo-disk-{ray.get_runtime_context().get_job_id()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     for leftover in folder.parent.glob("hpc-grpo-disk-*"):
@@ -205,7 +205,7 @@ def disk_of(keeper: Any, root: Path) -> RunDisk:
 
 @contextmanager
 def _locked(path: Path, how: int) -> Iterator[int]:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # an outline may not be read
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # an outline has no read permission
     try:
         fcntl.flock(descriptor, how)
         yield descriptor

@@ -1,8 +1,8 @@
 """The learner: turns sequences with advantages into optimizer steps.
 
 Runs in    the learner's process, one per rank; under ZeRO every rank must be called.
-Consumes   this rank's `Minibatch`es of a step; produces its typed metrics, and new weights (`gathered`).
-Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3; a dead one fails them after a timeout.
+Takes      this rank's `Minibatch`es of a step; produces typed metrics, and new weights (`gathered`).
+Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3. A dead rank fails them after a timeout.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ PARTS: list[type[LearnerPart]] = [Critic, Lora, BaseReference, Reference, Teache
 
 
 class Learner:
-    """One rank of the learners' group. Knows nothing of Ray: the caller brings the store in which ranks meet.
+    """One rank of the learners' group. Independent of Ray: the caller passes the store in which ranks meet.
 
-    The learners of a sequence-parallel group are given the same minibatches, and return the same metrics.
+    The learners of a sequence-parallel group receive the same minibatches, and return the same metrics.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Learner:
         store: Any = None,
         total_optimizer_steps: int | None = None,
     ) -> None:
-        """Join the group, load the model and build the engine; a single rank needs no `store` of torch.distributed.
+        """Join the group, load the model and build the engine. A single rank needs no `store` of torch.distributed.
 
-        `total_optimizer_steps` is for the linear and cosine schedules; default: from train.total_steps.
+        `total_optimizer_steps` is for the linear and cosine schedules. Default: from train.total_steps.
         """
         check_sequence_parallel(config, world_size)
         self.rank, self.world_size, self.device = rank, world_size, resolve_device(config)
@@ -80,7 +80,7 @@ class Learner:
         self.train_by(config)
 
     def train_by(self, config: Config) -> None:
-        """Take the loss of `config` from now on, and how it cuts sums; what was built stays as it is."""
+        """Use the loss of `config` and its normalisation from now on. Model and engine do not change."""
         self.config = config
         self._objective = algorithm_of(config).objective()
         is_of_advantages_alone = all(type(part).loss_inputs is LearnerPart.loss_inputs for part in self.parts)
@@ -93,17 +93,17 @@ class Learner:
 
     @property
     def policy_version(self) -> int:
-        """Count the optimizer steps taken, over all attempts of the run."""
+        """Return the number of optimizer steps, over all attempts of the run."""
         return int(self.ds_engine.global_steps)
 
     def train_step(
         self, minibatches: Sequence[Minibatch], measured: Sequence[TrainSequence] | None = None
     ) -> dict[str, Reduction]:
-        """Take one optimizer step for each minibatch; returns this rank's metrics, to be merged over ranks.
+        """Take one optimizer step per minibatch; return this rank's metrics, which the caller merges over ranks.
 
-        `measured` is this rank's share of the sequences that the mismatch is measured on; None on all ranks: on none.
-        A minibatch without a token to train on, on any rank, counts as a step and leaves the weights as they are.
-        Raises HpcGrpoError when a gradient is not finite, and ConfigError as `check_sequences`.
+        `measured` is this rank's share of the sequences for the mismatch metrics; None on all ranks: no metrics. A
+        minibatch without a trained token on any rank counts as a step and leaves the weights unchanged. Raises
+        HpcGrpoError if a gradient is not finite, and ConfigError as `check_sequences`.
         """
         metrics: dict[str, Reduction] = {}
         budget, accumulator, first_version = budget_of(self.config), MetricAccumulator(), self.policy_version
@@ -119,7 +119,7 @@ class Learner:
             sequences, self.model.language_model.config.get_text_config(), self._objective.proximal, self.config
         )
         if self.skips_zero_advantages:
-            # They stay in the divisor of the loss, and have no gradient: the step is the same without them.
+            # They stay in the divisor of the loss, but have no gradient: the step does not change without them.
             skipped = [own for own in sequences if not own.advantages.any()]
             num_skipped = sum(own.num_trained_tokens for own in skipped)
             accumulator.left_out = num_skipped if self._objective.denominator == "tokens" else len(skipped)
@@ -153,7 +153,7 @@ class Learner:
         return score_apart(self.model, prompt, completions, self.device, images)
 
     def parameter_specs(self) -> list[ParameterSpec]:
-        """List what a publish brings to the engines: all parameters, or those of the adapter."""
+        """List the parameters of a publish: all, or the adapter's."""
         specs = adapter_specs if self.config.publishes_adapter else parameter_specs
         return specs(self.model, self.config.model.dtype)
 
@@ -161,12 +161,12 @@ class Learner:
         return gathered_adapter(self.model, names) if self.config.publishes_adapter else gathered(self.model, names)
 
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
-        """Compute the learner's logprobs at the start of a step; None where the step's own passes give them."""
+        """Return the learner's logprobs at the start of a step; None if the step's own passes compute them."""
         if self._objective.proximal == "engine":
             return [[batch.engine_logprobs for batch in batches] for batches in packed]
         known: list[list[Tensor | None]] = []
         for index, batches in enumerate(packed):
-            # The first minibatch meets the weights the step started with: its own logprobs are the proximal ones.
+            # The first minibatch runs with the weights from the start of the step: its logprobs are the proximal ones.
             comes_later = index == 0 or self._objective.proximal == "interpolated"
             is_computed = not comes_later or bool(self._objective.preparations)
             known.append([score(self.model, batch) if is_computed else None for batch in batches])
@@ -180,7 +180,7 @@ class Learner:
         batch: PackedBatch,
         proximal: Tensor | None,
     ) -> Tensor:
-        """Sum the weighted token losses of a microbatch, with gradient; the step began with `first_version`."""
+        """Sum the weighted token losses of a microbatch, with gradient. The step began with `first_version`."""
         of_parts: dict[str, Any] = {"ref_logprobs": None}
         for part in self.parts:
             of_parts.update(part.loss_inputs(batch))
@@ -218,9 +218,9 @@ def _prepare(
     proximal: Sequence[Tensor | None],
     sequence_parallel: int,
 ) -> dict[str, Any]:
-    """Return what the loss and its correction make of all tokens of an optimizer step, over all ranks: a collective.
+    """Return the results of `prepare` of loss and correction, over all tokens of an optimizer step on all ranks.
 
-    Neighbouring ranks, `sequence_parallel` of them, have the same tokens.
+    A collective. Groups of `sequence_parallel` neighbouring ranks have the same tokens.
     """
     if not preparations:
         return {}
@@ -231,7 +231,7 @@ def _prepare(
     ]
     rows = of_all_ranks(torch.cat(columns, dim=1), every=sequence_parallel)
     is_trained = rows[-1] > 0.0
-    # A step of nothing but weightless microbatches still has its passes.
+    # A step with only weightless microbatches still runs its passes.
     anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
     one_sequence = torch.zeros_like(anchors, dtype=torch.int64)
     inputs = LossInputs(anchors, anchors, engine, None, advantages, one_sequence, draws=draws)
@@ -245,9 +245,9 @@ def score_apart(
     device: Any,
     images: tuple[bytes, ...] = (),
 ) -> list[Float32Array]:
-    """Return the logprobs `[C]` of each completion of `prompt`, each from a pass of its own.
+    """Return the logprobs `[C]` of each completion of `prompt`, each from its own pass.
 
-    The same weights then give the same numbers, whatever else is scored.
+    The same weights then give the same numbers, independent of other completions.
     """
     logprobs = []
     for completion in completions:
@@ -260,13 +260,13 @@ def score_apart(
 
 
 def check_sequences(sequences: Sequence[TrainSequence], model_settings: Any, proximal: str, config: Config) -> None:
-    """Raise ConfigError for a sequence beyond the model's context, or without the versions to interpolate by."""
+    """Raise ConfigError for a sequence beyond the model's context, or without the versions for interpolation."""
     context = getattr(model_settings, "max_position_embeddings", None)
     longest = max((len(sequence.token_ids) for sequence in sequences), default=0)
     if context is not None and longest > context:
         raise ConfigError(
             f"A sequence has {longest} tokens, but model.path = {config.model.path} has a context of "
-            f"{context}. Shorten the data's prompts and completions, or take another model."
+            f"{context}. Shorten the data's prompts and completions, or use another model."
         )
     if proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
         raise ConfigError(
@@ -277,16 +277,16 @@ def check_sequences(sequences: Sequence[TrainSequence], model_settings: Any, pro
 
 
 class MetricAccumulator:
-    """Sums per-token metrics on the device and reads them once: reading one in every microbatch would stall a GPU."""
+    """Sums per-token metrics on the device and reads them once: a read in every microbatch would stall a GPU."""
 
     def __init__(self) -> None:
         self.left_out = 0
-        """Tokens or sequences in the divisor of the loss that were not computed: their terms are 0."""
+        """Tokens or sequences in the divisor of the loss that were not computed. Their terms are 0."""
         self._sums: dict[tuple[str, str], Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
 
     def add(self, mask: Tensor, output: LossOutput, weights: TokenWeights) -> None:
-        """Add a microbatch's per-token quantities, each `[C]`, where `mask` `[C]` is 1.0."""
+        """Add a microbatch's per-token values, each `[C]`, where `mask` `[C]` is 1.0."""
         own = {("count", "tokens"): mask.sum(), ("count", "loss"): weights.units}
         own |= {("mean", name): torch.dot(values, mask) for name, values in output.means.items()}
         own |= {("term", name): torch.dot(values, weights.of_tokens) for name, values in output.terms.items()}
@@ -298,9 +298,9 @@ class MetricAccumulator:
             self._maxima[name] = torch.maximum(self._maxima.get(name, largest), largest)
 
     def reductions(self) -> dict[str, Reduction]:
-        """Return the means over the tokens that were computed, and the terms of the loss over all.
+        """Return the means over the computed tokens, and the terms of the loss over all tokens.
 
-        A rank without a token has no means: the others' are not to be mixed with zeros.
+        A rank without a token returns no means, so that zeros do not enter the mean over ranks.
         """
         if not self._sums:
             return {}
@@ -320,7 +320,7 @@ class MetricAccumulator:
 
 
 def mismatch(model: PolicyModel, batches: Sequence[PackedBatch]) -> dict[str, Reduction]:
-    """Compare the logprobs of engine and learner; no metrics from a rank without tokens. A collective under ZeRO-3.
+    """Compare the logprobs of engine and learner. A rank without tokens returns no metrics. A collective under ZeRO-3.
 
     `mismatch/kl` estimates KL(engine || learner) from tokens that the engine sampled, trained on or not.
     """

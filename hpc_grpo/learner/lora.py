@@ -18,8 +18,8 @@ from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.learner.parts import LearnerPart
 from hpc_grpo.types import ParameterSpec
 
-_NAME = "default"  # peft's, of the only adapter
-_PREFIX = "base_model.model."  # of names in PEFT's files
+_NAME = "default"  # peft's name of the only adapter
+_PREFIX = "base_model.model."  # prefix of names in PEFT's files
 
 
 class Lora(LearnerPart):
@@ -46,14 +46,14 @@ class Lora(LearnerPart):
             raise ConfigError(f"lora.targets = {self.config.lora.targets}: {error}") from error  # type: ignore[union-attr]
         for name, layer in adapted_layers(policy):
             if not isinstance(layer.base_layer, nn.Linear):
-                raise ConfigError(f"lora.targets: {name} is a {type(layer.base_layer).__name__}, and no linear layer.")
+                raise ConfigError(f"lora.targets: {name} is a {type(layer.base_layer).__name__}, not a linear layer.")
             layer.merged_weight = partial(merged_weight, layer)
         if self.config.model.adapter is not None:
             _load_adapter(policy, Path(self.config.model.adapter))
 
 
 class BaseReference(LearnerPart):
-    """The reference of the KL under LoRA: the policy with its adapter off. No second model is in memory."""
+    """The reference of the KL under LoRA: the policy with its adapter off. It needs no second model."""
 
     @staticmethod
     def is_wanted(config: Config) -> bool:
@@ -84,7 +84,7 @@ def peft_config(config: Config) -> Any:
 
 
 def adapted_layers(policy: PolicyModel) -> Iterator[tuple[str, Any]]:
-    """Yield peft's layers under the names of those in whose place they are."""
+    """Yield peft's layers under the names of the layers that they replace."""
     for name, module in policy.language_model.named_modules():
         if hasattr(module, "lora_A"):
             yield name, module
@@ -92,7 +92,7 @@ def adapted_layers(policy: PolicyModel) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def adapter_off(policy: PolicyModel) -> Iterator[None]:
-    """Compute with the base alone inside the block.
+    """Compute with only the base inside the block.
 
     Multiplies the adapter by 0 instead of skipping it: ZeRO-3 expects the same modules in every pass.
     """
@@ -136,7 +136,7 @@ def write_adapter(config: Config, weights: Mapping[str, Tensor], folder: Path) -
 
 @contextmanager
 def gathered_adapter(policy: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Give the adapter's full parameters by name inside the block; under ZeRO-3 a collective."""
+    """Yield the adapter's full parameters by name inside the block. A collective under ZeRO-3."""
     parameters = adapter_parameters(policy)
     chosen = {name: parameters[name] for name in names}
     with gathered_parameters([*chosen.values()]):
@@ -152,7 +152,7 @@ def _load_adapter(policy: PolicyModel, folder: Path) -> None:
         name = differing[0]
         raise ConfigError(
             f"model.adapter = {folder} does not fit section lora and model.path: {name} has shape {shapes.get(name)}, "
-            f"and {own_shapes.get(name)} is due. Give an adapter of this model, with its rank and targets in lora."
+            f"but needs {own_shapes.get(name)}. Give an adapter of this model, and set its rank and targets in lora."
         )
     with torch.no_grad():
         for name, own in ours.items():

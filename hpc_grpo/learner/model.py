@@ -42,14 +42,14 @@ from hpc_grpo.weights.contract import refuse_scaled_logits, refuse_uneven_heads
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
-"""Nats; the same numbers in the same order give the same log-probabilities, and rounding much less than this."""
+"""In nats. Equal inputs in the same order give equal log-probabilities; rounding changes them much less than this."""
 
 
 class _Float32Product(torch.autograd.Function):  # type: ignore[misc]
     """Multiplies `hidden` `[C, D]` by `weight` `[V, D]`, both bfloat16, into float32 logits `[C, V]`.
 
-    On CUDA one kernel does that without float32 copies of its operands; torch has no gradient for it. vLLM calls the
-    same kernel (`LogitsProcessor._apply_head`), and upcasts elsewhere as is done here.
+    On CUDA one kernel does this without float32 copies of its operands; torch has no gradient for it. vLLM calls the
+    same kernel (`LogitsProcessor._apply_head`). Elsewhere both convert to float32 first.
     """
 
     @staticmethod
@@ -61,20 +61,20 @@ class _Float32Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        # The gradients are bfloat16 anyway: float32 operands would cost a GPU fifteen times the time for them.
+        # The gradients are bfloat16 anyway. Float32 operands would take a GPU fifteen times as long.
         hidden, weight = ctx.saved_tensors
         rounded = grad.to(weight.dtype)
         return rounded @ weight, rounded.t() @ hidden
 
 
 class LogprobHead(nn.Module):  # type: ignore[misc]
-    """Takes the place of a model's `lm_head` and holds its very parameters, so names and ties stay as they are.
+    """Replaces a model's `lm_head` and holds its own parameters, so names and ties do not change.
 
-    `in_float32`: compute logits in float32 whatever the parameters' precision (`model.head_dtype`).
-    `entropy_gradient`: entropies carry a gradient too, for which a chunk's probabilities are kept.
+    `in_float32`: compute logits in float32 for parameters of any precision (`model.head_dtype`).
+    `entropy_gradient`: entropies have a gradient too, so a chunk's probabilities are kept.
 
-    The loop over chunks lies inside `forward`: under ZeRO-3 the module's hooks gather the weight once per
-    microbatch however many chunks there are, so ranks with different counts stay in step.
+    The loop over chunks is inside `forward`. Under ZeRO-3 the module's hooks then gather the weight once per
+    microbatch, and ranks with different numbers of chunks stay in step.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
 
-        `hidden` is `[C, D]`, `targets` `[C]` int64. float32 logits exist for one chunk at a time: with several
-        chunks, the backward pass computes each chunk's again. Scoring passes get None for entropies.
+        `hidden` is `[C, D]`, `targets` `[C]` int64. Float32 logits exist for one chunk at a time. With several chunks,
+        the backward pass recomputes each chunk. Scoring passes get None for entropies.
         """
         chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
         compute: Any = self._chunk
@@ -115,14 +115,14 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
             return logprobs, None
         # Last, so that the recomputation in backward stops before it.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._entropy_gradient):
-            # Computed from normalised values: log_normalizer - sum(p * logits) would cancel where entropy is small.
+            # From normalised values: log_normalizer - sum(p * logits) would lose precision for a small entropy.
             all_logprobs = logits - log_normalizer.unsqueeze(-1)
             entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
         return logprobs, entropy
 
 
 class PolicyModel(nn.Module):  # type: ignore[misc]
-    """Wraps a causal language model; `forward` gives what the losses need, never logits."""
+    """Wraps a causal language model. `forward` returns the inputs of losses, never logits."""
 
     def __init__(self, language_model: Any, config: Config, vision: Vision | None = None) -> None:
         super().__init__()
@@ -135,16 +135,16 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self.language_model = language_model
         self._vision = vision
         language_model.set_output_embeddings(head)
-        # Demonstrations were sampled by nobody.
+        # No engine sampled the demonstrations.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
         self._group = sequence_group(config.train.sequence_parallel)
         self._routers = Routers(language_model)
 
     def forward(self, batch: PackedBatch, *, with_balance: bool = False, **head_options: bool) -> Any:
-        """Return what the head gives for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
+        """Return the head's outputs for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
 
-        `with_balance` appends the loss `[C]` that balances a mixture's experts. Where learners share the row, a
+        `with_balance` appends the loss `[C]` that balances a mixture's experts. If learners share the row, this is a
         collective of them.
         """
         if with_balance:
@@ -161,7 +161,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         return tuple(None if values is None else whole(values) for values in outputs)
 
     def _of_slice(self, batch: PackedBatch, head_options: Mapping[str, bool]) -> Any:
-        """Compute the tokens of `batch`; attention alone knows documents' borders, and other slices."""
+        """Compute the tokens of `batch`. Only attention uses the borders of documents, and the other slices."""
         lengths, device = batch.document_lengths, batch.input_ids.device
         kernel = self.language_model.config.get_text_config()._attn_implementation
         borders: dict[str, Any]
@@ -189,7 +189,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
 
 
 def score(model: PolicyModel, batch: PackedBatch) -> Tensor:
-    """Return the log-probabilities `[C]` of a microbatch, without gradient; a sign of progress."""
+    """Return the log-probabilities `[C]` of a microbatch, without gradient. Reports progress to the pulse."""
     with torch.no_grad():
         logprobs, _ = model(batch, with_entropy=False)
     PULSE.beat()
@@ -197,21 +197,21 @@ def score(model: PolicyModel, batch: PackedBatch) -> Tensor:
 
 
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Return the shape without ZeRO-3's partitioning, under which `.shape` is `(0,)`."""
+    """Return the shape before ZeRO-3's partitioning, which sets `.shape` to `(0,)`."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def parameter_specs(model: PolicyModel, dtype: str) -> list[ParameterSpec]:
-    """List every parameter once, in the model's order; a tied output layer is left out."""
+    """List every parameter once, in the model's order, without a tied output layer."""
     return [ParameterSpec(name, full_shape(p), dtype) for name, p in model.hf_named_parameters()]
 
 
 @contextmanager
 def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Give full parameters by name, valid inside the `with` block only; they are the live weights, not copies.
+    """Yield full parameters by name, valid only inside the `with` block: they are the live weights, not copies.
 
-    A module with a `merged_weight` gives that for its weight (`LearnerPart`). Under ZeRO-3 this is a collective: every
-    learner must enter with the same names. Raises KeyError for an unknown name.
+    For a module with a `merged_weight`, this replaces its weight (`LearnerPart`). Under ZeRO-3 this is a collective:
+    every learner must enter with the same names. Raises KeyError for an unknown name.
     """
     parameters = dict(model.hf_named_parameters())
     chosen = {name: parameters[name] for name in names}
@@ -224,7 +224,7 @@ def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Ten
 
 @contextmanager
 def gathered_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Have parameters full inside the block; a collective under ZeRO-3, and nothing otherwise."""
+    """Make parameters full inside the block: a collective under ZeRO-3, otherwise no effect."""
     if not any(hasattr(p, "ds_id") for p in parameters):
         yield
         return
@@ -237,7 +237,7 @@ def gathered_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 def load_policy(
     config: Config, use_gradient_checkpointing: bool, path: str | None = None, key: str = "model.path"
 ) -> PolicyModel:
-    """Load `model.path`, or the model at `path` that `key` names. Raises ConfigError for one that cannot be packed."""
+    """Load `model.path`, or the model at `path` named by `key`. Raises ConfigError if it cannot be packed."""
     source = f"{key} = {path or config.model.path}"
     kernel: str = config.train.attention
     if kernel == "flash_attention_2":
@@ -253,8 +253,8 @@ def load_policy(
     attention = {"text_config": kernel, "vision_config": "sdpa"} if has_images else kernel
     language_model = _from_pretrained(folder, source, has_images=has_images, dtype=dtype, attn_implementation=attention)
     _check_model(language_model, config, source)
-    # Ratios compare two passes over one sequence, which dropout would make differ by chance. Models have it as modules,
-    # or as numbers under names of their own (`dropout`, `attention_dropout`, `layerdrop`, a router's `jitter_noise`).
+    # Ratios compare two passes over one sequence; dropout would make them differ at random. Models have it as modules,
+    # or as numbers with various names (`dropout`, `attention_dropout`, `layerdrop`, a router's `jitter_noise`).
     for module in language_model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -263,16 +263,16 @@ def load_policy(
                 setattr(module, name, 0.0)
     if use_gradient_checkpointing:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
-    # Gradient checkpointing acts in training mode only; with dropout at zero the mode changes nothing else.
+    # Gradient checkpointing acts only in training mode; without dropout the mode changes nothing else.
     language_model.train()
     vision = Vision(language_model, source, trains=config.model.train_vision) if has_images else None
     return PolicyModel(language_model, config, vision)
 
 
 def check_packing(model: PolicyModel, source: str, device: Any) -> None:
-    """Compute a document twice in one row. Raises ConfigError where the results differ. A collective under ZeRO-3.
+    """Compute a document twice in one row. Raises ConfigError if the results differ. A collective under ZeRO-3.
 
-    That finds layers that mix tokens beside attention, attention without borders, and computations with chance.
+    This detects layers that mix tokens outside attention, attention without borders, and random computations.
     """
     tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
     zeros = np.zeros(len(tokens), np.float32)
@@ -281,9 +281,9 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
     difference = float((first - second).abs().max())
     if difference > _PROBED_DIFFERENCE:
         raise ConfigError(
-            f"{source}: {type(model.language_model).__name__} computes a sequence otherwise where another one comes "
-            f"before it in a packed row (log-probabilities differ by {difference:.2g}). Take a model of another "
-            f"architecture; Llama's, Qwen's, Mistral's and most others keep them apart."
+            f"{source}: {type(model.language_model).__name__} computes a sequence differently after another "
+            f"sequence in a packed row (log-probabilities differ by {difference:.2g}). Use a model of another "
+            f"architecture, such as Llama, Qwen or Mistral."
         )
 
 
@@ -296,7 +296,7 @@ def _from_pretrained(path: str, source: str, *, has_images: bool = False, **kwar
     try:
         return kind.from_pretrained(path, trust_remote_code=False, **kwargs)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        # A KeyError: an architecture that looks its attention up in a table of its own, without this kernel.
+        # A KeyError: an architecture with its own table of attention functions, which lacks this kernel.
         raise ConfigError(
             f"{source} cannot be loaded as a causal language model: {error}\n"
             f"It must be a folder with config.json and weights, or a name in the local Hugging Face cache."
@@ -309,13 +309,13 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
     if config.needs.rollouts and context is not None and context < config.max_model_len:
         raise ConfigError(
             f"{source} has a context of {context} tokens, less than {config.longest_sequence} = "
-            f"{config.max_model_len}. Lower one of the two or take another model."
+            f"{config.max_model_len}. Lower one of the two or use another model."
         )
     refuse_scaled_logits(settings.to_dict(), source)
     head_size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     if config.train.attention == "varlen" and (head_size > 256 or head_size % 8):
         raise ConfigError(
-            f"{source} has heads of {head_size} channels; train.attention = varlen takes multiples of 8, up to 256. "
+            f"{source} has heads of {head_size} channels; train.attention = varlen needs multiples of 8, up to 256. "
             f"Set train.attention: sdpa."
         )
     refuse_uneven_heads(settings.to_dict(), config.train.sequence_parallel, source)

@@ -1,4 +1,4 @@
-"""One optimizer step of a DeepSpeed engine over microbatches whose number only the learner knows."""
+"""One optimizer step of a DeepSpeed engine. The number of microbatches differs from step to step."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Loss = Callable[[], Tensor]
 
 
 def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, model: str, lr_key: str) -> float | None:
-    """Accumulate the gradients of the microbatches and step; returns the gradient's norm before clipping.
+    """Accumulate the gradients of the microbatches and step; return the gradient's norm before clipping.
 
-    `divisor` counts the trained tokens, or the sequences, of all ranks: the sum of the losses is divided by it. Where
-    it is 0 the step is skipped on every rank, and None returned. Raises HpcGrpoError when the gradient is not finite:
-    DeepSpeed then drops that update, and a checkpoint would hold a state that cannot be resumed.
+    The sum of the losses is divided by `divisor`: the trained tokens, or the sequences, of all ranks. If it is 0, every
+    rank skips the step and returns None. Raises HpcGrpoError if the gradient is not finite: DeepSpeed would drop the
+    update, and a checkpoint would hold a state that cannot be resumed.
     """
     if not divisor:
         _skip(ds_engine)
         return None
     # DeepSpeed averages gradients over ranks; the loss wants their sum over the divisor.
     scale = ds_engine.dp_world_size / divisor
-    # Busy until the last backward pass, which waits for the other ranks at its end. A GPU's own clock measures what it
-    # has computed, not when it was asked to.
+    # Busy until the last backward pass, which waits for the other ranks at its end. A GPU's own clock measures the end
+    # of its work, not the time of the request.
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if ds_engine.device.type == "cuda" else []
     begun = busy_until = time.monotonic()
     if events:
@@ -46,7 +46,7 @@ def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, model: 
             if events:
                 events[1].record()
         ds_engine.backward(scaled, scale_wrt_gas=False)
-        del scaled  # or its graph would live beside the next one
+        del scaled  # otherwise its graph would stay in memory during the next microbatch
         PULSE.beat()
     ds_engine.step()
     grad_norm = float(ds_engine.get_global_grad_norm())  # synchronises a GPU
@@ -54,21 +54,21 @@ def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, model: 
     if not math.isfinite(grad_norm):
         raise HpcGrpoError(
             f"The gradient of the {model} in optimizer step {ds_engine.global_steps} is not finite ({grad_norm}). "
-            f"Give a new run.name and a lower {lr_key}, or look at that step's rollouts for broken logprobs or rewards."
+            f"Give a new run.name and a lower {lr_key}, or check that step's rollouts for broken logprobs or rewards."
         )
     return grad_norm
 
 
 def _skip(ds_engine: Any) -> None:
-    """Count a step that has nothing to train on: neither old momentum nor weight decay may move the weights.
+    """Count a step without a trained token. Old momentum and weight decay must not move the weights.
 
-    Counted as DeepSpeed counts those it skips, so that versions go on; the learning rate is that of its step.
+    Counts the step as DeepSpeed counts skipped steps, so versions advance. The learning rate follows its schedule.
     """
     ds_engine.global_steps += 1
     ds_engine.skipped_steps += 1
     if ds_engine.lr_scheduler is None:
         return
     with warnings.catch_warnings():
-        # Where the first step of all is skipped, torch takes a schedule that goes first for a mistake.
+        # If the very first step is skipped, torch warns that the schedule runs before the optimizer.
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         ds_engine.lr_scheduler.step()

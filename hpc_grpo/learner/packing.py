@@ -1,6 +1,6 @@
-"""Pack sequences into microbatches: documents laid end to end, without padding, a shared prompt once.
+"""Pack sequences into microbatches: documents end to end, without padding, and a shared prompt once.
 
-A document is a sequence; or, of sequences that share a prompt, the prompt, and what each has after it.
+A document is a sequence. If sequences share a prompt, the prompt is a document, and so is the rest of each sequence.
 Letters: `T` tokens of the microbatch, `N` documents, `C` trained tokens (where `loss_mask` holds).
 """
 
@@ -22,7 +22,7 @@ from hpc_grpo.types import TrainSequence
 
 @dataclass(frozen=True)
 class PromptImages:
-    """The images of one prompt, with the prompt's tokens `[P]` and the places of each of its sequences' tokens."""
+    """The images of one prompt, the prompt's tokens `[P]`, and the positions of the tokens of each of its sequences."""
 
     images: tuple[bytes, ...]
     token_ids: Any
@@ -31,10 +31,10 @@ class PromptImages:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One microbatch. All tensors lie on one device.
+    """One microbatch. All tensors are on one device.
 
-    `hidden[target_positions]` are the states that predict `target_ids`: those one token before each trained token.
-    `mask` is 1.0 all over, or 0.0 in a microbatch that only fills up the count.
+    `hidden[target_positions]` are the states that predict `target_ids`, one token before each trained token. `mask` is
+    1.0 everywhere, or 0.0 everywhere in a microbatch that only completes the count.
     """
 
     input_ids: Tensor  # [T] int64
@@ -43,13 +43,13 @@ class PackedBatch:
     target_positions: Tensor  # [C] int64, positions in [0, T)
     target_ids: Tensor  # [C] int64
     advantages: Tensor  # [C] float32
-    engine_logprobs: Tensor  # [C] float32, nats; 0.0 where there was no engine
-    policy_versions: Tensor  # [C] float32, optimizer steps of the weights that sampled the token; 0.0 without engine
+    engine_logprobs: Tensor  # [C] float32, nats; 0.0 without an engine
+    policy_versions: Tensor  # [C] float32, optimizer steps of the weights that sampled the token; 0.0 without an engine
     sequence_ids: Tensor  # [C] int64, each token's sequence, from 0
-    draws: Tensor  # [C] float32, uniform in [0, 1): a random number of the token's own, whatever it is packed with
+    draws: Tensor  # [C] float32, uniform in [0, 1): a random number per token, independent of the packing
     mask: Tensor  # [C] float32
-    document_lengths: tuple[int, ...]  # N lengths in tokens; on the host, since kernels are chosen by them
-    prompts: tuple[int | None, ...]  # N: the document that each one continues, on the host; None: it begins
+    document_lengths: tuple[int, ...]  # N lengths in tokens; on the host, which chooses kernels by them
+    prompts: tuple[int | None, ...]  # N: the document that each document continues, on the host; None: none
     prompts_with_images: tuple[PromptImages, ...] = ()
 
     def to(self, device: Any) -> PackedBatch:
@@ -57,10 +57,10 @@ class PackedBatch:
 
 
 def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) -> PackedBatch:
-    """Lay sequences end to end; where `shares_prompts`, what neighbours of one ordinal have in common lies there once.
+    """Lay sequences end to end. With `shares_prompts`, the common front of neighbours of one ordinal is stored once.
 
-    Raises ValueError for a sequence that trains no token, trains its first one (nothing predicts it), or has an array
-    of another length than its tokens.
+    Raises ValueError for a sequence that trains no token or its first token (nothing predicts it), or whose arrays have
+    other lengths than its tokens.
     """
     for sequence in sequences:
         num_tokens = len(sequence.token_ids)
@@ -75,7 +75,7 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
                 f"a token before each to predict it from"
             )
     documents: list[tuple[int, int | None]] = []  # length, and the document that it continues
-    places, start = [], 0  # of each sequence: where its tokens lie in the microbatch
+    places, start = [], 0  # positions of each sequence's tokens in the microbatch
     for group in groups_of(sequences) if shares_prompts else [[sequence] for sequence in sequences]:
         shared = shared_length(group)
         prompt, index = np.arange(start, start + shared), len(documents) if shared else None
@@ -93,7 +93,7 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
     all_places = np.concatenate(places)
     token_ids[all_places] = of_sequences
     position_ids[all_places] = np.concatenate([np.arange(len(own)) for own in places])
-    # A trained token at i is predicted by the state at i - 1, which is of the same sequence.
+    # The state at i - 1, in the same sequence, predicts a trained token at i.
     targets = np.flatnonzero(np.concatenate([sequence.loss_mask for sequence in sequences]))
     sequence_of_token = np.repeat(np.arange(len(sequences)), [len(own) for own in places])
 
@@ -133,9 +133,10 @@ def _prompts_with_images(sequences: Sequence[TrainSequence], places: Sequence[An
 def pack_equalised(
     shares: Sequence[Sequence[TrainSequence]], budget: Budget, device: Any
 ) -> list[tuple[list[PackedBatch], list[TrainSequence]]]:
-    """Pack each share into microbatches on the device, and return its sequences in the order of their trained tokens.
+    """Pack each share into microbatches on the device. Return them with its sequences, in the order of trained tokens.
 
-    A collective: all ranks get as many microbatches, since ZeRO-2 and 3 communicate in each; weightless ones fill up.
+    A collective: all ranks get the same number of microbatches, because ZeRO-2 and 3 communicate in each. Weightless
+    microbatches complete the number.
     """
     counts = torch.tensor([len(split_microbatches(share, budget)) for share in shares], device=device)
     if dist.get_world_size() > 1:

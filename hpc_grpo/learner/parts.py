@@ -1,6 +1,6 @@
-"""Parts of a learner that some configs want: models beside the policy, and changes of the policy.
+"""Optional parts of a learner: models beside the policy, and changes of the policy.
 
-The critic is in `critic.py`; `Learner` makes those that its config wants.
+The critic is in `critic.py`. `Learner` creates the parts that its config needs.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ if TYPE_CHECKING:
 
 
 class LearnerPart:
-    """One on each rank, and every rank calls it. A method that a part does not override does nothing.
+    """One part on each rank; every rank calls it. A method that a part does not override does nothing.
 
-    A module that a part puts in the place of a layer of the policy names the layer's parameters as the layer did, and
-    gives in `merged_weight()` what is published of its own: the added parameters stay with the learner.
+    A module that replaces a layer of the policy keeps the layer's parameter names. Its `merged_weight()` returns the
+    published weight: the added parameters stay with the learner.
     """
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         self.config, self.world_size, self.device = config, world_size, device
-        self.ds_engines: list[Any] = []  # of the part, which write their files as the policy's does
+        self.ds_engines: list[Any] = []  # the part's engines, which write their files as the policy's engine does
 
     @staticmethod
     def is_wanted(config: Config) -> bool:
-        """Tell whether a run of `config` has this part."""
+        """Return whether a run of `config` has this part."""
         raise NotImplementedError
 
     def change_policy(self, policy: PolicyModel) -> None:
-        """Change the loaded policy before its optimizer is built, which gets what then requires a gradient."""
+        """Change the loaded policy before its optimizer is built. The optimizer gets what still requires a gradient."""
 
     def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
-        """Return what the policy is to be trained on, with advantages of the part's making, and the part's metrics."""
+        """Return the minibatches for the policy, with this part's advantages, and the part's metrics."""
         return minibatches, {}
 
     def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
-        """Return the fields of `LossInputs` that the part knows of a microbatch, each `[C]` without gradient."""
+        """Return the part's fields of `LossInputs` for a microbatch, each `[C]` without gradient."""
         return {}
 
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
-        """Take note of the policy that a step has trained; `num_steps` counts those of the run."""
+        """Read the policy after a step; `num_steps` is the number of steps of the run."""
 
     def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
-        """Save the part's state into a checkpoint, by `files`; return what this rank wrote in other ways."""
+        """Save the part's state into a checkpoint, by `files`. Return files that this rank wrote in other ways."""
         return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore what `save` saved."""
 
     def export(self, folder: Path) -> None:
-        """Write, on rank 0, what a user wants of the part besides the policy, into the export's folder."""
+        """Write, on rank 0, the part's files for users into the export's folder."""
 
 
 class Teacher(LearnerPart):
-    """Scores what the engines sampled, for a distillation. Loaded as the reference is: sharded under ZeRO-3."""
+    """The teacher of a distillation, which scores the samples. Loaded like the reference: sharded under ZeRO-3."""
 
     @staticmethod
     def is_wanted(config: Config) -> bool:
@@ -83,10 +83,10 @@ class Teacher(LearnerPart):
 
 
 class Reference(LearnerPart):
-    """The reference of the KL: the model that training began with, another one, or one that follows the policy.
+    """The reference of the KL: the initial model, another model, or a model that follows the policy.
 
-    Refreshed every `loss.kl.refresh_steps`, or frozen. Its pieces are what this rank holds of each parameter, flat: all
-    of it under ZeRO-1 and 2, a shard with its padding under ZeRO-3.
+    It is frozen, or refreshed every `loss.kl.refresh_steps`. Its pieces are this rank's flat part of each parameter:
+    the complete parameter under ZeRO-1 and 2, a shard with its padding under ZeRO-3.
     """
 
     @staticmethod
@@ -100,18 +100,18 @@ class Reference(LearnerPart):
         self._parameters: dict[str, Any] = dict(self.model.hf_named_parameters())
         self._averages: dict[str, Tensor] = {}
         if config.loss.kl.averages and config.model.dtype != "float32":
-            # An average in 16 bits would not move: a step of it is less than what rounding takes.
+            # An average in 16 bits would not move: each update is smaller than the rounding.
             self._averages = {name: self._piece(name).float() for name in self._parameters}
 
     def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
         return {"ref_logprobs": score(self.model, batch)}
 
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
-        """Take the policy's weights, or move a share of the way to them, where a refresh is due. A collective.
+        """If a refresh is due, copy the policy's weights or move a share of the way to them. A collective.
 
         reference = mixup * policy + (1 - mixup) * reference
 
-        TRL's `sync_ref_model`, and with mixup = 1 the iterations of GRPO (arXiv:2402.03300, algorithm 1).
+        This is TRL's `sync_ref_model`; with mixup = 1 the iterations of GRPO (arXiv:2402.03300, algorithm 1).
         """
         every, mixup = self.config.loss.kl.refresh_steps, self.config.loss.kl.mixup
         if every is None or num_steps % every:
@@ -128,14 +128,14 @@ class Reference(LearnerPart):
                     self._set(name, held)
 
     def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
-        """Save this rank's share of a reference that is refreshed; a frozen one is the model that the run names."""
+        """Save this rank's share of a refreshed reference. A frozen reference is the model that the run names."""
         if self.config.loss.kl.refresh_steps is not None:
             shares = {name: self._share(name) for name in self._parameters}
             files.save(shares, folder / f"reference_rank_{dist.get_rank()}.pt")
         return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
-        """Restore a reference that is refreshed, whatever number of learners wrote it. Raises ConfigError without."""
+        """Restore a refreshed reference from any number of learners. Raises ConfigError if there is none."""
         if self.config.loss.kl.refresh_steps is None:
             return
         written = sorted(folder.glob("reference_rank_*.pt"), key=lambda file: int(file.stem.rpartition("_")[2]))
@@ -144,7 +144,7 @@ class Reference(LearnerPart):
         starts = dict.fromkeys(self._parameters, 0)
         for file in written:
             for name, share in files.load(str(file), map_location="cpu").items():
-                # The share begins at `start` of the parameter, and what this rank holds at `own`.
+                # The share begins at `start` of the parameter, and this rank's part at `own`.
                 held, start = self._exact(name), starts[name]
                 own = dist.get_rank() * held.numel() if self._is_sharded(name) else 0
                 begin, end = max(start, own), min(start + len(share), own + held.numel())
@@ -158,26 +158,26 @@ class Reference(LearnerPart):
         return hasattr(self._parameters[name], "ds_tensor")
 
     def _piece(self, name: str) -> Tensor:
-        """Return what this rank holds of a parameter; a view."""
+        """Return this rank's part of a parameter, as a view."""
         held = self._parameters[name].ds_tensor if self._is_sharded(name) else self._parameters[name]
         return held.detach().view(-1)
 
     def _exact(self, name: str) -> Tensor:
-        """Return the piece in its full precision: the average in float32 where there is one."""
+        """Return the piece in full precision: the float32 average if there is one."""
         return self._averages[name] if name in self._averages else self._piece(name)
 
     def _set(self, name: str, values: Tensor) -> None:
-        """Make `values` the piece that the model computes with."""
+        """Set the piece that the model computes with to `values`."""
         self._piece(name).copy_(values)
         if self._is_sharded(name) and self._parameters[name].numel():
-            # ZeRO-3 keeps small parameters gathered: it has to gather this one again.
+            # ZeRO-3 keeps small parameters gathered: it has to gather this parameter again.
             self._parameters[name].partition()
 
     def _share(self, name: str) -> Tensor:
-        """Return what this rank saves of a parameter: its shard, under any stage."""
+        """Return this rank's saved part of a parameter: its shard, under any stage."""
         held = self._exact(name)
         if self._is_sharded(name):
             return held
         size = -(-held.numel() // self.world_size)
-        # A copy: of a view torch would write the whole storage, on each rank.
+        # A copy: for a view, torch would write the complete storage on each rank.
         return held[dist.get_rank() * size :][:size].to("cpu", copy=True)

@@ -1,8 +1,8 @@
-"""The learner's side of a publish; the engine's is `engine/receive.py`, what both share is in `weights/`.
+"""The learner's side of a publish. The engine's side is `engine/receive.py`; shared code is in `weights/`.
 
-Waits for the node's engine workers, which acknowledge that they hold a version, up to the group's deadline. `stage`
-overlaps generation, since engines hold their own copy, and so do the engines' checksums of what was staged; only
-`announce` needs them to pause.
+Waits until the node's engine workers acknowledge a version, at most until the group's deadline. Engines sample during
+`stage` and while they verify checksums, because they hold their own copy of the weights. They pause only for
+`announce`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from hpc_grpo.weights.store import BucketLayout, StoredVersion, WeightStore
 Gather = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, torch.Tensor]]]
 
 _MAX_THREADS = 8
-"""More fill no memory's bandwidth, and engines may be sampling on the other cores."""
+"""More threads do not copy faster, and engines may be sampling on the other cores."""
 
 
 class WeightPublisher:
-    """Writes versions into a node's store. Under ZeRO-3 all learners gather, also those without a store to write."""
+    """Writes versions into a node's store. Under ZeRO-3 all learners gather, also learners without a store."""
 
     def __init__(self, layout: BucketLayout, gather: Gather, store: WeightStore | None) -> None:
         self.group: NodeGroup
-        """Set once the engines of the node are there, and again where one was replaced."""
+        """Set when the engines of the node are up, and again after an engine was replaced."""
         self._layout = layout
         self._gather = gather
         self._store = store
         self._staged: StoredVersion
 
     def stage(self, version: int) -> StoredVersion | None:
-        """Gather the parameters and write them as `version`; engines go on with the version they hold.
+        """Gather the parameters and write them as `version`. Engines continue with the version they hold.
 
-        Returns what engines are to find in the store; None where another learner of the node writes it.
+        Returns the announcement of the store's content; None if another learner of the node writes it.
         """
         store = self._store
         checksums: list[Future[int]] = []
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "stage-weights") as threads:
             for bucket in self._layout.buckets:
-                # Parameters are needed until they are copied; checksums of the copy may come later.
+                # Parameters must stay until they are copied; checksums of the copy may follow later.
                 with self._gather(bucket.names) as parameters:
                     if store is None:
                         continue
@@ -67,7 +67,7 @@ class WeightPublisher:
         return SideStream()
 
     def announce(self) -> None:
-        """Have the node's engines load what was staged. Raises WeightSyncError when one fails, dies or is too late."""
+        """Let the node's engines load the staged version. Raises WeightSyncError if one fails, dies or is too late."""
         if self._store is None:
             return
         version = self._staged.version

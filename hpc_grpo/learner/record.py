@@ -1,6 +1,6 @@
-"""Records of what learners trained on: every sequence of a step, each learner's share in a file of its own.
+"""Records of the learners' training data: every sequence of a step, one file per learner.
 
-Numpy arrays alone, without pickles: `hpc-grpo model replay` reads them on any machine.
+The files hold only Numpy arrays, without pickles: `hpc-grpo model replay` reads them on any machine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _COUNTS = ("num_valid_tokens", "num_sequences")
 def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatches: Sequence[Minibatch]) -> None:
     """Write one learner's share of a step to the run's disk, atomically.
 
-    Arrays of tokens lie end to end, `lengths` long each; one that no sequence has is left out. A prompt's images are
-    there once.
+    Arrays of tokens are concatenated, with lengths in `lengths`. An array that no sequence has is omitted. A prompt's
+    images are stored once.
     """
     sequences = [sequence for minibatch in minibatches for sequence in minibatch.sequences]
     arrays: dict[str, Any] = {
@@ -51,9 +51,9 @@ def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatc
 
 
 def read_batches(folder: Path) -> tuple[list[Minibatch], int]:
-    """Return the minibatches of a step, with the sequences of all learners, and how many learners shared them.
+    """Return the minibatches of a step, with the sequences of all learners, and the number of learners.
 
-    Raises ConfigError where a share is missing, damaged, or of another attempt at the step than the others.
+    Raises ConfigError if a share is missing, damaged, or from another attempt at the step.
     """
     first, world_size = _read_share(folder / "rank_0.npz")
     shares = [first, *(_read_share(folder / f"rank_{rank}.npz")[0] for rank in range(1, world_size))]
@@ -65,7 +65,7 @@ def read_batches(folder: Path) -> tuple[list[Minibatch], int]:
         if num_tokens != joined.num_valid_tokens or len(sequences) != joined.num_sequences:
             raise ConfigError(
                 f"{folder} is not the record of one step: it has {num_tokens} trained tokens in {len(sequences)} "
-                f"sequences, of {joined.num_valid_tokens} in {joined.num_sequences}. Replay another step."
+                f"sequences, not {joined.num_valid_tokens} in {joined.num_sequences}. Replay another step."
             )
         minibatches.append(joined)
     return minibatches, world_size

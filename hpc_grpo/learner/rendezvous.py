@@ -1,7 +1,7 @@
-"""The meeting point of the learners: keys and values that they reach through Ray calls, which ask for the run's token.
+"""The meeting point of the learners: keys and values, reached through Ray calls that need the run's token.
 
-The driver starts it as a Ray actor where there are several learners, who see it as a `RendezvousStore` (`group.py`). It
-imports neither torch nor Ray. torch's own `TCPStore` would let any stranger write, delete and shut it down.
+If there are several learners, the driver starts it as a Ray actor. Learners use it as a `RendezvousStore` (`group.py`).
+It imports neither torch nor Ray. torch's own `TCPStore` would let any stranger write, delete and shut it down.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Rendezvous:
         self._changed = asyncio.Condition()
 
     async def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value  # before any await: nobody comes between the reading and the writing of `add`
+        self._values[key] = value  # before any await: no other call runs between the read and the write of `add`
         async with self._changed:
             self._changed.notify_all()
 
     async def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
-        """Return the values once all keys have one, or None when the time is over."""
+        """Return the values when all keys have one, or None after the timeout."""
         async with self._changed:
             waiting = self._changed.wait_for(lambda: self._values.keys() >= set(keys))
             try:
@@ -33,13 +33,13 @@ class Rendezvous:
             return [self._values[key] for key in keys]
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to the number at `key` (0 without one) and return the new one."""
+        """Add to the number at `key` (0 if missing) and return the new number."""
         total = int(self._values.get(key, b"0")) + amount
         await self.set(key, str(total).encode())
         return total
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set `desired` if `key` holds `expected`, or has no value and b"" is expected; return its value after that."""
+        """Set `desired` if `key` holds `expected` (b"": or has no value). Return the value after the call."""
         if self._values.get(key, b"") == expected:
             await self.set(key, desired)
         return self._values.get(key, expected)

@@ -4,13 +4,13 @@
                              all-to-all: T tokens, H/N heads -> attention of packed documents -> all-to-all
                 -> states [T/N, D] -> head at the slice's own targets -> sum over the group -> logprobs [C]
 
-All learners of a group pack the same row and get the logprobs of its C targets. So losses, metrics and learner parts
-are those of one learner. A learner's gradient is the part of its slice: summed over all learners, as data parallel
-sums them, that is the gradient. DeepSpeed is not told, and shards over all learners.
+All learners of a group pack the same row and get the logprobs of its C targets. Losses, metrics and learner parts
+therefore need no change. A learner's gradient is the part of its slice; data parallelism sums it over all learners,
+which gives the gradient. DeepSpeed does not know about the groups, and shards over all learners.
 
-DeepSpeed's `UlyssesSPAttentionHF` would take the place of this file. But it holds the head counts of one model for the
-process, where critic, reference and teacher may have others, gathers position ids in each layer, and needs DeepSpeed's
-`sequence_parallel_size`, under which ZeRO-3 gives a share of the gradient.
+DeepSpeed's `UlyssesSPAttentionHF` is not used, for three reasons. It holds the head counts of one model per process,
+but critic, reference and teacher may differ. It gathers position ids in each layer. It needs DeepSpeed's
+`sequence_parallel_size`, under which ZeRO-3 returns only a share of the gradient.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch.nn import functional
 from hpc_grpo.learner.packing import PackedBatch
 
 Kernel = Callable[..., tuple[Tensor, None]]
-"""As transformers' AttentionInterface calls it: module, query, key, value, mask, options."""
+"""The signature of transformers' AttentionInterface: module, query, key, value, mask, options."""
 
 
 class _AllToAll(torch.autograd.Function):  # type: ignore[misc]
-    """Sends row i of `[N, ...]` to rank i of the group; row i of the result comes from there."""
+    """Sends row i of `[N, ...]` to rank i of the group, and receives row i from it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: Any) -> Tensor:
@@ -47,7 +47,7 @@ class _AllToAll(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Sum(torch.autograd.Function):  # type: ignore[misc]
-    """Adds up over the group. Each rank computes the loss of the sum, so its own term has the gradient of the sum."""
+    """Sums over the group. Each rank computes the loss of the sum, so its own term has the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
@@ -61,18 +61,18 @@ class _Sum(torch.autograd.Function):  # type: ignore[misc]
 
 
 class SequenceGroup:
-    """The `size` learners of neighbouring ranks that share rows with this one, which has slice `rank`."""
+    """The `size` learners of neighbouring ranks that share rows with this learner, which has slice `rank`."""
 
     def __init__(self, size: int) -> None:
-        """Make the groups of all learners, whose number `size` divides: a collective."""
+        """Create the groups of all learners; `size` divides their number. A collective."""
         firsts = range(0, dist.get_world_size(), size)
         groups = [dist.new_group(list(range(first, first + size))) for first in firsts]
         self.size, self.rank, self._group = size, dist.get_rank() % size, groups[dist.get_rank() // size]
 
     def slice_of(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor]:
-        """Return the slice with its own targets, and their places `[C']` among the row's; reads a GPU once.
+        """Return the slice with its own targets, and their positions `[C']` among the row's. Reads from the GPU once.
 
-        `document_lengths` and `prompts` stay those of the row: a last document pads the row to a multiple of N.
+        `document_lengths` and `prompts` stay the row's: a last document pads the row to a multiple of N.
         """
         missing = -len(batch.input_ids) % self.size
         token_ids, position_ids = self.own_tokens(batch.input_ids), self.own_tokens(batch.position_ids)
@@ -95,7 +95,7 @@ class SequenceGroup:
         return functional.pad(values, (0, -len(values) % self.size), value=filler).chunk(self.size)[self.rank]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add up over the group. A collective, in whose gradient each rank has its own term."""
+        """Sum over the group. A collective; in its gradient each rank has its own term."""
         return _Sum.apply(values, self._group)
 
     def whole(self, values: Tensor, places: Tensor, num_targets: int) -> Tensor:
@@ -126,7 +126,7 @@ def sequence_group(size: int) -> SequenceGroup | None:
 
 
 def exchanges_heads(kernel: Kernel) -> Kernel:
-    """Let `kernel` attend over all tokens of the row where the option `sequence_group` is there."""
+    """Let `kernel` attend over all tokens of the row if the option `sequence_group` is set."""
 
     @wraps(kernel)
     def attend(

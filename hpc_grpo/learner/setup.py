@@ -1,4 +1,4 @@
-"""Builds what a learner trains with: DeepSpeed's settings and engine, optimizer, schedule, frozen models."""
+"""Builds a learner's training objects: DeepSpeed's settings and engine, optimizer, schedule, frozen models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, check_packing, full_shape, load_policy
 
 _FLOAT32_BUFFERS = ["inv_freq"]
-"""Buffers that ZeRO-3 leaves in float32, by any part of their names.
+"""Buffers that ZeRO-3 must leave in float32, by parts of their names.
 
-`zero.Init` would round rotary frequencies to bfloat16: at a thousand tokens the angles are radians from the engines'.
+`zero.Init` would round rotary frequencies to bfloat16: after a thousand tokens, angles differ from the engines' by
+radians.
 """
 
 
 def resolve_device(config: Config) -> torch.device:
-    """Return the device of this learner; `model.device: auto` takes a GPU where torch sees one."""
+    """Return the device of this learner. `model.device: auto` uses a GPU if torch sees one."""
     if config.model.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("model.device = cuda, but torch sees no GPU here. Set model.device to auto or cpu.")
     use_cuda = config.model.device != "cpu" and torch.cuda.is_available()
@@ -48,7 +49,7 @@ def build_engine(
         for change in changes:
             change(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    # Vectors are biases and norms: decaying them towards zero is not what weight decay is meant for.
+    # Vectors are biases and norms: weight decay is not meant for them.
     decayed = [p for p in parameters if len(full_shape(p)) > 1 and train.weight_decay > 0.0]
     others = [p for p in parameters if len(full_shape(p)) <= 1 or train.weight_decay == 0.0]
     groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -73,7 +74,7 @@ def load_trained(config: Config, device: torch.device, path: str | None = None, 
 
 
 def build_frozen(config: Config, world_size: int, device: torch.device, path: str, key: str) -> PolicyModel:
-    """Load the model at `path`, which `key` of the config names, to score with; sharded under ZeRO-3."""
+    """Load the model at `path`, named by `key` of the config, for scoring. Sharded under ZeRO-3."""
     import deepspeed
 
     _prepare(deepspeed)
@@ -90,7 +91,7 @@ def build_frozen(config: Config, world_size: int, device: torch.device, path: st
 
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
-    """Return DeepSpeed's settings for training; batch sizes are nominal, since `optimizer_step` counts microbatches."""
+    """Return DeepSpeed's settings for training. Batch sizes are nominal: `optimizer_step` counts microbatches."""
     is_bf16 = config.model.dtype == "bfloat16"
     zero: dict[str, Any] = {"stage": config.train.zero_stage, "contiguous_gradients": True, "overlap_comm": True}
     if config.train.offload_optimizer == "cpu":
@@ -115,7 +116,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
 
 
 def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
-    """Return DeepSpeed's settings for a frozen model sharded by ZeRO-3: forward passes only, no optimizer."""
+    """Return DeepSpeed's settings for a frozen model sharded by ZeRO-3: only forward passes, no optimizer."""
     return {
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,
@@ -128,7 +129,7 @@ def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
 
 @contextmanager
 def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
-    """Under ZeRO-3, let transformers load weights into their shards: no learner ever holds the whole model."""
+    """Under ZeRO-3, let transformers load weights into their shards: no learner ever holds the complete model."""
     if settings["zero_optimization"]["stage"] != 3:
         yield
         return
@@ -141,9 +142,9 @@ def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
 
 
 def ask_cuda_for_free_memory(accelerator: Any) -> None:
-    """Have DeepSpeed's `accelerator` ask CUDA how much memory is free.
+    """Let DeepSpeed's `accelerator` ask CUDA for the free memory.
 
-    DeepSpeed 0.19.8 asks NVML, for which it reads CUDA_VISIBLE_DEVICES as numbers: UUIDs and MIG names end ZeRO-2.
+    DeepSpeed 0.19.8 asks NVML, and parses CUDA_VISIBLE_DEVICES as numbers. UUIDs and MIG names would end ZeRO-2.
     """
     accelerator.available_memory = lambda device=None: torch.cuda.mem_get_info(device)[0]
 
@@ -153,9 +154,9 @@ def _prepare(deepspeed: Any) -> None:
 
     if torch.cuda.is_available():
         ask_cuda_for_free_memory(deepspeed.accelerator.get_accelerator())
-    # DeepSpeed reports every setting at INFO, on every rank.
+    # DeepSpeed prints every setting at INFO, on every rank.
     deepspeed.utils.logging.logger.setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
-    # DeepSpeed calls collectives under names that torch has begun to rename: one line for every microbatch.
+    # DeepSpeed calls collectives by names that torch has deprecated: one warning per microbatch.
     for name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
         warnings.filterwarnings("ignore", message=f".*{name}. is deprecated", category=FutureWarning)

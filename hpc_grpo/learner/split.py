@@ -11,26 +11,26 @@ from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, Budget
 from hpc_grpo.types import TrainSequence
 
 _PAIRS_OF_A_TOKEN = 6 * 1024
-"""Pairs of a query and a key that cost what the rest of a model does for a token: 24 d^2 FLOPs a layer against 4 d.
+"""Pairs of a query and a key that cost as much as a token in the rest of a model: 24 d^2 FLOPs per layer against 4 d.
 
-A guess for all models, of d = 1024: costs are compared with each other, and nothing is decided by them but balance.
+A guess for all models, with d = 1024. Costs only balance microbatches and ranks.
 """
 
 
 def cost(prompt: int, completions: Sequence[int], *, is_shared: bool) -> float:
-    """Return what a prompt of so many tokens with its completions costs a learner, in tokens."""
+    """Return the cost of a prompt with its completions for a learner, in tokens."""
     times = min(1, len(completions)) if is_shared else len(completions)
     pairs = times * prompt**2 / 2 + sum(own * prompt + own**2 / 2 for own in completions)
     return times * prompt + sum(completions) + pairs / _PAIRS_OF_A_TOKEN
 
 
 def groups_of(sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
-    """Gather neighbours of one ordinal, which may share a prompt."""
+    """Group neighbours of one ordinal, which may share a prompt."""
     return [list(group) for _, group in groupby(sequences, key=lambda sequence: sequence.ordinal)]
 
 
 def shared_length(group: Sequence[TrainSequence]) -> int:
-    """Count the tokens at the front that all sequences have alike and none is trained on; 0 for a single one."""
+    """Count the equal, untrained tokens at the front of all sequences; 0 for a single sequence."""
     if len(group) < 2:
         return 0
     front = min(int(sequence.loss_mask.argmax()) for sequence in group)
@@ -44,16 +44,16 @@ def shared_length(group: Sequence[TrainSequence]) -> int:
 def split_microbatches(
     sequences: Sequence[TrainSequence], budget: Budget, at_least: int = 0
 ) -> list[list[TrainSequence]]:
-    """Cut into the fewest microbatches that the budget allows, or `at_least` so many, of about equal cost.
+    """Cut into the fewest microbatches that the budget allows, or into `at_least` microbatches, of about equal cost.
 
-    The costliest comes first, so that ranks are in step. The order of the input does not matter: sums over a microbatch
-    are bit-identical. A sequence longer than the budget gets one of its own. Few sequences may give fewer than
-    `at_least`.
+    The costliest comes first, so ranks stay in step. The order of the input does not matter: sums over a microbatch are
+    bit-identical. A sequence longer than the budget has its own microbatch. Few sequences may give fewer than
+    `at_least` microbatches.
     """
     bundles = sorted(_bundles(sorted(sequences, key=_place), budget), key=lambda own: -own.cost)
     fewest: list[list[_Bundle]] = []
     totals: list[int] = []
-    for bundle in sorted(bundles, key=lambda own: -own.num_tokens):  # the largest first, each where it fits first
+    for bundle in sorted(bundles, key=lambda own: -own.num_tokens):  # largest first, into the first part with room
         fitting = (i for i, total in enumerate(totals) if total + bundle.num_tokens <= budget.max_tokens)
         place = next(fitting, len(fewest))
         if place == len(fewest):
@@ -68,7 +68,7 @@ def split_microbatches(
 
 @dataclass(frozen=True)
 class _Bundle:
-    """Sequences that stay together, what they take of a budget, and what they cost."""
+    """Sequences that stay together, their tokens, and their cost."""
 
     sequences: list[TrainSequence]
     num_tokens: int
@@ -76,7 +76,7 @@ class _Bundle:
 
 
 def _bundles(sequences: Sequence[TrainSequence], budget: Budget) -> list[_Bundle]:
-    """Make a bundle of each sequence, or of as many of a group as fit where they share a prompt."""
+    """Make a bundle of each sequence, or of as many sequences with a shared prompt as fit."""
     made: list[_Bundle] = []
     for sequence in sequences:
         if budget.shares_prompts and made and made[-1].sequences[0].ordinal == sequence.ordinal:
@@ -97,7 +97,7 @@ def _bundle(sequences: list[TrainSequence]) -> _Bundle:
 
 
 def _balanced(bundles: Sequence[_Bundle], max_tokens: int, num_parts: int) -> list[list[_Bundle]] | None:
-    """Put each bundle, costliest first as given, into the cheapest part with room; None where one has room nowhere."""
+    """Put each bundle, costliest first, into the cheapest part with room. Return None if a bundle has no room."""
     parts: list[list[_Bundle]] = [[] for _ in range(num_parts)]
     tokens, costs = [0] * num_parts, [0.0] * num_parts
     for bundle in bundles:

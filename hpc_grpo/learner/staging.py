@@ -1,8 +1,8 @@
 """DeepSpeed's checkpoint engine of a learner: keeps its files in host memory, writes them and reads them.
 
-`StagedFiles` takes DeepSpeed's place for every file of a checkpoint. It writes a file where DeepSpeed asks for it, or
-keeps a copy, for `write` to put on disk while training goes on. DeepSpeed's own decoupled engine is no help: its next
-optimizer step waits for the writer. Files are read as tensors and plain data alone: a planted pickle does not run.
+`StagedFiles` handles every file of a checkpoint in DeepSpeed's place. It writes a file at once, or keeps a copy, which
+`write` puts on disk during training. DeepSpeed's own decoupled engine does not help: its next optimizer step waits for
+the writer. Files are read as tensors and plain data only: a planted pickle does not run.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from hpc_grpo.run.files import fsync
 from hpc_grpo.system.memory import host_memory
 
 _KEPT_FREE = 0.05
-"""Share of the memory of the node, or of the job on it, that copies leave to everybody else."""
+"""Share of the memory of the node, or of the job on the node, that copies must leave free."""
 
 
 class RunDisk:
-    """The disk that holds the run, where this process sees it; `HeadDisk` stands for it on other nodes.
+    """The run's disk, if this process sees it. On other nodes `HeadDisk` replaces it.
 
-    DeepSpeed, which knows folders alone, gets paths from `here`. All other methods raise OSError as a disk does.
+    DeepSpeed, which only knows folders, gets paths of `here`. All other methods raise OSError like a disk.
     """
 
     def here(self, path: Path) -> Path:
-        """Return the path by which this process writes and reads what is at `path` of the run."""
+        """Return the local path for reading and writing the run's `path`."""
         return path
 
     def save(self, state: Any, here: Path) -> None:
-        """Write a state as torch.save does; it may not be on the disk before `settle`."""
-        torch.save(state, here)  # by its path: torch then writes without Python's lock
+        """Write a state like torch.save. It may reach the disk only in `settle`."""
+        torch.save(state, here)  # by path: torch then writes without Python's lock
 
     def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
-        """Sync files in `folder`, both paths of `here`, to the disk; return them by their names in it."""
+        """Sync files in `folder`, both paths of `here`, to the disk; return them by their names in the folder."""
         for file in files:
             fsync(file)
         return hash_files(folder, [str(file.relative_to(folder)) for file in files])
 
     @contextmanager
     def opened(self, folder: Path, *, whole: bool = False) -> Iterator[Path]:
-        """Give the path of a checkpoint while the block runs. A file of it may be read after `fetch`, or if `whole`."""
+        """Yield the path of a checkpoint. Its files may be read after `fetch`, or at once if `whole`."""
         yield folder
 
     def fetch(self, here: Path) -> None:
-        """Have the content of a file of an opened checkpoint here."""
+        """Make the content of a file of an opened checkpoint available here."""
 
     @contextmanager
     def new_file(self, path: Path) -> Iterator[BinaryIO]:
-        """Write, in the block, a file that appears at `path` of the run once it is whole and on the disk."""
+        """Write a file in the block. It appears at the run's `path` when it is complete and on the disk."""
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.tmp")
         with beside.open("wb") as file:
@@ -69,8 +69,8 @@ class RunDisk:
 class StagedFiles:
     """The files of one learner, on the `disk` of its run, with the methods of a checkpoint engine of DeepSpeed.
 
-    `keeps`: copies of what is saved stay in memory until `write`. A file for whose copy the node has no memory left is
-    written at once: training waits, and is not ended by the kernel.
+    `keeps`: copies of saved files stay in memory until `write`. If the node has no memory left for a copy, the file is
+    written at once: training waits, but the kernel does not end it.
     """
 
     def __init__(self, learners_on_node: int = 1) -> None:
@@ -83,7 +83,7 @@ class StagedFiles:
 
     @contextmanager
     def new_checkpoint(self, *, keeps: bool) -> Iterator[None]:
-        """Take the files that are saved in the block, for one checkpoint. The one before must have been written."""
+        """Take the files saved in the block for one checkpoint. The previous checkpoint must be written."""
         self.keeps, self.written, self._staged = keeps, [], []
         with self._memory.reused():
             yield
@@ -100,7 +100,7 @@ class StagedFiles:
             return torch.load(path, map_location=map_location, weights_only=True)
 
     def write(self) -> list[Path]:
-        """Write what was kept, from any thread; return all files of the checkpoint, which `disk` has yet to settle."""
+        """Write the kept copies, from any thread. Return the checkpoint's files, which `disk` must still settle."""
         while self._staged:
             self._write(*self._staged.pop(0))
         return self.written
@@ -124,12 +124,12 @@ class StagedFiles:
         return False
 
     def preserves_storage_sharing(self) -> bool:
-        """Have DeepSpeed cut views out of their storages, which a copy in memory does anyway."""
+        """Let DeepSpeed copy views out of their storages. A copy in memory does this anyway."""
         return not self.keeps
 
 
 class HostMemory:
-    """Host copies of a checkpoint's tensors. The next checkpoint takes the same memory: new pages are slow to get."""
+    """Host copies of a checkpoint's tensors. The next checkpoint reuses the memory, because new pages are slow."""
 
     def __init__(self) -> None:
         self._held: list[Tensor] = []
@@ -137,7 +137,7 @@ class HostMemory:
 
     @contextmanager
     def reused(self) -> Iterator[None]:
-        """Copy over what the block before copied; at the end of this one all its copies are whole."""
+        """Replace the copies of the previous block. At the end of the block all copies are complete."""
         self._num_used = 0
         yield
         del self._held[self._num_used :]
@@ -145,13 +145,13 @@ class HostMemory:
             torch.cuda.synchronize()
 
     def has_room_for(self, state: Any, learners_on_node: int) -> bool:
-        """Tell whether a copy leaves free memory, when each of the node's learners makes one."""
+        """Return whether a copy leaves free memory if each of the node's learners makes one."""
         reused = sum(_allocated(held.nbytes, pinned=held.is_pinned()) for held in self._held[self._num_used :])
         new, memory = _num_bytes(state) - reused, host_memory()
         return new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node
 
     def copy(self, state: Any) -> Any:
-        """Copy a state, a tensor under two names once. Its containers are dicts, lists and tuples, as DeepSpeed's."""
+        """Copy a state; a tensor with two names once. Containers are dicts, lists and tuples, like DeepSpeed's."""
         copies: dict[tuple[Any, ...], Tensor] = {}
 
         def copied(value: Any) -> Any:
@@ -170,7 +170,7 @@ class HostMemory:
         return copied(state)
 
     def _next(self, tensor: Tensor) -> Tensor:
-        """Return memory for `tensor`: that of the last checkpoint's tensor in its place, which is of the same form."""
+        """Return memory for `tensor`: the memory of the last checkpoint's tensor of the same form at this position."""
         index, self._num_used = self._num_used, self._num_used + 1
         held = self._held[index] if index < len(self._held) else None
         if held is not None and (held.shape, held.dtype) == (tensor.shape, tensor.dtype):
@@ -181,7 +181,7 @@ class HostMemory:
 
 
 def _num_bytes(state: Any) -> int:
-    """Return the host memory that copies of a state's tensors take."""
+    """Return the host memory of copies of a state's tensors."""
     if isinstance(state, Tensor):
         return _allocated(state.nbytes, pinned=state.is_cuda)
     items = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
@@ -189,12 +189,12 @@ def _num_bytes(state: Any) -> int:
 
 
 def _allocated(num_bytes: int, *, pinned: bool) -> int:
-    """Return what an allocation takes: torch rounds pinned memory up to a power of two."""
+    """Return the size of an allocation: torch rounds pinned memory up to a power of two."""
     return 1 << (num_bytes - 1).bit_length() if pinned and num_bytes else num_bytes
 
 
 def deepspeed_globals() -> list[Any]:
-    """Return the classes in DeepSpeed's optimizer states besides tensors and plain data."""
+    """Return the classes in DeepSpeed's optimizer states, besides tensors and plain data."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum

@@ -1,7 +1,7 @@
-"""The images of a microbatch: their features in the place of token embeddings, and the positions that follow from them.
+"""The images of a microbatch: their features in place of token embeddings, and the resulting positions.
 
-The features of a prompt's images are computed once for all of its sequences. They are put at the places that the prompt
-has for them: a token of an image that the policy sampled is a token like any other.
+The features of a prompt's images are computed once for all its sequences. They replace only the prompt's own image
+tokens: an image token that the policy sampled is an ordinary token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_grpo.learner.packing import PackedBatch
 
 
 class Vision:
-    """Makes the inputs of a model's decoder. Holds no parameters: they are the model's."""
+    """Makes the inputs of a model's decoder. It uses the model's parameters and holds none."""
 
     def __init__(self, language_model: Any, source: str, *, trains: bool) -> None:
         """Freeze all but decoder and output layer unless it `trains`. Raises ConfigError without a processor."""
@@ -31,7 +31,7 @@ class Vision:
         try:
             self._processor = AutoImageProcessor.from_pretrained(language_model.name_or_path, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
-            raise ConfigError(f"{source} has no processor of images that can be loaded: {error}") from error
+            raise ConfigError(f"{source} has no image processor that can be loaded: {error}") from error
         self._taken = inspect.signature(inspect.unwrap(self._model.get_image_features)).parameters.keys()
         self._is_sharded = any(hasattr(own, "ds_id") for own in language_model.parameters())
         if not trains:
@@ -39,19 +39,19 @@ class Vision:
                 own.requires_grad_(False)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of the tower and of what connects it with the decoder."""
+        """Yield the parameters of the tower and of its connector to the decoder."""
         of_decoder = {id(own) for own in self.decoder.parameters()}
         yield from (own for own in self._model.parameters() if id(own) not in of_decoder)
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """Return embeddings `[1, T, D]` and positions, `[1, T]` or with those of time, height and width `[4, 1, T]`."""
+        """Return embeddings `[1, T, D]` and positions: `[1, T]`, or `[4, 1, T]` with time, height and width."""
         embeddings = self._model.get_input_embeddings()(batch.input_ids.unsqueeze(0))
         positions = batch.position_ids.unsqueeze(0)
         images = [image for prompt in batch.prompts_with_images for image in prompt.images]
         has_grids = hasattr(self._model, "get_rope_index")
         if not images and not self._trains and not self._is_sharded:
             return {"inputs_embeds": embeddings, "position_ids": positions.expand(4, 1, -1) if has_grids else positions}
-        # ZeRO expects the same modules in every microbatch of every rank: one without images computes a blank one.
+        # ZeRO expects the same modules in every microbatch of every rank: without images, compute a blank image.
         processed = self._processed(images)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._trains):
             features = self._features(processed, embeddings)

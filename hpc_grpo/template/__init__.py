@@ -1,1 +1,1 @@
-"""Processes that import vLLM, torch and DeepSpeed while Ray comes up; Ray's actors are forks of them."""
+"""Processes that import vLLM, torch and DeepSpeed while Ray starts. Ray's actors are forks of them."""

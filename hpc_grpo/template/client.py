@@ -1,7 +1,7 @@
-"""The command by which Ray starts a worker that has a template: `python -I -S client.py SOCKET FILE ...`.
+"""The command by which Ray starts a worker from a template: `python -I -S client.py SOCKET FILE ...`.
 
-The template at SOCKET (`server.py`) goes on as `python FILE ...`, and this process ends; without a template this
-process becomes that Python. Imports nothing but what Python has at hand: each import here delays every actor.
+The template at SOCKET (`server.py`) forks and runs `python FILE ...`, and this process ends. Without a template, this
+process runs that command itself. Imports only modules that Python has loaded: each import would delay every actor.
 """
 
 import json
@@ -15,7 +15,7 @@ SIZE = struct.Struct("!Q")
 
 
 def is_forked(path: str, words: list[str]) -> bool:
-    """Ask the template, and wait until it has imported; False where there is none, or it does not fork."""
+    """Ask the template to fork, and wait for its imports. Return False if there is no template, or it refuses."""
     cwd = os.getcwd()  # noqa: PTH109 - pathlib would be an import
     asked = json.dumps({"words": words, "environ": dict(os.environ), "cwd": cwd}).encode()
     try:

@@ -1,6 +1,6 @@
 """The environment and imports of learner and engine processes, and the command by which Ray starts them.
 
-Imports neither torch nor Ray: templates are such processes before Ray is there.
+Imports neither torch nor Ray: templates run before Ray.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpc_grpo.run.contract import PYTHON_VARIABLES
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _GPU_LEARNER_THREADS = 16
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""torch reads the first that is set, and no second."""
+"""torch reads only the first variable that is set."""
 
 _MODULES = {
     "learner": (
@@ -41,7 +41,7 @@ _MODULES = {
         "vllm.model_executor.models.{model_type}",
     ),
 }
-"""By kind of actor: what takes long to import of all that it needs before it is ready."""
+"""For each kind of actor, the modules with a long import that it needs before it is ready."""
 
 
 def uses_cuda(config: Config) -> bool:
@@ -53,42 +53,42 @@ def uses_cuda(config: Config) -> bool:
 
 def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: bool) -> dict[str, str]:
     """Return the variables that a learner's process needs on top of `environ`, before torch is imported."""
-    # On a GPU node the threads run the optimizer of an offloading learner, whose cores nobody else wants.
+    # On a GPU node these threads run the optimizer of an offloading learner; no other process needs the cores.
     threads = str(config.train.num_threads or (_GPU_LEARNER_THREADS if on_gpu else 1))
     variables = {
         "OMP_NUM_THREADS": threads,
-        # Threads that spin for long take the cores that engines need; ones that never do train half as fast.
+        # Threads that spin for long occupy the engines' cores; threads that never spin train half as fast.
         "GOMP_SPINCOUNT": "10000",
         "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # numpy's own threads: nobody uses them, and a process that has threads is no template.
+        # numpy's own threads: unused, and a process with threads cannot be a template.
         "OPENBLAS_NUM_THREADS": "1",
     }
     if on_gpu:
-        # Else NCCL's watchdog polls our store from a C++ thread, to dump traces that nobody reads.
+        # Otherwise NCCL's watchdog polls our store from a C++ thread, to dump traces that nobody reads.
         variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     if on_gpu and not any(environ.get(name) for name in _ALLOCATOR_VARIABLES):
-        # No two microbatches are equally long, and blocks of fixed sizes leave gaps between them. Engines, which take
-        # their memory once, stay without: vLLM refuses it where a KV cache is registered with a network.
+        # Microbatches differ in length, and blocks of fixed sizes leave gaps between them. Engines allocate their
+        # memory once and do not set this: vLLM refuses it for a KV cache registered with a network.
         variables[_ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     return variables
 
 
 def runtime_env(kind: str, config: Config, *, on_gpu: bool) -> dict[str, Any]:
-    """Return Ray's runtime environment of such an actor. Its Python is what its node's agent says: bash expands it."""
+    """Return Ray's runtime environment of such an actor. bash expands its Python, which the node's agent sets."""
     python = f"${{{PYTHON_VARIABLES[kind]}:-{shlex.quote(sys.executable)}}}"
     return {"env_vars": _environment(kind, config, on_gpu=on_gpu), "py_executable": python}
 
 
 def prepare(kind: str, config: Config) -> list[str]:
-    """Give this process the environment of such an actor; return the modules that it must import, the slow ones."""
+    """Set up this process's environment for such an actor. Return the modules with a long import."""
     on_gpu = uses_cuda(config)
     os.environ.update(_environment(kind, config, on_gpu=on_gpu))
     try:
         model_type = json.loads((model_folder(config.model.path) / "config.json").read_text())["model_type"]
     except (OSError, ValueError, KeyError, TypeError):  # the driver will refuse the model's folder
         model_type = "auto"
-    model_type = str(model_type).removesuffix("_text")  # gemma3_text lies in the modules of gemma3
+    model_type = str(model_type).removesuffix("_text")  # gemma3_text is in the modules of gemma3
     return [module.format(model_type=model_type, device="gpu" if on_gpu else "cpu") for module in _MODULES[kind]]
 
 

@@ -1,13 +1,13 @@
-"""A template: a process that imports what an actor needs before Ray asks for the actor, which is then a fork of it.
+"""A template: a process that imports an actor's modules before Ray asks for the actor. The actor is then a fork of it.
 
-`python -m hpc_grpo.template.server PARENT SOCKET KIND RUN_DIR`, started on each node beside Ray, one for each kind of
-actor, in that kind's environment: libraries read variables while they are imported. Imports then go on while Ray comes
-up, happen once a node however many actors it has, and not at all for the actors of a driver that is started again.
+`python -m hpc_grpo.template.server PARENT SOCKET KIND RUN_DIR` is started on each node beside Ray, once for each kind
+of actor, in this kind's environment, because libraries read variables during import. The imports run while Ray starts.
+They run once per node for any number of actors, and not again for the actors of a restarted driver.
 
-Ray starts such a worker by `client.py`, which sends the template what Ray told it and ends. Nothing depends on a
-template: where there is none, or it refuses, the client becomes a Python that imports for itself. A template refuses a
-worker with another environment. It does not serve with threads or an open GPU: neither survives a fork. Imports of
-torch and DeepSpeed open NVML, so the template closes NVML after them.
+Ray starts such a worker by `client.py`, which sends Ray's arguments to the template and ends. Templates are optional:
+without one, or if it refuses, the client becomes a Python that imports for itself. A template refuses a worker with
+another environment. It does not serve with threads or an open GPU, because neither survives a fork. Imports of torch
+and DeepSpeed open NVML, so the template closes NVML after them.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def why_not_forked(process: Path = Path("/proc/self")) -> str:
     if len(list((process / "task").iterdir())) > 1:
         return "an import has started threads"
     for descriptor in (process / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             if str(target := descriptor.readlink()).startswith(_GPU_DEVICES):
                 return f"an import has opened {target}"
     return ""
 
 
 def differing(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that a template and a worker have with other values.
+    """Return the names of variables whose values differ between a template and a worker.
 
     >>> differing({"OMP_NUM_THREADS": "1", "RAY_JOB_ID": "1"}, {"OMP_NUM_THREADS": "2", "RAY_JOB_ID": "2"})
     ['OMP_NUM_THREADS']
@@ -66,23 +66,23 @@ def differing(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
 
 
 def import_behind(modules: Sequence[str]) -> None:
-    """Import what can be, in a thread that gives way to Ray's start: on two cores Ray was up after 41 s, not 9, before.
+    """Import all possible modules, in a low-priority thread. Without this, Ray's start took 41 s, not 9, on two cores.
 
-    A thread: a process could not take its priority back, nor could its forks. Without Ray, which takes its settings
-    when it is loaded: they are those of each worker.
+    A thread, because a process and its forks could not raise their priority again. Ray is not imported: it reads its
+    settings at import, and these belong to each worker.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     sys.modules["ray"] = None  # type: ignore[assignment]  # the import fails, and vLLM goes on without
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:  # the actor, which needs it, says so to the user
+        except ImportError as error:  # the actor, which needs the module, reports this to the user
             say(f"{module} is not imported: {error}")
     del sys.modules["ray"]
 
 
 def close_nvml() -> bool:
-    """Close NVML, however often imports have opened it; return whether they had.
+    """Close NVML, however often imports have opened it; return whether it was open.
 
     NVML counts its users in the process: each `nvmlInit` needs an `nvmlShutdown` before the devices are closed.
     """
@@ -91,11 +91,11 @@ def close_nvml() -> bool:
     except ImportError:
         return False
     try:
-        pynvml.nvmlInit()  # torch loads NVML by ctypes, and pynvml shuts down nothing before it has loaded NVML itself
+        pynvml.nvmlInit()  # torch loads NVML by ctypes; pynvml can shut down only after it has loaded NVML itself
     except pynvml.NVMLError:
         return False
     num_users = -1
-    with contextlib.suppress(pynvml.NVMLError):  # raised once nobody uses NVML any more
+    with contextlib.suppress(pynvml.NVMLError):  # raised when nobody uses NVML any more
         while True:
             pynvml.nvmlShutdown()
             num_users += 1
@@ -103,7 +103,7 @@ def close_nvml() -> bool:
 
 
 def serve(listener: socket.socket, own: Mapping[str, str]) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each worker that is asked for; returns in the fork alone, with what was asked and its descriptors.
+    """Fork for each requested worker. Returns only in the fork, with the request and its descriptors.
 
     A worker is `words` of `python ...`, its `environ` and its folder `cwd`.
     """
@@ -113,9 +113,9 @@ def serve(listener: socket.socket, own: Mapping[str, str]) -> tuple[dict[str, An
             try:
                 worker, descriptors = _receive(connection)
                 poll = select.poll()
-                poll.register(connection, 0)  # the kernel reports a hang-up unasked
+                poll.register(connection, 0)  # the kernel always reports a hang-up
                 if poll.poll(0):
-                    say("A worker was not forked: Ray gave it up while this template imported.")
+                    say("A worker was not forked: Ray gave up on it while this template was importing.")
                 elif names := differing(own, worker["environ"]):
                     say(f"A worker has another {', '.join(names)} than this template: it imports for itself.")
                 elif os.fork() == 0:
@@ -131,7 +131,7 @@ def serve(listener: socket.socket, own: Mapping[str, str]) -> tuple[dict[str, An
 
 
 def become(worker: Mapping[str, Any], descriptors: Sequence[int], added: Mapping[str, str]) -> None:
-    """Go on as the worker that was asked for; `added` are the variables that imports have set."""
+    """Continue as the requested worker. `added` are the variables that imports have set."""
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
@@ -140,7 +140,7 @@ def become(worker: Mapping[str, Any], descriptors: Sequence[int], added: Mapping
     os.environ.update({**worker["environ"], **added})
     os.chdir(worker["cwd"])
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # all workers of one template would draw the same
+        sys.modules["numpy"].random.seed()  # otherwise all workers of one template would draw the same numbers
     program, *_ = sys.argv = worker["words"]
     sys.path[0] = str(Path(program).parent)  # as in a Python that is started with a file
     runpy.run_path(program, run_name="__main__")
@@ -152,32 +152,32 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     with connection.makefile("rb") as stream:
         text = stream.read(size)
     if len(text) < size:
-        raise ValueError("it ended before it had said what it is to be")
+        raise ValueError("the client ended before it had sent its request")
     return json.loads(text), descriptors
 
 
 def main(path: Path, modules: Sequence[str]) -> None:
-    """Import the modules and be a template at `path`."""
+    """Import the modules and serve as a template at `path`."""
     own = dict(os.environ)
     listener = socket.socket(socket.AF_UNIX)
     unheard = path.with_suffix(".new")
-    unheard.unlink(missing_ok=True)  # that of a start of Ray before this one
+    unheard.unlink(missing_ok=True)  # the socket of an earlier start of Ray
     listener.bind(str(unheard))
-    listener.listen()  # a worker that is asked for meanwhile waits, which costs it less than to import for itself
+    listener.listen()  # a worker requested meanwhile waits: this is faster than importing for itself
     unheard.rename(path)
     importing = threading.Thread(target=import_behind, args=(modules,))
     importing.start()
     importing.join()
-    deadline = time.monotonic() + _THREAD_ENDS_S  # the kernel has a thread for a moment after Python has joined it
+    deadline = time.monotonic() + _THREAD_ENDS_S  # the kernel removes a thread a moment after Python has joined it
     while Path(f"/proc/self/task/{importing.native_id}").exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     needs_nvml = close_nvml()
     if why := why_not_forked():
-        say(f"This template serves nobody: {why}.")
+        say(f"This template does not serve: {why}.")
         path.unlink()
         return
     gc.freeze()  # pages that the collector does not touch stay shared
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for their exit codes
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes of forks are not read
     added = {name: value for name, value in os.environ.items() if own.get(name) != value}
     worker, descriptors = serve(listener, own)
     if needs_nvml:

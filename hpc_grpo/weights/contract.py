@@ -1,7 +1,7 @@
-"""The start-up contract: learner and engine must mean the same parameters before the first publish.
+"""The start-up contract: learner and engine must have the same parameters before the first publish.
 
-vLLM fuses projections (q, k and v into one), pads vocabularies and shards tensors, so the comparison maps each
-engine parameter back to the Hugging Face names that fill it and compares sizes along the fused dimension.
+vLLM fuses projections (q, k and v into one), pads vocabularies and shards tensors. The comparison therefore maps each
+engine parameter to the Hugging Face names that fill it, and compares sizes along the fused dimension.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from hpc_grpo.config import Config
 
 _EXACT_IN = {"float32": ("bfloat16", "float16")}
-"""The types whose every value another type holds: vLLM's kernels for CPUs with AMX keep biases in float32."""
+"""Types that can hold every value of another type: vLLM's CPU kernels with AMX keep biases in float32."""
 
 DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
-"""Values of `model_type`: what `plan` has formulas for, and whose buffers tests compare."""
+"""Values of `model_type` that `plan` has formulas for, and whose buffers tests compare."""
 
 MIXTURES = ("mixtral", "qwen3_moe")
-"""Values of `model_type`: mixtures of experts that engines load as learners hold them, a layer's in two tensors."""
+"""Values of `model_type`: mixtures whose experts are two tensors per layer, in engines and in learners."""
 
 _NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 """Settings of a model that change its logits or scores outside the layers that learners use -> their neutral values."""
@@ -35,7 +35,7 @@ ALSO_LANGUAGE_MODELS = frozenset((
     "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama", "qwen3_5", "qwen3_5_moe",
     "qwen4_exp",
 ))  # fmt: skip
-"""Values of `model_type`: models of images that transformers loads as causal language models, too."""
+"""Values of `model_type`: models of images that transformers also loads as causal language models."""
 
 
 VISION_MODELS = ("qwen2_5_vl", "idefics3")
@@ -43,13 +43,13 @@ VISION_MODELS = ("qwen2_5_vl", "idefics3")
 
 
 def refuse_images(settings: Mapping[str, Any], path: str, column: str | None) -> None:
-    """Raise ConfigError where a config.json describes a model that does not go with `data.images`, the `column`."""
+    """Raise ConfigError if a config.json describes a model that does not support `data.images`, the `column`."""
     kind = settings.get("model_type")
     named = (settings.get("architectures") or [kind])[0]
     if column is not None and kind not in VISION_MODELS:
         raise ConfigError(
             f"data.images = {column} needs a model of images and text: {', '.join(VISION_MODELS)}. model.path = {path} "
-            f"is {named}. Take one of these, or set data.images to null."
+            f"is {named}. Use one of these, or set data.images to null."
         )
     if column is None and isinstance(settings.get("vision_config"), Mapping) and kind not in ALSO_LANGUAGE_MODELS:
         instead = "Set data.images to the column with the images" if kind in VISION_MODELS else "Of these, with "
@@ -61,15 +61,15 @@ def refuse_images(settings: Mapping[str, Any], path: str, column: str | None) ->
 
 
 def refuse_experts(settings: Mapping[str, Any], path: str, *, has_adapter: bool = False) -> None:
-    """Raise ConfigError where a config.json describes a mixture of experts that is not one of MIXTURES.
+    """Raise ConfigError if a config.json describes a mixture of experts outside MIXTURES.
 
-    With an adapter, raise it for all of them: engines have no adapters of experts.
+    With an adapter, raise it for all mixtures: engines have no adapters for experts.
 
-    Asked before nodes and weights are: the contract itself is compared when both sides have loaded the model.
+    This check needs no nodes and no weights. The contract is compared after both sides have loaded the model.
     """
     if settings.get("model_type") in MIXTURES and not has_adapter:
         return
-    why = "which lora cannot adapt." if has_adapter else f"and engines take those of {', '.join(MIXTURES)} alone."
+    why = "which lora cannot adapt." if has_adapter else f"and engines support only {', '.join(MIXTURES)}."
     for name, value in settings.items():
         if isinstance(value, Mapping):  # text_config, ffn_config
             refuse_experts({"architectures": settings.get("architectures"), **value}, path, has_adapter=has_adapter)
@@ -83,8 +83,8 @@ def refuse_experts(settings: Mapping[str, Any], path: str, *, has_adapter: bool 
 
 
 def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config) -> None:
-    """Raise ConfigError where a config.json has no experts that `train.router_aux_loss_coef` could balance, or where
-    engines cannot divide their channels.
+    """Raise ConfigError if a config.json has no experts for `train.router_aux_loss_coef`, or if engines cannot divide
+    their channels.
     """
     kind, coef = settings.get("model_type"), config.train.router_aux_loss_coef
     if kind not in MIXTURES:
@@ -104,17 +104,17 @@ def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config)
 
 
 def refuse_scaled_logits(settings: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError where a config.json asks for what learners do not compute. `source` is key and value."""
+    """Raise ConfigError if a config.json needs something that learners do not compute. `source` is key and value."""
     for name, neutral in _NEUTRAL.items():
         if settings.get(name) not in (neutral, None):
             raise ConfigError(
-                f"{source}: learners do not compute {name} = {settings[name]}, which its config.json asks for. Take a "
-                f"model without it: Gemma 3 in place of Gemma 2."
+                f"{source}: learners do not compute {name} = {settings[name]} of its config.json. Use a model without "
+                f"it: Gemma 3 instead of Gemma 2."
             )
 
 
 def refuse_uneven_heads(settings: Mapping[str, Any], degree: int, source: str) -> None:
-    """Raise ConfigError where a config.json has heads that `train.sequence_parallel` = `degree` does not divide."""
+    """Raise ConfigError if `train.sequence_parallel` = `degree` does not divide the heads in a config.json."""
     settings = settings.get("text_config") or settings
     names = ("num_attention_heads", "num_key_value_heads")
     counts = {name: settings[name] for name in names if settings.get(name)}
@@ -130,10 +130,10 @@ def refuse_uneven_heads(settings: Mapping[str, Any], degree: int, source: str) -
 def contract_differences(
     learner: Sequence[ParameterSpec], engine: Sequence[ParameterSpec], packed_modules: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """List the differences, one a line; empty when both sides agree.
+    """List the differences, one per line; empty if both sides agree.
 
-    `engine` holds unsharded shapes in the engine's own (fused) names. `packed_modules` maps a fused module to the
-    modules it holds, in order: {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.
+    `engine` holds unsharded shapes in the engine's own (fused) names. `packed_modules` maps a fused module to its
+    modules, in order: {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.
     """
     remaining = {spec.name: spec for spec in learner}
     differences = []
@@ -151,7 +151,7 @@ def contract_differences(
             shapes = ", ".join(f"{part.name} {part.shape}" for part in found)
             differences.append(f"{expected.name}: learner shapes do not fit together: {shapes}")
             continue
-        if others:  # laid one after the other along the first dimension
+        if others:  # concatenated along the first dimension
             shape = (sum(part.shape[0] for part in found), *shape[1:])
         if shape != expected.shape:
             differences.append(f"{expected.name}: learner shape {shape}, engine shape {expected.shape}")

@@ -1,6 +1,6 @@
-"""A GPU's side of the store: memory registered for DMA, and copies on a stream beside what the GPU computes.
+"""A GPU's side of the store: memory registered for DMA, and copies on a stream beside the GPU's other work.
 
-Without registration a copy passes through a buffer of CUDA's, at a fraction of the bandwidth, and holds up its caller.
+Without registration a copy passes through a buffer of CUDA at a fraction of the bandwidth, and blocks its caller.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec, WeightStore, views
 
 _KEPT_FREE_BYTES = 2**30
-"""What a copy leaves of a GPU's memory: that of kernels which allocate for themselves."""
+"""GPU memory that a copy must leave free, for kernels that allocate for themselves."""
 
 
 def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
-    """Open or create the node's store, and page-lock it for this process's GPU, if it has one, while it lives."""
+    """Open or create the node's store. If this process has a GPU, page-lock the store for it until the store closes."""
     store = WeightStore(folder, spec, create=create)
     if not torch.cuda.is_available():
         return store
@@ -30,18 +30,18 @@ def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
             f"Publishes copy through pageable memory, which is slower.",
             flush=True,
         )
-        # CUDA keeps the error for this thread, and the next kernel's launch would raise it.
+        # CUDA keeps the error for this thread, and the next kernel launch would raise it.
         with suppress(RuntimeError):
             torch.ones(1, device="cuda").add_(1)
         return store
     store.is_page_locked = True
-    # Before the mapping goes; at the process's end CUDA does it.
+    # Before the mapping is removed; at the process's end CUDA does this.
     weakref.finalize(store, cudart.cudaHostUnregister, address).atexit = False
     return store
 
 
 class SideStream:
-    """Copies of a learner's parameters to the store, on a stream of their own."""
+    """Copies a learner's parameters to the store, on its own stream."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
@@ -56,7 +56,7 @@ class SideStream:
 
 
 class StagedOnGpu:
-    """An engine's copy of a staged version in its GPU's memory, taken while it samples with the version before."""
+    """An engine's copy of a staged version in GPU memory, made while it samples with the previous version."""
 
     def __init__(self, layout: BucketLayout) -> None:
         self._layout = layout
@@ -65,9 +65,9 @@ class StagedOnGpu:
         self._staged: StoredVersion | None = None
 
     def begin(self, store: WeightStore, stored: StoredVersion) -> None:
-        """Have a version copied on the side, and return at once; do nothing where it does not fit beside the KV cache.
+        """Start to copy a version, and return at once. Do nothing if it does not fit beside the KV cache.
 
-        The store must be registered: copies from pageable memory would hold up the sampling.
+        The store must be registered: copies from pageable memory would delay the sampling.
         """
         self._staged = None
         if self._bytes is None:
@@ -75,14 +75,14 @@ class StagedOnGpu:
             if free < self._layout.num_bytes + _KEPT_FREE_BYTES:
                 return
             self._bytes = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device="cuda")
-        # Loads of the version before read these bytes on the current stream.
+        # Loads of the previous version read these bytes on the current stream.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._bytes.copy_(store.raw[: len(self._bytes)], non_blocking=True)
         self._staged = stored
 
     def tensors(self, stored: StoredVersion) -> Iterator[tuple[str, torch.Tensor]] | None:
-        """Give the parameters of a version on the GPU, for the current stream; None where it has not been copied."""
+        """Return the parameters of a version on the GPU, for the current stream; None if it was not copied."""
         if self._bytes is None or self._staged != stored:
             return None
         torch.cuda.current_stream().wait_stream(self._stream)

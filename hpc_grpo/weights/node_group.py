@@ -1,7 +1,7 @@
-"""One node's weight group: the learner that publishes and the node's engine workers, over Gloo on loopback.
+"""One node's weight group: the publishing learner and the node's engine workers, over Gloo on loopback.
 
-It carries the announcement of a version (header and checksums) and each worker's acknowledgement. Groups stay
-within a node: a death kills the whole group, and a full mesh costs a socket per pair. Members meet through a file in
+It carries the announcement of a version (header and checksums) and each worker's acknowledgement. Groups stay inside a
+node: a death breaks the complete group, and a full mesh costs a socket per pair. Members meet through a file in
 node-local shared memory, so no port is open to strangers.
 """
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # the driver, which only counts the members, has no torch
     import torch.distributed as dist
 
 PUBLISHER_RANK = 0
-LOAD_FAILED = -1  # acknowledged in place of a version
-RENDEZVOUS = "rendezvous"  # the file in the store's folder through which a group's members find each other
+LOAD_FAILED = -1  # acknowledged instead of a version
+RENDEZVOUS = "rendezvous"  # the file in the store's folder through which members find each other
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GroupMembership:
 
 
 class NodeGroup:
-    """Carries announcements to the workers and acknowledgements back; every wait has the deadline."""
+    """Carries announcements to the workers and acknowledgements back. Every wait has the deadline."""
 
     def __init__(self, membership: GroupMembership) -> None:
         import torch.distributed as dist
@@ -54,7 +54,7 @@ class NodeGroup:
             raise self._error("did not form", error) from error
 
     def announce(self, stored: StoredVersion) -> None:
-        """Send every worker which version is in the store. Called by the publisher alone."""
+        """Tell every worker the version in the store. Only the publisher calls this."""
         import torch
 
         self._broadcast(torch.tensor([stored.version, *stored.checksums], dtype=torch.int64))
@@ -68,7 +68,7 @@ class NodeGroup:
         return StoredVersion(version, tuple(checksums))
 
     def acknowledge(self, loaded_version: int) -> list[int]:
-        """Send all members the version that this one holds now, or LOAD_FAILED; returns what each sent, by rank."""
+        """Send this member's version, or LOAD_FAILED, to all members; return the values of all, by rank."""
         import torch
 
         own = torch.tensor([loaded_version], dtype=torch.int64)

@@ -1,9 +1,9 @@
-"""The weight store: one node's copy of the published weights, in shared memory, and the place of each parameter in it.
+"""The weight store: a node's copy of the published weights in shared memory, with the position of each parameter.
 
 The publishing learner writes a version; the node's engine workers read it in place. The store is created once, while
-engines start, and reused: its pages are allocated up front, because the first touch of shared memory costs seconds a
-GiB and a full /dev/shm must fail here with a message, not later with SIGBUS. With the layout, made once in the driver,
-every publish is one header and one copy, without a message for each parameter.
+engines start, and reused. Its pages are allocated at once: the first touch of shared memory costs seconds per GiB, and
+a full /dev/shm must fail here with a message, not later with SIGBUS. The driver makes the layout once. So a publish is
+one header and one copy, without a message per parameter.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.types import DTYPE_BYTES, ParameterSpec
 
 if TYPE_CHECKING:
-    import torch  # the driver, which makes the layout, has none
+    import torch  # the driver, which makes the layout, does not import it
 
 _ALIGNMENT_BYTES = 64  # a cache line: every parameter can be viewed in any dtype without a copy
 _BUCKET_BYTES = 256 * 2**20  # gathered at once under ZeRO-3
-_BLOCK_BYTES = 16 * 2**20  # enough blocks to share the work evenly, too few for their checksums to weigh
-_PIECE_BYTES = 512 * 1024  # copied, and then read for its checksum while it is still in a core's cache
+_BLOCK_BYTES = 16 * 2**20  # small enough to share the work evenly, large enough for few checksums
+_PIECE_BYTES = 512 * 1024  # copied, then read for its checksum while it is still in a core's cache
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter's place: `offset` and `num_bytes` count from the start of the store."""
+    """A parameter's position: `offset` and `num_bytes` count from the start of the store."""
 
     spec: ParameterSpec
     offset: int
@@ -45,9 +45,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of the store with a checksum of its own, which one thread writes or verifies; `[start, end)` in bytes.
+    """A range of the store with its own checksum, written or verified by one thread; `[start, end)` in bytes.
 
-    `slots` are those that reach into it; a parameter may reach over several blocks.
+    `slots` are the parameters that overlap it. A parameter may span several blocks.
     """
 
     slots: tuple[Slot, ...]
@@ -74,7 +74,7 @@ class Bucket(Block):
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """The buckets of the whole model, in the order of its parameters."""
+    """The buckets of the complete model, in the order of its parameters."""
 
     buckets: tuple[Bucket, ...]
 
@@ -92,7 +92,7 @@ class BucketLayout:
 
 
 def bucket_layout(specs: Iterable[ParameterSpec], bucket_bytes: int = _BUCKET_BYTES) -> BucketLayout:
-    """Fill buckets of about `bucket_bytes` in the order given; a larger parameter has a bucket of its own.
+    """Fill buckets of about `bucket_bytes` in the given order. A larger parameter has its own bucket.
 
     >>> specs = [ParameterSpec("a", (4,), "float32"), ParameterSpec("b", (2, 2), "float32")]
     >>> [bucket.names for bucket in bucket_layout(specs, 64).buckets]
@@ -117,8 +117,8 @@ def bucket_layout(specs: Iterable[ParameterSpec], bucket_bytes: int = _BUCKET_BY
 class StoredVersion:
     """A version in the store, with a checksum for each block.
 
-    Checksums are xxh3 keyed by the run, cut to 63 bits: signed 64-bit tensors carry them. They promise that engines
-    load the bytes that the learner wrote; that engines then sample from them is the canary's promise.
+    Checksums are xxh3 keyed by the run, cut to 63 bits to fit signed 64-bit tensors. They prove that engines load the
+    bytes that the learner wrote. The canary checks that engines sample from them.
     """
 
     version: int
@@ -134,10 +134,10 @@ class StoreSpec:
 
 
 class WeightStore:
-    """A process's view of the node's store; the publisher creates it, the workers open it."""
+    """A process's view of the node's store. The publisher creates the store, the workers open it."""
 
     is_page_locked = False
-    """Whether this process's GPU copies from and to the store itself."""
+    """Whether this process's GPU copies from and to the store directly."""
 
     def __init__(self, folder: Path, spec: StoreSpec, *, create: bool) -> None:
         self.layout = spec.layout
@@ -150,7 +150,7 @@ class WeightStore:
         return views(self.raw, bucket)
 
     def write(self, block: Block, parameters: Mapping[str, torch.Tensor]) -> int:
-        """Copy what lies in a block from `parameters` in host memory; return its checksum."""
+        """Copy a block's bytes from `parameters` in host memory; return its checksum."""
         raw, digest = self.raw, xxhash.xxh3_64(seed=self._key)
         sources = [(slot, parameters[slot.spec.name].reshape(-1)) for slot in block.slots]
         for start in range(block.start, block.end, _PIECE_BYTES):
@@ -167,7 +167,7 @@ class WeightStore:
         return xxhash.xxh3_64_intdigest(memoryview(raw), seed=self._key) >> 1
 
     def verify(self, stored: StoredVersion, share: int = 0, num_shares: int = 1) -> None:
-        """Compare one of `num_shares` equal shares of the blocks with what was announced.
+        """Compare one of `num_shares` equal shares of the blocks with the announced checksums.
 
         Raises a WeightSyncError that names the first bucket whose bytes differ.
         """
@@ -183,7 +183,7 @@ class WeightStore:
                 )
 
     def publish_header(self, stored: StoredVersion) -> None:
-        """Record which version every engine of the node holds, for one that takes a dead one's place."""
+        """Record the version of every engine of the node, for a replacement engine."""
         write_json_atomic(self._header, asdict(stored))
 
     def current(self) -> StoredVersion:
@@ -226,7 +226,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor, slot: Slot, offset: int) -
     dtype, size = getattr(torch, slot.spec.dtype), DTYPE_BYTES[slot.spec.dtype]
     if source.dtype == dtype:
         part = source.view(torch.uint8)[offset : offset + len(target)]
-        np.copyto(target.numpy(), part.numpy())  # torch's copy would start threads of its own in every thread
+        np.copyto(target.numpy(), part.numpy())  # torch's copy would start its own threads in every thread
     else:
         first = offset // size
         target.view(dtype).copy_(source[first : first + len(target) // size])

@@ -1,6 +1,6 @@
-"""Makes the environment that a config names: a built-in of this folder, or the user's own class.
+"""Creates the environment that a config names: a built-in of this folder, or the user's class.
 
-An environment's process calls `environment_of`, and a login node `check_built_in`.
+An environment's process calls `environment_of`; a login node calls `check_built_in`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()) -> Environment:
     """Return a new environment. `textarena:Sokoban-v0` is the built-in textarena with Sokoban-v0 as first argument.
 
-    Raises ConfigError where there is no such environment, or where it does not take the arguments.
+    Raises ConfigError if the environment does not exist, or does not accept the arguments.
     """
     built_in, _, first = name.partition(":")
     is_built_in = built_in in ENVIRONMENTS.names()
@@ -40,7 +40,7 @@ def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()
 
 
 def check_built_in(environment: EnvironmentConfig) -> None:
-    """Raise ConfigError for what a login node can see of a built-in. It leaves files of the user's to the job."""
+    """Raise ConfigError for errors in a built-in that a login node can detect. The job checks the user's files."""
     if environment.python is not None:
         return
     tools = [tool for tool in environment.tools if ":" not in tool]

@@ -1,13 +1,13 @@
 """Built-in environment `bfcl`: the multi-turn tasks of the Berkeley Function Calling Leaderboard (package bfcl-eval).
 
-A user asks several things, one after the other. For each the model calls functions of simulated APIs, as often as it
-wants. A message without a call ends a turn of the user's. The package's checkers then compare the state of the APIs and
-the results with those of the task's own calls. The reward is 1 if all turns are right. The first wrong one ends the
+A user makes several requests, one after the other. For each, the model calls functions of simulated APIs, any number
+of times. A message without a call ends the user's turn. The package's checkers then compare the state of the APIs and
+the results with those of the task's own calls. The reward is 1 if all turns are right. The first wrong turn ends the
 episode.
 
-The package's executor evaluates the model's text, and shares its APIs between runs of a task. So calls are dispatched
-here, to functions that the package documents, on instances of the episode's own. A call that cannot be read is answered
-by what is wrong, where the package would end the user's turn.
+The package's executor evaluates the model's text, and shares its APIs between runs of a task. This module therefore
+calls the documented functions itself, on the episode's own instances. A call that cannot be parsed is answered with an
+error; the package would end the user's turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_STEPS = 20
 _MAX_CALLS = 100
 _MAX_CHARS = 20_000
 _MOST = {"exponent": 1000, "precision": 1000, "decimal_places": 1000}
-"""Of numbers, by parameter: the mathematical API takes what would run for years."""
+"""Limits of numbers, by parameter: the mathematical API would accept calls that run for years."""
 _MOST_OF_OTHERS = 10**18
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
@@ -100,7 +100,7 @@ class Bfcl:
         return Turn(self._task["question"][self._turn])
 
     def _is_right(self) -> bool:
-        """Play the task's own calls of this turn, and compare. A turn without any is not judged."""
+        """Run the task's own calls of this turn, and compare. A turn without such calls is not judged."""
         from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
 
         calls = self._task["ground_truth"][self._turn]
@@ -115,7 +115,7 @@ class Bfcl:
 
 
 class Apis:
-    """The simulated APIs of a task, as they are at its beginning."""
+    """The simulated APIs of a task, in their initial state."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         from bfcl_eval.constants import executable_backend_config as package
@@ -131,13 +131,13 @@ class Apis:
                 self._documents[document["name"]] = name, document
 
     def tools(self, hidden: set[str] = set()) -> list[dict[str, Any]]:  # noqa: B006
-        """Return the functions as chat templates take them."""
+        """Return the functions in the form of chat templates."""
         documents = [each for name, (_, each) in self._documents.items() if name not in hidden]
         keys = ("name", "description", "parameters")
         return [{"type": "function", "function": {key: _json_types(each[key]) for key in keys}} for each in documents]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return what a function returns, or its error, as the package writes it."""
+        """Return the result of a function, or its error, in the package's words."""
         if name not in self._documents:
             return f"Error during execution: name {name!r} is not defined"
         try:
@@ -155,7 +155,7 @@ class Apis:
         return str(value)
 
     def read(self, call: str) -> tuple[str, dict[str, Any]]:
-        """Return the name and the arguments of one of the task's own calls, as `sort(file_name='a.txt')`."""
+        """Return the name and the arguments of one of the task's own calls, such as `sort(file_name='a.txt')`."""
         tree = ast.parse(call, mode="eval").body
         assert isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)
         name = tree.func.id
@@ -166,7 +166,7 @@ class Apis:
 
 
 def _json_types(value: Any) -> Any:
-    """Return a schema of the package's with the names of types that JSON schemas have."""
+    """Return a schema of the package with JSON schema's names of types."""
     if isinstance(value, list):
         return [_json_types(each) for each in value]
     if not isinstance(value, dict):
@@ -188,7 +188,7 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 @cache
 def _tasks() -> dict[str, dict[str, Any]]:
-    """Return all tasks by their ids, with their own calls."""
+    """Return all tasks by id, with their own calls."""
     files = [f"BFCL_v4_multi_turn_{category}.json" for category in CATEGORIES]
     found = {task["id"]: task for file in files for task in _read(file)}
     for file in files:

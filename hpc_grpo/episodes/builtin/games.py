@@ -12,15 +12,15 @@ from hpc_grpo.registry import ENVIRONMENTS, REWARDS
 from hpc_grpo.rewards import Group
 
 _MAX_CHARS = 4000
-"""Of a message's end, where the move is. Python reads no number of more digits than 4300."""
+"""Length of a message's end that is searched for the move. Python parses no number of more than 4300 digits."""
 
 
 @ENVIRONMENTS.register("textarena")
 class TextArena:
-    """A game of one player. `args` are those of the game. The game's reward comes at its end.
+    """A game of one player. `args` are the arguments of the game. The game's reward comes at its end.
 
-    The model sees what is new, not the history. A game uses Python's global random numbers. The process keeps their
-    state apart for each session (`episodes/host.py`).
+    The model sees only what is new. Games use Python's global random numbers; the process keeps their state separate
+    for each session (`episodes/host.py`).
     """
 
     def __init__(self, game: str, **args: Any) -> None:
@@ -50,7 +50,7 @@ class TextArena:
         return self._news()
 
     def step(self, message: str) -> Turn:
-        """Make a move. A reward that is no number is 0: some games give a text for a wrong move."""
+        """Make a move. A reward that is not a number counts as 0: some games return a text for a wrong move."""
         done, _ = self._game.step(message[-_MAX_CHARS:])
         if not done:
             return Turn(self._news())
@@ -68,8 +68,8 @@ class ReasoningGym:
     """Rows of the data source `reasoning_gym:TASK`, with several tries. The row's question is the prompt.
 
     The task's scorer judges each answer (the reward `reasoning_gym`, which finds the answer in a message). A full score
-    ends the episode, as does the last try. The reward is the score of the last answer, times `discount` for each try
-    before it. `settings` are the args of the reward, such as `partial`.
+    or the last try ends the episode. The reward is the score of the last answer, times `discount` for each earlier try.
+    `settings` are the args of the reward, such as `partial`.
     """
 
     def __init__(

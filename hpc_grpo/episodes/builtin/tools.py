@@ -1,20 +1,20 @@
 """Built-in environment `tools`: the model calls functions, and sees what they return.
 
 Each call in a message is answered by a message of the role `tool`. A message without a call ends the episode. The
-rewards of the config judge that message: this environment gives none.
+rewards of the config judge this message: the environment gives no reward.
 
-What can go wrong, and who answers for it:
+Errors and their effect:
 
-    the model   no JSON, an unknown tool, wrong arguments, ValueError or TypeError: it reads what is wrong
-    the tool    another exception, or no answer within `call_s`: the episode is masked
+    of the model  invalid JSON, unknown tool, wrong arguments, ValueError or TypeError: the model reads the error
+    of the tool   another exception, or no answer within `call_s`: the episode is masked
 
-Any exception out of `step` masks the episode. So a tool of the user's raises ValueError for what it cannot do.
-No call starts later than `call_s` after the first call of its message: a model cannot pass the deadline of the
-environment, which would mask the episode, by many slow calls.
+Any exception out of `step` masks the episode. A user's tool should therefore raise ValueError for bad arguments. No
+call starts later than `call_s` after the first call of its message. Otherwise many slow calls would exceed the
+environment's deadline, and mask the episode.
 
-The sandbox of the reward `code` runs `python`. A program finds what the session's earlier programs have left: they run
-again before it, and their output is dropped. Together they have `python_s` of processor time, and twice that by the
-clock. A program that passes a limit is forgotten. It is the model's doing, and masks nothing.
+The sandbox of the reward `code` runs `python`. A program sees the state of the session's earlier programs: they run
+again first, and their output is dropped. Together they have `python_s` of CPU time, and twice this in wall time. A
+program that exceeds a limit is discarded. The model caused this, so nothing is masked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAX_CALLS = 32
 _PARAMETER = re.compile(r"\s+(\w+)\s*(?:\(.*?\))?:\s*(.*)")
 
 _CLOCK = 2.0
-"""Seconds by the clock for a second of processor time: a busy node gives a program a part of a core."""
+"""Wall seconds per CPU second: a busy node gives a program only a part of a core."""
 
 _MAX_BITS, _MAX_EXPRESSION, _MAX_DIGITS = 4096, 1000, 2000
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -67,9 +67,9 @@ _CONSTANTS = {"pi": math.pi, "e": math.e}
 
 @ENVIRONMENTS.register("tools")
 class Tools:
-    """`tools` are names of built-in tools, or functions of the user's as `module:function`, sync or async.
+    """`tools` are names of built-in tools, or the user's functions as `module:function`, sync or async.
 
-    What a tool returns becomes text by `str`, and is cut to `max_chars`.
+    The result of a tool is converted by `str`, and cut to `max_chars`.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Tools:
         return Turn(observation, metrics={"tool_calls": len(calls), "tool_errors": num_errors})
 
     async def _value(self, call: Call) -> Any:
-        """Return what a tool returns. Raises ValueError or TypeError for the model, anything else for the tool."""
+        """Return the result of a tool. ValueError and TypeError are the model's errors, others the tool's."""
         if call.error:
             raise ValueError(call.error)
         if call.name not in self._functions:
@@ -138,7 +138,7 @@ class Tools:
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """Return the JSON value that a text stands for, unless the parameter takes a text."""
+    """Return the JSON value of a text, unless the parameter accepts a text."""
     if "string" in [each.get("type") for each in (schema, *schema.get("anyOf", ()))]:
         return text
     try:
@@ -150,7 +150,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the JSON schema of a tool, as chat templates take it, from its signature and docstring.
 
-    Lines `name: text` below `Args:` describe parameters. Raises ConfigError for a function that no model can call.
+    Lines `name: text` below `Args:` describe parameters. Raises ConfigError for a function that a model cannot call.
     """
     name = getattr(function, "__name__", "")
     text = inspect.getdoc(function) or ""
@@ -176,7 +176,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters and a note of what is missing.
+    """Return a text of at most `most` characters, and a note about the missing ones.
 
     >>> shortened("a long answer", 6)
     'a long\\n[7 more characters were cut]'
@@ -202,7 +202,7 @@ class Python:
         Args:
             code: The program. Names that earlier programs defined are there.
         """
-        # Sets must have the same order when a program runs again.
+        # Sets must keep their order when a program runs again.
         argv = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-s", "-P", str(CELLS)]
         job = json.dumps([*self._programs, code])
         [result] = run_job(find_isolation(self._isolation), argv, {}, [job], self._limits)

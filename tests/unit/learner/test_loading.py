@@ -155,7 +155,7 @@ def test_a_model_with_dropout_is_loaded_without_it(settings: Any, tmp_path: Path
 def test_a_model_that_lets_a_document_see_the_one_before_it_is_refused(model_path: Path) -> None:
     policy = load_policy(make_config(model_path), use_gradient_checkpointing=False)
     policy.language_model.get_input_embeddings().register_forward_hook(lambda _module, _ids, states: states.cumsum(1))
-    with pytest.raises(ConfigError, match="computes a sequence otherwise where another one comes before it"):
+    with pytest.raises(ConfigError, match="computes a sequence differently after another sequence"):
         check_packing(policy, "model.path", "cpu")
 
 
