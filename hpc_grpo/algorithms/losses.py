@@ -128,14 +128,14 @@ class LossSettings(Section):
 
     @property
     def functions(self) -> dict[str, str]:
-        """Return each key that names a function, with that name: a built-in's, or the user's `module:function`."""
+        """Return each key that names a function, with the name: a built-in's, or the user's `module:function`."""
         chosen = {"loss": self.name, "loss.advantage": self.advantage.name, "loss.correction": self.correction.name}
         return {f"{key}.name": name for key, name in chosen.items()}
 
     @model_validator(mode="before")
     @classmethod
     def _with_defaults_of_loss(cls, values: Any) -> Any:
-        """Fill in this loss's defaults for its correction and its advantage, whether the user named them or not."""
+        """Set this loss's defaults for correction and advantage. Keys that the user has set stay."""
         if not isinstance(values, Mapping):
             return values
         completed = dict(values)
@@ -390,17 +390,17 @@ class ClipCovLoss(_Clipped):
         Raises ValueError without draws.
         """
         if inputs.draws is None:
-            raise ValueError("clip_cov chooses tokens at random: give LossInputs.draws")
+            raise ValueError("clip_cov draws tokens at random: LossInputs.draws is missing")
         covariance = _covariances(inputs, mean_logprob, mean_advantage)
         return inputs.draws.where((covariance > self.low) & (covariance < self.high), _NEVER)
 
 
 _NEVER = 1.0
-"""Draw of a token that is no candidate: larger than every real draw."""
+"""Draw of a token that is not a candidate: larger than every real draw."""
 
 
 class OwnLoss(LossSettings):
-    """A function of the user's; whether it scales the advantage is not known."""
+    """A user's function. It is unknown whether the function scales the advantage."""
 
     name: PathText = Field(description="Your function: loss(inputs, **args) returns a LossOutput.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")

@@ -31,7 +31,7 @@ class TokenWeights:
 
 @dataclass(frozen=True)
 class Objective:
-    """What an optimizer step minimises: `loss` per token `[C]`, weighed, summed and divided as `denominator` says.
+    """The objective of an optimizer step: `loss` per token `[C]`, weighted, summed and divided by `denominator`.
 
     `LossInputs.of_minibatch` must hold the results of `preparations`, by name. `proximal` is `loss.proximal`.
     If `is_still_without_advantage`, a sequence with all advantages 0 has no gradient and changes no other sequence's.
@@ -44,7 +44,7 @@ class Objective:
     is_still_without_advantage: bool = False
 
     def token_weights(self, longest: int, sequence_ids: Tensor, mask: Tensor) -> TokenWeights:
-        """Weigh the tokens of a microbatch as `loss.denominator` says. Each choice's weight and units:
+        """Return the weights of a microbatch's tokens for `loss.denominator`. Each choice's weight and units:
 
         tokens:     1, and the number of tokens
         sequences:  1 / tokens of the token's sequence, and the number of sequences

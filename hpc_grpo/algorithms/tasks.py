@@ -39,7 +39,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def objective(self) -> Objective:
-        """Return what the learner's optimizer steps minimise."""
+        """Return the objective of the learner's optimizer steps."""
 
     def advantages(self, grades: GroupGrades) -> Sequence[Advantage]:
         """Compute the advantages `[G]` of a group, in the driver: one number for each rollout, or one for each turn."""
@@ -105,7 +105,7 @@ def _sequence(samples: GroupSamples, sample_index: int, turns: Sequence[tuple[Tu
 
 
 def algorithm_of(config: Config) -> Algorithm:
-    """Make the algorithm that `task` names. Raises ConfigError if it does not exist."""
+    """Create the algorithm named by `task`. Raises ConfigError if it does not exist."""
     algorithm: Algorithm = ALGORITHMS.find(config.task.name)(config)
     return algorithm
 
@@ -234,7 +234,7 @@ def taught_loss(term: Term, coef: float, inputs: LossInputs) -> LossOutput:
 
 @ALGORITHMS.register("sft")
 class Sft(Algorithm):
-    """Trains on every token of the demonstrations' completions, each as much as any other."""
+    """Trains on every token of the demonstrations' completions, with equal weights."""
 
     @property
     def needs(self) -> Needs:

@@ -20,8 +20,8 @@ MAX_LOG_RATIO = 20.0
 class LossInputs:
     """The trained tokens of a microbatch. Every tensor is `[C]` and float32, except `sequence_ids`, which is int64.
 
-    Only `learner_logprobs` carries a gradient, and `entropy` if `loss.entropy_coef` is set. `proximal_logprobs` are
-    those of the learner at the start of the step. `ref_logprobs` and `teacher_logprobs` are None without such a model.
+    Only `learner_logprobs` carries a gradient, and `entropy` if `loss.entropy_coef` is set. `proximal_logprobs` are the
+    learner's at the start of the step. `ref_logprobs` and `teacher_logprobs` are None without such a model.
     `sequence_ids` numbers the sequences of the microbatch from 0, in order. A sequence is never cut, so a loss may sum
     or average over it. `draws` are uniform in [0, 1), to choose tokens at random. A token's draw does not depend on
     packing or ranks. `of_minibatch` maps the name of a loss or correction to the result of its `prepare`, which saw all
@@ -71,8 +71,8 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 
 def sequence_sum(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """Give each token `[C]` the sum over its sequence."""
-    # No sequence is empty, so C places are enough. Reading the largest id would stall a GPU.
+    """Return for each token `[C]` the sum over its sequence."""
+    # No sequence is empty, so C entries are enough. Reading the largest id would stall a GPU.
     return values.new_zeros(len(values)).index_add(0, sequence_ids, values)[sequence_ids]
 
 
@@ -110,7 +110,7 @@ def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 
 def kl_estimate(estimator: str, logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """Estimate as `kl_k3`, or by k1 = log p - log q or k2 = k1^2 / 2."""
+    """Estimate the KL by `estimator`: k3 as `kl_k3`, k1 = log p - log q, or k2 = k1^2 / 2."""
     if estimator == "k3":
         return kl_k3(logprobs, other_logprobs)
     difference = logprobs - other_logprobs

@@ -25,7 +25,7 @@ _BAR_COLUMNS = 30
 class ConsoleSink:
     """Shows every step. `console` is for tests; the default writes to standard output.
 
-    The panel is drawn again and again at the bottom of the terminal; what others print scrolls by above it.
+    The panel is redrawn at the bottom of the terminal; other output scrolls by above it.
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
@@ -39,7 +39,7 @@ class ConsoleSink:
             self._live = Live(Text(f"{title}: starting"), console=self._console, auto_refresh=False)
             before = (sys.stdout, sys.stderr)
             self._live.start()
-            # Log handlers hold the stream they were made with and would write into the panel: give them rich's.
+            # Log handlers keep their first stream and would write into the panel: give them rich's stream.
             replacements = dict(zip(before, (sys.stdout, sys.stderr), strict=True))
             for handler in logging.getLogger().handlers:
                 if isinstance(handler, logging.StreamHandler) and handler.stream in replacements:

@@ -47,7 +47,7 @@ class EvalGroup:
 
 
 EvalMetric = Callable[[Sequence[EvalGroup]], Mapping[str, float]]
-"""Computes named numbers from prompts whose reward did not fail: all of a set, and those of each source."""
+"""Computes named numbers from prompts whose reward did not fail: for a set, and for each source."""
 
 
 def eval_metrics(
@@ -205,7 +205,7 @@ def _scores(group: EvalGroup, settings: EvalConfig) -> dict[str, float]:
     lengths = {"tokens_mean": fmean(group.num_tokens)}
     if not group.is_graded:
         return lengths
-    # Those of the group: a run may have changed eval.num_samples since this eval.
+    # The group's number of samples: a run may have changed eval.num_samples since this eval.
     num_samples, num_solved = len(group.solved), sum(group.solved)
     shares = {f"pass@{k}": pass_at_k(num_samples, num_solved, k) for k in {1, *settings.pass_k} if k <= num_samples}
     return {**shares, "reward_mean": fmean(group.rewards), **lengths}
@@ -229,7 +229,7 @@ def _means(
 def _by_source(
     items: Sequence[T], sources: Sequence[str], measure: Callable[[Sequence[T]], dict[str, float]]
 ) -> dict[str, float]:
-    """Measure everything and, of several sources, each source again."""
+    """Measure everything and, with several sources, each source again."""
     metrics = measure(items)
     for source in sorted(set(sources)) if len(set(sources)) > 1 else ():
         part = measure([item for item, own in zip(items, sources, strict=True) if own == source])

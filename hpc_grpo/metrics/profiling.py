@@ -1,6 +1,6 @@
 """Profile a process over some steps: a trace of torch's operations, and the time of its Python thread.
 
-Both record the thread that starts them. It must be the thread that works, and that stops them.
+Both record the thread that starts them. Start and stop them in the working thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NO_NETWORK = (
 
 
 class StackProfile:
-    """Samples the Python stack of the thread that makes it, by pyinstrument."""
+    """Samples the Python stack of the thread that creates it, by pyinstrument."""
 
     def __init__(self) -> None:
         from pyinstrument import Profiler
@@ -27,7 +27,7 @@ class StackProfile:
     def stop(self) -> bytes:
         """Stop. Return a self-contained HTML page."""
         self._profiler.stop()
-        # The page would ask the network for a font.
+        # Otherwise the page would load a font from the network.
         return str(self._profiler.output_html()).replace("<head>", f"<head>{_NO_NETWORK}", 1).encode()
 
 
@@ -37,7 +37,7 @@ class TorchTrace:
     def __init__(self) -> None:
         import torch
 
-        self._profile: Any = torch.profiler.profile()  # by default all that this machine has: CPU, CUDA
+        self._profile: Any = torch.profiler.profile()  # by default all devices of this machine: CPU, CUDA
         self._profile.start()
 
     def stop(self) -> bytes:

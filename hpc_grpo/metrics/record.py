@@ -46,7 +46,7 @@ def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def played(turns: Sequence[Mapping[str, Any]]) -> str:
-    """Return an episode, as files of rollouts have it, for a terminal.
+    """Return the turns of an episode of a rollout file, as text for a terminal.
 
     >>> print(played([{"text": "5", "reward": 0}, {"observation": "No.", "text": "7", "reward": 1.0}]))
     [turn 1, reward 0] 5

@@ -1,4 +1,4 @@
-"""Metrics of a step's rollouts. A new one per rollout is one line of `MEASURES`; its step's metric is the mean."""
+"""Metrics of a step's rollouts. A new metric per rollout is one line of `MEASURES`; the step's metric is the mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEASURES: Measures = {
     "tokens/completion_mean": lambda episode, text: episode.num_sampled_tokens,
     "tokens/truncated_fraction": lambda episode, text: episode.finish_reason == "length",
 }
-"""Measures of a rollout and the text of its last turn, by the metric's name."""
+"""Metric name -> function of a rollout and the text of its last turn."""
 
 IN_ENVIRONMENT: Measures = {
     "episode/turns": lambda episode, text: len(episode.turns),
@@ -68,7 +68,7 @@ def rollout_metrics(
 
 
 def lines_of_turns(grades: GroupGrades) -> list[list[dict[str, Any]]]:
-    """Describe the turns of each rollout, as files of rollouts have them; [] where no environment's texts are kept."""
+    """Describe the turns of each rollout, as in rollout files; [] if no environment's texts are kept."""
     return [
         [
             {"observation": told, "text": written, "reward": reward}

@@ -51,8 +51,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """`metrics.names` -> our name -> AReaL's (inclusionAI/AReaL).
 
-`areal` is areal/trainer/ppo/actor.py (stats_tracker's scopes `ppo_actor` and `update`). `areal-0.3` is what realhf's
-master worker logs (docs of version 0.3, "Key Training Statistics").
+`areal` is areal/trainer/ppo/actor.py (stats_tracker's scopes `ppo_actor` and `update`). `areal-0.3` has the names of
+realhf's master worker (docs of version 0.3, "Key Training Statistics").
 """
 
 COLUMNS = ("step", "prompt", "answer", "completion", "reward")
@@ -71,7 +71,7 @@ class MetricSink(Protocol):
 
 
 def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
-    """Open the sinks of `config`. metrics.jsonl comes first, so that no other sink can keep a line from it."""
+    """Open the sinks of `config`. metrics.jsonl comes first, so that a failing sink cannot lose a line of it."""
     first, others = JsonlSink(run_dir.metrics), list[MetricSink]()
     if (mode := wandb_mode(config.metrics)) is not None:
         others.append(WandbSink(config, run_dir, mode))
@@ -117,7 +117,7 @@ class JsonlSink:
         values = {name: float(value) if math.isfinite(value) else None for name, value in record.metrics.items()}
         line = {"step": record.step, "attempt": record.attempt, "time": record.time_s, **values}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        when_there_is_space(self._file.flush, "metrics.jsonl")  # what did not fit stays in the buffer
+        when_there_is_space(self._file.flush, "metrics.jsonl")  # unwritten data stays in the buffer
 
     def close(self) -> None:
         self._file.close()
@@ -160,7 +160,7 @@ def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) 
     if environ.get("WANDB_API_KEY") or _is_logged_in(environ):
         return "online"
     print(
-        "W&B is off: WANDB_API_KEY is not set, and nobody has called `wandb login`. metrics.wandb.mode = offline logs "
+        "W&B is off: WANDB_API_KEY is not set, and `wandb login` was never called. metrics.wandb.mode = offline logs "
         "to the run directory.",
         flush=True,
     )
@@ -187,7 +187,7 @@ class WandbSink:
 
         Raises ConfigError for a key of metrics.wandb that `wandb.init` does not take.
         """
-        # Imported here: a second of start-up that only those who use W&B should pay.
+        # Imported here: it takes a second, which only users of W&B should pay.
         import wandb
 
         # wandb.Error: a bad key, no network, a refused project. ConnectionError: its background service is dead.
@@ -215,7 +215,7 @@ class WandbSink:
                     save_code=False,
                 ),
             )
-            # W&B's own step may only grow: it would drop the steps trained again after a resume.
+            # W&B's own step may only grow: W&B would drop steps trained again after a resume.
             self._run.define_metric("*", step_metric="step")
         except self._failures as error:
             self._give_up(error)
@@ -243,7 +243,7 @@ class WandbSink:
     def _give_up(self, error: Exception) -> None:
         """Print the error once, then stop. Training continues, and metrics.jsonl has everything."""
         self._run = None
-        print(f"W&B failed and is off for the rest of this attempt (metrics.jsonl goes on): {error}", flush=True)
+        print(f"W&B failed and is off for the rest of this attempt (metrics.jsonl continues): {error}", flush=True)
 
 
 def completion_rows(record: StepRecord, most: int) -> list[list[Any]]:
@@ -269,7 +269,7 @@ def completion_rows(record: StepRecord, most: int) -> list[list[Any]]:
 
 
 def shared_config(config: Config) -> dict[str, Any]:
-    """Return the part of a config that others may see: of `launch`, which describes the site, only the nodes."""
+    """Return the public part of a config: of `launch`, which describes the site, only the nodes."""
     shown = config.model_dump(mode="json", exclude={"launch"})
     return {**shown, "launch": {"num_nodes": config.launch.num_nodes}}
 

@@ -13,11 +13,11 @@ from hpc_grpo.system.usage import Usage
 from hpc_grpo.types import GIB
 
 NODE_PHASES = {"learner": "train", "engine": "sample"}
-"""Kind of process -> what it is busy with in a step."""
+"""Kind of process -> its work in a step."""
 
 _NODE_METRIC = re.compile(f"node/({'|'.join(NODE_PHASES.values())})_s/(.+)")
 _NOTABLE_RATIO = 1.2
-"""A node that takes so many times as long as the median is named."""
+"""A node that takes this many times as long as the median is named."""
 
 _FEWEST_STEPS = 5
 _MAX_NAMED = 32
@@ -25,7 +25,7 @@ _MAX_NAMED = 32
 
 @dataclass(frozen=True)
 class Reading:
-    """A process's usage since the step before; `index` counts those of its kind over all nodes."""
+    """A process's usage since the previous step; `index` counts the processes of its kind over all nodes."""
 
     kind: str
     index: int
@@ -78,7 +78,7 @@ def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
 
 
 def node_seconds(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the seconds of a step by node and phase: what its slowest learner or engine took.
+    """Return the seconds of a step by node and phase: the time of its slowest learner or engine.
 
     >>> node_seconds({"node/train_s/a": 2.0, "node/sample_s/a": 5.0, "node/median_s": 3.0})
     {'a': {'train': 2.0, 'sample': 5.0}}

@@ -18,7 +18,7 @@ from hpc_grpo.system.signals import Signals
 _SIGNALS_S = 0.2
 """Seconds between two checks for received signals."""
 _KILLED_S = 1.0
-"""A process in state D, such as nvidia-smi at a broken GPU, survives SIGKILL. Give it up after this time."""
+"""A process in state D, such as nvidia-smi at a broken GPU, survives SIGKILL. It is abandoned after this time."""
 
 
 MARK = "hpc-grpo: what follows is the command's own output"

@@ -67,7 +67,7 @@ def room_in(folder: Path, run: Run = run_command) -> Room:
     except OSError as error:
         raise ConfigError(
             f"The file system of {there} does not say what is free ({error.strerror}). Set run.root to a folder that "
-            f"works, or look at this one by hand: df {there}"
+            f"works, or check this one: df {there}"
         ) from error
     in_bytes, in_files = [(found.f_bavail * found.f_frsize, "free")], [(found.f_favail, "free")]
     for name, quota in _quotas(there, run):
@@ -98,9 +98,9 @@ def mount_of(path: Path, mounts: str) -> Mount:
     Mount(device='b', point='/x', kind='lustre')
     """
     rows = [line.split() for line in mounts.splitlines()]
-    found = {}  # the last mount at a point is on top
+    found = {}  # the last mount at a point hides earlier ones
     for device, escaped, kind in (row[:3] for row in rows if len(row) > 2):
-        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), escaped)  # of blanks
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), escaped)  # blanks are escaped
         found[point] = Mount(device, point, kind)
     unknown = Mount("", "/", "unknown")
     return next((found[str(folder)] for folder in (path, *path.parents) if str(folder) in found), unknown)
@@ -125,7 +125,7 @@ def parse_quotas(text: str) -> Iterator[Quota]:
         if "/" not in word or not all(map(str.isdigit, after[:3])):
             continue
         used, soft, hard = map(int, after[:3])
-        # The grace period between blocks and files is blank in `quota -w` where there is none.
+        # In `quota -w`, the grace column between blocks and files is blank without a grace period.
         files = [int(other) for other in after[3:7] if other.isdigit()][:3]
         used_files, soft_files, hard_files = files if len(files) == 3 else (0, 0, 0)
         quota = Quota(word, used * _KIB, (hard or soft) * _KIB, used_files, hard_files or soft_files)

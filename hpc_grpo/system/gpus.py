@@ -43,7 +43,7 @@ def parse_gpus(text: str) -> list[Gpu]:
     """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") == 5]
     return [
-        # PCI domains have eight digits here, and four in sysfs, in small letters.
+        # PCI domains have eight digits here; in sysfs they have four, in lower case.
         Gpu(_number(index), name, _number(used), _number(busy), uuid, address.lower()[-len("0009:01:00.0") :])
         for index, name, used, busy, uuid, address in rows
     ]

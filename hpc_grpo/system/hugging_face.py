@@ -70,7 +70,7 @@ def is_no_hub_name(path: str) -> bool:
 
 
 def refuse_missing_folder(path: str, key: str) -> None:
-    """Raise ConfigError for a model path that is no name on the hub, if the folder does not exist."""
+    """Raise ConfigError for a model path that is not a hub name, if the folder does not exist."""
     folder = Path(path).expanduser()
     if is_no_hub_name(path) and not folder.is_dir():
         raise ConfigError(
@@ -134,9 +134,9 @@ def read_header(file: Path) -> WeightsHeader:
 
 
 def linear_layers(folder: Path) -> set[str]:
-    """Return the names of a model's linear layers, its embeddings and output layer left out, by its files' headers.
+    """Return the names of a model's linear layers, without embeddings and output layer, from its files' headers.
 
-    Empty where the weights are no safetensors files.
+    Empty if the weights are not safetensors files.
     """
     files = [file for file in weight_files(folder) if file.suffix == ".safetensors" and file.is_file()]
     shapes = {name: shape for file in files for name, shape in read_header(file).shapes.items()}

@@ -34,7 +34,7 @@ def host_memory(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) ->
     node = psutil.virtual_memory()
     found = [Memory(node.total, node.available)]
     for folder, names in _memory_cgroups(own, root):
-        # The top has none of these files. A container may see the path of a cgroup, and not the cgroup.
+        # The root cgroup has none of these files. A container may see a cgroup's path but not its files.
         with contextlib.suppress(OSError):
             limit, usage, stat = ((folder / name).read_text() for name in (*names[:2], "memory.stat"))
             inactive = dict(line.split() for line in stat.splitlines()).get(names[2], 0)

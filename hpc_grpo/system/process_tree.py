@@ -70,7 +70,7 @@ def reap_adopted(keep: Collection[int]) -> None:
         while (ended := os.waitid(os.P_ALL, 0, peek)) is not None and ended.si_pid not in keep:
             os.waitpid(ended.si_pid, os.WNOHANG)
     except ChildProcessError:
-        return  # no child is left, or a Popen object elsewhere was faster
+        return  # no child is left, or another Popen object has reaped it
 
 
 def _signal_all(pids: Iterable[int], sig: int) -> None:

@@ -35,7 +35,7 @@ spec = spec_from_file_location("hpc_grpo", package + "/__init__.py", submodule_s
 sys.modules["hpc_grpo"] = module_from_spec(spec)
 spec.loader.exec_module(sys.modules["hpc_grpo"])
 """
-"""Makes this package importable to another Python, and nothing that is installed beside the package."""
+"""Makes only this package importable to another Python, not the other packages installed beside it."""
 
 
 def start_program(
@@ -43,7 +43,7 @@ def start_program(
 ) -> tuple[Any, socket.socket]:
     """Start `main(descriptor, parent_pid)` of a module in a new process and session. Return it and our socket.
 
-    With `python`, another interpreter runs the program, with its own packages. Raises OSError where it cannot start.
+    With `python`, another interpreter runs the program, with its own packages. Raises OSError if it cannot start.
 
     The program has its end of the socket at `descriptor`, so its prints cannot mix with answers. It uses this process's
     search path, which finds the user's functions, instead of the path of -m. With -m the module would also be
@@ -102,9 +102,9 @@ def write_no_core_dumps() -> None:
 def start_time(pid: int) -> int:
     """Return when a process started, in clock ticks since boot. With the id this identifies a process uniquely.
 
-    0 if it is gone or a zombie, or a hidden one of another user.
+    0 if it is gone, a zombie, or hidden because it is another user's.
     """
-    # Bytes, because the kernel cuts a process's name at 15 of them, also in the middle of a character.
+    # Bytes, because the kernel cuts a process's name at 15 bytes, maybe in the middle of a character.
     stat = _read(Path(f"/proc/{pid}/stat"))
     if not stat:
         return 0
@@ -120,7 +120,7 @@ def boot_id() -> str:
 
 @functools.cache
 def pid_namespace() -> int:
-    """Return the inode of the namespace that process ids of this process are numbers in: a container's own."""
+    """Return the inode of this process's PID namespace. A container has its own."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
@@ -160,18 +160,18 @@ class ProcessIdentity:
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Return whether it is a process of this machine, of this boot or of an earlier one."""
+        """Return whether it is a process of this machine, from this boot or an earlier one."""
         return (self.host, self.machine_id) == (socket.gethostname(), machine_id())
 
     @property
     def is_on_this_host(self) -> bool:
-        """Return whether the process can be looked at from here: one in another container cannot."""
+        """Return whether the process is visible from here. A process in another container is not."""
         seen_alike = not self.boot_id or (self.boot_id, self.pid_namespace) == (boot_id(), pid_namespace())
         return self.host == socket.gethostname() and seen_alike
 
     @property
     def has_process(self) -> bool:
-        """Return whether the process lives. Only to be asked on its own host."""
+        """Return whether the process lives. Call this only on its own host."""
         return start_time(self.pid) == self.pid_started
 
 
@@ -191,7 +191,7 @@ def children(pid: int) -> list[int]:
 
 
 def hold_on(pid: int) -> Literal["", "stopped", "traced"]:
-    """Return what stops a process from running: a stop signal, or a debugger; "" if nothing does, or it is gone."""
+    """Return what stops a process: a stop signal or a debugger; "" if nothing does, or the process is gone."""
     fields = dict(line.split(b":\t", 1) for line in _read(Path(f"/proc/{pid}/status")).splitlines() if b":\t" in line)
     if fields.get(b"TracerPid", b"0").strip() != b"0":
         return "traced"

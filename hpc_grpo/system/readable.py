@@ -1,6 +1,6 @@
 """Format times, numbers and tables for people. An unknown value is "-".
 
-The table is ours: importing rich takes 40 ms, a third of the time of `hpc-grpo status`.
+The table is our own: importing rich takes 40 ms, a third of the time of `hpc-grpo status`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 UNKNOWN = "-"
 
 _UNPRINTABLE = re.compile(
-    # A joiner after a letter of a joining script or after an emoji, and the emoji's style: one of each may stay.
+    # A joiner after a letter of a joining script or after an emoji, and an emoji's style: one of each is allowed.
     "(?<=[\u0600-\u0dff\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff])(?:\ufe0f\u200d?|[\u200c\u200d])|"
     # Control characters except tab and line feed, ends of lines and paragraphs, and halves of surrogate pairs.
     "([\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
-    # Default_Ignorable_Code_Point of Unicode 16: nobody sees them. And annotations, with which text hides other text.
+    # Default_Ignorable_Code_Point of Unicode 16: invisible characters. Annotation characters, which can hide text.
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     "\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff])"
 )
 _LONGEST_LINE = 20_000
-"""In characters. A terminal takes minutes for a line of megabytes."""
+"""In characters. A terminal needs minutes for a line of megabytes."""
 
 _LINE_WIDTH = 100
 
@@ -32,7 +32,7 @@ _LINE_WIDTH = 100
 def printable(text: str, longest_line: int | None = _LONGEST_LINE) -> str:
     r"""Escape the characters with which a text could control a terminal or look like another text. Cut endless lines.
 
-    Use it for all text of others: completions, data, errors of rewards, logs, names. Keeps lines and tabs.
+    Use it for all text from others: completions, data, errors of rewards, logs, names. Keeps lines and tabs.
 
     >>> print(printable("right \x1b]52;c;ZXZpbA==\x07 \u202egnp.exe"))
     right \x1b]52;c;ZXZpbA==\x07 \u202egnp.exe
@@ -105,7 +105,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def number_or_none(value: Any) -> float | None:
-    """Return a file's value as a number; None if it is none. JSON's integers have no bounds, but floats do."""
+    """Return a file's value as a number; None if it is not one. JSON integers are unlimited, floats are not."""
     if not isinstance(value, int | float):
         return None
     try:

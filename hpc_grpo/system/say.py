@@ -46,7 +46,7 @@ class ForeignOutput:
         self._held = ""
 
     def take(self, data: bytes, final: bool = False) -> str:
-        """Return the text that is complete. An incomplete escape sequence waits for its rest."""
+        """Return the complete text so far. An incomplete escape sequence waits for its rest."""
         text = self._held + self._decoder.decode(data, final)
         cut = None if final else _UNFINISHED.search(text)
         self._held = cut[0] if cut else ""

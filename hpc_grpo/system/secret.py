@@ -21,7 +21,7 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"_(PATH|FILE|DIR|ENV|NAME|VAR|VARIABLE|FIELD|COLUMN|LIMIT|BUDGET)$", re.IGNORECASE)
-"""A name with this ending says where a secret is, or how many tokens there are."""
+"""A name with this ending names the place of a secret, or a number of tokens."""
 
 _COUNT = re.compile(r"\d{1,3}")
 """A number as in `sort --key=2` and MAX_KEYS=16: too short for a secret."""
@@ -56,7 +56,7 @@ _ASSIGNMENT = re.compile(
 _SHORTEST_KEY = 16
 _KEY_LIKE = re.compile(r"[\w+/=.-]*\d[\w+/=.-]*")
 _RANDOM = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{12,}")
-"""A run of letters and digits, longer than the words of a name: `final_answer_2024` has none."""
+"""A run of letters and digits that is longer than words of a name: `final_answer_2024` has none."""
 
 _ONLY_SECRET = re.compile(
     r"(^|_)(PASS(WORDS?|WD|PHRASE)|SECRET|API_?KEY|(ACCESS|AUTH|BEARER|API)_TOKEN|SECRET_KEY|AUTHORIZATION)$",
@@ -69,7 +69,7 @@ _SCHEME = re.compile(r"\A(bearer|basic|token)\s+", re.IGNORECASE)
 _REFERENCE = re.compile(
     r"[-$`<~./{*%]|([A-Z][A-Z0-9]*(_[A-Z0-9]+)+|EMPTY|VALUE|(?i:none|null|true|false|auto)|\W*|\d{1,3})$"
 )
-"""A variable, a path, a placeholder or a number: a value in place of a secret that is none."""
+"""A variable, a path, a placeholder or a number: not a secret, even if the name is a secret's."""
 
 _WRITTEN = r"[\"']?(?P<value>[^\s\"'`;#,&|()\[\]{}]+)"
 _SET = re.compile(r"(?:(?<![\w-])|(?<=-e))(?P<name>[A-Za-z_][\w-]*)=(?=" + _WRITTEN + r")")
@@ -79,7 +79,7 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _SPACED = re.compile(r"(?<![\w-])(?P<name>[A-Za-z_]\w*)[\"']?(?:\s*:\s*|[ \t]+(?:<<<[ \t]*)?)(?=" + _WRITTEN + r")")
-"""A name and a value after a blank or a colon, as in netrc, csh, YAML and JSON. Other words look the same."""
+"""A name and a value after a blank or a colon, as in netrc, csh, YAML and JSON. Ordinary text may look the same."""
 
 _OF_COMMANDS = {
     re.compile(
@@ -107,9 +107,9 @@ def environ_for(named: Collection[object]) -> dict[str, str]:
 
 
 def secret_keys(values: Any, prefix: str = "", name: str = "") -> list[str]:
-    """Return the dotted keys of nested `values` whose texts hold a secret; `name` is what the values are given to.
+    """Return the dotted keys of nested `values` whose texts hold a secret; `name` is the key of `values`.
 
-    The texts of a list are words of one command too, so an option finds its value in the next text.
+    The texts of a list are also words of one command, so an option's value may be the next text.
 
     >>> secret_keys({"notify": ["send", "--token", "hunter2"], "args": {"api_key_env": "JUDGE_KEY", "password": "x"}})
     ['notify', 'args.password']
@@ -133,10 +133,10 @@ def _writes_secret(text: str) -> bool:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what a text gives values to, with each value."""
+    """Yield each name that a text assigns a value to, with the value."""
     for pattern in (_SET, _HEADER):
         yield from ((found["name"], found["value"]) for found in pattern.finditer(text))
-    for found in _OPTION.finditer(text):  # --token is no token of a text
+    for found in _OPTION.finditer(text):  # in a text, --token alone is not a token
         yield found["name"].upper() if found["name"].lower().endswith("token") else found["name"], found["value"]
     for pattern, name in _OF_COMMANDS.items():
         yield from ((name, found["value"]) for found in pattern.finditer(text))
@@ -154,9 +154,9 @@ def _is_given(name: str, value: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text (a `git diff`, say) with MASK for each secret in it.
+    """Return a text, such as a `git diff`, with MASK for each secret in it.
 
-    Known are those with a service's mark, and long words with a digit that something with a secret's name is set to.
+    Masks values with a service's prefix, and long words with a digit that are assigned to a secret's name.
 
     >>> without_secrets('+API_KEY = "0123456789abcdef0123"')
     '+API_KEY = "********"'

@@ -1,4 +1,4 @@
-"""Collect signals by handlers, for the supervisor's loop to deal with."""
+"""Collect signals by handlers, for the supervisor's loop."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""Ask a process to end in order. SIGHUP comes when a terminal or its ssh is gone."""
+"""Signals that request an orderly end. SIGHUP comes when a terminal or its ssh connection closes."""
 
 
 def end_signals() -> list[int]:
-    """Return the signals that ask for the end, except those that this process ignores from its start, as under
+    """Return the signals that request the end, except signals that this process ignores from its start, as under
     nohup.
     """
     return [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal; a number that is no signal's stays a number.
+    """Return the name of a signal, or its number if it has no name.
 
     >>> signal_name(9), signal_name(127)
     ('SIGKILL', 'signal 127')

@@ -24,10 +24,10 @@ _FETCH_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process used since the reading before, over `wall_s` seconds; memory as it is now, in bytes.
+    """A process's usage since the previous reading, over `wall_s` seconds; current memory in bytes.
 
-    `busy_s`: of these seconds, those in the process's own part of a step. `gpu_memory` is torch's most, None without a
-    GPU. `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None if nobody samples them.
+    `busy_s` are seconds in the process's own part of a step. `gpu_memory` is torch's maximum, None without a GPU.
+    `gpu_utilization`, from 0 to 1, is the mean of its GPUs, None if it is not sampled.
     """
 
     wall_s: float
@@ -52,10 +52,10 @@ class Meter:
         self._busy_s = 0.0
         self._gpus = GpuMeter()
         self._lock = threading.Lock()
-        """The working thread adds to `busy_s`, another thread reads it."""
+        """The working thread adds to `busy_s`; another thread reads it."""
 
     def watch_gpus(self) -> None:
-        """Measure from here on how busy the GPUs of this process are."""
+        """Measure from now on how busy the GPUs of this process are."""
         threading.Thread(target=self._gpus.keep_fetching, name="gpu-samples", daemon=True).start()
 
     @contextmanager
@@ -81,7 +81,7 @@ class Meter:
             busy_s, self._busy_s = self._busy_s, 0.0
         usage = Usage(
             wall_s=max(now - self._read_at, 0.0),
-            cpu_s=max(cpu_s - self._cpu_s, 0.0),  # A child that nobody waited for takes its seconds with it.
+            cpu_s=max(cpu_s - self._cpu_s, 0.0),  # The seconds of a child that was not reaped are lost.
             memory=memory,
             busy_s=busy_s,
             gpu_memory=_gpu_memory() if self._pid is None else None,
@@ -165,7 +165,7 @@ def _measured(process: psutil.Process, *, with_children: bool) -> tuple[float, i
 
 
 def _gpu_memory() -> int | None:
-    """Return the most that torch held of this process's GPU since the reading before, in bytes."""
+    """Return the maximum of torch's GPU memory in this process since the previous reading, in bytes."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None

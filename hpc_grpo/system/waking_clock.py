@@ -1,4 +1,4 @@
-"""A clock that stops while nobody reads it: in a stopped process, a suspended job, a sleeping machine."""
+"""A clock that stops while no thread reads it: in a stopped process, a suspended job or machine."""
 
 from __future__ import annotations
 
