@@ -1,1 +1,1 @@
-"""Say where runs stand, what became of them and what they learned: read from their directories, on any machine."""
+"""Show the state, the history and the results of runs, from their directories, on any machine."""

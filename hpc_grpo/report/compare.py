@@ -1,4 +1,4 @@
-"""Compare runs: the keys of their configs that differ, their last numbers, and their newest evals prompt by prompt."""
+"""Compare runs: config keys that differ, last numbers, and newest evals prompt by prompt."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WIDTH = 40
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs beside each other; tuples are in the order of `runs`.
+    """Several runs side by side; tuples are in the order of `runs`.
 
     `config` has the keys whose values differ. `results` has the metrics of each run's newest eval, with the bounds of
-    their 95% intervals, and its last reward; NaN where a run has no such metric. `differences` is, by `B - A`, how far
-    run B is from the first run, A, on the same eval prompts. `notes` say which pairs cannot be compared, and why.
+    their 95% intervals, and its last reward; NaN for a missing metric. `differences` has, for `B - A`, the difference
+    of run B from the first run, A, on the same eval prompts. `notes` list pairs that cannot be compared, and why.
     """
 
     runs: tuple[str, ...]
@@ -107,7 +107,7 @@ def last_values(lines: dict[int, dict[str, Any]]) -> dict[str, float]:
 
 
 def _newest_eval(run: RunDir, eval_set: str, lines: Mapping[int, Any]) -> list[EvalGroup]:
-    """Return the prompts of the newest eval of a set that the run still counts; empty without an eval."""
+    """Return the prompts of a set's newest eval, without evals of lost steps; empty without an eval."""
     files = files_by_step(run.eval_rollouts(0, eval_set).parent, "eval_step_")
     step = max(files.keys() & lines.keys(), default=None)
     found = [] if step is None else sorted(read_jsonl(files[step]), key=lambda line: line["ordinal"])
@@ -129,7 +129,7 @@ def _group(lines: Sequence[Mapping[str, Any]]) -> EvalGroup:
 
 
 def _beside(title: str, heads: Sequence[str], columns: Sequence[Mapping[str, float]]) -> str:
-    """Return a table of the metrics, each with its interval; their bounds have no rows of their own."""
+    """Return a table of the metrics, each with its interval; the bounds have no rows."""
     names = list(dict.fromkeys(name for column in columns for name in column))
     bounds = {bound for name in names for bound in bounds_of(name)}
     rows = [(name, *(with_interval(column, name) for column in columns)) for name in names if name not in bounds]

@@ -1,12 +1,12 @@
 """Serve the page of runs, live, to one user on the loopback.
 
-    GET /                        the page without data; it takes the token from its address, behind the #
-    GET /api/runs                all runs below the root: what `status` says, and a version that changes with the files
-    GET /api/run?run=NAME        what the page shows of a run; without its held-out prompts for &evals=THEIR_VERSION
+    GET /                        the page without data; it takes the token from its address, after the #
+    GET /api/runs                all runs in the root: their `status`, and a version that changes with the files
+    GET /api/run?run=NAME        the page's data of a run; without its held-out prompts for &evals=THEIR_VERSION
     GET /api/rollouts?run=&step= the rollouts of a step
 
-The loopback is shared by all users of a machine, and a page of any site may ask it: so each call shows the token, and a
-name in the Host header that is not the loopback's is refused. Nothing is read while nobody asks.
+All users of a machine share its loopback, and any web page may send requests to it. Each call therefore needs the
+token, and a Host header that does not name loopback is refused. Files are read only during a request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OWN_NAMES = ("127.0.0.1", "localhost")
 
 
 class Dashboard(ThreadingHTTPServer):
-    """`runs` finds the runs, anew for each call; `port` None is this user's own, or the next one that is free."""
+    """`runs` lists the runs at each call. `port` None: this user's own port, or the next free one."""
 
     daemon_threads = True
 
@@ -66,13 +66,13 @@ class Dashboard(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/#token={self.token}"
 
     def answer(self, path: str, query: Mapping[str, str]) -> Any:
-        """Return what a call is answered with. Raises LookupError for what is not there."""
+        """Return the answer to a call. Raises LookupError if it does not exist."""
         found = {printable(run.path.name): run for run in self._runs()}
         if path == "/api/runs":
             return [self._summary(run) for run in found.values()]
         run = found[query["run"]]
         if path == "/api/run":
-            with self._lock:  # a column is read on by one thread at a time
+            with self._lock:  # only one thread at a time reads on in a column
                 columns = self._columns.pop(run.path, None) or MetricColumns(run.metrics)
                 self._columns[run.path] = columns
                 if len(self._columns) > _KEPT_RUNS:
@@ -110,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, "text/plain", b"The token is missing or wrong.\n")
         try:
             values = self.server.answer(asked.path, {key: own[0] for key, own in parse_qs(asked.query).items()})
-        except (LookupError, ValueError, FileNotFoundError):  # a step's file may go while it is read
+        except (LookupError, ValueError, FileNotFoundError):  # a step's file may be removed during the read
             return self._send(404, "text/plain", b"It is not there.\n")
         except OSError as error:
             return self._send(500, "text/plain", f"{error}\n".encode(errors="replace"))
@@ -130,18 +130,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
-        with contextlib.suppress(ConnectionError):  # who asked has gone
+        with contextlib.suppress(ConnectionError):  # the caller has disconnected
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: a poll every two seconds is no news."""
+        """Print nothing: a request every two seconds would fill the terminal."""
 
 
 def ssh_line(port: int, environ: Mapping[str, str]) -> str:
-    """Return what to type on one's own machine to reach the port; "" for who is not here through ssh.
+    """Return the command that reaches the port from the user's machine; "" without an ssh connection.
 
-    The address is that by which the user came: names of login nodes lead to another one each time.
+    Uses the address of the user's connection: a login node's name leads to a different node each time.
 
     >>> ssh_line(8000, {"SSH_CONNECTION": "10.0.0.9 52044 10.0.0.1 22", "USER": "ada"})
     'ssh -N -L 8000:127.0.0.1:8000 ada@10.0.0.1'

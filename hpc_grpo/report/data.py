@@ -1,4 +1,4 @@
-"""What the page shows of a run: plain values that JSON takes, made of the run's files alone."""
+"""The page's data of a run: plain JSON values, made from the run's files only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ORDER = ("bringing up Ray", "loading the model", "generate", "train", "publish"
 
 
 def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict[str, Any]:
-    """Describe a run at `now`, in unix seconds; `columns` are read. Rollouts of training are not in it."""
+    """Describe a run at `now`, in unix seconds. Reads `columns`. Omits rollouts of training."""
     records = read_records(run)
     config = {key: value for key, value in flat(read_values(run.config)).items() if value is not None}
     summary, last = summarize(records, now), columns.last()
@@ -58,7 +58,7 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """Return the config's values as they are written: a look at a run loads no code of it and refuses nothing."""
+    """Return the config's values as written: reading a run loads none of its code and refuses nothing."""
     try:
         values = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError):
@@ -67,7 +67,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """Return values with all texts printable, as models, data and logs wrote them, and None for what no JSON holds."""
+    """Return values with all texts printable, because others wrote them. Values that JSON cannot hold become None."""
     if isinstance(value, str):
         return printable(value, longest_line=None)
     if isinstance(value, float):
@@ -78,7 +78,7 @@ def clean(value: Any) -> Any:
 
 
 def _headline(columns: MetricColumns) -> dict[str, Any] | None:
-    """Return how far the first metric of these got that has a value: pass@1, the reward, the loss."""
+    """Return the progress of the first of these metrics with a value: pass@1, the reward, the loss."""
     for measure, name in (("pass@1", PASS_AT_1), ("reward", REWARD), ("loss", "loss/policy")):
         if points := columns.points(name):
             steps = list(points)
@@ -136,7 +136,7 @@ def _attempts(records: RunRecords, columns: MetricColumns, now: float) -> list[d
 
 
 def _facts(records: RunRecords, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a reader wants to know first, as far as the config, by dotted keys, and the records say it."""
+    """Return the main facts of a run, as far as the config, by dotted keys, and the records contain them."""
 
     def named(pattern: str) -> str:
         return ", ".join(str(value) for key, value in config.items() if re.fullmatch(pattern, key))
@@ -171,7 +171,7 @@ _SIZES = {
 
 
 def _wandb_url(run: RunDir) -> str:
-    """Return the address that the driver printed, "" without one."""
+    """Return the address that the driver printed; "" without one."""
     if run.wandb_id.exists():
         for folder in reversed(attempt_dirs(run).values()):
             try:

@@ -1,4 +1,4 @@
-"""Explain what became of each attempt of a run, and what to do about it."""
+"""Explain the end of each attempt of a run, and what to do."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from hpc_grpo.system.readable import UNKNOWN, duration, moment, printable
 
 _READ = {"num_lines": 400, "max_bytes": 1 << 16}
 _END_LINES = 40
-"""Lines at the end of a log in which patterns are searched for, where no error message has one."""
+"""Lines at the end of a log that are searched for patterns if no error message matches."""
 
 _DUE_TO = "DUE TO "
-"""Slurm's words for a job that it cancelled by itself: the time limit, a node failure, preemption."""
+"""Slurm's words for a job that Slurm itself cancelled: the time limit, a node failure, preemption."""
 
 _NO_ERROR = ("complete", "resumable", "stopped")
 _WIDTH = 110
 
 
 class Advice(NamedTuple):
-    """What happened, and what the user does about it."""
+    """A cause, and what the user should do."""
 
     cause: str
     todo: str
@@ -38,7 +38,7 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """`kind` is the attempt's exit kind, or `walltime`, `killed` or `running`; `num_steps` is what it added to the run.
+    """`kind` is the attempt's exit kind, or `walltime`, `killed` or `running`. `num_steps` are the steps it added.
 
     `error` is the last error in its log, or why its driver stopped early; it may be "".
     """
@@ -86,7 +86,7 @@ def unrecorded_attempts(records: RunRecords) -> list[Path]:
 
 
 def explained(run: RunDir) -> Iterator[str]:
-    """Yield paragraphs on what became of every attempt of a run, what to do, and where the run stands now."""
+    """Yield paragraphs about the end of every attempt of a run, what to do, and the run's current state."""
     records = read_records(run)
     for explanation in explain_attempts(records, time.time()):
         yield f"{printable(str(explanation))}\n"
@@ -97,7 +97,7 @@ def explained(run: RunDir) -> Iterator[str]:
         yield why_no_attempt(records)
     if records.chain.ended:
         yield f"No further job of its chain: {records.chain.ended}"
-    summary = summarize(read_records(run), time.time())  # read anew: reading its logs may have taken a while
+    summary = summarize(read_records(run), time.time())  # read again: reading its logs may have taken a while
     yield f"{summary.run} is now: {summary.state}"
 
 
@@ -122,7 +122,7 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
 
 
 def _kind(record: AttemptRecord, sign: float | None, printed: str) -> str:
-    """Return how an attempt ended: its record cannot say that it was killed, nor by whom."""
+    """Return how an attempt ended. Its record cannot say that it was killed, or by whom."""
     if record.exit_kind in ("running", "cancelled") and ended_by_time_limit(record, sign):
         return "walltime"
     if record.was_killed_in_teardown and _DUE_TO not in printed:
@@ -133,7 +133,7 @@ def _kind(record: AttemptRecord, sign: float | None, printed: str) -> str:
 
 
 def _num_steps(records: RunRecords, index: int) -> int | None:
-    """Return by how many steps the run was further on after this attempt; steps that were lost again do not count."""
+    """Return the steps that this attempt added to the run, without steps that were lost again."""
     record, state = records.attempts[index], records.state
     if index + 1 < len(records.attempts):
         return records.attempts[index + 1].first_step - record.first_step
@@ -147,7 +147,7 @@ def _printed_by_slurm(records: RunRecords, job_id: str) -> str:
     path = records.job_output(job_id)
     try:
         lines = tail(path, **_READ).splitlines() if path.is_file() else []
-    except OSError:  # the user may have put it anywhere
+    except OSError:  # the user may have put the file anywhere
         return ""
     return "\n".join(own_lines(lines, job_id))[-2000:]
 
@@ -163,7 +163,7 @@ def _field(name: str, text: str) -> str:
 def advise(kind: str, *texts: str, has_jobs: bool = True) -> Advice | None:
     """Return what to do about an attempt that ended as `kind`: an exit kind, or `walltime` or `killed`.
 
-    Without jobs (`has_jobs`), the advice sends nobody to a scheduler. `texts` are what the attempt left, the clearest
+    Without jobs (`has_jobs`), the advice names no scheduler command. `texts` are the attempt's texts, the clearest
     first: its last error, why it ended, the end of its log. Returns None for a run that is complete.
 
     >>> advise("crash", "torch.OutOfMemoryError: CUDA out of memory.").cause
@@ -198,7 +198,7 @@ _BY_KIND = {
         "checkpoint. To keep off a node that fails again: hpc-grpo submit RUN launch.slurm.extra.exclude=NODE.",
     ),
 }
-"""Looked up first: what the log shows besides is a consequence."""
+"""Looked up first: other messages in the log are consequences."""
 
 _WITHOUT_JOBS = {
     "resumable": Advice("stopped in time", "Nothing is wrong: it wrote a checkpoint. The same command continues."),
@@ -217,7 +217,7 @@ _WITHOUT_JOBS = {
         "last checkpoint.",
     ),
 }
-"""Looked up before all others where a run has no jobs: on pods, on hosts, on a workstation."""
+"""Looked up first for a run without jobs: on pods, on hosts, on a workstation."""
 
 _BY_PATTERN = {
     r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
@@ -280,7 +280,7 @@ _BY_PATTERN = {
         "last output is among the files that hpc-grpo logs RUN --node NODE lists.",
     ),
 }
-"""Searched in order, in one text after the other; upper and lower case are the same."""
+"""Searched in order, in one text after the other, without case."""
 
 _OTHERWISE = {
     "config": Advice(

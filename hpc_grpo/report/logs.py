@@ -35,7 +35,7 @@ def attempt_dir(run: RunDir, number: int | None) -> Path | None:
 
 
 def log_files(attempt: Path, node: str | None) -> list[Path]:
-    """Return the log of an attempt's driver, or those of one of its nodes. Raises ConfigError for an unknown node."""
+    """Return the log of an attempt's driver, or the logs of a node. Raises ConfigError for an unknown node."""
     if node is None:
         return [attempt / DRIVER_LOG]
     known = sorted(path.name for path in (attempt / "nodes").glob("*"))
@@ -48,28 +48,28 @@ def log_files(attempt: Path, node: str | None) -> list[Path]:
 
 
 def ray_logs(attempt: Path, node: str) -> list[Path]:
-    """Return what was kept of Ray's own logs of a node; its agent copies them when the attempt ends."""
+    """Return the kept part of a node's Ray logs. Its agent copies them when the attempt ends."""
     return sorted(path for path in (attempt / "nodes" / node).glob("ray*/**/*") if path.is_file())
 
 
 def is_of_an_actor(path: Path) -> bool:
-    """Tell whether a log of Ray's is what a learner, an engine or a grader printed, and not empty."""
+    """Return whether a Ray log is the non-empty output of a learner, an engine or a grader."""
     return path.name.startswith("worker-") and path.suffix in (".err", ".out") and path.stat().st_size > 0
 
 
 def why_no_attempt(records: RunRecords) -> str:
-    """Say that no attempt has started, and where the output of the job is that is to start one."""
+    """Say that no attempt has started, and name the output of the job that will start one."""
     text, link = f"No attempt of run {records.run.path.name} has started yet.", records.unstarted_link
     return text if link is None else f"{text} Slurm's output of job {link.job_id}: {records.job_output(link.job_id)}"
 
 
 def tail(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> str:
-    """Return the last lines of a file that may be huge: at most `max_bytes` of it are read. "" if there is no file."""
+    """Return the last lines of a file that may be huge. Reads at most `max_bytes`. "" without a file."""
     return tail_and_end(path, num_lines, max_bytes)[0]
 
 
 def tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -> tuple[str, int]:
-    """Return the last lines, and the offset in bytes behind them; "" and 0 if there is no file."""
+    """Return the last lines, and the offset in bytes after them; "" and 0 without a file."""
     try:
         with path.open("rb") as file:
             start = file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
@@ -82,7 +82,7 @@ def tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -
 
 
 class _GrowingFile:
-    """Text that is appended to a file, which need not exist yet: from its beginning, or from its last lines on."""
+    """Follows the text appended to a file, which may not exist yet. Starts at the beginning or at the last lines."""
 
     def __init__(self, path: Path, num_lines: int | None) -> None:
         self.path = path
@@ -90,7 +90,7 @@ class _GrowingFile:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
-        """Return what came since the last call, at most 1 MiB of it."""
+        """Return the new text since the last call, at most 1 MiB."""
         start, self._start = self._start, ""
         try:
             with self.path.open("rb") as file:
@@ -110,10 +110,10 @@ def follow(
     num_lines: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """Yield the end of the driver's logs, or of those of `node`, and what they gain, until they cannot grow any more.
+    """Yield the end of the driver's logs, or of `node`'s logs, and then new text, until they cannot grow any more.
 
-    They are those of one attempt or, without `attempt`, of the newest and every later one. Each file's path stands
-    before its text. Raises ConfigError for a node that the first attempt does not have; in later ones it is waited for.
+    They are the logs of one attempt or, without `attempt`, of the newest and all later ones. Each file's path precedes
+    its text. Raises ConfigError for a node that the first attempt does not have; in later attempts, waits for the node.
     """
     number, files, shown = 0, list[_GrowingFile](), Path()
     if (folder := attempt_dir(run, attempt)) is not None:

@@ -1,7 +1,7 @@
-"""The page of runs: one HTML file that asks no network, or the same page for the dashboard.
+"""The page of runs: one HTML file without network, or the same page for the dashboard.
 
-What models and data wrote is hostile. It lies in the page as JSON, the script makes text nodes of it, and the page's
-policy lets nothing run or load but what the file holds, by its hashes.
+Texts of models and data are hostile. The page contains them as JSON, and its script turns them into text nodes. The
+page's policy allows only the file's own scripts and styles, by their hashes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hpc_grpo.run.progress import MetricColumns
 
 _HERE = Path(__file__).parent
 MOST_ROLLOUT_BYTES, _MOST_STEPS = 8 << 20, 500
-"""Rollouts of training in a page, of all its runs, and steps that they are of."""
+"""Limits of training rollouts in a page: bytes of all its runs, and number of steps."""
 
 
 def write_page(runs: Sequence[RunDir], path: Path) -> Path:
-    """Write the report of the runs to `path`, for this user alone: it has what prompts and completions say."""
+    """Write the report of the runs to `path`, readable only for this user: it contains prompts and completions."""
     now = time.time()
     data: list[dict[str, Any]] = []
     rollouts: list[tuple[str, Any]] = []
@@ -47,7 +47,7 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
 
 
 def make_page(data: dict[str, Any], rollouts: Sequence[tuple[str, Any]] = (), connect: str = "'none'") -> str:
-    """Return the HTML. Rollouts come last, by id: the curves are drawn before the browser has read them."""
+    """Return the HTML. Rollouts come last, by id, so the curves are drawn before the browser has read them."""
     files = {"UPLOT": "vendor/uPlot.iife.min.js", "UPLOT_CSS": "vendor/uPlot.min.css", "LICENSE": "vendor/LICENSE"}
     files |= {"SCRIPT": "page.js", "STYLE": "page.css"}
     blocks = {key: (_HERE / name).read_text() for key, name in files.items()}
@@ -70,7 +70,7 @@ def make_page(data: dict[str, Any], rollouts: Sequence[tuple[str, Any]] = (), co
 
 
 def names_of(runs: Sequence[RunDir]) -> list[str]:
-    """Return the folders' names, with as many of their parents' as tell all of them apart."""
+    """Return the folders' names, with as many parents as needed to distinguish all."""
     paths = [run.path.absolute().parts for run in runs]
     for depth in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-depth:]) for parts in paths]
@@ -85,7 +85,7 @@ def judge_of(run: RunDir) -> dict[str, Any]:
 
 
 def _chosen(run: RunDir, most_bytes: int) -> dict[int, Path]:
-    """Return the files of all steps, or of as many evenly spread ones as have `most_bytes`: of others only the size."""
+    """Return the files of all steps, or of as many evenly spread steps as fit into `most_bytes`."""
     files = rollout_files(run)
     sizes = [path.stat().st_size for path in files.values()]
     total = max(1, sum(sizes))

@@ -1,4 +1,4 @@
-"""Put what the scheduler says about runs' jobs beside what their directories say, for `status --slurm`."""
+"""Combine the scheduler's answer about runs' jobs with the runs' directories, for `status --slurm`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hpc_grpo.system.readable import UNKNOWN, duration, moment
 
 @dataclass(frozen=True)
 class QueueReport:
-    """The scheduler's answer, and the jobs that it knows of each run asked about, in the order of the runs."""
+    """The scheduler's answer, and the jobs that it knows for each run, in the order of the runs."""
 
     answer: QueueAnswer
     jobs: tuple[tuple[QueuedJob, ...], ...]
 
     def cells(self) -> list[tuple[str, str]]:
-        """Return, for each run, its jobs' states and when those that wait are expected to start."""
+        """Return the states of each run's jobs, and the expected start of waiting jobs."""
         return [
             (
                 ", ".join(f"{job.job_id} {job.state}{f' ({job.reason})' if job.reason else ''}" for job in jobs)
@@ -35,13 +35,13 @@ class QueueReport:
         return [{"asked_at": self.answer.asked_at, "jobs": [asdict(job) for job in jobs]} for jobs in self.jobs]
 
     def age(self, now: float) -> str:
-        """Say how old the answer is at `now`, in unix seconds."""
+        """Return how old the answer is at `now`, in unix seconds."""
         if not self.answer.asked:
             return "No job to ask about."
         return f"Slurm was asked {duration(now - self.answer.asked_at)} ago."
 
     def corrected(self, summaries: Sequence[RunSummary]) -> list[RunSummary]:
-        """Name as a problem what the runs' own records cannot know: a run waits for a job that is over."""
+        """Report a problem that the runs' records cannot show: a run waits for a job that has ended."""
         found = []
         for summary, jobs in zip(summaries, self.jobs, strict=True):
             waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]
@@ -54,7 +54,7 @@ class QueueReport:
 
 
 def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
-    """Ask one question about the jobs of all `runs`, or take the last answer. Raises LaunchError when there is none."""
+    """Ask once about the jobs of all `runs`, or use the last answer. Raises LaunchError if there is none."""
     jobs_of_runs = [_unfinished_jobs(records) for records in runs]
     job_ids = sorted({job_id for jobs in jobs_of_runs for job_id in jobs})
     answer = queue_answer(job_ids, cache_path(os.environ))
@@ -62,7 +62,7 @@ def ask_about(runs: Sequence[RunRecords]) -> QueueReport:
 
 
 def _unfinished_jobs(records: RunRecords) -> list[str]:
-    """Return the jobs of a run that may still be there: of the attempt that has not ended, and those that wait."""
+    """Return the jobs of a run that may still exist: the job of a running attempt, and waiting jobs."""
     newest, link = records.newest, records.unstarted_link
     runs = newest is not None and newest.exit_kind == "running" and queue_of(newest.source) is not None
     found = [newest.job_id if newest and runs else "", records.waiting_job, link.job_id if link else ""]

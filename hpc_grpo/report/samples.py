@@ -1,4 +1,4 @@
-"""Read the completions that a run has on disk: of training steps by prompt, and of held-out prompts through time."""
+"""Read a run's completions from disk: of training steps by prompt, and of held-out prompts over time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import number_or_none, one_line
 
 _MAX_PROMPTS, _MAX_EVALS = 200, 6
-"""Held-out prompts that are shown, and evals of them."""
+"""Limits of shown held-out prompts, and of their evals."""
 
 _MOST_CHARACTERS = 4 << 20
-"""Of the held-out prompts of a set with their completions."""
+"""Limit of the bytes of a set's held-out prompts with their completions."""
 
 _SHOWN_CHARACTERS = 6000
 _SHOWN_PROMPTS = 4
@@ -27,7 +27,7 @@ _USER = re.compile(
     r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|\Z)",
     re.DOTALL,
 )
-"""What the user says in ChatML, Llama 3's and Gemma's chat templates."""
+"""The user's text in ChatML, Llama 3's and Gemma's chat templates."""
 
 
 def rollout_files(run: RunDir) -> dict[int, Path]:
@@ -38,7 +38,7 @@ def rollout_files(run: RunDir) -> dict[int, Path]:
 def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> list[dict[str, Any]]:
     """Return the rollouts of a step by prompt: of the first prompts, up to `most_bytes` of the file.
 
-    `judged_by` is the section `eval` of the config: it says which reward decides what is right.
+    `judged_by` is the section `eval` of the config. It names the reward that decides what is right.
     """
     groups: list[dict[str, Any]] = []
     read = 0
@@ -55,7 +55,7 @@ def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> li
 def held_out(run: RunDir) -> list[dict[str, Any]]:
     """Return prompts of each eval set with their completions at the first eval, the last, and some between.
 
-    `evals` has the completions of a prompt, a list for each of `steps`.
+    `evals` has the completions of a prompt, one list for each of `steps`.
     """
     folder = run.rollouts(0).parent
     found = []
@@ -72,7 +72,7 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=16)
 def _through_time(files: tuple[tuple[int, Path, int], ...]) -> list[dict[str, Any]]:
-    """Return the prompts with the completions that each file has of them; files have a step and a time of change."""
+    """Return the prompts with their completions in each file. A file has a step and a time of change."""
     ordinals = sorted({line["ordinal"] for _, path, _ in files[-1:] for line in read_jsonl(path) if _is_whole(line)})
     chosen = frozenset(ordinals[:: -(-len(ordinals) // _MAX_PROMPTS) or 1])
     prompts: dict[int, dict[str, Any]] = {}
@@ -87,7 +87,7 @@ def _through_time(files: tuple[tuple[int, Path, int], ...]) -> list[dict[str, An
 
 
 def asked(prompt: str) -> str:
-    """Return what the user says last in a prompt that a chat template made; the prompt where no template is known."""
+    """Return the last user text of a templated prompt; the complete prompt if the template is unknown."""
     return str((_USER.findall(prompt) or [prompt])[-1]).strip()
 
 
@@ -108,7 +108,7 @@ def _prompt(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(line: Mapping[str, Any], is_right: Any) -> dict[str, Any]:
-    """Return what the page shows of a completion; `right` is None where its reward failed."""
+    """Return the page's data of a completion; `right` is None if its reward failed."""
     parts = line.get("rewards")
     return {
         "text": _cut(str(line.get("completion", ""))),
@@ -127,7 +127,7 @@ def _answer(line: Mapping[str, Any], is_right: Any) -> dict[str, Any]:
 
 
 def _turns(of_an_episode: Any) -> list[dict[str, Any]]:
-    """Return the turns as files of rollouts have them; empty for a single answer."""
+    """Return the turns as in rollout files; empty for a single answer."""
     return [
         {
             "observation": _cut(str(turn.get("observation", ""))),
@@ -140,7 +140,7 @@ def _turns(of_an_episode: Any) -> list[dict[str, Any]]:
 
 
 def _solved(line: Mapping[str, Any], judged_by: Mapping[str, Any]) -> bool | None:
-    """Tell whether a rollout solves its prompt, by the rule of `metrics.rollouts.solved`."""
+    """Return whether a rollout solves its prompt, by the rule of `metrics.rollouts.solved`."""
     parts = line.get("rewards")
     values: dict[str, Any] = parts if isinstance(parts, dict) else {}
     name = judged_by.get("reward") or "correctness"
@@ -153,7 +153,7 @@ def _solved(line: Mapping[str, Any], judged_by: Mapping[str, Any]) -> bool | Non
 def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
     """Compare held-out prompts at the first and at the last eval, newly solved ones first.
 
-    With `in_their_order` the first so many instead, of each source in turn: not chosen by how they ended.
+    `in_their_order`: show the first prompts of each source in turn instead, independent of their results.
     """
     main = next((own for own in held_out(run) if not own["set"]), None)
     if main is None or len(main["steps"]) < 2:

@@ -1,6 +1,6 @@
 """The screens of `hpc-grpo watch`: all runs, one run live, and its log.
 
-Files are read in threads: keys answer and seconds count while a file system stalls.
+Threads read the files, so keys and counters keep working while a file system stalls.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Live(Screen[None], Generic[T]):
 
     @property
     def age_s(self) -> float:
-        """How old is what was read last, in seconds; without any, how long nothing has been read."""
+        """Return the seconds since the last read, or since the start without any read."""
         return time.monotonic() - self._seen_at
 
     def read(self) -> T:
@@ -80,7 +80,7 @@ class _Live(Screen[None], Generic[T]):
         raise NotImplementedError
 
     def tick(self) -> None:
-        """Draw what changes every second."""
+        """Draw the parts that change every second."""
 
 
 def _fulfil(promise: Future[T], read: Callable[[], T]) -> None:
@@ -91,7 +91,7 @@ def _fulfil(promise: Future[T], read: Callable[[], T]) -> None:
 
 
 class RunsScreen(_Live[list[RunSummary]]):
-    """All runs of a folder, one a line."""
+    """All runs of a folder, one per line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "app.quit", "quit"), Binding("enter", "open", "open the run")]
 
@@ -124,7 +124,7 @@ class RunsScreen(_Live[list[RunSummary]]):
 
 
 class RunScreen(_Live[Snapshot]):
-    """One run: where it is now, curves of the last steps, a prompt with its best and its worst completion."""
+    """One run: its current state, curves of the last steps, a prompt with its best and its worst completion."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "app.quit", "quit"),
@@ -184,7 +184,7 @@ class RunScreen(_Live[Snapshot]):
 
 
 class _Tile(Vertical):
-    """A metric: its last value, its first one, and a curve between."""
+    """A metric: its last value, its first value, and a curve between."""
 
     def __init__(self) -> None:
         self._text, self._curve = Static(), Sparkline([], summary_function=fmean)
@@ -227,7 +227,7 @@ class LogScreen(_Live[str]):
 
 
 class WatchApp(App[None]):
-    """Shows `chosen`, or all `runs` where none is chosen."""
+    """Shows the `chosen` run, or all `runs` if none is chosen."""
 
     TITLE = "hpc-grpo watch"
     ENABLE_COMMAND_PALETTE = False
@@ -254,7 +254,7 @@ class WatchApp(App[None]):
 
 
 def _head(seen: Snapshot, age_s: float) -> list[Text]:
-    """Return the lines above the curves; `age_s` seconds have passed since the run was read."""
+    """Return the lines above the curves, `age_s` seconds after the run was read."""
     summary = seen.summary
     attempt = f"  attempt {summary.attempt}, job {summary.job_id}" if summary.attempt else ""
     lines = [_plain(summary.run, "bold").append(f"  {summary.state}").append(printable(attempt), "dim")]

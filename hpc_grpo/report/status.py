@@ -25,8 +25,8 @@ RunStatus = Literal[
     "new", "submitted", "starting", "training", "stopping", "waiting", "stopped", "complete", "failed", "cancelled",
     "lost",
 ]  # fmt: skip
-"""`submitted`: no attempt of the newest job yet. `starting`: an attempt runs, no step of it has ended.
-`waiting`: the chain's next job is to continue. `lost`: recorded as running, without a sign of life."""
+"""`submitted`: no attempt of the newest job yet. `starting`: an attempt runs, but none of its steps has ended.
+`waiting`: the chain's next job will resume. `lost`: recorded as running, but without a sign of life."""
 
 _OVER: tuple[RunStatus, ...] = ("complete", "failed", "stopped", "cancelled")
 _RUNNING: tuple[RunStatus, ...] = ("starting", "training", "stopping")
@@ -35,7 +35,7 @@ _CONTINUED = ("running", "resumable", "crash", "node_lost", "bringup_failed")
 """Exit kinds after which the next job of a chain continues; `running` is the record of an attempt that was killed."""
 
 _STOPPED = ("resumable", "stopped", "complete")
-"""Exit kinds after which a run without a further job is stopped; `complete` without COMPLETE: it was extended since."""
+"""Exit kinds after which a run without a further job is stopped. `complete` without COMPLETE: the run was extended."""
 
 _WENT_WRONG = ("config", "crash", "cancelled", "bringup_failed", "node_lost")
 _WENT_WELL = ("complete", "stopped")
@@ -45,17 +45,17 @@ TITLES = ("run", "state", "attempt", "step", "reward", "tokens/s", "ETA", "wallt
 _QUEUE_TITLES = ("Slurm", "estimated start")
 
 SILENT_S = 60.0
-"""A supervisor beats every 5 s; after so long a silence it counts as dead."""
+"""A supervisor beats every 5 s. After this much silence it counts as dead."""
 _SET_UP_S = 600.0
 """Longer than modules and set-up lines of a job take."""
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """What the files of one run say.
+    """The contents of one run's files.
 
     `owner` is the attempt that holds the run; `attempts` are in order; `created_at` is in unix seconds; `unreadable`
-    names files that are there but damaged.
+    names files that exist but are damaged.
     """
 
     run: RunDir
@@ -74,12 +74,12 @@ class RunRecords:
 
     @property
     def waiting_job(self) -> str:
-        """The job that continues after the newest attempt and has not started, "" if there is none."""
+        """The job that will resume after the newest attempt and has not started; "" if there is none."""
         return "" if self.chain.successor in self._attempted_jobs else self.chain.successor
 
     @property
     def unstarted_link(self) -> Link | None:
-        """The last job of the chain, if it has no attempt and one may still come."""
+        """The last job of the chain, if it has no attempt yet but may still get one."""
         last = self.chain.links[-1] if self.chain.links and not self.chain.ended else None
         return None if last is None or last.job_id in self._attempted_jobs else last
 
@@ -88,9 +88,9 @@ class RunRecords:
         return {attempt.job_id for attempt in self.attempts}
 
     def early_death(self, now: float) -> str:
-        """Say which job since the newest attempt began long ago and left none, "" if none did.
+        """Return a line about a job that began long ago, after the newest attempt, and left no attempt; "" if none did.
 
-        The last job that began of a chain that has ended is not such a job: it ran, and said why nothing follows.
+        The last begun job of an ended chain is not such a job: it ran, and recorded why nothing follows.
         """
         links = takewhile(lambda link: link.job_id not in self._attempted_jobs, reversed(self.chain.links))
         begun = [link.job_id for link in links if self.run.job_mark(link.job_id).exists()]
@@ -100,19 +100,19 @@ class RunRecords:
         return ""
 
     def job_output(self, job_id: str) -> Path:
-        """Return the file with what the scheduler and the supervisor printed in a job.
+        """Return the file with the output of the scheduler and the supervisor of a job.
 
-        A job that the user's own script submitted writes elsewhere, and says where when it starts.
+        A job that the user's own script submitted writes elsewhere, and records the file when it starts.
         """
         link, path = self.chain.link(job_id), self.run.slurm_log(job_id)
         return Path(link.output) if link is not None and link.output and not path.exists() else path
 
     def is_held(self, now: float) -> bool:
-        """Tell whether a supervisor works on the run; `now` is in unix seconds."""
+        """Return whether a supervisor works on the run; `now` is in unix seconds."""
         return self.owner is not None and now - self.owner.beat_at <= SILENT_S
 
     def is_running(self, attempt: AttemptRecord, now: float) -> bool:
-        """Tell whether this attempt is not over: its record alone cannot say that it was killed."""
+        """Return whether this attempt is running. Its record alone cannot say that it was killed."""
         is_newest = self.newest is not None and attempt.attempt == self.newest.attempt
         return attempt.exit_kind == "running" and is_newest and self.is_held(now)
 
@@ -126,7 +126,7 @@ class RunRecords:
 
 
 def read_records(run: RunDir) -> RunRecords:
-    """Read the records of a run; a damaged file is named in `unreadable`, so that it hides no other run."""
+    """Read the records of a run. A damaged file is listed in `unreadable`, so that other runs are still shown."""
     unreadable: list[str] = []
 
     def guarded(path: Path, read: Callable[[RunDir], T], default: T) -> T:
@@ -154,14 +154,14 @@ def read_records(run: RunDir) -> RunRecords:
 
 
 def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool:
-    """Tell whether an attempt ended with its allocation; `last_sign` (unix s) stands in for an end not recorded."""
+    """Return whether an attempt ended with its allocation; `last_sign` (unix s) replaces an unrecorded end."""
     end = next((at for at in (attempt.ended_at, attempt.signalled_at, last_sign) if at is not None), None)
     return attempt.ends_at is not None and end is not None and end >= attempt.ends_at - NEAR_THE_LIMIT_S
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What `status`, `list` and `watch` show of a run; unknown values are None.
+    """The fields of a run in `status`, `list` and `watch`; unknown values are None.
 
     A field ending in `_s` is in seconds, `_at` in unix seconds. `step` of `total_steps` have ended. `walltime_left_s`
     is that of the running attempt's allocation, `heartbeat_age_s` the time since its supervisor's last sign of life.
@@ -209,7 +209,7 @@ _PHASES |= {"generate_wait": "generate", ASKED_AGAIN: "generate again"}
 
 
 def phase_name(work: str) -> str:
-    """Return what readers call a phase of the driver, by its name in metrics and in the pulse."""
+    """Return the reader's name of a driver phase, by its name in metrics and in the pulse."""
     return _PHASES.get(work, work)
 
 
@@ -218,7 +218,7 @@ def run_status(records: RunRecords, now: float) -> RunStatus:
     if records.is_complete:
         return "complete"
     newest, owner = records.newest, records.owner if records.is_held(now) else None
-    # An attempt takes the lock before its record is written, and gives it up after.
+    # An attempt takes the lock before its record is written, and releases it afterwards.
     if owner and (newest is None or owner.attempt > newest.attempt or newest.exit_kind == "running"):
         state = records.state
         if records.stop_asked:
@@ -249,7 +249,7 @@ def is_over(records: RunRecords, now: float) -> bool:
 
 
 def summarize(records: RunRecords, now: float) -> RunSummary:
-    """Sum the run up at `now`, in unix seconds."""
+    """Summarise the run at `now`, in unix seconds."""
     status, newest, state = run_status(records, now), records.newest, records.state
     link, trains = records.unstarted_link, status in ("training", "stopping")
     ends_at = newest.ends_at if newest is not None and status in _RUNNING else None
@@ -283,7 +283,7 @@ def status_table(
 ) -> str:
     """Return one line per run; the last problem is cut to fit `width` characters.
 
-    `queue` has what the scheduler says of each run's jobs, and when it expects to start them.
+    `queue` has the scheduler's states of each run's jobs, and their expected starts.
     """
     titles, rows = list(TITLES), [summary.cells() for summary in summaries]
     if queue is not None:
@@ -298,7 +298,7 @@ def status_table(
 
 
 def status_json(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None = None) -> str:
-    """Return a list of objects with the fields of RunSummary, null where unknown; with `queue`, `slurm` too."""
+    """Return a list of objects with the fields of RunSummary, null for unknown ones; with `queue`, also `slurm`."""
     entries = [asdict(summary) for summary in summaries]
     for entry, jobs in zip(entries, queue or (), strict=queue is not None):
         entry["slurm"] = jobs
@@ -325,7 +325,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _problem(records: RunRecords, status: RunStatus, now: float) -> str | None:
-    """Say what last went wrong; an attempt before the newest is named."""
+    """Return the last problem; an earlier attempt than the newest is named."""
     ended, newest = records.chain.ended, records.newest
     if records.unreadable:
         return f"{', '.join(records.unreadable)} cannot be read."
@@ -343,7 +343,7 @@ def _problem(records: RunRecords, status: RunStatus, now: float) -> str | None:
 
 
 def _what_went_wrong(attempt: AttemptRecord, is_running: bool) -> str:
-    """Say what went wrong in an attempt; "" if nothing did."""
+    """Return the problem of an attempt; "" if there was none."""
     if attempt.exit_kind in _WENT_WRONG:
         return attempt.why or f"It ended as {attempt.exit_kind} and does not say why."
     if attempt.exit_kind == "running" and not is_running:

@@ -25,7 +25,7 @@ _LINE, _MARKS = "⠤", "●■▲◆○□△◇"
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its values by step, and the bounds of the last one's 95% interval, if it has one."""
+    """One curve: its values by step, and the bounds of the last value's 95% interval, if it has one."""
 
     name: str
     points: dict[int, float]
@@ -33,7 +33,7 @@ class Series:
 
     @property
     def is_marked(self) -> bool:
-        """Tell whether it has few points, and a mark at each."""
+        """Return whether it has few points, with a mark at each."""
         return self.name.startswith("eval/")
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
     if not curves:
         say(f"{run_dir.path.name}: no step has ended yet. hpc-grpo status --why says what became of its attempts.")
         return
-    if importlib.util.find_spec("plotext"):  # the light installation has none
+    if importlib.util.find_spec("plotext"):  # missing in the light installation
         say(draw_text(learning_curves(metrics, with_sources=False)))
     for curve in curves:
         say(str(curve))
@@ -60,7 +60,7 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
 
 
 def learning_curves(metrics: MetricColumns, *, with_sources: bool) -> list[Series]:
-    """Return the reward and every eval pass@k, those of single sources last; for SFT, which has neither, the loss."""
+    """Return the reward and every eval pass@k, single sources last; for SFT, which has neither, the loss."""
     names = metrics.columns
     wanted = [name for name in (REWARD, PASS_AT_1) if name in names]
     others = {name for name in names if _PASS_AT_K.fullmatch(name)} - {PASS_AT_1}
@@ -76,15 +76,15 @@ def _curve_of(name: str, metrics: MetricColumns) -> Series:
 
 
 def draw_text(curves: Sequence[Series], num_columns: int = 80, num_rows: int = 18) -> str:
-    """Draw lines of braille dots, and a mark at each point of marked series, with the legend below.
+    """Draw lines of braille dots, with a mark at each point of marked series and the legend below.
 
-    Nothing needs colours: a job's log has none, and not every reader can tell them apart.
+    Uses no colours: a job's log has none, and some readers cannot distinguish them.
     """
     import plotext
 
     plotext.clear_figure()
     plotext.theme("clear")
-    plotext.limit_size(False, False)  # not by this terminal: the output may go to a file
+    plotext.limit_size(False, False)  # not limited by this terminal, because the output may go to a file
     plotext.plotsize(num_columns, num_rows)
     lines = {curve.name: (_thinned(list(curve.points)), _thinned(list(curve.points.values()))) for curve in curves}
     marks = list(zip(_MARKS, (curve.name for curve in curves if curve.is_marked), strict=False))
