@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load `hpc_grpo.api` when a name of it is used: most processes of a run use none."""
+    """Load `hpc_grpo.api` at the first use of one of its names: most processes of a run use none."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hpc_grpo import api

@@ -1,6 +1,6 @@
-"""Python for notebooks and scripts: look at runs, submit them, train here, compare. Thin over what the commands use.
+"""Python for notebooks and scripts: read runs, submit them, train here, compare. A thin layer over the commands' code.
 
-`import hpc_grpo` offers all of it, and loads this module when a name of it is used.
+`import hpc_grpo` offers all of it, and loads this module at the first use of one of its names.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _ENDED_BADLY = {"failed", "cancelled"}
 
 
 class Run:
-    """A run, by its directory or its name below $HPC_GRPO_RUNS_ROOT or ./runs. Reads files alone, at each call anew.
+    """A run, by its directory or its name in $HPC_GRPO_RUNS_ROOT or ./runs. Each call reads the run's files again.
 
-    Raises ConfigError where there is no such run. Tables are pandas DataFrames, which need pandas.
+    Raises ConfigError if there is no such run. Tables are pandas DataFrames, which need pandas.
 
     Example:
         >>> import hpc_grpo
@@ -62,20 +62,20 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The resolved config that the run was started with."""
+        """The resolved config of the run."""
         return read_config(self._dir)
 
     @property
     def status(self) -> RunSummary:
-        """Where the run stands: `state`, `step`, `total_steps`, `reward`, `eta_s`, `problem` and more."""
+        """The run's status: `state`, `step`, `total_steps`, `reward`, `eta_s`, `problem` and more."""
         return summarize(read_records(self._dir), time.time())
 
     def metrics(self) -> DataFrame:
-        """Return a row for each step, a column for each metric. Steps that a resumed run did again appear once."""
+        """Return a row per step, a column per metric. Steps that a resumed run repeated appear once."""
         return _by_step(read_metrics(self._dir.metrics))
 
     def evals(self) -> DataFrame:
-        """Return a row for each step with an eval: pass@1, pass@1_low, pass@1_high, … of each eval set and source."""
+        """Return a row per step with an eval: pass@1, pass@1_low, pass@1_high, … of each eval set and source."""
         of_evals = {
             step: {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
             for step, line in read_metrics(self._dir.metrics).items()
@@ -83,16 +83,16 @@ class Run:
         return _by_step({step: line for step, line in of_evals.items() if line})
 
     def rollouts(self, step: int | None = None, *, evals: bool = False, eval_set: str = "") -> DataFrame:
-        """Return a row for each completion of a step; default: the newest step that has any.
+        """Return a row per completion of a step. Default: the newest step with completions.
 
-        `evals`: the completions of the eval after the step instead, of `data.eval`, or of the set named `eval_set`.
+        `evals`: the completions of the eval after the step instead, of `data.eval`, or of the set `eval_set`.
         Raises ConfigError for a step without completions on disk.
         """
 
         def file_of(number: int) -> Path:
             return self._dir.eval_rollouts(number, eval_set) if evals else self._dir.rollouts(number)
 
-        # Not every file: one of a step that a resumed run has not done again is left over.
+        # Not every file: a file of a lost step that a resumed run has not repeated yet may remain.
         steps = [number for number in read_metrics(self._dir.metrics) if file_of(number).is_file()]
         if not steps or step not in (None, *steps):
             raise ConfigError(
@@ -102,7 +102,7 @@ class Run:
         return _pandas().DataFrame([{"step": chosen, **line} for line in read_jsonl(file_of(chosen))])
 
     def explain(self) -> str:
-        """Say what became of each attempt, and what to do; as `hpc-grpo status --why` does."""
+        """Explain each attempt's end, and what to do; as `hpc-grpo status --why` does."""
         return "\n".join(explained(self._dir))
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A Slurm job that `submit` queued, with those that follow it: one run. `id` is "" where the run was complete."""
+    """A Slurm job that `submit` queued, with its follow-on jobs: one run. `id` is "" if the run was complete."""
 
     id: str
     run: Run
@@ -122,10 +122,10 @@ class Job:
         return self.run.status.state
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Return the run once nothing more will happen in it by itself; it may be complete, or stopped at a checkpoint.
+        """Wait until the run will not change by itself; return it, complete or stopped at a checkpoint.
 
-        Looks at the run directory every 5 s, and asks Slurm at most once a minute. Raises LaunchError where the run
-        failed, was cancelled, or waits for a job that will not start, and TimeoutError after `timeout_s`.
+        Reads the run directory every 5 s, and asks Slurm at most once a minute. Raises LaunchError if the run failed,
+        was cancelled, or waits for a job that will not start, and TimeoutError after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         problem: str | None = None
@@ -136,7 +136,7 @@ class Job:
                 return self.run
             if summary.state in _ENDED_BADLY:
                 raise LaunchError(f"{self.run.path.name} is {summary.state}. {summary.problem}\n{self.run.explain()}")
-            with suppress(LaunchError):  # a scheduler that does not answer is asked again
+            with suppress(LaunchError):  # a scheduler that does not answer is asked again later
                 (queued,) = ask_about([records]).corrected([summary])
                 if queued.problem != summary.problem:
                     problem = queued.problem
@@ -156,7 +156,7 @@ class Job:
 def submit(config: str | Path, *, nodes: int | None = None, overrides: Mapping[str, Any] | None = None) -> Job:
     """Submit a run as a Slurm job, as `hpc-grpo submit CONFIG --nodes N KEY=VALUE` does, and return at once.
 
-    The same call resumes a run that was interrupted. Raises ConfigError for what would fail in the job.
+    The same call resumes an interrupted run. Raises ConfigError for errors that would make the job fail.
 
     Example:
         >>> job = hpc_grpo.submit("my_run.yaml", nodes=2, overrides={"train.lr": 2e-6})   # doctest: +SKIP
@@ -241,7 +241,7 @@ def _as_words(overrides: Mapping[str, Any]) -> list[str]:
 def _name_of(function: Callable[..., Any] | str) -> str:
     """Return the name by which a run's processes import a function or class: path/to/file.py:name.
 
-    Raises ConfigError for one that no file has at its top.
+    Raises ConfigError if it is not at the top level of a file.
     """
     if isinstance(function, str):
         return function

@@ -1,7 +1,7 @@
 """Errors meant for the user, and the exit code of each kind.
 
-The exit code and the run directory are the whole contract between launching and training: the code alone
-says whether running the same command again can help.
+The exit code and the run directory are the complete contract between launching and training. The code alone says
+whether repeating the same command can help.
 
     code     meaning                                                    the same command again
     -------  ---------------------------------------------------------  ------------------------------------
@@ -9,7 +9,7 @@ says whether running the same command again can help.
     1        a crash, or an end without a checkpoint                    may help
     69       the machine lacks something: a node, a GPU, a package      may help, once the machine has it
     73       another attempt holds the run                              helps, once that attempt has ended
-    75       stopped early with a checkpoint                            carries on
+    75       stopped early with a checkpoint                            resumes
     78       the user must change something                             ends in the same way
     128 + n  the driver was ended by signal n                           may help
 """
@@ -41,17 +41,17 @@ class ConfigError(HpcGrpoError):
 
 
 class RewardError(HpcGrpoError):
-    """A reward function broke its contract or failed too often; carries the function's own error."""
+    """A reward function broke its contract or failed too often. Carries the function's own error."""
 
     exit_code = EXIT_CONFIG
 
 
 class RewardAwayError(HpcGrpoError):
-    """A server that a reward asks is away at a resume, and was there before: the run is tried again."""
+    """A reward's server, which answered at an earlier start, does not answer at a resume: the run is retried."""
 
 
 class PromptError(HpcGrpoError):
-    """An engine refuses a prompt, as any other would, or none is left to ask. The learners are as they were."""
+    """An engine refuses a prompt, as every engine would, or no engine is left. The learners are unchanged."""
 
     exit_code = EXIT_CONFIG
 
@@ -65,11 +65,11 @@ class LaunchError(HpcGrpoError):
 
 
 class EngineLostError(LaunchError):
-    """An engine failed more than 3 times in an attempt. The learners are as they were."""
+    """An engine failed more than 3 times in an attempt. The learners are unchanged."""
 
 
 class GraderLostError(LaunchError):
-    """A grader died more than 3 times in a row. The learners are as they were."""
+    """A grader died more than 3 times in a row. The learners are unchanged."""
 
 
 class RunHeldError(LaunchError):
@@ -79,7 +79,7 @@ class RunHeldError(LaunchError):
 
 
 class NodesUnavailableError(LaunchError):
-    """Nodes or GPUs did not join before the deadline, or are gone; `nodes` names them where it is known."""
+    """Nodes or GPUs did not join before the deadline, or were lost; `nodes` names them if known."""
 
     def __init__(self, message: str, nodes: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -89,9 +89,9 @@ class NodesUnavailableError(LaunchError):
 
 
 class EndAskedError(LaunchError):
-    """The end was asked for while nodes, or a server beside them, were awaited: nothing ran that could checkpoint.
+    """The end was requested while the run waited for nodes or their servers: no process could write a checkpoint.
 
-    `step` is that of the newest checkpoint: with one, another attempt carries on.
+    `step` is the step of the newest checkpoint: with one, another attempt resumes.
     """
 
     def __init__(self, awaited: str, step: int) -> None:
@@ -114,7 +114,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     >>> nearest("gpro", ["gspo", "grpo"])
     "; did you mean 'grpo'?"
     """
-    # Of names that are equally close, the one of the same letters: two of them were swapped.
+    # Among equally close names, prefer the one with the same letters: two letters were swapped.
     close = difflib.get_close_matches(name, list(valid), n=5, cutoff=0.5)
     close.sort(key=lambda other: sorted(other) != sorted(name))
     return f"; did you mean {close[0]!r}?" if close else "."

@@ -1,7 +1,7 @@
-"""Finds what a config names: rewards, algorithms and data sources, built in or the user's own.
+"""Finds what a config names: rewards, algorithms and data sources, built-in or the user's.
 
-A built-in registers itself with a decorator, as `@ALGORITHMS.register("grpo")`. Each registry says below which module
-has which names, and imports a module when one of its names is asked for.
+A built-in registers itself with a decorator, such as `@ALGORITHMS.register("grpo")`. Each registry lists the modules of
+its names below, and imports a module when one of its names is requested.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PACKAGE = Path(__file__).parent
 
 
 class Registry:
-    """The built-ins of some modules, and what users bring; `kind` and `key` are for error texts.
+    """The built-ins of some modules, and the users' own entries; `kind` and `key` are for error texts.
 
-    `modules` maps a module of the package to the names of its entries. Without modules there are only users' own.
+    `modules` maps a module of the package to the names of its entries. Without modules there are only users' entries.
     """
 
     def __init__(self, kind: str, key: str, modules: Mapping[str, str] | None = None) -> None:
@@ -48,11 +48,11 @@ class Registry:
         return add
 
     def names(self) -> list[str]:
-        """List the built-ins, and what else has registered itself. Imports none."""
+        """List the built-ins and other registered names, without imports."""
         return sorted(self._modules.keys() | self._entries.keys())
 
     def check(self, name: str) -> None:
-        """Raise ConfigError where `name` is no built-in. Leaves `module:function` alone: it is the job's to import."""
+        """Raise ConfigError if `name` is not a built-in. Ignores `module:function`, which the job imports."""
         names = self.names()
         if ":" not in name and name not in names:
             raise ConfigError(
@@ -63,7 +63,7 @@ class Registry:
     def find(self, name: str) -> Any:
         """Import and return the entry for a built-in's name, `module:function` or `path/to/file.py:function`.
 
-        Raises ConfigError when there is no such name or the module does not import.
+        Raises ConfigError if there is no such name or the module does not import.
         """
         module_name, separator, attribute = name.rpartition(":")
         if not separator:
@@ -84,7 +84,7 @@ class Registry:
         return entry
 
     def with_args(self, name: str, args: Mapping[str, Any], num_inputs: int) -> Callable[..., Any]:
-        """Return the user's function with keyword arguments. Raises ConfigError where it does not take them."""
+        """Return the user's function with keyword arguments. Raises ConfigError if it does not accept them."""
         function = self.find(name)
         try:
             inspect.signature(function).bind(*range(num_inputs), **args)
@@ -107,7 +107,7 @@ class Registry:
         except ConfigError as error:
             raise ConfigError(f"{self._kind} {name!r}: {error}") from error
         except BaseException as error:
-            # SystemExit included: a script without a main guard is an easy mistake to make here.
+            # SystemExit included: a script without a main guard is an easy mistake here.
             if isinstance(error, ModuleNotFoundError) and error.name == module_name:
                 raise ConfigError(
                     f"{self._kind} {name!r}: there is no {module_name}.py in {Path.cwd()}, and no package "
@@ -155,7 +155,7 @@ SOURCES = Registry(
 
 
 def names_function(path: str) -> bool:
-    """Return whether the path of a data set is a function of the user's: module:function, path/to/file.py:function.
+    """Return whether the path of a data set is a user's function: module:function, path/to/file.py:function.
 
     >>> [names_function(path) for path in ("my_data:rows", "a/b.py:rows", "reasoning_gym:gcd", "s3://b/c", "d:e.jsonl")]
     [True, True, False, False, False]
@@ -166,7 +166,7 @@ def names_function(path: str) -> bool:
 
 
 def copied_as(module_name: str) -> Path:
-    """Return where a run keeps its copy of a user's file, beside the package; the name is the config's."""
+    """Return the path of a run's copy of a user's file, beside the package; the name is the config's."""
     digest = hashlib.blake2b(module_name.encode(), digest_size=4).hexdigest()
     return Path("functions", digest, Path(module_name).name)
 
@@ -183,12 +183,12 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: dataclasses and pickle look their module up by name.
+    # Before the module runs: dataclasses and pickle look their module up by name.
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        # Raised again: a module that failed half-way must not be found whole by the next import.
+        # Raised again. A half-imported module must not be found by the next import.
         del sys.modules[module_name]
         raise
     return module

@@ -1,4 +1,4 @@
-"""The base of every section: unknown keys are errors, nothing changes after loading, and paths are written out."""
+"""The base of every section: unknown keys are errors, values are frozen, and paths are expanded."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Loading:
-    """Holds what paths of a config are read with while it is loaded: the user's variables, and texts that stay."""
+    """The data for expanding paths while a config is loaded: the user's variables, and texts to keep."""
 
     environ: Mapping[str, str]
     resolved: frozenset[str] = frozenset()
 
 
 class Section(BaseModel):
-    """A section of the YAML file. The description of a field is what `hpc-grpo config` prints beside its key."""
+    """A section of the YAML file. `hpc-grpo config` prints a field's description beside its key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 def _written_out(value: object, info: ValidationInfo) -> object:
-    """Replace `~` and `$NAME` once, when the user's config is loaded: a run directory's copy has no `Loading`.
+    """Replace `~` and `$NAME` once, when the user's config is loaded. A run directory's copy has no `Loading`.
 
-    Raises ValueError for a variable that is not set or empty, and for the home of nobody.
+    Raises ValueError for an unset or empty variable, and for an unknown user's home.
     """
     loading = info.context
     if not isinstance(loading, Loading) or not isinstance(value, str) or value in loading.resolved:
@@ -63,22 +63,22 @@ def _value(name: str, environ: Mapping[str, str]) -> str:
 
 
 LocalPath = BeforeValidator(_written_out)
-"""Marks a key whose text is a path, or a name that may be one, of the machine that loads the config.
+"""Marks a key whose text is a path, or a name that may be a path, on the machine that loads the config.
 
-Not so `launch.local_dir`, `launch.env` and `launch.notify`: their variables are the nodes'.
+Not for `launch.local_dir`, `launch.env` and `launch.notify`: their variables are the nodes'.
 """
 PathText = Annotated[str, LocalPath]
 
 
 OWN = "own"
-"""The tag of the class among the variants of a key that stands for a function of the user's."""
+"""The tag of the class for a user's function, among the variants of a key."""
 
 
 @dataclass(frozen=True)
 class ByName:
-    """Marks a union of sections, of which `name` chooses one; `default` is the choice without a name.
+    """Marks a union of sections, selected by `name`; `default` is the choice without a name.
 
-    A bare text is a name. A name with ":" is a function of the user's: the class whose `name` has no default.
+    A bare text is a name. A name with ":" is a user's function: the class whose `name` has no default.
     """
 
     default: str
@@ -94,11 +94,11 @@ class ByName:
 
 
 def as_section(value: Any) -> Any:
-    """Return the section that a bare name stands for; anything else as it is."""
+    """Return the section for a bare name; other values unchanged."""
     return {"name": value} if isinstance(value, str) else value
 
 
 def variants(union: Any) -> dict[str, type[Section]]:
-    """Map the names of a union's sections to their classes, the user's own under OWN."""
+    """Map the names of a union's sections to their classes, with the user's class under OWN."""
     names = {kind: kind.model_fields["name"] for kind in get_args(union)}
     return {OWN if name.is_required() else name.default: kind for kind, name in names.items()}

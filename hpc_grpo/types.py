@@ -1,7 +1,7 @@
 """Records that cross a process boundary.
 
-Array fields state their length, unit and zero convention. `G` is the group size; `P` a prompt's length, `C` a
-completion's and `L` a whole sequence's are counted in tokens.
+Array fields state their length, unit and zero convention. `G` is the group size. `P` (a prompt), `C` (a completion) and
+`L` (a complete sequence) are lengths in tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Advantage = float | tuple[float, ...]
 @dataclass(frozen=True)
 class Needs:
     """The parts of a task besides learners: engines that sample, a reference, a critic, completions to imitate, a
-    teacher. `rewards` tells whether what engines sample must be graded by at least one.
+    teacher. `rewards`: at least one reward must grade the samples.
     """
 
     rollouts: bool = False
@@ -40,10 +40,10 @@ class Needs:
 class Prompt:
     """One item of the prompt stream.
 
-    `ordinal` counts prompts over the whole run from 0, so it names the prompt, its epoch and its place in
-    that epoch's shuffle at once. `fields` are the columns of the data set, handed to the rewards. `source` names
-    where it came from, `reward_set` which of `config.reward_sets` grades it, and `environment` which of
-    `config.environments` it is played in: the environment makes the token ids then, and `token_ids` is empty.
+    `ordinal` counts prompts over the whole run from 0, so it identifies the prompt, its epoch and its place in this
+    epoch's shuffle. `fields` are the columns of the data set, which rewards receive. `source` names the data source,
+    `reward_set` the entry of `config.reward_sets` that grades it, and `environment` the entry of `config.environments`
+    that plays it. With an environment, `token_ids` is empty: the environment makes the token ids.
     """
 
     ordinal: int
@@ -55,7 +55,7 @@ class Prompt:
     reward_set: int = 0
     environment: int | None = None
     images: Any = ()
-    """The files of its images as bytes, in the order of the prompt; on the way to actors a reference to them."""
+    """Image files as bytes, in the order of the prompt; in calls to actors, a reference to them."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """The settings that a completion is sampled with. `temperature` 0 is greedy; lengths are in tokens.
+    """The sampling settings of a completion. `temperature` 0 is greedy; lengths are in tokens.
 
-    A text of `stop` ends a completion, as the end token does.
+    A text of `stop` ends a completion, like the end token.
     """
 
     max_new_tokens: int
@@ -84,7 +84,7 @@ class SamplingSpec:
 
 @dataclass(frozen=True)
 class Scene:
-    """What an episode begins with: one of `config.environments`, a row of the data set, and a seed.
+    """The start of an episode: one of `config.environments`, a row of the data set, and a seed.
 
     All episodes of a group have the same scene.
     """
@@ -98,8 +98,8 @@ class Scene:
 class GroupRequest:
     """Asks an engine for `len(seeds)` episodes of one prompt; `seeds[i]` is episode i's own seed.
 
-    Without a `scene` an episode is one completion of the prompt. `prompt_token_ids` is empty where there is one. An
-    `is_urgent` request comes before all that wait.
+    Without a `scene`, an episode is one completion of the prompt. With a scene, `prompt_token_ids` is empty. An
+    `is_urgent` request comes before all waiting requests.
     """
 
     ordinal: int
@@ -109,12 +109,12 @@ class GroupRequest:
     is_urgent: bool = False
     scene: Scene | None = None
     images: Any = ()
-    """As those of a `Prompt`, whose token ids then have one placeholder for each image."""
+    """As in `Prompt`. The token ids then have one placeholder for each image."""
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """Asks for one completion of `prompt_token_ids`; `ordinal` names the item of the data set where it is refused."""
+    """Asks for one completion of `prompt_token_ids`. `ordinal` identifies the item in the error of a refused prompt."""
 
     ordinal: int
     prompt_token_ids: Sequence[int]
@@ -126,11 +126,11 @@ class CompletionRequest:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the model wrote in one turn; every array has length C.
+    """The model's text of one turn; every array has length C.
 
-    `token_ids` includes the end token, or those of a text of `stop`, when `finish_reason` is "stop".
-    `engine_logprobs` are in nats, of the distribution sampled from (temperature applied).
-    `policy_versions` counts the optimizer steps taken by the weights that sampled each token.
+    `token_ids` includes the end token, or the tokens of a text of `stop`, if `finish_reason` is "stop".
+    `engine_logprobs` are in nats, of the sampling distribution (temperature applied).
+    `policy_versions` are the optimizer steps of the weights that sampled each token.
     """
 
     token_ids: Int32Array
@@ -143,10 +143,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class Turn:
-    """A completion, and the token ids that the model was given since the turn before: a prompt, an observation.
+    """A completion, with the model's new input since the previous turn: a prompt, an observation.
 
-    With `starts_anew`, `context_ids` are all that the model was given: the first prompt, or one in which the chat
-    template has rewritten the turns before. `reward` is the environment's for this turn.
+    With `starts_anew`, `context_ids` is the model's complete input: the first prompt, or a prompt in which the chat
+    template has rewritten earlier turns. `reward` is the environment's for this turn.
     """
 
     context_ids: Int32Array
@@ -159,8 +159,8 @@ class Turn:
 class Episode:
     """One rollout: the turns of a model with an environment. A single answer is an episode of one turn.
 
-    `finish_reason` is "length" where a limit of tokens or turns ended the episode. `failure` says how an environment
-    failed: the episode is not trained on then. `metrics` are the environment's.
+    `finish_reason` is "length" if a limit of tokens or turns ended the episode. `failure` says how an environment
+    failed; such an episode is masked. `metrics` are the environment's.
     """
 
     turns: tuple[Turn, ...]
@@ -174,7 +174,7 @@ class Episode:
 
     @property
     def num_sequences(self) -> int:
-        """Count the sequences that are trained on: a turn that starts anew begins another one."""
+        """Count the training sequences: a turn that starts anew begins another sequence."""
         return sum(turn.starts_anew for turn in self.turns)
 
 
@@ -190,12 +190,12 @@ class GroupSamples:
 
 @dataclass(frozen=True)
 class GroupGrades:
-    """A graded group as the driver keeps it: a handful of numbers per rollout, no token arrays.
+    """A graded group in the driver: a few numbers per rollout, no token arrays.
 
-    All tuples have length G. `rewards` is the weighted sum of `reward_parts`; where `valid` is False the reward could
-    not be computed, is 0.0 by convention, and the rollout carries no gradient. `min_policy_versions` is the oldest
-    version that sampled a token, -1 where none was sampled. `measures` are those of `metrics.rollouts` by the metric's
-    name, and `texts` is empty unless the decoded completions were asked for.
+    All tuples have length G. `rewards` is the weighted sum of `reward_parts`. If `valid` is False, the reward could not
+    be computed and is 0.0, and the rollout has no gradient. `min_policy_versions` is the oldest version that sampled a
+    token, -1 without a token. `measures` are those of `metrics.rollouts` by metric name. `texts` is empty unless the
+    decoded completions were requested.
     """
 
     ordinal: int
@@ -203,7 +203,7 @@ class GroupGrades:
     reward_parts: Mapping[str, tuple[float, ...]]
     valid: tuple[bool, ...]
     num_completion_tokens: tuple[int, ...]
-    """Tokens that the model wrote, in all turns."""
+    """Tokens of the model, in all turns."""
     truncated: tuple[bool, ...]
     min_policy_versions: tuple[int, ...]
     mean_policy_versions: tuple[float, ...]
@@ -212,13 +212,13 @@ class GroupGrades:
     errors: tuple[str, ...] = ()
     """One line per failed reward call."""
     timed_out: bool = False
-    """Whether each failed call met its deadline: a server may be slow, and the reward not broken."""
+    """Whether each failed call missed its deadline: the server may be slow, and the reward correct."""
     over_budget: tuple[str, ...] = ()
-    """What happened to a completion that used up a reward's budget and so scored 0; "" for the others."""
+    """How a completion exceeded a reward's budget, and so scored 0; "" for the others."""
     turn_rewards: tuple[tuple[float, ...], ...] = ()
-    """The environment's reward of each turn; () where there is no environment."""
+    """The environment's reward of each turn; () without an environment."""
     shown_prompt: str = ""
-    """The prompt that an environment made, where the decoded completions were asked for."""
+    """The prompt that an environment made, if decoded completions were requested."""
     shown_turns: tuple[tuple[tuple[str, str], ...], ...] = ()
     """What the model was told since its last turn ("" in the first) and what it wrote, for each turn; as above."""
     thumbnails: tuple[str, ...] = ()
@@ -228,24 +228,24 @@ class GroupGrades:
     """Tokens that an environment added after the first prompt."""
     num_sequences: tuple[int, ...] = ()
     failures: tuple[str, ...] = ()
-    """How the environment of a rollout failed; "" where it did not."""
+    """How the environment of a rollout failed; "" if it did not."""
 
     @property
     def is_scored(self) -> tuple[bool, ...]:
-        """Tell of each rollout whether it has a reward: neither a reward nor its environment failed."""
+        """Return for each rollout whether it has a reward: neither a reward nor its environment failed."""
         return tuple(not (self.errors or failure) for failure in self.failures or ("",) * len(self.rewards))
 
 
 @dataclass(frozen=True)
 class TrainSequence:
-    """One sequence as the learner sees it. Every array has length L, the whole sequence with its prompt.
+    """One training sequence. Every array has length L: the complete sequence with its prompt.
 
-    Entry i of each array is about token i: `loss_mask[i]` says whether the model learns to produce token i (from the
-    tokens before it, so never token 0), `advantages[i]` what that is worth, `engine_logprobs[i]` the nats that the
-    engine gave it, `policy_versions[i]` the version of the weights that did. All but the mask are 0 outside it, and the
-    last two all over where there was no engine; `policy_versions` may be None then.
-    What the model did not write is masked wherever it stands: the prompt, and observations in mid-episode.
-    (ordinal, sample_index) orders sequences deterministically. `images` are the files of the prompt's images.
+    Entry i of each array belongs to token i. `loss_mask[i]`: the model learns to produce token i from the tokens before
+    it, so entry 0 is False. `advantages[i]` is the token's advantage, `engine_logprobs[i]` the engine's logprob in
+    nats, `policy_versions[i]` the version of the weights that sampled it. All but the mask are 0 outside the mask. The
+    last two are all 0 without an engine; `policy_versions` may be None then. Tokens that the model did not write are
+    masked: the prompt, and observations inside an episode. (ordinal, sample_index) orders sequences deterministically.
+    `images` are the files of the prompt's images.
 
     A prompt [5, 6], the completion [7, 8] with advantage 0.5, an observation [9], and the completion [4]:
 
@@ -281,9 +281,9 @@ class TrainSequence:
 class Minibatch:
     """One rank's share of an optimizer step.
 
-    `num_valid_tokens` and `num_sequences` count the trained tokens and the sequences of all ranks' shares together:
-    one of them divides the loss (`loss.denominator`), so that neither the split into ranks nor that into microbatches
-    changes the gradient. `sequences` may be empty.
+    `num_valid_tokens` and `num_sequences` count the trained tokens and the sequences of all ranks' shares together. One
+    of them divides the loss (`loss.denominator`), so the split into ranks and microbatches does not change the
+    gradient. `sequences` may be empty.
     """
 
     sequences: tuple[TrainSequence, ...]
@@ -293,9 +293,9 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class RemoteGroup:
-    """A group to train on: a reference to its samples, and what the driver decided about each of its G rollouts.
+    """A training group: a reference to its samples, and the driver's decisions about each of its G rollouts.
 
-    A rollout's advantage is one number for all its turns, or one for each.
+    A rollout's advantage is one number for all its turns, or one number per turn.
     """
 
     samples: Any

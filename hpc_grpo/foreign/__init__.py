@@ -1,1 +1,1 @@
-"""Configs of other systems: a table a system, from their keys to ours. `hpc-grpo config --from-…` reads them."""
+"""Configs of other systems: one table per system, from their keys to ours. `hpc-grpo config --from-…` reads them."""

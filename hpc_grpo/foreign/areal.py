@@ -37,7 +37,7 @@ _FORM = "ENGINE:dN[tM]+[fsdp:]dN, such as vllm:d4t1+d2"
 
 
 def parse_allocation(text: str) -> list[tuple[str, dict[str, int]]]:
-    """Return backend and sizes of the parts that generate and train; m stands for t in version 0.3.
+    """Return backend and sizes of the parts that generate and train; m means t in version 0.3.
 
     The grammar is areal/api/alloc_mode.py's: `vllm.d4p1t2+d8`, `vllm:d4t1+fsdp:d2`, `vllm[rollout]:d4+fsdp[actor]:d4`;
     d is data, t tensor, p pipeline, c context and e expert parallelism. Raises RefusedError for other forms, among
@@ -101,7 +101,7 @@ def _longest_prompt(value: Any, theirs: Theirs) -> int:
 
 
 def _max_prompt(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """AReaL's loaders leave longer prompts out."""
+    """AReaL's loaders drop longer prompts."""
     ours = {"data.max_prompt_tokens": _longest_prompt(value, theirs)}
     return {**ours, "data.drop_long_prompts": True} if value is not None else ours
 
@@ -130,7 +130,7 @@ def _group(value: Any, _theirs: Theirs) -> int:
 
 
 def _loss(is_decoupled: Any, theirs: Theirs) -> Any:
-    """Choose loss, proximal logprobs and correction by AReaL's switches.
+    """Choose loss, proximal logprobs and correction from AReaL's switches.
 
     Decoupled: the ratio is to the learner at the start of the step. Otherwise it is to recomputed logprobs, or to the
     engine's.
@@ -224,7 +224,7 @@ def _advantage(_value: Any, theirs: Theirs) -> Any:
         return Differs({"loss.advantage.name": "group" if by_group else "reinforce_pp"}, _TOKENS)
     if not reward:
         return _one_norm(advantage, is_of_tokens=True)
-    reward["eps"] /= abs(theirs.get("actor.reward_scaling") or 1.0)  # else the scale of the rewards cancels
+    reward["eps"] /= abs(theirs.get("actor.reward_scaling") or 1.0)  # otherwise the scale of the rewards would cancel
     ours = _one_norm(reward, is_of_tokens=False)
     note = "b = norm of rewards, A = (b - mean(b)) / deviation(b) over tokens there; A = b here"
     return Differs(ours.ours if isinstance(ours, Differs) else ours, note) if advantage else ours
@@ -317,7 +317,7 @@ _ENGINE_OF_TRAINING = (
 
 
 def _often(section: str, older: str, ours: str, needs: str = "") -> Row:
-    """Return the row that joins three frequencies into one text, whichever comes first. Without `needs`: never."""
+    """Return the row that joins three frequencies into one text, as in `50 steps, 30 min`. Without `needs`: never."""
     names = {unit: (f"{section}.freq_{key}", f"exp_ctrl.{older}_freq_{key}")
              for unit, key in (("steps", "steps"), ("epochs", "epochs"), ("s", "secs"))}  # fmt: skip
 

@@ -20,8 +20,8 @@ _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 _DEADLINE_S = 60.0
 _COMMAND, _ARGUMENTS, _NOT_RUN = "\1", "\2", "\3"
 
-# The script runs in a subshell with an empty PATH: it sets variables and starts nothing. The first command that names
-# the program is printed, and ends the subshell. A script without such a command is read for TRAINING_ARGS.
+# The script runs in a subshell with an empty PATH: it sets variables and starts no program. At the first command with
+# the program's name, the subshell prints this command and ends. A script without such a command may set TRAINING_ARGS.
 _PROGRAM = r"""
 (
 trap '' PIPE
@@ -86,12 +86,12 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def read_script(path: Path, words: Sequence[str], program: str) -> tuple[list[str] | None, list[str], str]:
-    """Return the words before and after `program`, a pattern, on the command line that a script comes to.
+    """Return the words before and after `program`, a pattern, in the first matching command of a script.
 
-    `words` are the script's arguments, its `$@`. Where a script sets TRAINING_ARGS instead, these are the words, and
-    None stands before. The text names the programs that were not run. Raises ConfigError if there is neither.
+    `words` are the script's arguments, its `$@`. If a script sets TRAINING_ARGS instead, these are the words, with None
+    before them. The text names the programs that were not run. Raises ConfigError if the script has neither.
     """
-    # An outer shell, because the inner one is killed. A script may set its own traps and options.
+    # An outer shell prints, because the inner shell kills itself. A script may set its own traps and options.
     command = ["/bin/bash", "--noprofile", "--norc", "-c", _PROGRAM, "bash", program, str(path.absolute()), *words]
     answer = run_command(command, _DEADLINE_S, environ={**os.environ, "BASH_ENV": ""}, stdin="")
     if answer.is_late:

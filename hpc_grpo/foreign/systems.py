@@ -16,8 +16,10 @@ from hpc_grpo.foreign.table import Row, Theirs, Translation, translate, with_def
 
 @dataclass(frozen=True)
 class System:
-    """`program` is the pattern of a script's command. Without one, configs are YAML files. `of_launcher` reads options
-    before the program. A config with a key that starts with one of `older_keys` has the version of `older_defaults`.
+    """A system and its reader. `program` is the pattern of a script's command; None: configs are YAML files.
+
+    `of_launcher` reads options before the program. A config has the version of `older_defaults` if one of its keys
+    starts with one of `older_keys`.
     """
 
     title: str

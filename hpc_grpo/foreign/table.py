@@ -97,7 +97,7 @@ class Theirs:
 
 
 Convert = Callable[..., Any]
-"""Takes a value and all their keys."""
+"""A function of a value and all their keys."""
 
 
 @dataclass(frozen=True)

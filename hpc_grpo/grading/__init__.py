@@ -1,1 +1,1 @@
-"""The grader's process: decodes completions and has reward workers score them."""
+"""The grader's process: decodes completions and sends them to reward workers."""

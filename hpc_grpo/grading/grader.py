@@ -1,4 +1,4 @@
-"""The grader actor: decodes sampled tokens and has them scored.
+"""The grader actor: decodes sampled tokens and sends them to reward workers.
 
 Runs in a Ray actor, one on each node with engines, and grades many groups at once in its event loop. Takes
 `GroupSamples`, returns `GroupGrades`. Waits for the slowest of the group's rewards, or its deadline.

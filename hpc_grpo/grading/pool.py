@@ -51,7 +51,7 @@ _GRACE_S = 5.0
 """Extra time for a built-in's worker. The worker itself stops a completion at its deadline."""
 
 _MAX_TRIES = 2
-"""If a worker dies from something else than the call, the call is not at fault. A second time it probably is."""
+"""If something else than the call killed a worker, the call is retried. After a second death the call is suspect."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -81,7 +81,7 @@ class _QueuedCall:
 
 
 class RewardPool:
-    """Runs the rewards of a config in `num_workers` processes, which start with their first call."""
+    """Runs the rewards of a config in `num_workers` processes, each started by its first call."""
 
     def __init__(
         self, rewards: Sequence[RewardConfig], num_workers: int, load_timeout_s: float = REWARD_LOAD_S
@@ -228,7 +228,7 @@ class PendingGroup:
 
 
 class _WorkerLostError(Exception):
-    """The worker ended or was stopped. `how` describes it; `is_calls_fault` if a retry would end the same way."""
+    """The worker ended or was stopped. `how` says how; `is_calls_fault`: a retry would end in the same way."""
 
     def __init__(self, how: str, *, is_calls_fault: bool) -> None:
         self.how, self.is_calls_fault = how, is_calls_fault
@@ -242,7 +242,7 @@ class WorkerSlot:
         self._worker: _WorkerProcess | None = None
         self._closed = False
         self._lock = threading.Lock()
-        """Held to start, forget and close a worker, so that none is started or killed twice."""
+        """Held to start, drop and close a worker, so that none is started or killed twice."""
 
     def close(self) -> None:
         """Kill the worker at once. No other one starts."""
@@ -280,7 +280,7 @@ class WorkerSlot:
         return CallResult(failure=f"{how}, {_MAX_TRIES} times")
 
     def end_worker(self) -> int:
-        """Kill the worker's remaining processes, and forget it. Return its exit code; its own if it had ended."""
+        """Kill the worker's remaining processes, and drop it. Return its exit code; its own if it had ended."""
         with self._lock:
             worker, self._worker = self._worker, None
             return 0 if worker is None else worker.end()
@@ -388,9 +388,9 @@ def _worst(reward: RewardConfig) -> float:
 
 
 def _environ_for(rewards: Sequence[RewardConfig]) -> dict[str, str]:
-    """Return a worker's variables, with only those secrets that a reward names.
+    """Return a worker's variables, with only the secrets that its reward lists.
 
-    A proxy's address may contain a password. It reaches only workers of a built-in that calls a server.
+    A proxy's address may contain a password. Only workers of built-ins that call a server get it.
     """
     named = {
         name

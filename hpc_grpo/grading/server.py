@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
     is_proved = False
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # the caller has hung up, or said nothing in time
+        with contextlib.suppress(OSError):  # the caller has disconnected, or was silent too long
             if self.rfile.peek(1)[:1] == MAGIC[:1]:  # type: ignore[attr-defined]
                 if self.rfile.read(len(MAGIC)) != MAGIC:
                     return
@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write no line for each request."""
+        """Write no log line for each request."""
 
 
 def _groups(body: Any) -> list[_Group]:

@@ -1,8 +1,8 @@
-"""The program of a reward worker, in a process of its own; the grader's side is `pool.py`.
+"""The program of a reward worker, in its own process. The grader's side is `pool.py`.
 
-Waits for the next call, and ends with its parent. It imports the standard library and the registry, nothing heavy. No
-exception leaves it: the parent might not be able to unpickle one, and a tensor among the scores would make the parent
-import torch.
+Waits for the next call, and ends with its parent. It imports only the standard library and the registry. No exception
+leaves it: the parent might not be able to unpickle it, and a tensor among the scores would make the parent import
+torch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _functions: dict[str, Any] = {}
 class Call:
     """One reward over one group. `args` are the settings of a built-in, or the keyword arguments of a user's function.
 
-    The parent ends it after `group.timeout_s`. A built-in that scores one completion after the other has that time for
-    each, and `completion_s` of processor time.
+    The parent ends it after `group.timeout_s`. A built-in that scores completions one by one has this time for each,
+    and `completion_s` of CPU time.
     """
 
     reward: str
@@ -60,9 +60,9 @@ class Preparation:
 class CallResult:
     """The result of a call or a preparation: `scores`, or one of the other fields.
 
-    `scores` has one number per completion; `lost` maps those that used up their budget to what happened. `failure`
-    says what went wrong this time, `timed_out` whether that was a deadline. `violation` says how the function broke its
-    contract, as it always will; `away`, what it asks in vain. `note` is what it says before training.
+    `scores` has one number per completion. `lost` maps completions that exceeded their budget to the reason. `failure`
+    is a temporary error; `timed_out`: the failure was a deadline. `violation` is a permanent break of the contract.
+    `away` names a server that does not answer. `note` is a message before training.
     """
 
     scores: tuple[float, ...] | None = None
@@ -77,8 +77,8 @@ class CallResult:
 def main(descriptor: int, parent_pid: int) -> None:
     """Answer the messages that arrive at a socket, one by one, until the parent closes it.
 
-    A `Call` is run, a `Preparation` made; a tuple holds the names of rewards to import. An empty message is a sign of
-    progress: a message was taken, or a completion was scored. A worker that dies after it died of that message.
+    A message is a `Call`, a `Preparation`, or a tuple of names of rewards to import. An empty answer reports progress:
+    a message was received, or a completion was scored. A later death of the worker was caused by that message.
     """
     tie_to_parent(parent_pid, signal.SIGKILL)
     os.set_inheritable(descriptor, False)
@@ -110,7 +110,7 @@ def load(names: Sequence[str]) -> str | None:
 
 
 def prepare(asked: Preparation) -> CallResult:
-    """Call the reward's `prepare`, if it has one. What it returns is a note to the user, what it raises a result."""
+    """Call the reward's `prepare`, if it has one. Its return value is a note to the user; an exception is a result."""
     name, function = asked.reward, _functions[asked.reward]
     if (own := getattr(function, "prepare", None)) is None:
         return CallResult()
@@ -151,10 +151,10 @@ def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
 
 
 def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any] | str:
-    """Return the keyword arguments of a user's function, or what is wrong where one is missing.
+    """Return the keyword arguments of a user's function, or the error if one is missing.
 
-    Columns that the function does not take are left out. `args` replace columns of the same name. A parameter `images`
-    gets a list of PIL's images for each completion.
+    Columns that the function does not accept are omitted. `args` replace columns of the same name. A parameter `images`
+    gets a list of PIL images for each completion.
     """
     group, count = call.group, len(call.group.completions)
     columns = {name: [value] * count for name, value in group.fields.items()}
@@ -209,5 +209,5 @@ def _shortened(text: str, most: int = _MAX_MESSAGE_CHARACTERS) -> str:
 
 
 def _bare(error: Exception, name: str) -> str:
-    """Return what an error says, without the name of the reward that it may begin with."""
+    """Return an error's text, without the name of the reward at its start."""
     return str(error).removeprefix(f"Reward {name!r}: ")

@@ -1,4 +1,4 @@
-"""Read what `hpc-grpo watch` shows of a run: for a pipe as lines of text, for a terminal by report/screen.py."""
+"""Read what `hpc-grpo watch` shows of a run: as lines of text for a pipe, by report/screen.py for a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIMITS = {
     "reward/invalid_fraction": (0.1, "a tenth of the rewards or more failed: hpc-grpo logs RUN"),
     "mismatch/logprob_abs_diff_mean": (0.1, "engines and learner disagree by 0.1 nats a token or more"),
 }  # fmt: skip
-"""By metric: the value from which on it deserves a look, and what is said."""
+"""Metric -> the value at which it becomes an alert, and the alert's text."""
 _CUTS = "rollout.max_new_tokens"
 _EPISODE_CUTS = f"environment.max_turns, environment.max_tokens, {_CUTS}"
 
@@ -45,9 +45,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `steps` has the metrics of the last steps, `num_groups` groups belong to the step under way.
+    """A run at one moment. `steps` has the metrics of the last steps; `num_groups` groups belong to the current step.
 
-    `usual_s` is how long the last step was in the phase that the run is in now, in seconds; None if not known.
+    `usual_s` is the last step's seconds in the run's current phase; None if unknown.
     """
 
     summary: RunSummary
@@ -68,7 +68,7 @@ class Snapshot:
 
 
 def snapshot(run: RunDir) -> Snapshot:
-    """Read the run, of its metrics and rollouts only the end."""
+    """Read the run; of its metrics and rollouts only the end."""
     now = time.time()
     records, state = read_records(run), read_state(run)
     summary = summarize(records, now)
@@ -89,7 +89,7 @@ def snapshot(run: RunDir) -> Snapshot:
 
 
 def find_alerts(records: RunRecords, summary: RunSummary, last: Mapping[str, Any]) -> list[str]:
-    """Return what deserves a look; `last` has the metrics of the last step."""
+    """Return the alerts; `last` has the metrics of the last step."""
     alerts = []
     if summary.heartbeat_age_s is not None and summary.heartbeat_age_s > SILENT_S / 2:
         alerts.append(f"no sign of life for {duration(summary.heartbeat_age_s)}")
@@ -121,12 +121,12 @@ def watch_plainly(run: RunDir, sleep: Callable[[float], None] = time.sleep) -> I
 
 
 def measured(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name and the key of the metric that says how well the run does."""
+    """Return the name and the key of the run's main metric."""
     return ("reward", REWARD) if REWARD in values else ("loss", "loss/policy")
 
 
 def step_line(values: Mapping[str, Any]) -> str:
-    """Return a step in a line of text; `values` are its metrics."""
+    """Return a step as a line of text; `values` are its metrics."""
     name, key = measured(values)
     step_s = values.get("time/step_s")
     took = UNKNOWN if step_s is None else f"{step_s:.1f} s"
@@ -135,7 +135,7 @@ def step_line(values: Mapping[str, Any]) -> str:
 
 
 def _prompt(rollouts: list[dict[str, Any]]) -> Prompt | None:
-    """Return the last prompt whose completions were rewarded differently, else the last one."""
+    """Return the last prompt whose completions have different rewards, else the last prompt."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for line in rollouts:
         groups.setdefault(line.get("ordinal"), []).append(line)
@@ -159,12 +159,12 @@ def _text(line: Mapping[str, Any]) -> str:
 
 
 def _last_lines(path: Path, count: int | None, key: str) -> list[dict[str, Any]]:
-    """Return the last whole lines of a JSONL file that have `key`: `count` of them, or what a quarter MiB holds."""
+    """Return the last complete lines of a JSONL file with `key`: `count` lines, or those in the last quarter MiB."""
     found = []
     for line in tail(path, (count or _READ_BYTES) + 1, _READ_BYTES).splitlines(keepends=True):
         try:
             values = json.loads(line) if line.endswith("\n") else None
-        except ValueError:  # its beginning was not read
+        except ValueError:  # the beginning of the line was not read
             continue
         if isinstance(values, dict) and key in values:
             found.append(values)

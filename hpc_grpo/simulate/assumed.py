@@ -1,6 +1,6 @@
 """Rates of a run before it starts, computed from the peaks of GPUs, links and memory, and assumed shares of them.
 
-Nothing here was measured. Leaves out prefill, publishing, grading, and microbatches that are not full.
+Nothing here was measured. Omits prefill, publishing, grading, and microbatches that are not full.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CPU_DECODING = Rate(0.002, 12e-6)
 ALL_REDUCE_S = 10e-6
 """Latency of an all-reduce between the GPUs of one engine, assumed."""
 MEAN_SHARE = 0.25
-"""The mean of the lengths, a share of `Config.most_sampled`. Lengths are lognormal, and cut there. Assumed."""
+"""The mean of the lengths, as a share of `Config.most_sampled`. Lengths are lognormal, cut at that limit. Assumed."""
 ENVIRONMENT_S = 1.0
-"""Mean seconds of an environment behind a turn, assumed. They are lognormal. An episode has all the turns it may."""
+"""Mean seconds of an environment per turn, lognormal, assumed. An episode has the maximum of turns."""
 MOST_ROLLOUTS = 2048
 """Limit of simulated rollouts. For a larger step, only some nodes are simulated, with their share of the step."""
 _ROLLOUTS, _MOST_STEPS = 8192, 100
-"""A simulation counts so many rollouts: a tenth of a second or two."""
+"""Number of rollouts that a simulation counts: takes a tenth of a second or two."""
 
 
 class _Advantage(AdvantageSettings):
@@ -90,7 +90,7 @@ def simulated(plan: Plan, lag: int) -> Forecast | None:
         return None
     scale = scale_of(LOGNORMAL, mean_tokens(config), longest)
     lengths = cut_lengths(LOGNORMAL, scale, longest)
-    # A token is likelier one of a long completion than of a short one.
+    # A random token more likely belongs to a long completion than to a short one.
     likely = sum(length**2 for length in lengths) / sum(lengths)
     decoding = _decoding(plan, likely * (config.longest_rollout / longest))
     per_node = load.num_sequences / plan.num_nodes
@@ -98,7 +98,7 @@ def simulated(plan: Plan, lag: int) -> Forecast | None:
     # Steps that begin together end together. With a lag they come in bursts, so count whole bursts.
     ahead = lag // config.train.num_minibatches
     num_bursts = max(1, round(min(_MOST_STEPS, _ROLLOUTS / (per_node * nodes)) / (ahead + 1)))
-    # Some of the prompts for some of the nodes. No algorithm or advantage of a user's is run.
+    # Some of the prompts for some of the nodes. Runs no algorithm or advantage of a user.
     prompts = max(1, round(nodes / plan.num_nodes * config.rollout.prompts_per_step))
     rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
     loss = config.loss.model_copy(update={"advantage": _Advantage()})
@@ -159,12 +159,12 @@ def training_rate(plan: Plan) -> Rate:
         reference + plan.model.teacher_parameters
     )
     in_microbatch, in_step = _communicated_bytes(config)
-    # One byte a parameter between all learners, in rings through each learner's own link.
+    # One byte per parameter between all learners, in rings through each learner's own link.
     between_nodes = hardware.network_bytes_per_s * config.placement.learners_per_node
     bandwidth = between_nodes if plan.num_nodes > 1 else hardware.nvlink_bytes_per_s
     exchange_s = parameters * (workers - 1) / workers / (bandwidth * NETWORK_SHARE)
     shard, is_offloaded = parameters / workers, config.train.offload_optimizer != "none"
-    # A gradient sum that lies in host memory comes to the GPU to be added to, and goes back.
+    # A gradient sum in host memory is copied to the GPU, increased, and copied back.
     host_s = 8 * shard / (hardware.host_link_bytes_per_s * READING_SHARE)
     update_s = 40 * shard / (hardware.host_memory_bytes_per_s * HOST_SHARE)
     microbatch_s = in_microbatch * exchange_s + host_s * is_offloaded
@@ -176,7 +176,7 @@ def training_rate(plan: Plan) -> Rate:
 
 
 def _exchange_s(plan: Plan) -> float:
-    """Return the seconds that a learner sends heads to those it shares rows with, for each token of its slice.
+    """Return the seconds that a learner needs to exchange heads in its sequence-parallel group, per token of its slice.
 
     Each pass, and the backward pass, sends queries, keys, values and the result, of all heads but its own.
     """
@@ -192,9 +192,9 @@ def _exchange_s(plan: Plan) -> float:
 def _flops_per_token(config: Config) -> float:
     """Return F: 2 for the forward pass, 4 for the backward pass, and 2 for each further forward pass over the tokens.
 
-    Further passes are gradient checkpointing's, and those for proximal logprobs. The first minibatch needs no proximal
-    pass, unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated. `loss.proximal: engine`
-    needs none.
+    Further passes are for gradient checkpointing and proximal logprobs. The first minibatch needs no proximal pass,
+    unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated. `loss.proximal: engine` needs
+    none.
     """
     proximal = 1.0 - 1.0 / config.train.num_minibatches
     if config.loss.proximal == "engine":

@@ -1,7 +1,7 @@
 """Simulate a run: the driver's loop, batches and scheduler, with simulated engines and learners.
 
-Nothing is sampled or trained, so a day passes in seconds. Leaves out the network between nodes (gradients, publishing
-to another number of nodes), failures, and processes that slow each other down on shared cores.
+Nothing is sampled or trained, so a day passes in seconds. Omits the network between nodes (gradients, publishing to
+another number of nodes), failures, and processes that slow each other down on shared cores.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Call:
 
 @dataclass
 class Wave:
-    """Rollouts whose next turns begin together, once the last of their environments has answered."""
+    """Rollouts whose next turns begin together, after the last of their environments has answered."""
 
     num_open: int = 0
     ready: list[tuple[int, float, _Rollout]] = field(default_factory=list)
@@ -107,7 +107,7 @@ class _Rollout:
 
 
 class SimulatedEngine:
-    """Samples like vLLM: turns in their order of arrival, `max_num_seqs` at once, one token each per decode step.
+    """Samples like vLLM: turns in order of arrival, `max_num_seqs` at once, one token each per decode step.
 
     It has its own clock, at least the time of the last call, and later after a wait for a group's end.
     """
@@ -118,23 +118,23 @@ class SimulatedEngine:
         self._time = self._steps = self.busy_s = 0.0
         self._order = itertools.count()
         self._running: list[tuple[float, int, float, _Rollout]] = []
-        """The step that each turn ends with, a number, the seconds of the environment behind it, and its rollout."""
+        """For each turn: its last step, a number, the environment's seconds after it, and its rollout."""
         self._thinking: list[tuple[float, int, _Rollout]] = []
         """When each environment answers."""
         self._waiting: deque[tuple[int, float, _Rollout]] = deque()
         self._num_open = 0
 
     def load(self, now: float) -> int:
-        """Count the groups that have not ended by then."""
+        """Count the groups that have not ended at that time."""
         self.advance(now)
         return self._num_open
 
     def submit(
         self, rollouts: Sequence[Sequence[tuple[int, float]]], now: float, factor: float = 1.0, wave: Wave | None = None
     ) -> Call:
-        """Queue rollouts: the tokens of each turn, and the seconds of the environment behind it.
+        """Queue rollouts: the tokens of each turn, and the environment's seconds after it.
 
-        `factor` is on the seconds of what is sampled from now on.
+        `factor` multiplies the seconds of all later sampling.
         """
         self.advance(now)
         self._factor = factor
@@ -155,13 +155,13 @@ class SimulatedEngine:
         return call.ended_at
 
     def advance(self, until: float) -> None:
-        """Sample what there is, up to a time."""
+        """Sample the queued turns until a time."""
         while self._take_next(until):
             pass
         self._move(until)
 
     def _take_next(self, until: float = math.inf) -> bool:
-        """Go on to the next end of a turn or answer of an environment. Return False where none comes by `until`."""
+        """Advance to the next end of a turn or answer of an environment. Return False if none comes by `until`."""
         answers_at = self._thinking[0][0] if self._thinking else math.inf
         ends_at = math.inf
         if self._running:
@@ -220,7 +220,7 @@ class _Started:
 
 
 class SimulatedRun:
-    """The parts that the driver's loop works with, simulated.
+    """The simulated parts of the driver's loop.
 
     `now` is the driver's clock; each wait of the driver advances it.
     """
@@ -254,7 +254,7 @@ class SimulatedRun:
         return self.now, sum(engine.busy_s for engine in self.engines), self._trained_s
 
     def _draw(self, step: int) -> DrawnStep:
-        """Return the measured step that stands for `step`: each comes once, in random order, then again."""
+        """Return the measured step that stands for `step`: all once in random order, then again."""
         while len(self._draws) <= step:
             self._draws += self._drawing.sample(self.rates.draws, len(self.rates.draws))
         return self._draws[step]
@@ -355,4 +355,4 @@ class SimulatedRun:
         return {}
 
     def put_engines_to_sleep(self) -> None:
-        """Cost nothing: this time is in the seconds of the steps that were measured."""
+        """Cost nothing: this time is part of the measured steps."""

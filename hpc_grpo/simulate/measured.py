@@ -1,7 +1,7 @@
 """A run's own measurements: the lengths of its completions, and the time of sampling and training them.
 
-Its metrics have no seconds of sampling. Without a policy lag these are the driver's wait. With a lag, engines sample
-several steps while learners train, and no line has the time of this.
+Its metrics have no seconds of sampling. Without a policy lag, the driver's wait is the sampling time. With a lag,
+engines sample several steps while learners train, and no line has this time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FEWEST_STEPS = 3
 _MOST_FILES = 20
 _DRAWN_ROLLOUTS = 2000
 _CALIBRATED_ROLLOUTS, _CALIBRATIONS = 10_000, 3
-"""The rates of a run with a lag are found over so many of its rollouts, drawn so many times."""
+"""Number of rollouts, and of draws, for fitting the rates of a run with a lag."""
 _SHORTEST_S = 1e-6
 _LESS = 0.8
-"""The share that the second number must leave of the squared errors."""
+"""The second number must reduce the squared errors to at most this share."""
 _WAIT, _TRAIN, _PUBLISH, _STEP = (f"time/{phase}_s" for phase in ("generate_wait", "train", "publish", "step"))
 _LEFT_OUT = "tokens/left_out_fraction"
 
@@ -60,7 +60,7 @@ class MeasuredAttempt:
 
 
 def newest_attempt(run: RunDir, config: Config, fewest_steps: int = 1) -> MeasuredAttempt | None:
-    """Return the newest attempt that has taken so many steps; None if none has."""
+    """Return the newest attempt with at least this many steps; None if there is none."""
     lines = [
         line
         for step, line in read_metrics(run.metrics).items()
@@ -102,7 +102,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Measurements:
-    """The steps of one attempt, and what is left of the run."""
+    """The steps of one attempt, and the rest of the run."""
 
     steps: tuple[MeasuredStep, ...]
     sequences: Sequences
@@ -146,7 +146,7 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
 
 
 def measured_steps(lines: Sequence[Mapping[str, Any]], config: Config) -> tuple[MeasuredStep, ...]:
-    """Take the lines of one attempt's steps apart, in their order."""
+    """Split the lines of one attempt into steps, in order."""
     return tuple(
         MeasuredStep(
             num_tokens=line["tokens/completion_total"],
@@ -168,7 +168,7 @@ def _mean(lines: Sequence[Mapping[str, Any]], name: str, otherwise: float) -> fl
 
 
 def _trained_share(line: Mapping[str, Any], config: Config) -> float:
-    """Return the share of the sampled tokens that went through the learners."""
+    """Return the share of the sampled tokens that learners computed."""
     alike = line.get("reward/zero_variance_fraction", 0.0)
     if config.rollout.dynamic_sampling:
         return float(line["groups/trained"] / line["groups/sampled"])
@@ -224,7 +224,7 @@ def measured_rates(measured: Measurements, config: Config) -> Rates:
 
 
 def _waits_to_sample(measured: Measurements, config: Config) -> bool:
-    """Tell whether the driver waited for sampling, and for nothing beside it."""
+    """Return whether the driver waited only for sampling."""
     return config.rollout.max_policy_lag == 0 and not measured.sequences.environment_s
 
 
@@ -290,7 +290,7 @@ def fit(
 
 
 def _decode_steps(shares: Sequence[float], config: Config, scale: float, engines: int) -> float:
-    """Return the decode steps until the last engine has its share of a training step, the mean of some draws."""
+    """Return the decode steps until the last engine has its share of a training step, averaged over draws."""
     groups, size, longest = config.rollout.prompts_per_step, config.rollout.group_size, config.most_sampled
     ends = []
     for seed in range(max(5, _DRAWN_ROLLOUTS // (groups * size))):

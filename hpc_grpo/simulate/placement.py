@@ -1,7 +1,7 @@
 """Rank placements: how many of a node's GPUs learn and how many sample, with which ZeRO stage and offload.
 
-Plans every split, and simulates those that fit. Leaves out nodes with only engines or only learners, which the code
-cannot place. With placement.colocate each GPU does both in turns, so there is nothing to split.
+Plans every split, and simulates those that fit. Omits nodes with only engines or only learners, which cannot be placed.
+With placement.colocate each GPU does both in turns, so there is nothing to split.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hpc_grpo.simulate.assumed import longest_step, simulated
 from hpc_grpo.simulate.cluster import Forecast
 
 CARD_DEFAULT = (1, 3, 1)
-"""Default layout: learners and engines a node, GPUs an engine."""
+"""Default layout: learners per node, engines per node, GPUs per engine."""
 CLOSE, _EQUAL = 1.05, 1.01
-"""A split, or another ZeRO stage of it, is worth a change if faster by this: the rates are assumed."""
+"""A split or ZeRO stage is worth a change if it is faster by this factor, because the rates are assumed."""
 LAG = "rollout.max_policy_lag"
 _KEYS = (
     "placement.learners_per_node",
@@ -46,7 +46,7 @@ class Split:
 
 
 def layout(plan: Plan) -> tuple[int, int, int]:
-    """Return learners a node, engines a node, GPUs an engine."""
+    """Return learners per node, engines per node, GPUs per engine."""
     engine = plan.config.engine
     return plan.config.placement.learners_per_node, engine.engines_per_node, engine.tensor_parallel
 
@@ -87,13 +87,13 @@ def changed_settings(plan: Plan, split: Split) -> Settings:
 
 
 def _candidates(plan: Plan) -> Iterator[Plan]:
-    """Yield what fits and has a time, by layout."""
+    """Yield the candidates that fit and have a time, by layout."""
     num_gpus = plan.config.launch.slurm.gpus_per_node or gpus_per_node(plan.config)
     lag = max(plan.config.rollout.max_policy_lag, plan.config.train.num_minibatches)
     for learners in range(1, 1 if plan.config.placement.colocate else num_gpus):
         for parallel in (1, 2, 4, 8):
             if (num_gpus - learners) % parallel or plan.model.shape.num_heads % parallel:
-                continue  # it leaves GPUs without work, or does not divide the heads
+                continue  # it leaves GPUs unused, or does not divide the heads
             engines = (num_gpus - learners) // parallel
             for zero in itertools.product((1, 2, 3), ("none", "cpu")):
                 values = (learners, engines, parallel, *zero, lag)

@@ -1,4 +1,4 @@
-"""The input of a simulation: seconds of a decode step and of a learner's step, and how long completions are.
+"""The input of a simulation: seconds of a decode step and of a learner's step, and lengths of completions.
 
 `assumed.py` makes rates from a plan, `measured.py` from the steps of a run.
 """
@@ -20,7 +20,7 @@ LOGNORMAL = tuple(math.exp(statistics.NormalDist(-0.5).inv_cdf((n + 0.5) / 400))
 
 @dataclass(frozen=True)
 class Rate:
-    """The seconds of something with n parts: `fixed_s` + `part_s` n."""
+    """The seconds of a work with n parts: `fixed_s` + `part_s` n."""
 
     fixed_s: float
     part_s: float
@@ -31,7 +31,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """How a simulated step differs from the rates: factors on them, and seconds beside them.
+    """The deviation of a simulated step: factors on the rates, and added seconds.
 
     `scale` is the scale of the lengths of its completions.
     """
@@ -46,15 +46,15 @@ class DrawnStep:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Completions' `lengths` in shares of their mean, and the tokens of a prompt.
+    """Completions' `lengths` as shares of their mean, and the tokens of a prompt.
 
-    An episode has `turns` on average, and its environment takes `environment_s` on average behind each of them.
+    An episode has `turns` on average, and its environment takes `environment_s` on average after each turn.
     """
 
     lengths: tuple[float, ...]
     prompt_tokens: int
     leaves_out: bool = False
-    """Learners compute nothing of groups that are all alike."""
+    """Learners skip groups whose rewards are all equal."""
     turns: float = 1.0
     environment_s: float = 0.0
 
@@ -63,7 +63,7 @@ class Sequences:
         return self.turns > 1.0 or self.environment_s > 0.0
 
     def turns_of(self, length: int, random_: random.Random) -> list[tuple[int, float]]:
-        """Cut a rollout of so many tokens into turns; return the tokens and the environment's seconds of each."""
+        """Cut a rollout of this many tokens into turns; return tokens and the environment's seconds of each turn."""
         if not self.are_episodes:
             return [(length, 0.0)]
         count = max(1, min(length, int(self.turns + random_.random())))
@@ -93,7 +93,7 @@ def cut_lengths(lengths: Sequence[float], scale: float, longest: int) -> list[in
 
 
 def scale_of(lengths: Sequence[float], mean_tokens: float, longest: int) -> float:
-    """Return the scale at which lengths that are cut have this mean."""
+    """Return the scale at which the cut lengths have this mean."""
     scale = mean_tokens
     for _ in range(20):
         scale *= mean_tokens / statistics.fmean(cut_lengths(lengths, scale, longest))

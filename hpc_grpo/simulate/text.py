@@ -39,7 +39,7 @@ _TITLES = ("nodes", "learners", "engines", "lag", "step, s", "steps/h", "engines
 def settings_of(
     config: Config, nodes: Sequence[int], learners: Sequence[int] | None, lags: Sequence[int] | None
 ) -> list[Setting]:
-    """List the requested settings. A node's learners and engines share its slots as they do in `config`.
+    """List the requested settings. A node's learners and engines share its slots as in `config`.
 
     Raises ConfigError if the learners leave no slot for an engine.
     """
@@ -66,7 +66,7 @@ def settings_of(
 
 
 def simulation_text(config: Config, measured: Measurements, settings: Sequence[Setting]) -> str:
-    """Simulate the run as it was, to compare, and at each of the settings."""
+    """Simulate the run with its own settings, for comparison, and at each of the settings."""
     rates = measured_rates(measured, config)
     (as_it_was,) = settings_of(config, [measured.num_nodes], None, None)
     again = forecast(config, rates, as_it_was).steps_per_h
@@ -103,7 +103,7 @@ def simulation_text(config: Config, measured: Measurements, settings: Sequence[S
 
 
 def _best(forecasts: Sequence[Forecast]) -> Forecast:
-    """Return the fastest forecast, or an earlier one in the table that is as fast."""
+    """Return the fastest forecast, or an earlier one in the table that is equally fast."""
     enough = _AS_GOOD * max(each.steps_per_h for each in forecasts)
     return next(each for each in forecasts if each.steps_per_h >= enough)
 
