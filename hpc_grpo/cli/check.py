@@ -64,7 +64,7 @@ _NAME_COLUMNS = 48
     shell_complete=complete("configs", "runs", "keys"),
 )
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --from-…: change the result.")
-@click.option("--changed", is_flag=True, help="Only the keys that are not at their default.")
+@click.option("--changed", is_flag=True, help="Show only keys that differ from their default.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print only the resolved YAML.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the resolved config, or --env's table, as JSON.")
 @click.option("--env", "shows_env", is_flag=True, help="Show which environment variables reach training, and why.")
@@ -78,7 +78,7 @@ def config(
     shows_env: bool,
     **foreign: Any,
 ) -> None:
-    """Print every key of a config: its value, its default and what it means. With KEY: that key, or section.
+    """Print every key of a config: its value, its default and what it means. With KEY: only this key or section.
 
     With --from-…, write the config of another system as one of ours: YAML on stdout, what became of each key on
     stderr. Words are that system's then, --set changes the result, and what cannot be honoured ends with 78.
@@ -134,8 +134,8 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
 @OVERRIDES
 @SET
 @click.option("--nodes", callback=_numbers(1), metavar="N", help="Default: launch.num_nodes. Of a RUN several: 2,8.")
-@click.option("--learners", callback=_numbers(1), metavar="N,…", help="Of a RUN: learners of a node.")
-@click.option("--lag", "lags", callback=_numbers(0), metavar="N,…", help="Of a RUN: rollout.max_policy_lag.")
+@click.option("--learners", callback=_numbers(1), metavar="N,…", help="With RUN: learners per node.")
+@click.option("--lag", "lags", callback=_numbers(0), metavar="N,…", help="With RUN: values of rollout.max_policy_lag.")
 @click.option("--size", type=click.Choice(list(FAMILY)), help="Plan with this shape of Qwen2.5, not with model.path.")
 @click.option(
     "--hardware",
@@ -144,7 +144,7 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
 )
 @click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
 @click.option("--host-memory-gib", type=_GIB, metavar="GIB", help="Memory of a node. Default: that of --hardware.")
-@click.option("--json", "as_json", is_flag=True, help="Of a CONFIG: print whether it fits, and GiB by device, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="With CONFIG: print JSON: whether it fits, and GiB by device.")
 def plan(
     config_name: str,
     overrides: tuple[str, ...],
@@ -226,7 +226,7 @@ def plan_text(plan: Plan) -> str:
     default=10.0,
     show_default=True,
     metavar="MIN",
-    help="Wait so long for the job of --nodes.",
+    help="Minutes to wait for the job of --nodes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of findings.")
 @click.option("--result", type=click.Path(path_type=Path), hidden=True, help="In the job of --nodes: where to write.")

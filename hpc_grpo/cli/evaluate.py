@@ -34,17 +34,17 @@ _SAID_OTHERWISE = {"run.name": "--root", "run.root": "--root", "model.path": "RU
 
 _OPTIONS = (
     click.argument("target", metavar="RUN|MODEL"),
-    click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: take the settings of a config."),
+    click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: use the settings of a config."),
     click.option(
         "--step", "steps", type=click.IntRange(0), multiple=True, metavar="N",
         help="The export of step N; default: newest.",
     ),
-    click.option("--base", is_flag=True, help="The model that the run began with; with --step: that one too."),
+    click.option("--base", is_flag=True, help="The run's initial model; with --step: both models."),
     click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: greedy."),
     click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Longest completion."),
     click.option(
         "--root", "folder", type=click.Path(file_okay=False, path_type=Path),
-        help="Work below this folder, not in the run's.",
+        help="Write files to this folder instead of the run's.",
     ),
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--pass-k", type=click.IntRange(1), multiple=True, metavar="K", help="Report pass@K too.")
 @click.option("--max-items", type=click.IntRange(1), metavar="N", help="Only the first N items of each --data.")
 @click.option(
-    "--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="Put the results there, as JSON."
+    "--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to FILE, as JSON."
 )
 def evaluate(
     target: str,
@@ -109,12 +109,12 @@ def evaluate(
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option(
     "--image", "images", multiple=True, type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="An image of each PROMPT; several stand in this order.",
+    help="An image for every PROMPT; repeat for several images, in order.",
 )  # fmt: skip
-@click.option("--source", metavar="NAME", help="Take the template of this source of data.train; default: the first.")
+@click.option("--source", metavar="NAME", help="Use the template of this source of data.train. Default: the first.")
 @click.option("--play", type=click.IntRange(1), metavar="N", help="Play the first N rows in the run's environment.")
 @click.option(
-    "--interactive", is_flag=True, help="Take prompts from the terminal, and answer in this process, without engines."
+    "--interactive", is_flag=True, help="Read prompts from the terminal, and answer in this process, without engines."
 )
 def sample(
     target: str,

@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
         "hpc-grpo place fleet needs further packages: pip install -e '.[fleet]' where it lies."
     ) from error
 
-_ONCE = click.option("--once", is_flag=True, help="One round, and end.")
+_ONCE = click.option("--once", is_flag=True, help="Do one round only.")
 _LOOPS: dict[str, type[Poller | Dispatcher | Requeuer]] = {"poll": Poller, "dispatch": Dispatcher, "requeue": Requeuer}
 _VM = click.argument("name", metavar="VM")
 _JOB = click.argument("job_id", metavar="JOB")
@@ -47,7 +47,10 @@ _JOB = click.argument("job_id", metavar="JOB")
 
 @click.group(cls=PlainGroup)
 @click.option(
-    "--fleet", "folder", type=click.Path(path_type=Path), help="Its folder; default: $HPC_GRPO_FLEET or ./fleet."
+    "--fleet",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="The fleet's folder. Default: $HPC_GRPO_FLEET or ./fleet.",
 )
 @click.pass_context
 def fleet(ctx: click.Context, folder: Path | None) -> None:
@@ -61,7 +64,7 @@ def fleet(ctx: click.Context, folder: Path | None) -> None:
 @fleet.command()
 @click.pass_obj
 def init(folder: Path | None) -> None:
-    """Make the fleet's folder with its fleet.yaml, and the tables that are missing."""
+    """Create the fleet's folder with its fleet.yaml, and missing tables."""
     path = fleet_folder(folder)
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings = path / SETTINGS
@@ -150,12 +153,12 @@ def vm() -> None:
 @click.option("--user", default="", help="Default: yours.")
 @click.option("--key", "ssh_key_path", default="", help="The private key's file; default: the agent, ~/.ssh.")
 @click.option("--port", default=22, show_default=True)
-@click.option("--python", default="python3", show_default=True, help="On the VM: one that has hpc-grpo.")
+@click.option("--python", default="python3", show_default=True, help="Python on the VM, with hpc-grpo.")
 @click.option("--work-dir", default="hpc-grpo-fleet", show_default=True, help="On the VM, below its home.")
 @click.option("--nvidia-smi", default="nvidia-smi", show_default=True, help="On the VM.")
-@click.option("--host-key", default="", help="Its public key, such as 'ssh-ed25519 AAAA…'; without it, it is asked.")
-@click.option("--fingerprint", default="", help="Accept the key that it gives if it has this SHA256:… fingerprint.")
-@click.option("--local", "is_local", is_flag=True, help="It is this machine: no ssh. ADDRESS is a name.")
+@click.option("--host-key", default="", help="The VM's public key, such as 'ssh-ed25519 AAAA…'. Default: ask the VM.")
+@click.option("--fingerprint", default="", help="Accept the VM's key if it has this SHA256:… fingerprint.")
+@click.option("--local", "is_local", is_flag=True, help="The VM is this machine: no ssh. ADDRESS is only a name.")
 @click.pass_obj
 def add(folder: Path | None, /, address: str, host_key: str, fingerprint: str, is_local: bool, **values: Any) -> None:
     """Add a VM. Its host key is shown, and pinned once you agree: no other machine can stand in for it."""
@@ -183,17 +186,17 @@ def _trusted_key(address: str, port: int, host_key: str, fingerprint: str) -> st
 @vm.command("list")
 @click.pass_obj
 def list_command(folder: Path | None) -> None:
-    """List the VMs: free GPUs, those that jobs have, those that somebody else uses."""
+    """List the VMs: free GPUs, GPUs of jobs, GPUs in use by others."""
     rows = list_vms(open_folder(folder)[1])
     echo(vm_table(rows) if rows else "No VMs: hpc-grpo place fleet vm add")
 
 
 @vm.command()
 @_VM
-@click.option("--undo", is_flag=True, help="Let jobs on it again.")
+@click.option("--undo", is_flag=True, help="Allow new jobs again.")
 @click.pass_obj
 def drain(folder: Path | None, name: str, undo: bool) -> None:
-    """Keep new jobs off a VM; those that run there go on."""
+    """Send no new jobs to a VM; running jobs continue."""
     drain_vm(open_folder(folder)[1], name, is_drained=not undo)
 
 
@@ -201,16 +204,21 @@ def drain(folder: Path | None, name: str, undo: bool) -> None:
 @_VM
 @click.pass_obj
 def remove(folder: Path | None, name: str) -> None:
-    """Take out a VM that has no jobs."""
+    """Remove a VM that has no jobs."""
     remove_vm(open_folder(folder)[1], name)
 
 
 @fleet.command()
 @click.argument("config_name", metavar="[CONFIG]", required=False, default="")
 @OVERRIDES
-@click.option("--id", "job_id", default="", help="Default: one that is made up.")
+@click.option("--id", "job_id", default="", help="Id of the job. Default: a generated id.")
 @click.option("--gpus", "num_gpus", default=1, show_default=True, type=click.IntRange(1), help="Of one VM.")
-@click.option("--gpu-memory-mib", default=0, type=click.IntRange(0), help="Share each GPU, of which it takes so much.")
+@click.option(
+    "--gpu-memory-mib",
+    default=0,
+    type=click.IntRange(0),
+    help="Memory that the job takes of each GPU; other jobs share the GPU. 0: no sharing.",
+)
 @click.option("--priority", default=0, show_default=True, help="Higher ones first.")
 @click.option("--retries", "max_retries", type=click.IntRange(0), help="Default: max_retries of fleet.yaml.")
 @click.option("--model", default="", help="Instead of CONFIG, with the options below: a job of train_grpo.py.")
@@ -245,7 +253,7 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
 
 
 @fleet.command()
-@click.option("--state", "states", multiple=True, help="Those in this state alone; may be repeated.")
+@click.option("--state", "states", multiple=True, help="Only jobs in this state; may be repeated.")
 @click.pass_obj
 def jobs(folder: Path | None, states: tuple[str, ...]) -> None:
     """List the jobs, the newest first."""
@@ -262,7 +270,7 @@ def jobs(folder: Path | None, states: tuple[str, ...]) -> None:
 @_JOB
 @click.pass_obj
 def job(folder: Path | None, job_id: str) -> None:
-    """Say where a job stands, and what became of each attempt at it."""
+    """Show the state of a job, and the end of each of its attempts."""
     _, database = open_folder(folder)
     row = find_job(database, job_id)
     echo(job_table([row], time.time()))
@@ -274,7 +282,7 @@ def job(folder: Path | None, job_id: str) -> None:
 
 @fleet.command()
 @_JOB
-@click.option("-f", "--follow", "follows", is_flag=True, help="Go on as it grows, until the job is over.")
+@click.option("-f", "--follow", "follows", is_flag=True, help="Follow the log until the job ends.")
 @click.option("--attempt", type=click.IntRange(1), help="Default: the newest.")
 @click.option("--num", "lines", type=click.IntRange(0), default=50, show_default=True, help="Lines at the end.")
 @click.pass_obj

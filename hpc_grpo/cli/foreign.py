@@ -31,8 +31,8 @@ _OPTIONS = (
     click.option(
         "--from-open-instruct", is_flag=True, help="Translate a script of open-instruct, or its words --key value."
     ),
-    click.option("--lenient", is_flag=True, help="Leave out what would be refused, and say what stands in its place."),
-    click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the translation there."),
+    click.option("--lenient", is_flag=True, help="Replace refused keys, and report the replacements."),
+    click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the translation to FILE."),
 )
 
 

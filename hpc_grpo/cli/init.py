@@ -45,7 +45,7 @@ _SHOWN = """\
 def init(file: Path, **given: Any) -> None:
     """Write a config, FILE or my_run.yaml: model, data, reward, GPUs and an eval set.
 
-    Asks for what no option gives. Without a terminal, --model and --data must be given.
+    Asks for missing options. Without a terminal, --model and --data are required.
     """
     if file.exists():
         raise ConfigError(f"{file} is there already. Name another file: hpc-grpo init FILE.")

@@ -57,7 +57,7 @@ ACCEPT_CHANGES = click.option(
     "--accept-changes",
     "accepts_changes",
     is_flag=True,
-    help="Go on although data, tokenizer, rewards or package have changed since the start, and record that.",
+    help="Continue although data, tokenizer, rewards or package have changed since the start; record the changes.",
 )
 DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Module or .py file; for tests.")
 

@@ -30,7 +30,7 @@ _ASK_DASHBOARD = ("job", "list", "get", "summary", "logs")
 def ray(run_name: str, words: tuple[str, ...]) -> None:
     """Run Ray's own command, such as `status`, on the Ray of a run that trains now: on a node of it.
 
-    `dashboard` tells where Ray's dashboard is.
+    `dashboard` prints the address of Ray's dashboard.
     """
     if words[0] in _OF_THE_RUN:
         raise ConfigError(f"ray {words[0]} is not for the Ray of a run: {_OF_THE_RUN[words[0]]}.")

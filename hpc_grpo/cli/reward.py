@@ -67,7 +67,7 @@ def test(
 ) -> None:
     """Score completions of one prompt by the reward NAME: a built-in, module:function or path/to/file.py:function.
 
-    Ends with 78 where the reward fails or breaks its contract, with its own error.
+    If the reward fails or breaks its contract, prints its error and ends with 78.
     """
     columns = _pairs("--field", fields) | ({} if answer is None else {"answer": answer})
     with _opened([_reward_config(name, args, pass_env, timeout_s)], num_workers=1) as pool:
@@ -101,7 +101,7 @@ def score(
 ) -> None:
     """Score the lines of FILE: JSON with `prompt`, `completion` (or a list `completions`) and the data's columns.
 
-    A line is a group, as in training. Ends with 78 where a reward breaks its contract; failures are counted and shown.
+    A line is a group, as in training. Ends with 78 if a reward breaks its contract; failures are counted and shown.
     """
     rows = list(_rows(file))
     with _opened(_rewards(name, rewards_of, args, pass_env, timeout_s), workers) as pool:
@@ -124,7 +124,7 @@ def score(
 @_PASS_ENV
 @_TIMEOUT
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: every interface.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8200, show_default=True, help="0: a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8200, show_default=True, help="0: any free port.")
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, metavar="N")
 @click.option("--token-env", default="HPC_GRPO_REWARD_TOKEN", show_default=True, metavar="VARIABLE")
 def serve(
@@ -140,7 +140,7 @@ def serve(
 ) -> None:
     """Host rewards over HTTP, for the reward `remote` of runs elsewhere. Ends on SIGTERM and SIGINT.
 
-    It serves those who know the token in the environment variable VARIABLE; they name it as `token_env`.
+    Callers need the token in the environment variable VARIABLE; they name the variable as `token_env`.
     """
     from hpc_grpo.grading.server import RewardServer
 

@@ -26,7 +26,7 @@ from hpc_grpo.run.paths import RunDir
 @with_options
 @SET
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: any that is free.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: any free port.")
 def serve(target: str, sets: tuple[str, ...], host: str, port: int, folder: Any, **options: Any) -> None:
     """Serve a run's export, or any model, to OpenAI clients, as episodes are served to agents.
 

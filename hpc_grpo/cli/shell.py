@@ -35,7 +35,9 @@ _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
 @click.option("--gpus", "--gpus-per-node", "gpus_per_node", type=click.IntRange(0), metavar="N")
 @click.option("--cpus-per-node", type=click.IntRange(1), metavar="N")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option of Slurm, such as qos=debug.")
-@click.option("--config", "optional_config", metavar="CONFIG", help="Take what is not given from its launch section.")
+@click.option(
+    "--config", "optional_config", metavar="CONFIG", help="Its launch section has the defaults of these options."
+)
 def shell(run_name: str | None, node: str | None, optional_config: str | None, **options: Any) -> None:
     """Get a shell on a compute node: of new nodes, or of the job that trains RUN.
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @RUNS
 @ROOT
 @JSON
-@click.option("--why", is_flag=True, help="Say what became of every attempt of RUN, and what to do about it.")
+@click.option("--why", is_flag=True, help="Explain the end of every attempt of RUN, and what to do.")
 @click.option("--slurm", "asks_slurm", is_flag=True, help="Ask the scheduler too: once, and at most once a minute.")
 def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bool, asks_slurm: bool) -> None:
     """Say where runs stand: all of them, or those named; the name of a sweep stands for its runs.
@@ -109,11 +109,17 @@ def watch(run_name: str | None, root: Path | None) -> None:
 
 @click.command()
 @RUN
-@click.option("-f", "--follow", "follows", is_flag=True, help="Go on as it grows, into the next attempts.")
+@click.option("-f", "--follow", "follows", is_flag=True, help="Follow the log, also in later attempts.")
 @click.option("--node", metavar="NAME", help="The logs of a node instead of the driver's.")
 @click.option("--attempt", type=click.IntRange(1), metavar="K", help="Default: the newest.")
 @click.option(
-    "--num", "num_lines", type=click.IntRange(0), default=50, show_default=True, metavar="N", help="So many at the end."
+    "--num",
+    "num_lines",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="Number of last lines.",
 )
 def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, num_lines: int) -> None:
     """Print the end of the driver's log, or of a node's."""
@@ -150,7 +156,9 @@ def report(run_names: tuple[str, ...], out: Path | None) -> None:
 
 @click.command()
 @ROOT
-@click.option("--port", type=click.IntRange(1, 65535), help="Default: one for each user, or the next that is free.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Default: a port derived from the user, or the next free one."
+)
 def dashboard(root: Path | None, port: int | None) -> None:
     """Show all runs of a folder in the browser, live, until Ctrl+C. It listens on this machine alone."""
     from hpc_grpo.report.dashboard import Dashboard, ssh_line
