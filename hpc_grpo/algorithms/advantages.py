@@ -96,7 +96,7 @@ class GroupAdvantage(_Centred):
 
 class TurnsAdvantage(_Centred):
     name: Literal["turns"] = "turns"
-    discount: Fraction = Field(1.0, description="Discount of a later turn's reward, for each turn between.")
+    discount: Fraction = Field(1.0, description="Discount factor of later rewards, per turn.")
 
     def of_group(
         self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
