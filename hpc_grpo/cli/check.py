@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -23,6 +22,7 @@ from hpc_grpo.cli.options import (
     SET,
     complete,
     echo,
+    echo_json,
     run_unless_config,
 )
 from hpc_grpo.cli.request import load_request
@@ -40,13 +40,13 @@ from hpc_grpo.plan.memory import GH200, HARDWARE, Hardware, hardware_named
 from hpc_grpo.plan.model import FAMILY
 from hpc_grpo.plan.text import size_sections
 from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
-from hpc_grpo.preflight.findings import Context, has_failure, report_text, to_json
+from hpc_grpo.preflight.findings import Context, facts_of, has_failure, report_text, to_json
 from hpc_grpo.preflight.prefetch import prefetch as fill_caches
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.simulate.measured import newest_attempt, read_measurements
-from hpc_grpo.simulate.text import settings_of, simulation_text, time_sections
+from hpc_grpo.simulate.text import settings_of, simulation_facts, simulation_text, time_sections
 from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
 from hpc_grpo.system.readable import file_size
 from hpc_grpo.types import GIB
@@ -66,7 +66,7 @@ _NAME_COLUMNS = 48
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --from-…: change the result.")
 @click.option("--changed", is_flag=True, help="Show only keys that differ from their default.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print only the resolved YAML.")
-@click.option("--json", "as_json", is_flag=True, help="Print only the resolved config, or --env's table, as JSON.")
+@JSON
 @click.option("--env", "shows_env", is_flag=True, help="Show which environment variables reach training, and why.")
 @foreign_options
 def config(
@@ -101,7 +101,7 @@ def config(
         request.tell()
         resolved = request.config
     if as_json:
-        echo(json.dumps(resolved.model_dump(mode="json"), indent=2))
+        echo_json(resolved.model_dump(mode="json"))
     else:
         echo(to_yaml(resolved) if as_yaml else describe(resolved, keys, only_changed=changed), nl=False)
 
@@ -112,7 +112,7 @@ def _print_variables(words: tuple[str, ...], sets: tuple[str, ...], as_json: boo
     launch = request.config.launch if request else LaunchConfig()
     variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
     if as_json:
-        echo(json.dumps([asdict(variable) for variable in variables], indent=2))
+        echo_json([asdict(variable) for variable in variables])
     else:
         echo(variables_text(variables), nl=False)
 
@@ -144,7 +144,7 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
 )
 @click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
 @click.option("--host-memory-gib", type=_GIB, metavar="GIB", help="Memory of a node. Default: that of --hardware.")
-@click.option("--json", "as_json", is_flag=True, help="With CONFIG: print JSON: whether it fits, and GiB by device.")
+@JSON
 def plan(
     config_name: str,
     overrides: tuple[str, ...],
@@ -163,11 +163,15 @@ def plan(
     lags, from the lengths and times that it has measured. Needs the installation that trains, and no nodes.
     """
     if (run := run_unless_config(config_name)) is not None:
-        if any(value is not None for value in asked.values()) or overrides or sets or as_json:
-            raise click.UsageError("With a RUN: --nodes, --learners and --lag alone.")
+        if any(value is not None for value in asked.values()) or overrides or sets:
+            raise click.UsageError("With a RUN: --nodes, --learners, --lag and --json alone.")
         config = read_config(run)
         settings = settings_of(config, nodes or (1, 2, 4, 8), learners or None, lags or None)
-        echo(simulation_text(config, read_measurements(run, config), settings), nl=False)
+        measured = read_measurements(run, config)
+        if as_json:
+            echo_json(simulation_facts(config, measured, settings))
+        else:
+            echo(simulation_text(config, measured, settings), nl=False)
         return
     if learners or lags or len(nodes) > 1:
         raise click.UsageError("--learners, --lag and several --nodes go with a RUN, which has measured its times.")
@@ -184,7 +188,7 @@ def plan(
             budget.device: {"gib": budget.num_bytes / GIB, "of": budget.capacity_bytes / GIB, "fits": budget.fits}
             for budget in planned.budgets
         }
-        echo(json.dumps({"fits": planned.fits, "problems": planned.problems, "budgets": budgets}, indent=2))
+        echo_json({"fits": planned.fits, "problems": planned.problems, "budgets": budgets})
     else:
         echo(plan_text(planned), nl=False)
     if not planned.fits:
@@ -228,7 +232,7 @@ def plan_text(plan: Plan) -> str:
     metavar="MIN",
     help="Minutes to wait for the job of --nodes.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of findings.")
+@JSON
 @click.option("--result", type=click.Path(path_type=Path), hidden=True, help="In the job of --nodes: where to write.")
 def doctor(
     optional_config: str | None,
@@ -254,7 +258,10 @@ def doctor(
     else:
         groups = diagnose(context, nodes, wait_min, tell=lambda text: echo(text, err=True))
     took_s = time.monotonic() - begun
-    echo(to_json(groups) if as_json else report_text(groups, took_s), nl=as_json)
+    if as_json:
+        echo_json(facts_of(groups))
+    else:
+        echo(report_text(groups, took_s), nl=False)
     if has_failure(groups):
         sys.exit(EXIT_CONFIG)
 
@@ -285,7 +292,7 @@ def prefetch(
             found[-1]["error"] = outcome.error
             echo(f"error: {outcome.error}", err=True)
     if as_json:
-        echo(json.dumps(found, indent=2))
+        echo_json(found)
     if not is_complete:
         sys.exit(EXIT_CONFIG)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from hpc_grpo.cli.options import (
     RUNS_ROOT_VARIABLE,
     complete,
     echo,
+    echo_json,
     find_run,
     open_run,
     runs_below,
@@ -47,7 +47,7 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
             }
             for run, parts, items in found
         ]
-        echo(json.dumps(values, indent=2))
+        echo_json(values)
         return
     rows = []
     for run, parts, items in found:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.chat import converse
-from hpc_grpo.cli.options import SET, echo, find_run, runs_root
+from hpc_grpo.cli.options import JSON, SET, echo, echo_json, find_run, runs_root
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
@@ -25,7 +25,17 @@ from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.preflight.prefetch import DATA_FILES, is_generated
 from hpc_grpo.run.adapter import is_adapter
 from hpc_grpo.run.contract import EVAL_DRIVER
-from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, config_of_model, eval_config, new_eval_dir, sample_config
+from hpc_grpo.run.evals import (
+    ANSWER,
+    RESULT,
+    EvalRequest,
+    completions_file,
+    config_of_model,
+    eval_config,
+    new_eval_dir,
+    sample_config,
+)
+from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.system.hugging_face import find_model
@@ -66,12 +76,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to FILE, as JSON."
 )
+@JSON
 def evaluate(
     target: str,
     words: tuple[str, ...],
     paths: tuple[str, ...],
     max_items: int | None,
     output: Path | None,
+    as_json: bool,
     folder: Path | None,
     **options: Any,
 ) -> None:
@@ -96,6 +108,10 @@ def evaluate(
         subject, folder, options, overrides, lambda place: eval_config(subject.config, place, subject.first_model, data)
     )
     if code == 0:
+        if as_json:
+            echo_json(json.loads((eval_dir.path / RESULT).read_text()))
+        else:
+            echo((eval_dir.path / ANSWER).read_text(), nl=False)
         if output is not None:
             shutil.copyfile(eval_dir.path / RESULT, output)
         echo(f"Results: {output or eval_dir.path / RESULT}", err=True)
@@ -116,6 +132,7 @@ def evaluate(
 @click.option(
     "--interactive", is_flag=True, help="Read prompts from the terminal, and answer in this process, without engines."
 )
+@JSON
 def sample(
     target: str,
     prompts: tuple[str, ...],
@@ -124,6 +141,7 @@ def sample(
     source: str | None,
     play: int | None,
     interactive: bool,
+    as_json: bool,
     folder: Path | None,
     **options: Any,
 ) -> None:
@@ -141,6 +159,8 @@ def sample(
     if images and subject.config.data.images is None:
         subject = replace(subject, config=with_overrides(subject.config, ["data.images=image"]))
     column = subject.config.data.images
+    if interactive and as_json:
+        raise ConfigError("--json is about prompts on the command line, and --play. Leave it out.")
     if interactive and column is not None:
         raise ConfigError("--interactive reads text alone. Give prompts on the command line, with --image.")
 
@@ -160,6 +180,10 @@ def sample(
         return
     eval_dir, code = _evaluate(subject, folder, options, sets, configure, prompts, plays=play is not None)
     if code == 0:
+        if as_json:
+            echo_json([line for model in subject.models for line in _completions(eval_dir, model)])
+        else:
+            echo((eval_dir.path / ANSWER).read_text(), nl=False)
         shutil.rmtree(eval_dir.path)
     sys.exit(code)
 
@@ -272,10 +296,10 @@ def _evaluate(
     *,
     plays: bool = False,
 ) -> tuple[RunDir, int]:
-    """Run an attempt in a new folder, with Ray as for training, and print the answer; return folder and exit code.
+    """Run an attempt in a new folder, with Ray as for training; return folder and exit code.
 
-    Stdout gets the answer alone, so that it can be piped; what the attempt has to say goes to stderr. An eval that was
-    refused before anything began leaves no folder.
+    What the attempt has to say goes to stderr: stdout is for the answer alone, which the caller prints. An eval that
+    was refused before anything began leaves no folder.
     """
     folder = new_eval_dir(parent or subject.folder)
     os.chdir(subject.working_dir)
@@ -292,11 +316,15 @@ def _evaluate(
     EvalRequest(subject.models, prompts, plays).save(folder)
     with redirect_stdout(sys.stderr):
         code = run_attempt(folder, EVAL_DRIVER, comes_back=True)  # to print the answer
-    if code == 0:
-        echo((folder.path / ANSWER).read_text(), nl=False)
-    else:
+    if code != 0:
         echo(f"What it was to do, and its logs: {folder.path}", err=True)
     return folder, code
+
+
+def _completions(folder: RunDir, model: str) -> Iterator[dict[str, Any]]:
+    """Yield what a model said: prompt, completion, reward, turns of an episode."""
+    for line in read_jsonl(completions_file(folder, model)):
+        yield {"model": model, **line}
 
 
 def as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:

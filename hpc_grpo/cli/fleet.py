@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpc_grpo.cli.options import OVERRIDES, PlainGroup, echo
+from hpc_grpo.cli.options import JSON, OVERRIDES, PlainGroup, echo, echo_json
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.report.logs import tail_and_end
 
@@ -184,10 +184,14 @@ def _trusted_key(address: str, port: int, host_key: str, fingerprint: str) -> st
 
 
 @vm.command("list")
+@JSON
 @click.pass_obj
-def list_command(folder: Path | None) -> None:
+def list_command(folder: Path | None, as_json: bool) -> None:
     """List the VMs: free GPUs, GPUs of jobs, GPUs in use by others."""
     rows = list_vms(open_folder(folder)[1])
+    if as_json:
+        echo_json(rows)
+        return
     echo(vm_table(rows) if rows else "No VMs: hpc-grpo place fleet vm add")
 
 
@@ -254,13 +258,17 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
 
 @fleet.command()
 @click.option("--state", "states", multiple=True, help="Only jobs in this state; may be repeated.")
+@JSON
 @click.pass_obj
-def jobs(folder: Path | None, states: tuple[str, ...]) -> None:
+def jobs(folder: Path | None, states: tuple[str, ...], as_json: bool) -> None:
     """List the jobs, the newest first."""
     if wrong := [state for state in states if state not in set(JobState)]:
         raise ConfigError(f"--state = {wrong[0]!r} must be one of {', '.join(JobState)}.")
     _, database = open_folder(folder)
     rows = list_jobs(database, states)
+    if as_json:
+        echo_json(rows)
+        return
     echo(job_table(rows, time.time()) if rows else "No jobs: hpc-grpo place fleet submit")
     if rows:
         echo(counts_line(count_jobs(database)))
@@ -268,11 +276,15 @@ def jobs(folder: Path | None, states: tuple[str, ...]) -> None:
 
 @fleet.command()
 @_JOB
+@JSON
 @click.pass_obj
-def job(folder: Path | None, job_id: str) -> None:
+def job(folder: Path | None, job_id: str, as_json: bool) -> None:
     """Show the state of a job, and the end of each of its attempts."""
     _, database = open_folder(folder)
     row = find_job(database, job_id)
+    if as_json:
+        echo_json({**row, "attempts": job_attempts(database, job_id)})
+        return
     echo(job_table([row], time.time()))
     if row["failure_reason"]:
         echo(f"\n{row['failure_reason']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -179,6 +180,19 @@ def sweeps_below(root: Path) -> list[Path]:
 def echo(text: Any, err: bool = False, nl: bool = True) -> None:
     """Print for the user, whoever wrote the text. Every command prints through here."""
     click.echo(printable(str(text), longest_line=None), err=err, nl=nl)
+
+
+def echo_json(facts: Any) -> None:
+    """Print facts as JSON: null for a number that is not finite, the text of what JSON does not know."""
+    echo(json.dumps(_finite(facts), indent=2, allow_nan=False, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _roots() -> list[Path]:

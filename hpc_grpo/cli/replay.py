@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpc_grpo.cli.hub import HubRepository, copy_export
-from hpc_grpo.cli.options import OVERRIDES, RUN, echo, find_run
+from hpc_grpo.cli.options import JSON, OVERRIDES, RUN, echo, echo_json, find_run
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import working_dir
@@ -47,7 +47,7 @@ _OF_THE_STEP = (
 @RUN
 @OVERRIDES
 @click.option("--step", type=click.IntRange(1), required=True, metavar="N", help="The step to train again.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: recorded, replayed.")
+@JSON
 def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) -> None:
     """Train a recorded step again on one learner, without engines, and compare its metrics with those of the run.
 
@@ -57,7 +57,10 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     run, config, changed = _prepared(run_name, overrides)
     with redirect_stdout(sys.stderr):  # libraries report there when they are imported, and when they start
         result = train_again(run, step, config, changed)
-    echo(json.dumps(asdict(result), indent=2) if as_json else shown(result, step))
+    if as_json:
+        echo_json(asdict(result))
+    else:
+        echo(shown(result, step))
 
 
 @click.command()

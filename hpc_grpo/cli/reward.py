@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from hpc_grpo.cli.options import PlainGroup, echo
+from hpc_grpo.cli.options import JSON, PlainGroup, echo, echo_json
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError, RewardError
@@ -55,6 +55,7 @@ def reward() -> None:
 @_ARGS
 @_PASS_ENV
 @_TIMEOUT
+@JSON
 def test(
     name: str,
     prompt: str,
@@ -64,6 +65,7 @@ def test(
     args: tuple[str, ...],
     pass_env: tuple[str, ...],
     timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Score completions of one prompt by the reward NAME: a built-in, module:function or path/to/file.py:function.
 
@@ -74,6 +76,9 @@ def test(
         outcome = pool.submit(prompt, completions, columns).result()
     if outcome.errors:
         raise RewardError("\n".join(outcome.errors))
+    if as_json:
+        echo_json(_facts(outcome))
+        return
     for reason in filter(None, outcome.over_budget):
         echo(f"Over its budget: {reason}.", err=True)
     for score, completion in zip(outcome.rewards, completions, strict=True):
@@ -88,7 +93,7 @@ def test(
 @_PASS_ENV
 @_TIMEOUT
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, metavar="N")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each line of FILE.")
+@JSON
 def score(
     file: Path,
     name: str | None,
@@ -108,11 +113,7 @@ def score(
         outcomes = [pool.submit(prompt, completions, columns) for prompt, completions, columns in rows]
         scored = [outcome.result() for outcome in outcomes]
     if as_json:
-        for outcome in scored:
-            parts = {label: list(values) for label, values in outcome.parts.items()}
-            line = {"rewards": list(outcome.rewards), "parts": parts, "errors": list(outcome.errors)}
-            line["over_budget"] = list(outcome.over_budget)
-            echo(json.dumps(line))
+        echo_json([_facts(outcome) for outcome in scored])
     else:
         _show_summary(scored)
 
@@ -161,6 +162,10 @@ def serve(
                 signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
             echo(f"Serving on http://{host}:{server.server_address[1]}")
             server.serve_forever(poll_interval=0.1)
+
+
+def _facts(outcome: RewardOutcome) -> dict[str, Any]:
+    return {name: getattr(outcome, name) for name in ("rewards", "parts", "errors", "over_budget")}
 
 
 def _show_summary(scored: Sequence[RewardOutcome]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -22,6 +21,7 @@ from hpc_grpo.cli.options import (
     RUNS_ROOT_VARIABLE,
     complete,
     echo,
+    echo_json,
     find_run,
     find_sweep,
     runs_below,
@@ -34,7 +34,7 @@ from hpc_grpo.report.status import (
     RunRecords,
     RunSummary,
     read_records,
-    status_json,
+    status_facts,
     status_table,
     summarize,
 )
@@ -57,12 +57,12 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
 
     Asks the scheduler only with --slurm.
     """
-    if why and (as_json or asks_slurm or not run_names):
-        raise click.UsageError("--why needs a RUN, and goes without --json and --slurm.")
+    if why and (asks_slurm or not run_names):
+        raise click.UsageError("--why needs a RUN, and goes without --slurm.")
     named = [run for name in run_names for run in find_sweep(name) or [find_run(name, root)]]
     runs = named if run_names else runs_below(root or runs_root())
     if why:
-        _explain(runs)
+        _explain(runs, as_json=as_json)
         return
     records = _records(runs)
     summaries = _summaries(records)
@@ -70,7 +70,7 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
     if queue is not None:
         summaries = queue.corrected(summaries)
     if as_json:
-        echo(status_json(summaries, queue.values() if queue else None))
+        echo_json(status_facts(summaries, queue.values() if queue else None))
         return
     sweeps = [] if run_names else sweeps_below(root or runs_root())
     if not runs and not sweeps:
@@ -187,15 +187,24 @@ def compare(run_names: tuple[str, ...], as_json: bool) -> None:
 
     if len(run_names) == 1 and (runs := find_sweep(run_names[0])):
         results = sweep_results(runs)
-        echo(json.dumps(asdict(results), indent=2) if as_json else results)
+        if as_json:
+            echo_json(asdict(results))
+        else:
+            echo(results)
         return
     found = compare_runs([find_run(name) for name in run_names])
-    echo(json.dumps(asdict(found), indent=2) if as_json else found)
+    if as_json:
+        echo_json(asdict(found))
+    else:
+        echo(found)
 
 
-def _explain(runs: Sequence[RunDir]) -> None:
-    from hpc_grpo.report.explain import explained
+def _explain(runs: Sequence[RunDir], *, as_json: bool) -> None:
+    from hpc_grpo.report.explain import explained, explained_facts
 
+    if as_json:
+        echo_json([explained_facts(run) for run in runs])
+        return
     for run in runs:
         for paragraph in explained(run):
             echo(paragraph)

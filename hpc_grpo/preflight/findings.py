@@ -157,11 +157,13 @@ def report_text(groups: Sequence[Group], took_s: float) -> str:
     return "\n".join([*lines, f"{', '.join(parts)}, {counts['skipped']} skipped in {took_s:.0f} s"]) + "\n"
 
 
+def facts_of(groups: Iterable[Group]) -> list[dict[str, Any]]:
+    """List the findings, each with the name of its group."""
+    return [{"group": group.name, **asdict(finding)} for group in groups for finding in group.findings]
+
+
 def to_json(groups: Iterable[Group]) -> str:
-    """Return a JSON list of findings, each with the name of its group."""
-    return json.dumps(
-        [{"group": group.name, **asdict(finding)} for group in groups for finding in group.findings], indent=2
-    )
+    return json.dumps(facts_of(groups), indent=2)
 
 
 def from_json(text: str) -> list[Group]:

@@ -6,9 +6,9 @@ import re
 import textwrap
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpc_grpo.launch.place.slurm.text import own_lines
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs, tail, why_no_attempt
@@ -77,6 +77,24 @@ def explain_attempts(records: RunRecords, now: float) -> list[Explanation]:
     """Explain every attempt in order, from the end of its logs; `now` is in unix seconds."""
     dirs = attempt_dirs(records.run)
     return [_explain(records, index, dirs.get(attempt.attempt), now) for index, attempt in enumerate(records.attempts)]
+
+
+def explained_facts(run: RunDir) -> dict[str, Any]:
+    """Return where a run stands, and what became of every attempt of it; `cause` and `todo` are None without advice."""
+    records, now = read_records(run), time.time()
+    attempts = [
+        {
+            **asdict(each.record),
+            "ended_as": each.kind,
+            "duration_s": each.duration_s,
+            "num_steps": each.num_steps,
+            "error": each.error,
+            "cause": each.advice.cause if each.advice else None,
+            "todo": each.advice.todo if each.advice else None,
+        }
+        for each in explain_attempts(records, now)
+    ]
+    return {**asdict(summarize(records, now)), "attempts": attempts, "chain_ended": records.chain.ended or None}
 
 
 def unrecorded_attempts(records: RunRecords) -> list[Path]:

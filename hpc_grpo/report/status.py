@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -297,12 +296,14 @@ def status_table(
     return table(titles, [[*row[:-1], one_line(row[-1], left)] for row in rows])
 
 
-def status_json(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None = None) -> str:
+def status_facts(
+    summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
     """Return a list of objects with the fields of RunSummary, null for unknown ones; with `queue`, also `slurm`."""
     entries = [asdict(summary) for summary in summaries]
     for entry, jobs in zip(entries, queue or (), strict=queue is not None):
         entry["slurm"] = jobs
-    return json.dumps(entries, indent=2, allow_nan=False)
+    return entries
 
 
 def _in_step(state: RunState) -> str | None:

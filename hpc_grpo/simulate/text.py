@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import expects_gpus, gpus_per_node
@@ -100,6 +102,24 @@ def simulation_text(config: Config, measured: Measurements, settings: Sequence[S
         "Not counted: the network between more nodes than were measured, failures, and cores that both sides share.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def simulation_facts(config: Config, measured: Measurements, settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return the measured steps/h, and the forecast of each setting; node-hours are None if the length is not known."""
+    rates, to_go = measured_rates(measured, config), measured.steps_to_go
+    return {
+        "measured_steps_per_h": measured.steps_per_h,
+        "settings": [
+            {
+                **asdict(each.setting),
+                "steps_per_h": each.steps_per_h,
+                "engines_idle": each.engines_idle,
+                "learners_idle": each.learners_idle,
+                "node_hours": each.node_hours(to_go),
+            }
+            for each in (forecast(config, rates, setting) for setting in settings)
+        ],
+    }
 
 
 def _best(forecasts: Sequence[Forecast]) -> Forecast:

@@ -10,7 +10,7 @@ import pytest
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.freeze import freeze
-from hpc_grpo.run.evals import ANSWER, RESULT, read_request
+from hpc_grpo.run.evals import ANSWER, RESULT, completions_file, read_request
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
@@ -208,3 +208,26 @@ def test_a_run_without_an_export_says_when_there_will_be_one(run: RunDir, starte
     done = call("model", "eval", str(run.path))
     assert done.exit_code == EXIT_CONFIG
     assert "has no export yet" in done.stderr
+
+
+def test_an_eval_prints_its_results_as_json(run: RunDir, started: Started) -> None:
+    done = call("model", "eval", str(run.path), "--json")
+    assert json.loads(done.stdout) == {"models": {}}, "the table is not printed"
+
+
+def test_samples_are_printed_as_json_by_model(run: RunDir, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answered(folder: RunDir, driver: str, *, comes_back: bool) -> int:
+        code = started.run_attempt(folder, driver, comes_back=comes_back)
+        for name in started.request.models:
+            path = completions_file(folder, name)
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps({"ordinal": 0, "prompt": "7*8?", "completion": f"56 by {name}"}) + "\n")
+        return code
+
+    monkeypatch.setattr("hpc_grpo.cli.evaluate.run_attempt", answered)
+    words = ["model", "sample", str(run.path), "7*8?", "--step", "4", "--step", "12", "--json"]
+    assert [(line["model"], line["completion"]) for line in json.loads(call(*words).stdout)] == [
+        ("step_4", "56 by step_4"),
+        ("step_12", "56 by step_12"),
+    ]
+    assert "--json is about prompts" in call("model", "sample", str(run.path), "--interactive", "--json").stderr

@@ -75,8 +75,8 @@ def test_json_has_the_parts_of_a_config(tmp_path: Path) -> None:
         " rewards: [{name: math}, {name: regex, weight: 0.5, args: {pattern: '[.]$'}}]}"
     )
     file = write_lines(tmp_path / "rows.jsonl", {"prompt": "p", "completion": "It is 4.", "answer": 4})
-    [line] = call("reward", "score", file, "--config", str(config), "--json").stdout.splitlines()
-    assert json.loads(line) == {
+    [group] = json.loads(call("reward", "score", file, "--config", str(config), "--json").stdout)
+    assert group == {
         "rewards": [1.5],
         "parts": {"math": [1.0], "regex": [1.0]},
         "errors": [],
