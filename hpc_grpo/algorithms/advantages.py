@@ -255,7 +255,7 @@ class OwnAdvantage(AdvantageSettings):
         function = self._with_args(rewards_by_turn(rewards, turn_rewards))
         try:
             return tuple(map(as_advantage, function(rewards, valid)))
-        except Exception as error:  # A user's function may raise anything.
+        except (Exception, SystemExit) as error:  # A user's function may raise anything.
             raise ConfigError(f"loss.advantage.name = {self.name} failed: {described(error)}") from error
 
     def _with_args(self, turn_rewards: Groups) -> Callable[..., Any]:

@@ -38,9 +38,7 @@ class HubRepository:
     """A model's repository on the hub of $HF_ENDPOINT. The token is that of $HF_TOKEN or of `hf auth login`."""
 
     def __init__(self, name: str, *, is_public: bool) -> None:
-        """Make the repository if it is not there. Raises ConfigError for a wrong name, and without a token that may
-        write; HpcGrpoError if the hub does not answer.
-        """
+        """Raises ConfigError for a wrong name, and without a token. `upload` makes a repository that is not there."""
         if is_offline(os.environ):
             named = ", ".join(variable for variable in OFFLINE_VARIABLES if os.environ.get(variable))
             raise ConfigError(f"--push-to-hub = {name}: {named} keeps this process from the hub. Unset the variable.")
@@ -50,7 +48,7 @@ class HubRepository:
             from huggingface_hub.utils._validators import validate_repo_id
         except ImportError as error:
             raise ConfigError("--push-to-hub needs huggingface_hub: pip install huggingface_hub") from error
-        self._name, self._api = name, HfApi()
+        self._name, self._api, self._is_public = name, HfApi(), is_public
         try:
             validate_repo_id(name)
         except HFValidationError as error:
@@ -62,22 +60,19 @@ class HubRepository:
                 f"--push-to-hub = {name}: there is no token. `hf auth login`, or export HF_TOKEN; the token must be "
                 f"allowed to write."
             )
-        try:
-            self._api.create_repo(name, private=not is_public, exist_ok=True)
-        except Exception as error:
-            raise self._explained(error) from error
 
     def upload(self, export: Path, texts: Mapping[str, str], message: str) -> str:
         """Upload the files of an export and texts by name, in one commit; return the address of the repository.
 
-        The hub keeps what it has: an upload that was cut off begins with the files that are missing. Raises as the
-        constructor.
+        The hub keeps what it has: an upload that was cut off begins with the files that are missing. Raises ConfigError
+        for a token that may not write, and HpcGrpoError if the hub does not answer.
         """
         from huggingface_hub import CommitOperationAdd
 
         files = {path.name: path for path in sorted(export.iterdir()) if path.is_file()}
         every: dict[str, Path | bytes] = {**files, **{name: text.encode() for name, text in texts.items()}}
         try:
+            self._api.create_repo(self._name, private=not self._is_public, exist_ok=True)
             operations = [CommitOperationAdd(name, content) for name, content in every.items()]
             self._api.create_commit(self._name, operations, commit_message=message)
         except Exception as error:

@@ -126,9 +126,10 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
     raise ConfigError(_no_such_run(argument, roots))
 
 
-def find_sweep(argument: str) -> list[RunDir]:
+def find_sweep(argument: str, root: Path | None = None) -> list[RunDir]:
     """Return the runs of a sweep: a folder, or a name below the runs root. Empty if it is none."""
-    for folder in (Path(argument).expanduser(), *(root / argument for root in _roots())):
+    roots = [root] if root is not None else _roots()
+    for folder in (Path(argument).expanduser(), *(each / argument for each in roots)):
         if not _is_run(folder) and (runs := runs_below(folder)):
             return runs
     return []
@@ -167,14 +168,12 @@ def all_runs() -> list[RunDir]:
 
 def runs_below(root: Path) -> list[RunDir]:
     """Return the runs directly below `root`, by name; none if there is no such folder."""
-    if not root.is_dir():
-        return []
-    return [RunDir(path.absolute()) for path in sorted(root.iterdir()) if _is_run(path)]
+    return [RunDir(path.absolute()) for path in _entries(root) if _is_run(path)]
 
 
 def sweeps_below(root: Path) -> list[Path]:
     """Return the folders of sweeps directly below `root`, by name."""
-    return [path for path in sorted(root.iterdir()) if (path / CELLS).is_dir()] if root.is_dir() else []
+    return [path for path in _entries(root) if _is_sweep(path)]
 
 
 def echo(text: Any, err: bool = False, nl: bool = True) -> None:
@@ -198,6 +197,20 @@ def _finite(value: Any) -> Any:
 def _roots() -> list[Path]:
     named = os.environ.get(RUNS_ROOT_VARIABLE)
     return [Path(named).expanduser(), _DEFAULT_ROOT] if named else [_DEFAULT_ROOT]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:  # no folder, somebody else's, or no name at all
+        return []
+
+
+def _is_sweep(path: Path) -> bool:
+    try:
+        return (path / CELLS).is_dir()
+    except OSError:  # somebody else's folder
+        return False
 
 
 def _is_run(path: Path) -> bool:

@@ -92,6 +92,13 @@ def export(
     run, repository = find_run(run_name), None
     if output is not None and output.exists() and any(output.iterdir()):
         raise ConfigError(f"--out = {output}: the folder must be new or empty. Name another one.")
+    if output is not None:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--out = {output}: the folder cannot be made ({error.strerror}). Name another."
+            ) from error
     if hub["is_public"] and hub["repository"] is None:
         raise ConfigError("--public is about --push-to-hub ORG/NAME. Give both, or leave --public out.")
     if hub["repository"] is not None:
@@ -105,7 +112,6 @@ def export(
             folder = export_checkpoint(run, step, config, merged=merged)
     number = int(folder.name.removeprefix("step_"))
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
         copy_export(folder, output)
         for name, text in model_card(run, folder, number, output.name).items():
             write_atomic(output / name, text)
@@ -121,8 +127,10 @@ def _export_there(run: RunDir, step: int | None, *, merged: bool) -> Path | None
     exports = step_dirs(run.exports)
     steps = [*exports, *(each.step for each in valid_checkpoints(run, check_hashes=False))]
     folder = exports.get(max(steps, default=0) if step is None else step)
-    has_adapter = folder is not None and (folder / "adapter_config.json").is_file()
-    return None if merged and has_adapter else folder
+    if folder is None or read_config(run).lora is None:
+        return folder
+    is_merged = not (folder / "adapter_config.json").is_file()
+    return folder if is_merged == merged else None
 
 
 def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, Config]:

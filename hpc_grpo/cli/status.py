@@ -59,7 +59,7 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
     """
     if why and (asks_slurm or not run_names):
         raise click.UsageError("--why needs a RUN, and goes without --slurm.")
-    named = [run for name in run_names for run in find_sweep(name) or [find_run(name, root)]]
+    named = [run for name in run_names for run in find_sweep(name, root) or [find_run(name, root)]]
     runs = named if run_names else runs_below(root or runs_root())
     if why:
         _explain(runs, as_json=as_json)
@@ -96,7 +96,8 @@ def watch(run_name: str | None, root: Path | None) -> None:
     if sys.stdout.isatty():
         from hpc_grpo.report.screen import WatchApp
 
-        WatchApp(lambda: runs_below(root or runs_root()), run).run()
+        folder = root or (run.path.parent if run else runs_root())
+        WatchApp(lambda: runs_below(folder), run).run()
         return
     if run is None:
         raise click.UsageError("In a pipe, watch needs a RUN; `hpc-grpo status` prints all runs.")

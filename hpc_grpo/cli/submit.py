@@ -27,7 +27,14 @@ from hpc_grpo.cli.options import (
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.cli.sweep import Sweep, load_sweep
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.chain.submit import attempt_command, cancel_run, complete_until_queued, next_launch, submit_run
+from hpc_grpo.launch.chain.submit import (
+    attempt_command,
+    cancel_run,
+    complete_until_queued,
+    next_launch,
+    refuse_endless_chain,
+    submit_run,
+)
 from hpc_grpo.launch.freeze import freeze, reconfigured
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
@@ -125,6 +132,7 @@ def submit(
         cells = load_sweep(config_name, words, sweep, seeds, queue, driver)
         job = replace(cells.job, at_once=at_once)
     job = replace(job, after=(after,) if after else ())
+    refuse_endless_chain(job.launch)
     script = queue.render(job)
     if test_only:
         echo(queue.start_estimate(job), nl=False)
@@ -192,6 +200,7 @@ def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver
     refuse_if_held(run)
     config = reconfigured(run, overrides)
     launch = next_launch(run, overrides)
+    refuse_endless_chain(launch)
     queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
     refuse_what_fails(config.model_copy(update={"launch": launch}), accepts_changes=accepts_changes)
     with complete_until_queued(run):

@@ -46,7 +46,7 @@ def _one_length(config: Config) -> None:
 
 
 def _nodes(config: Config) -> None:
-    slurm, num_nodes, least = config.launch.slurm, config.launch.num_nodes, config.launch.min_nodes
+    num_nodes, least = config.launch.num_nodes, config.launch.min_nodes
     if least is not None and least > num_nodes:
         raise ConfigError(
             f"launch.min_nodes = {least} must be at most launch.num_nodes = {num_nodes}: a run continues with "
@@ -56,12 +56,6 @@ def _nodes(config: Config) -> None:
         raise ConfigError(
             f"launch.min_nodes = {least} is below launch.num_nodes = {num_nodes}. A run with a critic can only "
             "resume with as many learners as before. Set it to null: the next job then continues with all nodes."
-        )
-    if slurm.max_job_chains is None and not slurm.jobs_can_submit:
-        raise ConfigError(
-            "launch.slurm.max_job_chains = null (the default) needs jobs that can submit. With "
-            "launch.slurm.jobs_can_submit = false, all follow-on jobs are queued at the start. Give their number: "
-            "launch.slurm.max_job_chains=N, or submit --chain N; 0 (--one-job) for none."
         )
 
 
@@ -136,7 +130,7 @@ def _eval(config: Config) -> None:
         sources += config.data.sources(for_eval=False)
     names = [reward.name for _, source in sources for reward in config.rewards_of(source)]
     names += ["environment" for key, _ in sources if key in config.environments]
-    if not names:
+    if not all(config.rewards_of(source) or key in config.environments for key, source in sources):
         raise ConfigError("eval.every is set, but rewards is empty. Name the reward that decides, such as correctness.")
     if config.eval.reward not in (None, *names):
         raise ConfigError(

@@ -7,11 +7,11 @@ something else than None or a text is not called again in this attempt, and the 
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from hpc_grpo.config.train import CallbackConfig
+from hpc_grpo.errors import described
 from hpc_grpo.registry import CALLBACKS
 from hpc_grpo.system.readable import one_line
 from hpc_grpo.system.secret import without_secrets
@@ -75,10 +75,9 @@ class StepCallback:
         # A daemon: the driver ends although a function hangs.
         thread = threading.Thread(target=call, name="train.on_step", daemon=True)
         thread.start()
-        thread.join(self._settings.timeout_s)
+        thread.join(min(self._settings.timeout_s, threading.TIMEOUT_MAX))
         if errors:
-            place = traceback.extract_tb(errors[0].__traceback__)[-1]
-            return "", f"raised {type(errors[0]).__name__}: {errors[0]} ({place.filename}:{place.lineno})"
+            return "", f"raised {described(errors[0])}"
         if not answers:
             return "", f"gave no answer for {self._settings.timeout_s:g} s (train.on_step.timeout_s)"
         answer = answers[0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch, Batches
 from hpc_grpo.driver.rollouts import DriverState
-from hpc_grpo.errors import EngineLostError, GraderLostError, PromptError, RewardError
+from hpc_grpo.errors import ConfigError, EngineLostError, GraderLostError, PromptError, RewardError
 from hpc_grpo.metrics.timing import StepTimer
 
 if TYPE_CHECKING:
@@ -117,14 +117,15 @@ class TrainingLoop:
 
     @contextmanager
     def _saved_if_it_fails(self, state: DriverState, record: Callable[[], None] | None = None) -> Iterator[None]:
-        """Save `state` if rewards, prompts, engines or graders fail: the learners are intact, and a resume begins here.
+        """Save `state` if rewards, prompts, functions of the user's, engines or graders fail: the learners are intact.
 
-        Does not save after a WeightSyncError: the learners' memory may be damaged. `record` records the last step
-        first. A failure of this save is only printed: the first error is the cause and decides the exit code.
+        A resume begins here. Does not save after a WeightSyncError: the learners' memory may be damaged. `record`
+        records the last step first. A failure of this save is only printed: the first error is the cause and decides
+        the exit code.
         """
         try:
             yield
-        except (RewardError, PromptError, EngineLostError, GraderLostError) as error:
+        except (ConfigError, RewardError, PromptError, EngineLostError, GraderLostError) as error:
             print(f"Saving before ending: {error}", flush=True)
             self.session.save_before_ending(state, record)
             raise

@@ -84,6 +84,7 @@ class Critic(LearnerPart):
             raise ConfigError(
                 f"Checkpoint {folder} holds a critic of {manifest.world_size} learners, but this run has "
                 f"{self.world_size}. A critic needs the same number of learners: set launch.num_nodes and "
+                f"placement.learners_per_node accordingly."
             )
         if self._engine.load_checkpoint(str(folder), tag=_TAG)[0] is None:
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not from a run with task = ppo.")

@@ -69,7 +69,7 @@ def eval_metrics(
         for name, function in (own or {}).items() if graded else ():
             try:
                 values = function(graded)
-            except Exception as error:  # A user's function may raise anything.
+            except (Exception, SystemExit) as error:  # A user's function may raise anything.
                 raise ConfigError(f"eval.metrics: {name} failed: {described(error)}") from error
             metrics |= _checked(name, values, taken=metrics)
         return metrics

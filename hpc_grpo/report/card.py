@@ -32,10 +32,11 @@ def model_card(run: RunDir, export: Path, step: int, name: str) -> dict[str, str
     values = config.model_dump(mode="json", exclude={"launch": True, "metrics": True, "run": {"root"}})
     text = to_yaml(_without_folders(values))
     source = read_record(run.source, dict) or {}
+    folder = Path(source.get("working_dir", "."))
     is_adapter = (export / "adapter_config.json").is_file()
     head = {
-        **({"base_model": config.model.path} if _is_on_hub(config.model.path) else {}),
-        "datasets": [path for path in _data(config) if _is_on_hub(path)],
+        **({"base_model": config.model.path} if _is_on_hub(config.model.path, folder) else {}),
+        "datasets": [path for path in _data(config) if _is_on_hub(path, folder)],
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation" if config.data.images is None else "image-text-to-text",
         "tags": ["hpc-grpo", config.task.name.rpartition(":")[2]],
@@ -112,13 +113,14 @@ def _data(config: Config) -> list[str]:
     return list(dict.fromkeys(source.path for _, source in config.data.sources(for_eval=False)))
 
 
-def _is_on_hub(path: str) -> bool:
-    return _ON_HUB.fullmatch(path) is not None and not path.endswith(_FILES) and not Path(path).exists()
+def _is_on_hub(path: str, folder: Path) -> bool:
+    """Return whether a path of the config can be a name on the hub: no file, and nothing in the run's `folder`."""
+    return _ON_HUB.fullmatch(path) is not None and not path.endswith(_FILES) and not (folder / path).exists()
 
 
 def _without_folders(value: Any) -> Any:
     """Return the values with each absolute path of this disk replaced by its last part."""
-    if isinstance(value, str) and value.startswith("/"):
+    if isinstance(value, str) and value.startswith(("/", "~")) and " " not in value:
         return Path(value).name
     if isinstance(value, Mapping):
         return {key: _without_folders(item) for key, item in value.items()}

@@ -19,7 +19,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Sparkline, Static
+from textual.widgets.data_table import RowKey
 
+from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dir, tail
 from hpc_grpo.report.status import TITLES, RunSummary, read_records, summarize
 from hpc_grpo.report.watch import REFRESH_S, Snapshot, measured, snapshot, step_line
@@ -51,7 +53,7 @@ class _Live(Screen[None], Generic[T]):
     def __init__(self) -> None:
         super().__init__()
         self.seen: T | None = None
-        self._seen_at = self._begun_at = time.monotonic()
+        self._seen_at = self._due_at = time.monotonic()
         self._reading: Future[T] | None = None
 
     def on_mount(self) -> None:
@@ -60,12 +62,16 @@ class _Live(Screen[None], Generic[T]):
         self._look()
 
     def _look(self) -> None:
-        if self._reading is None and (self.seen is None or time.monotonic() - self._begun_at >= REFRESH_S):
-            self._reading, self._begun_at = Future(), time.monotonic()
+        if not self.is_current:
+            return
+        if self._reading is None and time.monotonic() >= self._due_at:
+            self._reading, self._due_at = Future(), time.monotonic() + REFRESH_S
             Thread(target=_fulfil, args=(self._reading, self.read), daemon=True).start()
         elif self._reading is not None and self._reading.done():
-            self.seen, self._reading, self._seen_at = self._reading.result(), None, time.monotonic()
-            self.show(self.seen)
+            done, self._reading = self._reading, None
+            if not isinstance(done.exception(), OSError | HpcGrpoError):  # else the next look may succeed
+                self.seen, self._seen_at = done.result(), time.monotonic()
+                self.show(self.seen)
             self.tick()
 
     @property
@@ -93,7 +99,10 @@ def _fulfil(promise: Future[T], read: Callable[[], T]) -> None:
 class RunsScreen(_Live[list[RunSummary]]):
     """All runs of a folder, one per line."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "app.quit", "quit"), Binding("enter", "open", "open the run")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "app.quit", "quit"),
+        Binding("enter", "open", "open the run", priority=True),
+    ]
 
     def __init__(self, runs: Callable[[], Sequence[RunDir]]) -> None:
         super().__init__()
@@ -111,13 +120,21 @@ class RunsScreen(_Live[list[RunSummary]]):
         table = self._table
         if not table.columns:
             table.add_columns(*TITLES[:2], "doing", *TITLES[3:])
-        chosen = table.cursor_row
+        chosen = self._chosen
         table.clear()
         for summary in seen:
             run, state, _, *others = summary.cells()
             doing = "" if summary.doing is None else f"{summary.doing} {duration(summary.doing_s)}"
             table.add_row(*(_plain(cell) for cell in (run, state, doing, *others)), key=summary.path)
-        table.move_cursor(row=chosen)
+        if chosen in table.rows:
+            table.move_cursor(row=table.get_row_index(chosen))
+
+    @property
+    def _chosen(self) -> RowKey | None:
+        return [*self._table.rows][self._table.cursor_row] if self._table.row_count else None
+
+    def action_open(self) -> None:
+        self._table.action_select_cursor()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         self.app.push_screen(RunScreen(RunDir(Path(event.row_key.value or "")), self._runs))

@@ -51,7 +51,7 @@ _VALUES = tuple(
 )
 
 _ASSIGNMENT = re.compile(
-    r"(?P<name>[A-Za-z_]\w*)[\"']?\s*(?P<sign>[=:])\s*(?P<quote>[\"']?)(?P<value>(?!~/)[^\s\"'$`;#,()\[\]{}]+)(?P=quote)"
+    r"(?<!\w)(?P<name>\w+)[\"']?\s*(?P<sign>[=:])\s*(?P<quote>[\"']?)(?P<value>(?!~/)[^\s\"'$`;#,()\[\]{}]+)(?P=quote)"
 )
 _SHORTEST_KEY = 16
 _KEY_LIKE = re.compile(r"[\w+/=.-]*\d[\w+/=.-]*")

@@ -75,8 +75,14 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
     # Held until the record is written: a link may write it as well.
     job_id = queue.submit(replace(request, launch=first, is_held=has_further))
     firsts = [job_of_task(job_id, number) for number in request.tasks] or [job_id]
-    for run, own in zip(runs, firsts, strict=True):
-        _queue_followers(run, own, launches[run.path][1:], driver, queue)
+    try:
+        for run, own in zip(runs, firsts, strict=True):
+            _queue_followers(run, own, launches[run.path][1:], driver, queue)
+    except BaseException:  # also at Ctrl+C: no job may stay held
+        behind = [link.job_id for run in runs for link in read_chain(run).since_the_user()]
+        with contextlib.suppress(LaunchError):
+            queue.cancel([job_id, *(each for each in behind if each not in firsts)])
+        raise
     if has_further:
         try:
             queue.release(job_id)
@@ -129,6 +135,7 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
     The first job would queue its followers itself, but queues none if it dies in its setup lines. Raises ConfigError if
     the run has used its node-hours.
     """
+    refuse_endless_chain(launch)
     used = node_hours_used(read_attempts(run), time.time())
     requested = [within_node_hours(launch, used)]
     num_further = launch.slurm.max_job_chains or 0
@@ -141,6 +148,16 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
         except ConfigError:
             break  # as many as the ceiling allows
     return requested
+
+
+def refuse_endless_chain(launch: LaunchConfig) -> None:
+    """Raise ConfigError for a chain without an end whose jobs all have to be queued now."""
+    if launch.slurm.max_job_chains is None and not launch.slurm.jobs_can_submit:
+        raise ConfigError(
+            "launch.slurm.max_job_chains = null (the default) needs jobs that can submit. With "
+            "launch.slurm.jobs_can_submit = false, all follow-on jobs are queued at the start. Give their number: "
+            "launch.slurm.max_job_chains=N, or submit --chain N; 0 (--one-job) for none."
+        )
 
 
 def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:

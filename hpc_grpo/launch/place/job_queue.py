@@ -18,7 +18,7 @@ from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.run.paths import RunDir
 
-TASK = "$task"
+TASK = "$HPC_GRPO_TASK_OF_ARRAY"
 """Stands for the number of a task in the path of an array's run."""
 
 

@@ -12,6 +12,7 @@ from click.testing import Result
 from hpc_grpo.config import load_config, load_resolved
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import CELLS, RunDir
@@ -118,6 +119,33 @@ def test_a_bad_sweep_is_one_error(queue: FakeQueue, root: Path, words: list[str]
         result = submit(root, *words, *further)
         assert (result.exit_code, message in result.stderr) == (EXIT_CONFIG, True), result.stderr
         assert (queue.requests, root.exists()) == ([], False)
+
+
+def test_a_sweep_that_breaks_off_leaves_no_job_held(
+    queue: FakeQueue, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of the queue is met at the second cell."""
+    submit_job = queue.submit
+
+    def limited(request: JobRequest) -> str:
+        if len(queue.requests) == 4:
+            raise KeyboardInterrupt
+        return submit_job(request)
+
+    monkeypatch.setattr(queue, "submit", limited)
+    assert submit(root, *GRID).exit_code
+    assert queue.asked[-1] == "cancel 100 101 102"
+
+
+def test_runs_of_a_cell_may_have_been_resumed_with_other_requests(queue: FakeQueue, root: Path) -> None:
+    assert submit(root, *GRID).exit_code == 0
+    assert call("submit", str(root / NAMES[0]), "--time", "2:00:00").exit_code == 0
+    assert len(json.loads(call("compare", str(root), "--json").output)["cells"]) == 2
+
+
+def test_a_name_that_no_folder_can_have_is_no_sweep(queue: FakeQueue) -> None:
+    for command in ("status", "compare"):
+        assert call(command, "x" * 300).exit_code == EXIT_CONFIG
 
 
 def test_a_run_is_no_folder_for_a_sweep(queue: FakeQueue, root: Path) -> None:

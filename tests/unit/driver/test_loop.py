@@ -13,7 +13,7 @@ from hpc_grpo.driver.journal import Session
 from hpc_grpo.driver.loop import TrainingLoop
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, TrainLength
-from hpc_grpo.errors import EngineLostError, HpcGrpoError, LaunchError, RewardError, WeightSyncError
+from hpc_grpo.errors import ConfigError, EngineLostError, HpcGrpoError, LaunchError, RewardError, WeightSyncError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
@@ -181,8 +181,9 @@ def test_an_eval_is_run_and_time_kept_for_it_only_where_it_is_due(monkeypatch: p
 
 
 def test_a_reward_that_fails_over_a_step_loses_none() -> None:
-    run = FakeRun({"take 3": RewardError("sympy is gone")})
-    assert failing(run, RewardError, "sympy is gone")[-2:] == ["take 3", "save 2 20"]
+    for error in (RewardError, ConfigError):
+        run = FakeRun({"take 3": error("sympy is gone")})
+        assert failing(run, error, "sympy is gone")[-2:] == ["take 3", "save 2 20"]
 
 
 def test_a_reward_that_fails_over_an_eval_loses_no_step() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import html
 import json
 import re
@@ -15,7 +16,7 @@ from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import JsonlSink
 from hpc_grpo.report import screen
 from hpc_grpo.report.screen import WatchApp
-from hpc_grpo.report.watch import snapshot, step_line, watch_plainly
+from hpc_grpo.report.watch import Snapshot, snapshot, step_line, watch_plainly
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 from tests.support.run_builder import RunBuilder
@@ -181,6 +182,45 @@ def test_seconds_count_and_keys_answer_while_the_files_stall(
         answers.set()
 
     on_screen(look, built.run, chosen=built.run)
+
+
+def test_a_run_that_cannot_be_read_for_a_while_does_not_end_the_screen(
+    built: RunBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trains(built)
+    monkeypatch.setattr(screen, "REFRESH_S", 0.1)
+
+    def stale(run: RunDir) -> Snapshot:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    async def look(pilot: Pilot[None]) -> None:
+        await until(pilot, "40/95 steps")
+        monkeypatch.setattr(screen, "_STALLED_S", 0.5)
+        monkeypatch.setattr(screen, "snapshot", stale)
+        await until(pilot, "the files of the run do not answer")
+        monkeypatch.setattr(screen, "snapshot", snapshot)
+        built.state(1, step=50)
+        await until(pilot, "50/95 steps")
+
+    on_screen(look, built.run, chosen=built.run)
+
+
+def test_the_chosen_run_stays_chosen_when_another_one_appears(
+    built: RunBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [built.run]
+    trains(built)
+    monkeypatch.setattr(screen, "REFRESH_S", 0.1)
+
+    async def test() -> None:
+        async with WatchApp(lambda: runs).run_test(size=_SMALL) as pilot:
+            assert "open the run" in await until(pilot, "adder")
+            runs.insert(0, RunBuilder(built.run.path.with_name("aardvark")).run)
+            await until(pilot, "aardvark")
+            await pilot.press("enter")
+            await until(pilot, "adder  training")
+
+    asyncio.run(test())
 
 
 def test_keys_go_from_all_runs_to_one_to_its_neighbour_and_to_its_log(built: RunBuilder) -> None:

@@ -47,9 +47,9 @@ SURROUNDINGS: dict[str, Surrounding] = {
 _BESIDE_BLOCKS: dict[str, Surrounding] = {
     "fences": lambda answer, other: f"```bash\nls\n```\n{answer}It gives:\n```text\n3\n```\n",
 }
-_AS_WRITTEN = "compares the text as it is written"
-_ALL_OF_IT = "judges all of the text, thoughts too"
-_ASCII = "the language has the digits of ASCII alone"
+_AS_WRITTEN = "compares the text as written"
+_ALL_OF_IT = "judges all text, thoughts included"
+_ASCII = "the language has only ASCII digits"
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ TASKS: dict[str, Task] = {
         distinct(COUNTS),
         lambda right: {"answer": right},
         args={"url": "URL"},
-        senseless={"script": "the server gets the text as it is", "thoughts": "the server gets thoughts too"},
+        senseless={"script": "the server gets the text unchanged", "thoughts": "the server gets thoughts too"},
     ),
     "length": Task(
         st.tuples(PHRASES, PHRASES.map(lambda words: f"{words} " * 100)),
@@ -199,7 +199,7 @@ TASKS: dict[str, Task] = {
         distinct(PHRASES),
         lambda right: {},
         around=_written,
-        senseless={"element": "an element in an element is hedging"},
+        senseless={"element": "an element inside an element counts as hedging"},
     ),
 }
 

@@ -193,6 +193,9 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
 
 def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
     """Return the step that is a shell on a node of a running job. `python` is the job's; None: this one."""
+    if "_" in job_id:  # srun knows a task of an array by the number of its own job
+        shown = text.records(text.output_of(["scontrol", "show", "job", job_id]))
+        job_id = next((record["JobId"] for record in shown if "JobId" in record), job_id)
     return [*_SHELL_STEP, f"--jobid={job_id}", f"--nodelist={node}", "--pty", *_shell([], python)]
 
 
