@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +140,8 @@ def test_the_cells_of_a_sweep_train(cluster: dict[str, str], files: Path, monkey
     assert done.exit_code == 0, done.output
     cells = files / "runs" / "swept"
     for name in ("lr-1e-06_seed-0", "lr-2e-06_seed-2"):
-        complete_in_cluster(cluster, cells / name / "config.yaml")
+        config = shutil.copy(cells / name / "config.yaml", files / f"{name}.yaml")  # paths are relative to its folder
+        complete_in_cluster(cluster, config)
     rows = [line.split() for line in call("compare", str(cells)).output.splitlines()[1:3]]
     assert [row[:3] for row in rows] == [[f"train.lr={lr}", "1/3", "0-1"] for lr in ("1e-06", "2e-06")]
 

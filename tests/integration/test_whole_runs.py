@@ -100,7 +100,7 @@ def test_a_callback_that_hangs_is_off_and_the_run_completes(workspace: Path, clu
         "train": {"total_steps": 3, "on_step": {"name": f"{file}:sleep", "timeout_s": 1}},
         "eval": {"every": None},
     }
-    run = complete_in_cluster(cluster, tiny_config(workspace, "hanging", **sections))
+    run = complete_in_cluster(cluster, tiny_config(workspace, "callback-hangs", **sections))
     assert list(metrics_of(run)) == [1, 2, 3]
     assert run.complete_marker.read_text() == "step 3\n"
     state = read_state(run)

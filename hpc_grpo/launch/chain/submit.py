@@ -75,13 +75,13 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
     # Held until the record is written: a link may write it as well.
     job_id = queue.submit(replace(request, launch=first, is_held=has_further))
     firsts = [job_of_task(job_id, number) for number in request.tasks] or [job_id]
+    queued = [job_id]
     try:
         for run, own in zip(runs, firsts, strict=True):
-            _queue_followers(run, own, launches[run.path][1:], driver, queue)
+            queued += _queue_followers(run, own, launches[run.path][1:], driver, queue)
     except BaseException:  # also at Ctrl+C: no job may stay held
-        behind = [link.job_id for run in runs for link in read_chain(run).since_the_user()]
         with contextlib.suppress(LaunchError):
-            queue.cancel([job_id, *(each for each in behind if each not in firsts)])
+            queue.cancel(queued)
         raise
     if has_further:
         try:
@@ -95,18 +95,20 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
     return job_id
 
 
-def _queue_followers(run: RunDir, first: str, launches: Sequence[LaunchConfig], driver: str, queue: JobQueue) -> None:
-    """Queue follow-on jobs behind a run's first job, and record all of them."""
+def _queue_followers(
+    run: RunDir, first: str, launches: Sequence[LaunchConfig], driver: str, queue: JobQueue
+) -> Iterator[str]:
+    """Queue follow-on jobs behind a run's first job, yield the id of each, and record all of them."""
     jobs = [first]
     try:
         for follower in launches:
             command = attempt_command(run, driver, successor_of=jobs[-1])
             jobs.append(queue.submit(JobRequest(run, follower, command, after=tuple(jobs[-2:]))))
+            yield jobs[-1]
     except LaunchError as error:
         if launches[0].slurm.jobs_can_submit:
             say(f"Until job {first} runs and queues one, no job waits behind job {jobs[-1]}: {error}", sys.stderr)
         else:
-            queue.cancel(jobs)
             raise LaunchError(f"{error} It was follow-on job {len(jobs)}; those before it were cancelled.") from error
     record = replace(read_chain(run), successor="", ended="")
     for job_id, before in zip(jobs, ["", *jobs], strict=False):

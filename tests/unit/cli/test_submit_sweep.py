@@ -134,7 +134,7 @@ def test_a_sweep_that_breaks_off_leaves_no_job_held(
 
     monkeypatch.setattr(queue, "submit", limited)
     assert submit(root, *GRID).exit_code
-    assert queue.asked[-1] == "cancel 100 101 102"
+    assert queue.asked[-1] == "cancel 100 101 102 103"
 
 
 def test_runs_of_a_cell_may_have_been_resumed_with_other_requests(queue: FakeQueue, root: Path) -> None:
