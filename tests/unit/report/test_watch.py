@@ -71,12 +71,12 @@ def seconds_of(shown: str) -> int:
     return 60 * int(found[1] or 0) + int(found[2])
 
 
-async def until(pilot: Pilot[None], text: str) -> str:
-    """Wait until `text` stands on the screen, and return the screen."""
+async def until(pilot: Pilot[None], *texts: str) -> str:
+    """Wait until all `texts` stand on the screen, and return the screen."""
     assert isinstance(pilot.app, WatchApp)
     deadline = time.monotonic() + _DEADLINE_S
-    while text not in (shown := seen(pilot.app)):
-        assert time.monotonic() < deadline, f"{text!r} is not on the screen:\n{shown}"
+    while missing := [text for text in texts if text not in (shown := seen(pilot.app))]:
+        assert time.monotonic() < deadline, f"{missing} are not on the screen:\n{shown}"
         await pilot.pause(0.05)
     return shown
 
@@ -142,22 +142,25 @@ def test_phase_progress_length_prompt_and_alerts_fit_on_80_by_24(built: RunBuild
     write_rollouts(built.run, {**asked, "completion": "5", "reward": 0.0}, right, *same)
 
     async def look(pilot: Pilot[None]) -> None:
-        await until(pilot, "next run")
-        shown = await until(pilot, "best 0.250")
-        assert "adder  training  attempt 1, job 11" in shown
-        assert "now: generate 1 min 4" in shown
-        assert "(last step: 1 min 35 s)" in shown
-        assert "20/95 steps, 1 h 06 min left, this job has 6 min" in shown
-        assert "3 of 4 groups sampled" in shown
-        assert "2 of 4 groups graded" in shown
-        assert "1 + 1?   (answer: 2)" in shown
-        assert "best 0.250  It is [bold]2[/].\\x1b[2J" in shown
-        assert "worst 0.000  5" in shown
-        assert "! no job waits to train the last " in shown
-        assert "half of the completions or more are cut off" in shown
-        assert "reward 2.000 from 0.100" in shown
-        assert "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s" in shown
-        assert "next run" in shown
+        await until(
+            pilot,
+            "next run",
+            "best 0.250",
+            "adder  training  attempt 1, job 11",
+            "now: generate 1 min 4",
+            "(last step: 1 min 35 s)",
+            "20/95 steps, 1 h 06 min left, this job has 6 min",
+            "3 of 4 groups sampled",
+            "2 of 4 groups graded",
+            "1 + 1?   (answer: 2)",
+            "best 0.250  It is [bold]2[/].\\x1b[2J",
+            "worst 0.000  5",
+            "! no job waits to train the last ",
+            "half of the completions or more are cut off",
+            "reward 2.000 from 0.100",
+            "step 20  reward 2.000  tokens/s 2.8k  took 3.4 s",
+            "next run",
+        )
 
     on_screen(look, built.run, chosen=built.run)
 
@@ -214,7 +217,7 @@ def test_the_chosen_run_stays_chosen_when_another_one_appears(
 
     async def test() -> None:
         async with WatchApp(lambda: runs).run_test(size=_SMALL) as pilot:
-            assert "open the run" in await until(pilot, "adder")
+            await until(pilot, "adder", "open the run")
             runs.insert(0, RunBuilder(built.run.path.with_name("aardvark")).run)
             await until(pilot, "aardvark")
             await pilot.press("enter")
@@ -229,9 +232,7 @@ def test_keys_go_from_all_runs_to_one_to_its_neighbour_and_to_its_log(built: Run
     other.log(other.attempt(1, "crash"), "Out of memory.\x1b[2J\n")
 
     async def look(pilot: Pilot[None]) -> None:
-        shown = await until(pilot, "zebra")
-        assert "training" in shown
-        assert "failed" in shown
+        await until(pilot, "zebra", "training", "failed")
         await pilot.press("enter")
         await until(pilot, "adder  training")
         await pilot.press("right")
@@ -247,7 +248,7 @@ def test_keys_go_from_all_runs_to_one_to_its_neighbour_and_to_its_log(built: Run
 
 def test_a_run_that_has_not_begun_is_shown(built: RunBuilder) -> None:
     async def look(pilot: Pilot[None]) -> None:
-        assert "steps" in await until(pilot, "adder  new")
+        await until(pilot, "adder  new", " steps")
 
     on_screen(look, built.run, chosen=built.run, size=(40, 12))
 
