@@ -20,7 +20,7 @@ from tests.support.places import FakeQueue
 
 def submit(*words: str) -> Result:
     """Submit a run that names nothing on this machine but what `words` say."""
-    return call("submit", "local/debug", "data.train.path=org/rows", "eval.every=null", *words)
+    return call("submit", "local/debug", "data.train.path=org/rows", "eval.every=null", "--one-job", *words)
 
 
 ROW = '{"question": "What is 1+1?", "answer": "2"}\n'

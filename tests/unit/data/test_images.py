@@ -199,5 +199,5 @@ def test_a_column_that_is_missing_is_named_with_those_that_are_there(load: Loade
 def test_a_model_without_a_processor_of_images_is_refused(tmp_path: Path, make_tokenizer: Any) -> None:
     make_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    with pytest.raises(ConfigError, match=r"has no image processor"):
+    with pytest.raises(ConfigError, match=r"has no processor of images"):
         load_tokenizer(minimal_config(model={"path": str(tmp_path)}, data={"images": "image"}))

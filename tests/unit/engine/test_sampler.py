@@ -343,6 +343,6 @@ def test_an_engine_sleeps_so_deep_that_nothing_of_it_stays_on_the_gpu_and_only_w
     sampler.sleep()
     sampler.wake_up()
     sampler.add([REQUEST, REQUEST])
-    with pytest.raises(RuntimeError, match="2 completions are under way"):
+    with pytest.raises(RuntimeError, match="2 completions are running"):
         sampler.sleep()
     assert vllm.slept == [2, "awake"]

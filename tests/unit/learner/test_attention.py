@@ -127,13 +127,13 @@ def test_torchs_kernel_is_asked_for_nothing_that_it_does_not_compute() -> None:
     heads = torch.randn(1, 2, 6, 8)
     with pytest.raises(ConfigError, match=r"train.attention = varlen does not compute softcap"):
         packed_varlen(None, heads, heads, heads, None, packed_layout=varlen_layout((2, 4), "cpu"), softcap=30.0)
-    with pytest.raises(ConfigError, match="is not told where the sequences packed into one row begin"):
+    with pytest.raises(ConfigError, match="does not receive the borders of sequences in a packed row"):
         packed_varlen(None, heads, heads, heads, None)
 
 
 def test_torchs_kernel_is_not_given_values_of_another_width_than_queries() -> None:
     heads, values = torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 8)
-    with pytest.raises(ConfigError, match=r"model\.path have 8 and 16 channels a head\. Set train\.attention: sdpa"):
+    with pytest.raises(ConfigError, match=r"model\.path have 8 and 16 channels\. Set train\.attention: sdpa"):
         packed_varlen(None, heads, heads, values, None, packed_layout=varlen_layout((2, 4), "cpu"))
 
 

@@ -176,7 +176,7 @@ def test_a_node_without_room_for_its_part_of_a_checkpoint_says_where_to_put_it(d
     write_checkpoint(folder, {"model.pt": torch.ones(9000)})
     with disk.opened(folder) as here:
         (tmp_path / "here" / ".fetched-checkpoints--step_2--model.pt").symlink_to("/dev/full")
-        with pytest.raises(LaunchError, match=r"has no room for model\.pt .* by launch\.local_dir"):
+        with pytest.raises(LaunchError, match=r"has no space for model\.pt .* set launch\.local_dir"):
             disk.fetch(here / "model.pt")
 
 

@@ -162,7 +162,7 @@ def test_a_model_that_lets_a_document_see_the_one_before_it_is_refused(model_pat
 def test_an_attention_that_is_not_told_where_documents_begin_is_refused(tmp_path: Path) -> None:
     saved(StableLmConfig(**SHAPE, **HEADS, **TOKENS), tmp_path)
     policy = load_policy(make_config(tmp_path), use_gradient_checkpointing=False)
-    with pytest.raises(ConfigError, match="StableLmAttention of transformers, is not told"):
+    with pytest.raises(ConfigError, match="StableLmAttention of transformers does not receive the borders"):
         check_packing(policy, "model.path", "cpu")
 
 

@@ -109,7 +109,7 @@ def test_the_table_of_placements_is_what_the_plan_finds(size: str, num_nodes: in
 
 def test_assumed_numbers_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split())
-    assert f"{budgets.FRAGMENTATION:.0%} for what torch's allocator cannot use" in text
+    assert f"{budgets.FRAGMENTATION:.0%} that torch's allocator cannot use" in text
     assert f"{budgets.LEARNER_CONTEXT_BYTES // GIB} GiB for CUDA and NCCL" in text
     graphs_gib = (budgets.ENGINE_CONTEXT_BYTES + budgets.CUDA_GRAPH_BYTES) // GIB
     assert f"CUDA and its graphs {graphs_gib} GiB (assumed)" in text

@@ -129,7 +129,7 @@ def test_a_worker_that_ray_gives_up_while_the_template_imports_is_not_forked(
     may_go_on.touch()
     _, worker = run_worker(folder)
     assert worker["parent"] == template.pid
-    assert "A worker was not forked: Ray gave it up" in (folder / "log").read_text()
+    assert "A worker was not forked: Ray gave up on it" in (folder / "log").read_text()
 
 
 def test_a_template_whose_parent_is_gone_ends(tmp_path: Path) -> None:
