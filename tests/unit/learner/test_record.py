@@ -54,7 +54,9 @@ def test_sequences_that_no_engine_sampled_have_no_versions_afterwards_either(tmp
 def test_a_share_that_an_attempt_with_other_learners_left_is_not_taken_for_this_ones(tmp_path: Path) -> None:
     save(tmp_path)
     save_share(RunDisk(), tmp_path, 0, 2, [replace(SHARES[0][0], sequences=SHARES[0][0].sequences[:1]), SHARES[0][1]])
-    with pytest.raises(ConfigError, match=r"not the record of one step: it has 4 trained tokens in 2 sequences, not 6 in 3"):
+    with pytest.raises(
+        ConfigError, match=r"not the record of one step: it has 4 trained tokens in 2 sequences, not 6 in 3"
+    ):
         read_batches(tmp_path)
 
 

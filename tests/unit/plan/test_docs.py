@@ -121,13 +121,13 @@ def test_assumed_numbers_are_those_of_the_code() -> None:
     assert "(W · 0.4 · 989e12)" in text
     assert "(0.6 · 4.0e12)" in text
     cpu = assumed.CPU_DECODING
-    assert f"{cpu.fixed_s * 1e3:g} ms and {cpu.part_s * 1e6:g} µs a sequence" in text
-    assert f"all-reduces a layer of {assumed.ALL_REDUCE_S * 1e6:g} µs" in text
-    assert f"at {assumed.NETWORK_SHARE:.0%} of {GH200.network_bytes_per_s / 1e9:g} GB/s between nodes" in text
+    assert f"{cpu.fixed_s * 1e3:g} ms and {cpu.part_s * 1e6:g} µs per sequence" in text
+    assert f"all-reduces of {assumed.ALL_REDUCE_S * 1e6:g} µs" in text
+    assert f"is {assumed.NETWORK_SHARE:.0%} of {GH200.network_bytes_per_s / 1e9:g} GB/s between nodes" in text
     assert f"{assumed.NETWORK_SHARE:.0%} of {GH200.nvlink_bytes_per_s / 1e9:g} GB/s" in text
     assert f"{assumed.READING_SHARE:.0%} of {GH200.host_link_bytes_per_s / 1e9:g} GB/s" in text
     assert f"{assumed.HOST_SHARE:.0%} of {GH200.host_memory_bytes_per_s / 1e9:g} GB/s of host memory" in text
-    assert f"lognormal with sigma 1, {assumed.MEAN_SHARE:.0%} of `rollout.max_new_tokens` on average" in text
+    assert f"lognormal with sigma 1, a mean of {assumed.MEAN_SHARE:.0%} of `rollout.max_new_tokens`" in text
     assert f"with more than {assumed.MOST_ROLLOUTS:,} rollouts" in text
     assert budgets.REDUCE_BUCKET_ELEMENTS == 5 * 10**8
     assert budgets.SHARED_MEMORY_SHARE == 0.5
