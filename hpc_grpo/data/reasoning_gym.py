@@ -95,7 +95,7 @@ def read_metadata(text: str) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Convert a value to JSON: mark tuples, and dicts whose keys are no strings, with an object."""
+    """Convert a value to JSON. A tuple, and a dict with keys other than strings, becomes an object with a mark."""
     if isinstance(value, tuple):
         return {"__tuple__": [_encoded(part) for part in value]}
     if isinstance(value, list):

@@ -58,7 +58,7 @@ def encode_batches(
             workers.append(_Worker(encoder))
             workers[-1].send(batch)
         while workers:
-            # Take turns, and send the next batch before reading the rows: no process waits for this one.
+            # Sends the next batch before it reads the rows of the last one, so that no worker is idle.
             rows = workers[0].receive()
             if (following := next(batches, None)) is None:
                 workers.popleft().end()

@@ -29,9 +29,9 @@ def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSett
     if job["config"] or job["config_name"]:
         words = ["train", CONFIG_FILE if job["config"] else job["config_name"]]
     elif not job["model"]:
-        raise ConfigError("The job has neither a config nor a model: nothing to run.")
+        raise ConfigError("The job has neither a config nor a model. Give it one of the two.")
     elif missing := [name for name in ("dataset", "reward_function") if not job[name]]:
-        raise ConfigError(f"{missing[0]} must say something where a job has a model: train_grpo.py needs it.")
+        raise ConfigError(f"A job with a model needs {missing[0]} too: train_grpo.py has no default for it.")
     else:  # Each option and its value are one word, so that no value is read as an option.
         words = ["grpo", *(f"--{name}={job[name]}" for name in _TRAIN_GRPO if job[name])]
         words += ["--use_unsloth"] if job["use_unsloth"] else []

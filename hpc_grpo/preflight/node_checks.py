@@ -130,7 +130,7 @@ def placement(node: NodeFacts, needs: NodeNeeds) -> Finding:
     check, fewer = "placement", "fewer engine.engines_per_node, or more of launch.slurm"
     if needs.worker_cpus > node.num_cpus:
         says = f"learners and engines reserve {needs.worker_cpus:g} CPUs, the job has {node.num_cpus}"
-        return failure(check, says, f"{fewer}.cpus_per_node; Slurm gives one CPU where nothing is asked for")
+        return failure(check, says, f"{fewer}.cpus_per_node; without a request Slurm gives one CPU")
     if (node.num_gpus or node.gpus) and needs.worker_gpus > node.num_gpus:
         says = f"learners and engines reserve {needs.worker_gpus} GPUs, the job has {node.num_gpus}"
         return failure(check, says, f"{fewer}.gpus_per_node")

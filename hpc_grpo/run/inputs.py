@@ -22,8 +22,10 @@ _NOT_THERE = "not there"
 
 @dataclass(frozen=True)
 class InputsRecord:
-    """`accepted` are the changes that the user accepted, in order. `accepting` is the command line that accepts the
-    changes of the next start; empty for none.
+    """The files that a run began with, and their changes that the user accepted.
+
+    `accepted` has these changes in their order. `accepting` is the command line that accepts the changes at the next
+    start; it is empty if there are none.
     """
 
     fingerprints: Fingerprints

@@ -36,7 +36,7 @@ _CHECKPOINT_S = 60.0
 """Time for the last checkpoint of a replaced owner."""
 
 _YIELD_S = 90.0
-"""Time in which a replaced owner ends: a beat, its driver's last checkpoint, its teardown."""
+"""Longest time that a replaced owner takes to end: one heartbeat, the last checkpoint, the teardown."""
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def test_a_node_without_the_model_is_named_and_joins_once_it_has_it_without_the_
             head = pods.start(HEAD, WORKER)
             assert head.wait(DEADLINE_S) == 69, pods.said()
             path = private_pods.layout.storage / "work" / "tied"
-            assert f"Node pod2 has its own disk, without what the head has at: model.path = {path}." in pods.said()
+            assert f"The disk of node pod2 lacks files that the head node has: model.path = {path}." in pods.said()
             (there / "tied.away").rename(there / "tied")
             pods.start(HEAD)  # the worker waits for it
             pods.wait_until_complete()

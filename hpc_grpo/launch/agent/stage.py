@@ -214,9 +214,9 @@ def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_u
 def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
     if missing := [f"{key} = {path}" for key, path in disk.needs.items() if not Path(path).exists()]:
         raise LaunchError(
-            f"Node {spec.node} has its own disk, without what the head has at: {'; '.join(missing)}. Copy it to "
-            f"the same path on {spec.node}, or put it on a file system that all nodes see; a cache that a reward fills "
-            f"may be empty there."
+            f"The disk of node {spec.node} lacks files that the head node has: {'; '.join(missing)}. Copy them to "
+            f"the same path on {spec.node}, or put them on a shared file system. A cache that a reward fills may be an "
+            f"empty folder."
         )
     run, attempt_dir = RunDir(Path(disk.run_dir)), own_dir / ATTEMPT_NAME
     run.create()

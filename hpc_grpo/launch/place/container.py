@@ -54,11 +54,11 @@ OF_THE_HOST = frozenset(
 """Variables for the host's software. An image has its own, unless launch.env or launch.pass_env names them."""
 
 _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
-"""Set to the program's values inside, so that the engine's client keeps its own. None of these is a secret."""
+"""Variables set inside the container alone: outside, the container engine's client needs its own values."""
 
 _DEVICES = ("infiniband", "cxi*")  # networks in /dev that collectives use past the kernel
 _LIMITS = ("nofile", "nproc", "memlock", "core")
-"""Limits that the engine would set: too few files for Ray, or core dumps with secrets."""
+"""Limits to pass on. The engine's own allow too few open files for Ray, or core dumps, which hold secrets."""
 
 _NOT_MOUNTED = tuple(map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
 _RECORD_PID = 'echo $$ > "$0" && exec "$@"'

@@ -145,12 +145,9 @@ class AgentLink(NodeProcess):
         return not self._was_killed
 
     def node_answers(self) -> bool:
-        """After `wait`: return whether the node still answers.
+        """Return True if the node is still reachable after `wait`: then only its agent died, for example of memory.
 
-        Only its agent may have died, for example of too little memory.
-
-        A node that reports its own exit, such as a worker after Ctrl+C, counts as lost, although it tears down in
-        order.
+        A node that reports its own exit counts as lost: a worker after Ctrl+C, for example.
         """
         loss, has_left = self.loss(), bool(self._failure) and self._place.is_node_failure(self._failure)
         is_gone = self._was_killed or (loss is not None and loss.is_machine)

@@ -77,7 +77,7 @@ class Supervisor:
                 self._processes.start()
                 self._see_it_through()
             except BaseException as error:
-                # Record any error, since nobody may have watched, and raise it again.
+                # Of any type: the record tells later why the attempt ended.
                 end = end_by_error(error, self._state.signalled)
                 self.record.end(end.kind, end.code, end.why)
                 raise

@@ -34,7 +34,7 @@ _EVALUATED = (
     ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp,
     ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
-"""Excludes attributes: they lead from any value to Python's modules."""
+"""Syntax that answers may use. Attributes are not allowed: they lead from any value to Python's modules."""
 _CALLED = frozenset({"abs", "complex", "float", "int", "list", "max", "min", "pow", "round", "set", "sum", "tuple"})
 _OF_PARSER = frozenset({"Float", "Function", "Integer", "Rational", "Symbol"})
 """Names that sympy's parser creates for numbers and symbols."""
