@@ -36,7 +36,7 @@ from hpc_grpo.driver.weights import Canary, NodeMembers, WeightSync
 from hpc_grpo.engine.actor import Engine
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.grading.grader import Grader
-from hpc_grpo.learner.actor import WRITING, LearnerActor
+from hpc_grpo.learner.actor import WATCHING, WRITING, LearnerActor
 from hpc_grpo.run.contract import DISKS_VARIABLE, KEEPS_ENGINES_VARIABLE, NUM_NODES_VARIABLE
 from hpc_grpo.run.keeper import Keeper
 from hpc_grpo.run.paths import RunDir
@@ -244,7 +244,7 @@ class Workers:
                 ray.kill(member.actor)
 
     def _learners(self, slot: NodeSlots, ranks: Iterator[int], keeper: Any) -> list[Any]:
-        actor = ray.remote(concurrency_groups={WRITING: 1})(LearnerActor)
+        actor = ray.remote(concurrency_groups={WRITING: 1, WATCHING: 1})(LearnerActor)
         environment = runtime_env("learner", self._config, on_gpu=self._on_gpu)
         return [
             actor.options(**slot.learner_options(index), runtime_env=environment).remote(

@@ -101,9 +101,13 @@ class Journal:
         """Publish how many of the groups that the step waits for are sampled and graded, at most every 5 s."""
         is_due = time.monotonic() - self._published_at >= _NOTED_EVERY_S
         if self._state is not None and (is_due or (self._state.num_groups and graded == num_groups)):
-            self._write_state(
-                replace(self._state, waits_for=waits_for, num_groups=num_groups, sampled=sampled, graded=graded)
-            )
+            state = replace(self._state, waits_for=waits_for, num_groups=num_groups, sampled=sampled, graded=graded)
+            self._write_state(replace(state, trained=0, num_microbatches=0))
+
+    def note_microbatches(self, trained: int, total: int) -> None:
+        """Publish how many microbatches of the step are trained."""
+        if self._state is not None:
+            self._write_state(replace(self._state, trained=trained, num_microbatches=total))
 
     def close(self) -> None:
         for sink in self._sinks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from ray.exceptions import RayError
 
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch, balanced
-from hpc_grpo.driver.remote import get_all
+from hpc_grpo.driver.remote import ended, get_all
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import Durations, Schedule, TrainLength
 from hpc_grpo.errors import ConfigError, HpcGrpoError
-from hpc_grpo.learner.actor import WRITING
+from hpc_grpo.learner.actor import WATCHING, WRITING
 from hpc_grpo.learner.rendezvous import Rendezvous
 from hpc_grpo.metrics.reductions import merge
 from hpc_grpo.run.checkpoint import Checkpoint, find_checkpoint, prune_checkpoints, set_aside, valid_checkpoints
@@ -25,6 +25,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.retention import prune_exports
 from hpc_grpo.types import RemoteMinibatch
 
+_ASKED_EVERY_S = 5.0
 _MIN_COPIES_OF_WEIGHTS = 3
 """A checkpoint holds the weights and AdamW's two moments."""
 
@@ -34,6 +35,8 @@ class LearnerGroup:
 
     def __init__(self, learners: Sequence[Any], sequence_parallel: int = 1) -> None:
         self._learners, self._sequence_parallel = learners, sequence_parallel
+        self.on_progress: Callable[[int, int], None] = lambda _trained, _total: None
+        """Receives the first learner's trained microbatches, and all of them, every few seconds of a step."""
         self._rendezvous: Any = None  # Keep a reference: an actor lives as long as its creator holds one.
 
     def start(self) -> None:
@@ -61,7 +64,17 @@ class LearnerGroup:
             learner.train.remote(shares[rank // degree], record, measured[rank // degree :: num] if measured else None)
             for rank, learner in enumerate(self._learners)
         ]
+        self._note_progress(calls)
         return merge(get_all(calls, None, "the training step")[::degree])
+
+    def _note_progress(self, calls: Sequence[Any]) -> None:
+        """Call `on_progress` until the first of the calls has ended."""
+        asked: Any = None
+        while not ended(calls, _ASKED_EVERY_S):
+            if asked is not None and ended([asked], 0.0):
+                self.on_progress(*get_all([asked], None, "the training step")[0])
+                asked = None
+            asked = asked or self._learners[0].microbatches.options(concurrency_group=WATCHING).remote()
 
     def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Any:
         """Stage a checkpoint and start writing it. Return a handle for `seconds_of`.

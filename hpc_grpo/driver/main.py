@@ -96,6 +96,7 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
         if session.callback is not None:
             session.callback.resume(read_metrics(session.run_dir.metrics), state.step)
     session.journal.publish_state(state.step, "starting")
+    workers.learners.on_progress = session.journal.note_microbatches
     if state.step:
         print(f"Resuming after step {state.step} of {session.length.total_steps}.", flush=True)
     profiles = workers.profiles(session.run_dir)

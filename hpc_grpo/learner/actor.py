@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 
 WRITING = "writing"
-"""The concurrency group of calls that run beside training, on their own thread."""
+"""The concurrency group of calls that write a checkpoint beside training, on their own thread."""
+
+WATCHING = "watching"
+"""The concurrency group of calls that ask about training while it runs."""
 
 
 class LearnerActor:
@@ -89,6 +92,10 @@ class LearnerActor:
                 save = functools.partial(save_share, self._learner.files.disk, record, *share)
                 when_there_is_space(functools.partial(save, fetched), "the step's batch")
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
+
+    def microbatches(self) -> tuple[int, int]:
+        """Return the trained microbatches of the current step, and all of them. Call it in the group WATCHING."""
+        return self._learner.microbatches
 
     def usage(self) -> Usage:
         """Return the usage since the last call. Busy is the time of computing without waiting for other learners."""

@@ -74,6 +74,8 @@ class Learner:
         changes = [part.change_policy for part in self.parts]
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, changes)
         check_packing(self.model, f"model.path = {config.model.path}", self.device)
+        self.microbatches = 0, 0
+        """The trained microbatches of the current or last step, and all of them."""
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
@@ -126,6 +128,7 @@ class Learner:
             metrics["tokens/left_out_fraction"] = Mean(num_skipped, sum(own.num_trained_tokens for own in sequences))
             shares = [tuple(own for own in share if own.advantages.any()) for share in shares]
         packed = [batches for batches, _ in pack_equalised(shares, budget, self.device)]
+        self.microbatches = 0, sum(map(len, packed))
         learning_rates, grad_norms = [], []
         for minibatch, batches, proximal in zip(minibatches, packed, self._proximal_logprobs(packed), strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
@@ -209,6 +212,7 @@ class Learner:
             terms = output.terms | {"loss/router_aux": term.detach()}
             output = replace(output, per_token=output.per_token + term, terms=terms)
         accumulator.add(batch.mask, output, weights)
+        self.microbatches = self.microbatches[0] + 1, self.microbatches[1]
         return torch.dot(output.per_token, weights.of_tokens)
 
 

@@ -283,9 +283,7 @@ def _head(seen: Snapshot, age_s: float) -> list[Text]:
         now_s = None if summary.doing_s is None else summary.doing_s + age_s
         usual = "" if seen.usual_s is None else f" (last step: {duration(seen.usual_s)})"
         lines.append(_plain(f"now: {summary.doing} {duration(now_s)}{usual}", "bold green"))
-    if seen.num_groups:
-        for label, done in (("sampled", seen.sampled), ("graded", seen.graded)):
-            lines.append(_bar(done, seen.num_groups).append(f" {done} of {seen.num_groups} groups {label}"))
+    lines += [_bar(done, total).append(f" {done} of {total} {name}") for name, done, total in seen.progress]
     if summary.problem:
         lines.append(_plain(f"last problem: {one_line(summary.problem)}", "yellow"))
     return lines + [_plain(f"! {alert}", "bold yellow") for alert in seen.alerts]

@@ -307,6 +307,8 @@ def status_facts(
 
 
 def _in_step(state: RunState) -> str | None:
+    if state.num_microbatches:
+        return f"step {state.step + 1}: {state.trained} of {state.num_microbatches} microbatches trained"
     if not state.num_groups:
         return None
     what = f"step {state.step + 1}, {state.waits_for}"

@@ -45,9 +45,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `steps` has the metrics of the last steps; `num_groups` groups belong to the current step.
+    """A run at one moment. `steps` has the metrics of the last steps.
 
-    `usual_s` is the last step's seconds in the run's current phase; None if unknown.
+    `usual_s` is the last step's seconds in the run's current phase; None if unknown. `progress` has what the current
+    step counts: its name, how many are done, and how many there are.
     """
 
     summary: RunSummary
@@ -56,9 +57,7 @@ class Snapshot:
     alerts: list[str]
     is_over: bool
     usual_s: float | None
-    num_groups: int
-    sampled: int
-    graded: int
+    progress: list[tuple[str, int, int]]
 
     @property
     def headline(self) -> str:
@@ -74,7 +73,13 @@ def snapshot(run: RunDir) -> Snapshot:
     summary = summarize(records, now)
     steps = _last_lines(run.metrics, _KEPT_STEPS, "step")
     last = steps[-1] if steps else {}
-    works = state if state is not None and summary.in_step else None
+    progress: list[tuple[str, int, int]] = []
+    if state is not None and summary.in_step:
+        progress = [
+            ("groups sampled", state.sampled, state.num_groups),
+            ("groups graded", state.graded, state.num_groups),
+            ("microbatches trained", state.trained, state.num_microbatches),
+        ]
     return Snapshot(
         summary,
         steps,
@@ -82,9 +87,7 @@ def snapshot(run: RunDir) -> Snapshot:
         find_alerts(records, summary, last),
         is_over(records, now),
         number_or_none(last.get(f"time/{records.owner.work}_s")) if records.owner and summary.doing else None,
-        works.num_groups if works else 0,
-        works.sampled if works else 0,
-        works.graded if works else 0,
+        [(name, done, total) for name, done, total in progress if total],
     )
 
 

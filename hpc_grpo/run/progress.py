@@ -28,12 +28,12 @@ Phase = Literal["starting", "training", "stopped", "complete"]
 @dataclass(frozen=True)
 class RunState:
     """`reward`, `tokens_per_s` and `eta_s` are None before the first finished step. Times are Unix seconds.
-
     `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of a step (without eval and save), an eval and
     a checkpoint (driver/schedule.py). `longest_s` has the driver's longest time in each phase, over all attempts
     (run/pulse.py). `slow_node` describes a node that is notably slower than the others, "" for none. The current step
     last waited for `num_groups` groups of `waits_for` (rollouts or an eval). `sampled` and `graded` count those that
-    are done; 0 where none is known. `on_step` says why `train.on_step` ended the run, or why it is off; "" for neither.
+    are done; 0 where none is known. `trained` of the step's `num_microbatches` are trained. `on_step` says why
+    `train.on_step` ended the run, or why it is off; "" for neither.
     """
 
     step: int
@@ -52,6 +52,8 @@ class RunState:
     num_groups: int = 0
     sampled: int = 0
     graded: int = 0
+    trained: int = 0
+    num_microbatches: int = 0
     on_step: str = ""
     heartbeat: float = field(default_factory=time.time)
 

@@ -69,6 +69,11 @@ def test_the_groups_of_a_step_under_way_are_told_now_and_then_until_the_step_end
         assert state is not None
         return state.num_groups, state.sampled, state.graded
 
+    def trained() -> tuple[int, int]:
+        state = read_state(run_dir)
+        assert state is not None
+        return state.trained, state.num_microbatches
+
     journal.note_groups("rollouts", 4, 1, 0)
     assert read_state(run_dir) is None, "no step is known yet"
     journal.publish_state(0, "training")
@@ -80,6 +85,11 @@ def test_the_groups_of_a_step_under_way_are_told_now_and_then_until_the_step_end
     assert told() == (4, 3, 1)
     journal.note_groups("rollouts", 4, 4, 4)
     assert told() == (4, 4, 4), "the last one is told at once"
+    journal.note_microbatches(2, 6)
+    assert (told(), trained()) == ((4, 4, 4), (2, 6))
+    now[0] += 6
+    journal.note_groups("an eval", 8, 1, 0)
+    assert (told(), trained()) == ((8, 1, 0), (0, 0))
     journal.publish_state(1, "training")
     journal.close()
     assert told() == (0, 0, 0)

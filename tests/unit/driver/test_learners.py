@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpc_grpo.driver.batches import Batch, TrainItem
 from hpc_grpo.driver.learners import LearnerGroup
+from hpc_grpo.learner.actor import WATCHING
 from hpc_grpo.metrics.reductions import Mean
 from hpc_grpo.types import RemoteGroup
 from tests.support.ray_futures import Reference, answered
@@ -59,3 +62,36 @@ def test_learners_that_share_rows_get_the_same_groups_and_count_once() -> None:
     shares = [[each.samples for each in learner.told[0].items] for learner in learners]
     assert shares == [["a"], ["a"], ["b", "c"], ["b", "c"]]
     assert [[each.samples for each in learner.measured] for learner in learners] == [["m"], ["m"], ["n"], ["n"]]
+
+
+class SlowLearner(FakeLearner):
+    """A learner whose step ends once the driver has asked three times how far it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.microbatches = SimpleNamespace(options=self._options)
+        self.num_asked = 0
+        self.step: Reference = Future()
+
+    def _options(self, *, concurrency_group: str) -> Any:
+        assert concurrency_group == WATCHING
+        return SimpleNamespace(remote=self._answer)
+
+    def _answer(self) -> Reference:
+        self.num_asked += 1
+        if self.num_asked == 3:
+            self.step.set_result({"items": Mean(1.0)})
+        return answered((self.num_asked, 6))
+
+    def remote(self, minibatches: Any, record: Path | None, measured: Any) -> Reference:
+        return self.step
+
+
+@pytest.mark.usefixtures("fake_ray")
+def test_the_trained_microbatches_of_a_step_are_noted_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_grpo.driver.learners._ASKED_EVERY_S", 0.0)
+    noted: list[tuple[int, int]] = []
+    group = LearnerGroup([SlowLearner()])
+    group.on_progress = lambda trained, total: noted.append((trained, total))
+    assert group.train(Batch([[item("a", 5)], [item("b", 5)]], range(2), {})) == {"items": 1.0}
+    assert noted == [(1, 6), (2, 6)]

@@ -134,7 +134,7 @@ def test_in_a_pipe_without_a_run_the_command_says_what_shows_all(built: RunBuild
 def test_phase_progress_length_prompt_and_alerts_fit_on_80_by_24(built: RunBuilder) -> None:
     built.attempt(1, ends_at=time.time() + 400)
     built.hold(1, work="generate_wait", work_at=time.time() - 100.0)
-    built.state(1, step=20, waits_for="rollouts", num_groups=4, sampled=3, graded=2)
+    built.state(1, step=20, waits_for="rollouts", num_groups=4, sampled=3, graded=2, trained=1, num_microbatches=6)
     write_steps(built.run, *range(1, 21), **{"tokens/truncated_fraction": 0.75, "time/generate_wait_s": 95.0})
     same = [{"ordinal": 1, "prompt": "2 * 2?", "completion": "4", "reward": 1.0}] * 2
     asked = {"ordinal": 0, "prompt": "1 + 1?", "answer": "2"}
@@ -152,6 +152,7 @@ def test_phase_progress_length_prompt_and_alerts_fit_on_80_by_24(built: RunBuild
             "20/95 steps, 1 h 06 min left, this job has 6 min",
             "3 of 4 groups sampled",
             "2 of 4 groups graded",
+            "1 of 6 microbatches trained",
             "1 + 1?   (answer: 2)",
             "best 0.250  It is [bold]2[/].\\x1b[2J",
             "worst 0.000  5",
