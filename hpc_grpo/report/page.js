@@ -54,8 +54,8 @@ let steps = [], drawn = [], signature = "";
 function chartsOf(run) {
   const bounds = new Set(Object.values(run.bounds).flat());
   const names = Object.keys(run.metrics).filter((name) => !bounds.has(name) && name !== "time").sort();
-  const matching = (pattern) => names.filter((name) => pattern.test(name)).map((name, index) => (
-    { name, label: name.replace(pattern, "$1"), color: COLORS[index % 6], dash: index % 4, points: name.startsWith("eval/") }));
+  const matching = (pattern, label = "$1") => names.filter((name) => pattern.test(name)).map((name, index) => (
+    { name, label: name.replace(pattern, label), color: COLORS[index % 6], dash: index % 4, points: name.startsWith("eval/") }));
   const one = (name, hue) => [{ name, color: hue }];
   const hero = [{ name: PASS, label: "pass@1, held out", color: "a", points: true, width: 2.5 }, { name: "reward/mean", label: "reward, training", color: "b", width: 1.5 }];
   const hasHero = hero.some((line) => run.metrics[line.name]);
@@ -78,6 +78,7 @@ function chartsOf(run) {
     { id: "correction", title: "Correction of the mismatch", lines: matching(/^correction\/(clipped_fraction|masked_fraction|ess)$/) },
     { id: "speed", title: "Tokens per second", from: 0, lines: one("throughput/tokens_per_s", "c") },
     { id: "phases", title: "Seconds of a step", from: 0, format: "seconds", stacked: true, lines: phases.map((name) => ({ name, label: phaseOf(name), color: PHASE_COLORS[phaseOf(name)] ?? "f" })) },
+    { id: "nodes", title: "Busy seconds of a step, by node", from: 0, format: "seconds", lines: matching(/^node\/(train|sample)_s\/(.+)$/, "$2 $1") },
     { id: "memory", title: "Memory", from: 0, format: "gib", lines: matching(/^process\/memory_gib\/(.+)$/) },
     { id: "cores", title: "CPU cores in use", from: 0, lines: matching(/^process\/cpu_cores\/(.+)$/) },
     { id: "gpu-memory", title: "GPU memory", from: 0, format: "gib", lines: matching(/^process\/gpu_memory_gib\/(.+)$/) },

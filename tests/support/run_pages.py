@@ -31,6 +31,7 @@ eval: {reward: null, solved_at: 1.0}
 
 def write_steps(run: RunDir, steps: range, attempt: int = 1, **more: float) -> None:
     times = {"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lag/mean": 1.0}
+    times |= {"node/train_s/nid001": 2.5, "node/sample_s/nid002": 3.5}
     sink = JsonlSink(run.metrics)
     for step in steps:
         metrics = {"reward/mean": step / 100 + attempt / 1000, **times} if step else {}

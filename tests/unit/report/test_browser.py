@@ -121,6 +121,7 @@ def test_a_finished_run_shows_its_result_and_a_click_on_a_curve_the_rollouts_of_
     assert "CUDA out of memory" in tab.text("#attempts")
     assert tab.page.locator("#facts a").get_attribute("href") == "https://wandb.ai/lab/hpc-grpo/runs/0123abcd"
     assert tab.text("#detail h4 >> nth=2").startswith("step 20")
+    assert tab.page.locator("#chart-nodes li").all_inner_texts() == ["nid002 sample 3.5 s", "nid001 train 2.5 s"]
     over = tab.page.locator("#chart-speed, #chart-lag").first.locator(".u-over")
     box = over.bounding_box()
     assert box
