@@ -99,7 +99,7 @@ def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
     ("values", "said"),
     [
         ({}, "neither a config nor a model"),
-        ({"model": "m", "dataset": "d"}, "reward_function must"),
+        ({"model": "m", "dataset": "d"}, "needs reward_function"),
         ({"config_name": "c", "overrides": "lr=3"}, "JSON list of KEY=VALUE"),
         ({"config_name": "c", "overrides": '["--driver=x"]'}, "JSON list of KEY=VALUE"),
         ({"config_name": "c", "overrides": '["run.name=["]'}, "run.name is no YAML"),
