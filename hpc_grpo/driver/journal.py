@@ -102,12 +102,12 @@ class Journal:
         is_due = time.monotonic() - self._published_at >= _NOTED_EVERY_S
         if self._state is not None and (is_due or (self._state.num_groups and graded == num_groups)):
             state = replace(self._state, waits_for=waits_for, num_groups=num_groups, sampled=sampled, graded=graded)
-            self._write_state(replace(state, trained=0, num_microbatches=0))
+            self._write_state(replace(state, phase="training", trained=0, num_microbatches=0))
 
     def note_microbatches(self, trained: int, total: int) -> None:
         """Publish how many microbatches of the step are trained."""
         if self._state is not None:
-            self._write_state(replace(self._state, trained=trained, num_microbatches=total))
+            self._write_state(replace(self._state, phase="training", trained=trained, num_microbatches=total))
 
     def close(self) -> None:
         for sink in self._sinks:

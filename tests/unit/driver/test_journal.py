@@ -72,11 +72,12 @@ def test_the_groups_of_a_step_under_way_are_told_now_and_then_until_the_step_end
     def trained() -> tuple[int, int]:
         state = read_state(run_dir)
         assert state is not None
+        assert state.phase == "training", "its first step has begun"
         return state.trained, state.num_microbatches
 
     journal.note_groups("rollouts", 4, 1, 0)
     assert read_state(run_dir) is None, "no step is known yet"
-    journal.publish_state(0, "training")
+    journal.publish_state(0, "starting")
     journal.note_groups("rollouts", 4, 2, 1)
     assert told() == (0, 0, 0), "just published"
     now[0] += 6
