@@ -18,7 +18,7 @@ click.UsageError.exit_code = EXIT_CONFIG
 """As of every other mistake of the user's: a fleet must not try a wrong command again."""
 
 SECTIONS = {
-    "Run": ("init", "config", "plan", "train", "submit", "stop"),
+    "Run": ("init", "config", "plan", "train", "submit", "fork", "stop"),
     "Watch": ("status", "watch", "logs", "report", "dashboard", "compare"),
     "Models": ("model", "reward"),
     "Cluster": ("cluster",),
@@ -33,6 +33,7 @@ COMMANDS = {
     "plan": ("check.plan", "Memory, disk and time, before a run or on other nodes."),
     "train": ("train.train", "Train here: this machine, or this Slurm allocation."),
     "submit": ("submit.submit", "Submit a run as a Slurm job, or resume a run."),
+    "fork": ("train.fork", "Begin a new run from a checkpoint, with other values."),
     "stop": ("submit.stop", "End a run after its step; --now: at once."),
     "status": ("status.status", "Where runs stand; --why: what became of each attempt."),
     "watch": ("status.watch", "All runs or one, live: phase, progress, curves, completions."),

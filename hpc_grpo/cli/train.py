@@ -12,12 +12,23 @@ from typing import NoReturn
 
 import click
 
-from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, echo
+from hpc_grpo.cli.options import (
+    ACCEPT_CHANGES,
+    CONFIG_OR_RUN,
+    DRIVER,
+    OVERRIDES,
+    RUN,
+    SET,
+    echo,
+    open_run,
+    run_unless_config,
+)
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.chain.submit import remove_stop
-from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.launch.fork import fork as fork_run
+from hpc_grpo.launch.freeze import freeze, reconfigured
 from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
@@ -29,7 +40,7 @@ _LOOK_S = 0.2
 
 
 @click.command()
-@CONFIG
+@CONFIG_OR_RUN
 @OVERRIDES
 @SET
 @click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted for the run alone.")
@@ -46,9 +57,29 @@ def train(
     """Train here: on this machine, or on all nodes of the Slurm allocation this shell is in.
 
     CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
-    command resumes a run that was interrupted.
+    command resumes a run that was interrupted, and so does RUN.
     """
-    start_training(load_request(config_name, [*sets, *overrides]), accepts_changes, driver, is_link=link)
+    words = [*sets, *overrides]
+    if run_unless_config(config_name) is None:
+        request = load_request(config_name, words)
+    else:
+        request = Request(reconfigured(open_run(config_name), words), words)
+    start_training(request, accepts_changes, driver, is_link=link)
+
+
+@click.command()
+@RUN
+@click.option("--step", type=click.IntRange(0), required=True, metavar="N", help="Step of a checkpoint of RUN.")
+@OVERRIDES
+def fork(run_name: str, step: int, overrides: tuple[str, ...]) -> None:
+    """Begin a new run from a checkpoint of RUN, with other values of some keys.
+
+    Model, optimizer, schedule and position in the data go on from step N. RUN is left as it is. The new run is
+    RUN-from-N, or run.name=NAME.
+    """
+    new = fork_run(open_run(run_name), step, sys.argv, overrides)
+    echo(f"Forked {run_name} at step {step}: {new.path}")
+    echo(f"Train it with: hpc-grpo submit {new.path}    (or here: hpc-grpo train {new.path})")
 
 
 def start_training(

@@ -65,7 +65,7 @@ CHANGEABLE: dict[str, str] = {
 }
 """Keys that may change on resume, and why. A trailing dot means all keys of a section, `*` any position in a list.
 
-The learning rate may not change: a checkpoint holds the state of its schedule, so another value would have no effect.
+The learning rate may not change: a run has one schedule. `hpc-grpo fork` begins a new run with another.
 """
 
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
@@ -90,23 +90,29 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
     refuse_secrets(config)
     run = RunDir(config.run_path)
     run.create()
-    now = {
-        "version": __version__,
-        "created_at": time.time(),
-        "working_dir": str(Path.cwd()),
-        "argv": list(argv),
-        "overrides": list(overrides),
-    }
     if run.has_config():
-        return _take_up(run, config, now, accepts_changes)
+        return _take_up(run, config, _origin(Path.cwd(), argv, overrides), accepts_changes)
     if not _never_trained(run):
         raise ConfigError(
             f"{run.path} holds a run that has trained, and its {run.config.name} is gone: which config it trained with "
             f"is not known. Bring the file back, or choose another run.name."
         )
     write_config(run, config)
-    _write_source(run, {**now, "resumed": [], **take_snapshot(run, config, Path.cwd())})
+    new_source(run, config, Path.cwd(), argv, overrides)
     return Frozen(run, config, True, {})
+
+
+def new_source(
+    run: RunDir, config: Config, folder: Path, argv: Sequence[str], overrides: Sequence[str], **facts: Any
+) -> None:
+    """Write the origin and the snapshot of a new run, whose config's relative paths are relative to `folder`."""
+    origin = _origin(folder, argv, overrides)
+    _write_source(run, {**origin, **facts, "resumed": [], **take_snapshot(run, config, folder)})
+
+
+def _origin(folder: Path, argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
+    now = {"version": __version__, "created_at": time.time(), "working_dir": str(folder)}
+    return {**now, "argv": list(argv), "overrides": list(overrides)}
 
 
 def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
@@ -121,7 +127,8 @@ def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
     if forbidden := _forbidden(run, differences(there, config)):
         raise ConfigError(
             f"A run that has trained keeps these:\n{forbidden}\n"
-            f"Start a new one with them: hpc-grpo submit CONFIG run.name=NAME KEY=VALUE. {_MAY_CHANGE}"
+            f"Start a new one with them: hpc-grpo submit CONFIG run.name=NAME KEY=VALUE, or from a checkpoint: "
+            f"hpc-grpo fork {run.path} --step N KEY=VALUE. {_MAY_CHANGE}"
         )
     return config
 
@@ -143,7 +150,12 @@ def working_dir(run: RunDir) -> Path:
 
 
 def may_change(key: str) -> bool:
-    return any(re.fullmatch(_pattern(entry), key) for entry in CHANGEABLE)
+    return is_listed(key, CHANGEABLE)
+
+
+def is_listed(key: str, entries: Collection[str]) -> bool:
+    """Return whether a dotted key is among entries, which are written as those of CHANGEABLE."""
+    return any(re.fullmatch(_pattern(entry), key) for entry in entries)
 
 
 def _pattern(entry: str) -> str:

@@ -135,7 +135,9 @@ def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = 
             _universal_loading(engine) if is_resharded else nullcontext(),
         ):
             is_strict = not _is_partly_frozen(learner)
-            if engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=is_strict)[0] is None:
+            with settings_of_config(engine):
+                found, _ = engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=is_strict)
+            if found is None:
                 raise ConfigError(f"DeepSpeed found no state in {directory}.")
         for part in learner.parts:
             part.load(here, learner.files)
@@ -175,21 +177,38 @@ def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
 
 
 @contextmanager
+def settings_of_config(engine: Any) -> Iterator[None]:
+    """Keep the settings of optimizer, clipping and schedule while `engine` loads a checkpoint.
+
+    A fork may have others than the run that wrote it. The learning rate becomes that of the schedule at the
+    checkpoint's optimizer step. A universal form would also give all parameter groups the settings of the first one.
+    """
+    optimizer, scheduler = engine.optimizer, engine.lr_scheduler
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    clip, rates = optimizer.clip_grad, scheduler and list(scheduler.base_lrs)
+    yield
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
+    optimizer.clip_grad = clip
+    if scheduler is not None:
+        scheduler.base_lrs, step = rates, scheduler.last_epoch
+        scheduler._last_lr = [rate * of(step) for rate, of in zip(rates, scheduler.lr_lambdas, strict=True)]
+        for group, rate in zip(optimizer.param_groups, scheduler._last_lr, strict=True):
+            group["lr"] = rate
+
+
+@contextmanager
 def _universal_loading(engine: Any) -> Iterator[None]:
     """Let the engine load a universal form, and repair the optimizer state of DeepSpeed 0.19 under ZeRO-3.
 
-    DeepSpeed gives all parameter groups the settings of the first group, and all states one step counter on the CPU.
-    Every group would advance this counter, and a fused optimizer would read it on the wrong device.
+    DeepSpeed gives all states one step counter on the CPU. Every group would advance this counter, and a fused
+    optimizer would read it on the wrong device.
     """
-    groups = engine.optimizer.optimizer.param_groups
-    settings = [{name: group[name] for name in group if name not in ("params", "lr")} for group in groups]
     engine._config.load_universal_checkpoint = True
     try:
         yield
     finally:
         engine._config.load_universal_checkpoint = False
-    for group, own in zip(groups, settings, strict=True):
-        group.update(own)
     for parameter, state in engine.optimizer.optimizer.state.items():
         state["step"] = state["step"].clone().to(parameter.device)
 

@@ -22,7 +22,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import budget_of
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights
+from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights, settings_of_config
 from hpc_grpo.learner.model import PolicyModel, gathered_parameters, parameter_specs
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
@@ -86,7 +86,9 @@ class Critic(LearnerPart):
                 f"{self.world_size}. A critic needs the same number of learners: set launch.num_nodes and "
                 f"placement.learners_per_node accordingly."
             )
-        if self._engine.load_checkpoint(str(folder), tag=_TAG)[0] is None:
+        with settings_of_config(self._engine):
+            found, _ = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        if found is None:
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not from a run with task = ppo.")
 
     def export(self, folder: Path) -> None:

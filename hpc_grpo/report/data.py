@@ -145,7 +145,7 @@ def _facts(records: RunRecords, config: Mapping[str, Any]) -> list[tuple[str, st
     source = read_record(records.run.source, dict) or {}
     git = source.get("git") or {}
     commit = f", commit {str(git.get('commit'))[:7]}{', changed since' if git.get('dirty') else ''}" if git else ""
-    newest = records.newest
+    fork, newest = source.get("forked_from"), records.newest
     nodes = f"{counted(len(newest.nodes), 'node')} ({', '.join(newest.nodes[:4])})" if newest else ""
     facts = {
         "method": ", ".join(sizes),
@@ -154,6 +154,7 @@ def _facts(records: RunRecords, config: Mapping[str, Any]) -> list[tuple[str, st
         "reward": named(r"rewards\.\d+\.name"),
         "environment": named(r"environment\.name"),
         "nodes": f"{nodes}, {counted(newest.num_gpus, 'GPU')} in all" if newest and newest.num_gpus else nodes,
+        "forked from": f"step {fork['step']} of {fork['run']}" if fork else "",
         "began": moment(records.created_at) if records.created_at else "",
         "code": f"hpc-grpo {source['version']}{commit}" if "version" in source else "",
         "folder": str(records.run.path),

@@ -6,7 +6,7 @@ At every start, before training, the driver compares the inputs with those of th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -46,6 +46,12 @@ def read_inputs(run: RunDir) -> InputsRecord:
 def accept_changes(run: RunDir, argv: Sequence[str]) -> None:
     """Record that the next start accepts its inputs at that time."""
     _write(run, replace(read_inputs(run), accepting=tuple(argv)))
+
+
+def inherit_inputs(run: RunDir, fork: RunDir, is_compared: Callable[[str], bool]) -> None:
+    """Give a fork the fingerprints of its run whose keys are `is_compared`."""
+    kept = {key: parts for key, parts in read_inputs(run).fingerprints.items() if is_compared(key)}
+    _write(fork, InputsRecord(kept))
 
 
 def refuse_changed(run: RunDir, now: Fingerprints) -> None:

@@ -15,7 +15,10 @@ STAGES = (1, 2, 3)
 
 
 def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) -> Any:
-    """Stage a checkpoint, take two more steps, write it, and take them again from it with a fresh learner."""
+    """Stage a checkpoint, take two more steps, write it, and take them again from it with a fresh learner.
+
+    A fork takes the first of them at twice the learning rate, with another clipping.
+    """
     from hpc_grpo.learner.checkpoint import export_model, load_checkpoint
     from hpc_grpo.learner.learner import Learner
 
@@ -31,11 +34,16 @@ def resume(learner: Any, config: Any, rank: int, world_size: int, root: Path) ->
     driver_state = load_checkpoint(fresh, run_dir.checkpoint(5))
     version = fresh.policy_version
     again = [fresh.train_step(make_step(seed, rank, world_size)) for seed in (7, 8)]
+    faster = config.train.model_copy(update={"lr": 2 * config.train.lr, "max_grad_norm": 0.125})
+    fork = Learner(config.model_copy(update={"train": faster}), rank, world_size)
+    load_checkpoint(fork, run_dir.checkpoint(5))
     other = RunDir(root / f"{3 - world_size}_ranks" / f"stage_{config.train.zero_stage}")
     resharded = resume_from(other, config, rank, world_size) if other.checkpoint(5).exists() else None
     return {
         "straight": (straight, expected),
         "again": (again, weights_of(fresh)),
+        "forked": fork.train_step(make_step(7, rank, world_size)),
+        "clip": fork.ds_engine.optimizer.clip_grad,
         "driver_state": driver_state,
         "version": version,
         "resharded": resharded,

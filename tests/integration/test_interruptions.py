@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import EXIT_CRASH, EXIT_RESUMABLE
+from hpc_grpo.launch.fork import fork
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.contract import KEEPS_ENGINES_VARIABLE
 from hpc_grpo.run.files import read_jsonl
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.integration
 
 ASYNC_STEPS = 10
 NUM_ROLLOUTS = 6 * 4
+FORKS = {"fork": [], "hotter": ["train.lr=3e-3"]}
 
 
 def stopped_at(run_dir: RunDir) -> int:
@@ -86,6 +88,26 @@ def test_killed_synchronous_run_ends_with_the_same_bits(
     assert verdict.steps == SYNC_STEPS
     rewards = [[values["reward/mean"] for values in metrics_of(run).values()] for run in (run_dir, sync_run)]
     assert rewards[0] == rewards[1]
+
+
+def test_a_fork_goes_on_with_the_same_bits_or_at_another_learning_rate(
+    cluster: dict[str, str], sync_run: RunDir
+) -> None:
+    step = min(found.step for found in valid_checkpoints(sync_run))
+    assert step < SYNC_STEPS
+    same, other = (fork(sync_run, step, [], [f"run.name={name}", *words]) for name, words in FORKS.items())
+    for run in (same, other):
+        complete_in_cluster(cluster, run.config)
+        assert check_ledger(run).is_sound
+    assert differing_weights(same, sync_run) == []
+    assert differing_weights(other, sync_run)
+    straight, again, hotter = (metrics_of(run) for run in (sync_run, same, other))
+    assert [*straight] == [*again] == [*hotter] == [*range(1, SYNC_STEPS + 1)]
+    for key in ("reward/mean", "lr", "grad_norm"):
+        assert [values[key] for values in straight.values()] == [values[key] for values in again.values()], key
+    assert [values["lr"] for values in hotter.values()] == [1e-3] * step + [3e-3] * (SYNC_STEPS - step)
+    # The first step after the fork has the same rollouts and the same gradient; the weights differ after it.
+    assert hotter[step + 1]["grad_norm"] == straight[step + 1]["grad_norm"]
 
 
 @pytest.mark.long

@@ -167,6 +167,9 @@ def test_resume_is_bit_identical(stage: int, alone: Any, together: Any) -> None:
         assert straight == again
         for name, array in expected.items():
             np.testing.assert_array_equal(weights[name], array, err_msg=name)
+        first, forked = merge([straight[0]]), merge([resumed["forked"]])
+        assert (forked["lr"], forked["grad_norm"]) == (2 * first["lr"], first["grad_norm"])
+        assert resumed["clip"] == 0.125
         assert resumed["driver_state"] == {"step": 5, "next_ordinal": 20}
         assert resumed["version"] == NUM_STEPS + 1
 

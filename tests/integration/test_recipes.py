@@ -127,6 +127,11 @@ def test_a_run_goes_on_with_more_engines(cluster: dict[str, str], files: Path) -
         cluster, small(files, "longer.yaml", train={"total_steps": 2}, engine={"engines_per_node": 2})
     )
     assert list(metrics_of(again)) == [1, 2]
+    (line,) = [line for line in recipe("A fork").splitlines() if line.startswith("hpc-grpo fork")]
+    words = shlex.split(line.replace("--step 50", "--step 1"))[1:]
+    assert call(*words).exit_code == 0
+    forked = complete_in_cluster(cluster, files / "runs" / "faster" / "config.yaml")
+    assert {step: values["lr"] for step, values in metrics_of(forked).items()} == {1: 1e-6, 2: 2e-6}
 
 
 def test_the_cells_of_a_sweep_train(cluster: dict[str, str], files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,9 +143,14 @@ def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
 
     frozen = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], [])
     frozen.run.complete_marker.touch()
-    result = call("train", "local/debug", f"run.root={tmp_path}")
-    assert result.exit_code == 0
-    assert "already complete" in result.output
+    for words in (["local/debug", f"run.root={tmp_path}"], [str(frozen.run.path)]):
+        result = call("train", *words)
+        assert result.exit_code == 0
+        assert "already complete" in result.output
+    frozen.run.complete_marker.touch()
+    frozen.run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
+    result = call("train", str(frozen.run.path), "train.lr=1e-3")
+    assert (result.exit_code, "hpc-grpo fork" in result.stderr) == (EXIT_CONFIG, True)
 
 
 @pytest.mark.parametrize(

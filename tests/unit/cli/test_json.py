@@ -20,7 +20,7 @@ FACTS = {
     "place fleet jobs", "place fleet job", "place fleet vm list",
 }  # fmt: skip
 NO_FACTS = {
-    "writes a file, whose place it prints": {"init", "report", "model export"},
+    "writes a file or folder, whose place it prints": {"init", "fork", "report", "model export"},
     "trains, serves or runs until it ends": {
         "train", "demo", "grpo", "model serve", "reward serve", "cluster shell", "cluster ray", "place pod",
         "place host head", "place host worker", "place fleet up", "place fleet poll", "place fleet dispatch",

@@ -1,0 +1,129 @@
+"""Fork a run: a new run that continues from a checkpoint of another run, with other values of some keys.
+
+The new run has the checkpoint, the metrics and the ledger up to its step, and its own config and copy of the package.
+Nothing in the other run is changed or needed again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_grpo.config import Config, with_overrides
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.launch.freeze import is_listed, may_change, new_source, refuse_secrets, working_dir
+from hpc_grpo.run.checkpoint import valid_checkpoints
+from hpc_grpo.run.files import fsync, read_jsonl, staging_path, write_atomic
+from hpc_grpo.run.frozen_config import differences, read_config, write_config
+from hpc_grpo.run.inputs import inherit_inputs
+from hpc_grpo.run.paths import RunDir
+
+KEPT: dict[str, str] = {
+    "model.": "the checkpoint holds the weights",
+    "lora": "the checkpoint holds the weights",
+    "lora.": "the checkpoint holds the weights",
+    "task.name": "the checkpoint holds the parts of the task",
+    "task.critic": "the checkpoint holds the critic",
+    "loss.kl.refresh_steps": "the checkpoint holds the reference, or none",
+    "train.num_minibatches": "the checkpoint counts optimizer steps",
+    "train.zero_stage": "decides the files of the checkpoint",
+    "train.offload_optimizer": "decides the files of the checkpoint",
+    "data.train.": "the checkpoint holds a position in the data",
+    "data.held_out": "the checkpoint holds a position in the data",
+    "data.held_out.": "the checkpoint holds a position in the data",
+    "data.curriculum": "the checkpoint holds its state",
+    "data.curriculum.": "the checkpoint holds its state",
+    "data.max_prompt_tokens": "the checkpoint holds a position in the data",
+    "data.drop_long_prompts": "the checkpoint holds a position in the data",
+    "data.deduplicate": "the checkpoint holds a position in the data",
+    "data.shuffle": "the checkpoint holds a position in the data",
+}
+"""Keys that a fork cannot change, and why. Written like the entries of `launch.freeze.CHANGEABLE`."""
+
+_BEFORE_THE_FORK = 0
+"""Number of the attempt in the copied lines: attempts of the new run count from 1."""
+
+
+def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) -> RunDir:
+    """Create a run that continues from the checkpoint of `run` at `step`, with the config of `run` and `overrides`.
+
+    The new directory appears when it is complete. Its checkpoint consists of hard links where the disk has them, so
+    both runs may prune their own. Raises ConfigError for keys that cannot change, if the directory exists, and without
+    a valid checkpoint at `step`.
+    """
+    before = read_config(run)
+    config = with_overrides(before, [f"run.name={json.dumps(f'{run.path.name}-from-{step}')}", *overrides])
+    _refuse_kept(before, config, step)
+    refuse_secrets(config)
+    folder = working_dir(run)
+    _refuse_without_checkpoint(run, step)
+    if config.run_path.exists():
+        raise ConfigError(
+            f"{config.run_path} exists, and a fork needs a new directory. Give the fork another name: run.name=NAME"
+        )
+    new = RunDir(staging_path(config.run_path))
+    shutil.rmtree(new.path, ignore_errors=True)
+    new.create()
+    try:
+        _copy_checkpoint(run, step, new)
+        for source, target in ((run.metrics, new.metrics), (run.ledger, new.ledger)):
+            lines = [line for line in read_jsonl(source) if isinstance(line.get("step"), int) and line["step"] <= step]
+            write_atomic(target, "".join(f"{json.dumps({**line, 'attempt': _BEFORE_THE_FORK})}\n" for line in lines))
+        inherit_inputs(run, new, _is_compared)
+        new_source(new, config, folder, argv, overrides, forked_from={"run": str(run.path), "step": step})
+        write_config(new, config)
+        new.path.rename(config.run_path)  # not publish_dir, which would replace a run of this name
+        fsync(config.run_path.parent)
+    except BaseException:
+        shutil.rmtree(new.path, ignore_errors=True)
+        raise
+    return RunDir(config.run_path)
+
+
+def _refuse_kept(before: Config, config: Config, step: int) -> None:
+    changed = differences(before, config)
+    entries = {key: [why for entry, why in KEPT.items() if is_listed(key, [entry])] for key in changed}
+    kept = {key: found[0] for key, found in entries.items() if found and not may_change(key)}
+    if (before.train.weight_decay > 0.0) != (config.train.weight_decay > 0.0):
+        kept["train.weight_decay"] = "AdamW has other parameter groups without a decay"
+    if config.data.deduplicate:
+        kept |= {key: "data.deduplicate compares with the eval sets" for key in changed if key.startswith("data.eval")}
+    if kept:
+        listed = "\n".join(f"  {key}: {changed[key][0]!r} there, {changed[key][1]!r} now ({kept[key]})" for key in kept)
+        raise ConfigError(
+            f"A fork keeps what is in the checkpoint: the model, the optimizer and the position in the data. These "
+            f"keys cannot change:\n{listed}\nLeave them out, or start a new run from an export (hpc-grpo model "
+            f"export): hpc-grpo submit CONFIG model.path={before.run_path}/export/step_{step} KEY=VALUE"
+        )
+
+
+def _refuse_without_checkpoint(run: RunDir, step: int) -> None:
+    steps = sorted(found.step for found in valid_checkpoints(run, check_hashes=False))
+    if step not in steps:
+        raise ConfigError(
+            f"--step = {step}: {run.path} has no checkpoint of this step. Steps with a checkpoint: "
+            f"{', '.join(map(str, steps)) or 'none'}. checkpoint.keep_last decides how many a run keeps."
+        )
+
+
+def _copy_checkpoint(run: RunDir, step: int, new: RunDir) -> None:
+    try:
+        shutil.copytree(run.checkpoint(step), new.checkpoint(step), copy_function=_link)
+    finally:
+        _refuse_without_checkpoint(run, step)  # a run that trains may have removed it meanwhile
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without hard links
+        shutil.copy2(source, target)
+        fsync(Path(target))
+
+
+def _is_compared(key: str) -> bool:
+    """Return whether an input of the fork must be that of the other run: the model and the training data."""
+    return is_listed(key, KEPT) and key.endswith((".path", ".items"))
