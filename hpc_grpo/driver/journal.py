@@ -29,7 +29,7 @@ from hpc_grpo.run.contract import ATTEMPT_VARIABLE
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.ledger import Ledger
 from hpc_grpo.run.paths import RunDir, step_dirs
-from hpc_grpo.run.progress import Phase, RunState, write_state
+from hpc_grpo.run.progress import Phase, RunState, read_metrics, write_state
 from hpc_grpo.run.pulse import PULSE
 
 _NOTED_EVERY_S = 5.0
@@ -167,6 +167,20 @@ class Session:
         with self.timer.phase("on_step"):
             self.journal.on_step = self.callback.ask(step, metrics)
         return bool(self.end_reason)
+
+    def had_ended(self, step: int) -> bool:
+        """Give the user's callback the recorded evals, and ask again whether the run is complete after `step`.
+
+        The driver may have died between this step's checkpoint and COMPLETE.
+        """
+        if self.callback is None:
+            return False
+        history = read_metrics(self.run_dir.metrics)
+        self.callback.resume(history, step)
+        if step == 0 or step not in history:
+            return False
+        values = {name: value for name, value in history[step].items() if name not in ("step", "attempt", "time")}
+        return self.ends_after(step, {name: value for name, value in values.items() if not name.startswith("time/")})
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.callback is not None:

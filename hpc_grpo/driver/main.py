@@ -34,7 +34,7 @@ from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.inputs import take_inputs
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_metrics, read_state
+from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
 
 
@@ -93,8 +93,8 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     config, timer = session.config, session.timer
     with timer.phase("resume"):
         state = session.checkpoints.resume()
-        if session.callback is not None:
-            session.callback.resume(read_metrics(session.run_dir.metrics), state.step)
+    if session.had_ended(state.step):
+        return state
     session.journal.publish_state(state.step, "starting")
     workers.learners.on_progress = session.journal.note_microbatches
     if state.step:

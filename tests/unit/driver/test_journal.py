@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.train import CallbackConfig
 from hpc_grpo.driver.batches import Batch
+from hpc_grpo.driver.callback import StepCallback
 from hpc_grpo.driver.journal import Journal, Session
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, TrainLength
@@ -155,3 +157,39 @@ def test_a_node_that_takes_notably_longer_is_in_the_state(
         assert state is not None
         assert state.slow_node == (named if step == 5 else "")
     journal.close()
+
+
+@pytest.mark.parametrize(("step", "asked"), [(0, []), (1, [1]), (2, [2]), (3, [])])
+def test_a_resumed_run_asks_the_callback_again_after_the_step_of_its_checkpoint(
+    make_journal: Callable[[StepTimes], Journal],
+    run_dir: RunDir,
+    clock: list[float],
+    tmp_path: Path,
+    step: int,
+    asked: list[int],
+) -> None:
+    """A driver may have died between the checkpoint and COMPLETE. The metrics are those that the step had."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "CALLS = []\ndef on_step(step, metrics, evals):\n    CALLS.append((step, metrics, evals))\n"
+        "    return 'enough' if metrics['reward/mean'] > 0.5 else None\n"
+    )
+    callback = StepCallback(CallbackConfig(name=f"{file}:on_step"))
+    calls: list[Any] = callback._function.func.__globals__["CALLS"]  # type: ignore[attr-defined]
+    journal, unused = make_journal(StepTimes.after(None)), None
+    with journal.timer.phase("eval"):
+        clock[0] = 1.0
+    journal.record_eval(0, {"eval/pass@1": 0.25})
+    for number, reward in ((1, 0.5), (2, 0.75)):
+        clock[0] += 2.0
+        journal.record_step(DriverState(number, number), {**METRICS, "reward/mean": reward}, Batch([], [number], {}))
+    parts: Any = (run_dir, LENGTH, journal, unused, unused, unused, callback)
+    session = Session(minimal_config(), *parts)
+    assert session.had_ended(step) == (step == 2)
+    journal.close()
+    assert (session.end_reason, journal.on_step) == (("enough", "enough") if step == 2 else ("", ""))
+    assert [call[0] for call in calls] == asked
+    for _, metrics, evals in calls:
+        assert evals == {0: {"eval/pass@1": 0.25}}
+        assert metrics.keys() >= {"reward/mean", "tokens/completion_total"}
+        assert not [name for name in metrics if name in ("step", "attempt") or name.startswith("time")]

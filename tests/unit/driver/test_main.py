@@ -53,6 +53,15 @@ def test_resuming_and_the_weight_contract_have_deadlines(monkeypatch: pytest.Mon
         raise ConfigError("the end of the test")
 
     session.checkpoints.resume, workers.connect_weights = resume, connect_weights
+    session.had_ended.return_value = False
     with pytest.raises(ConfigError, match="the end of the test"):
         train._run_loop(session, workers, inputs)
     assert phases == {"resume": "resume", "connect_weights": "weights"}
+
+
+def test_a_run_that_a_callback_had_ended_before_its_driver_died_takes_no_further_step() -> None:
+    session, workers = MagicMock(config=minimal_config()), MagicMock()
+    session.timer, session.checkpoints.resume = StepTimer(), lambda: DriverState(4, 40)
+    session.had_ended = lambda step: step == 4
+    assert train._run_loop(session, workers, MagicMock()) == DriverState(4, 40)
+    assert workers.mock_calls == []
