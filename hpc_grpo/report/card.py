@@ -20,17 +20,23 @@ from hpc_grpo.system.readable import UNKNOWN, one_line
 CARD, CARD_CONFIG = "README.md", "hpc_grpo.yaml"
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = (".json", ".jsonl", ".parquet", ".arrow", ".py", ".csv")
+_ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
+_NO_ADDRESS = "https://left-out.invalid/v1"
+_PATH = re.compile(r"(?<![^\s'\"=:,(])(~[^\s/]*|/[^\s'\"/:]+)(/[^\s'\"/:]+)+/?")
+"""Two names or more: /score is no file."""
+_READ = {"system_prompt", "prompt_format", "stop", "template", "pattern"}
 
 
 def model_card(run: RunDir, export: Path, step: int, name: str) -> dict[str, str]:
     """Return the texts of README.md and of the config, by file name. `name` is the model's; `step` the export's.
 
-    The config has no `launch` and no `metrics`, which describe the site and its accounts, and no folder of this disk.
+    The config has no `launch` and no `metrics`, which describe the site and its accounts, no folder of this disk and no
+    address of a server.
     Raises ConfigError for a run whose config cannot be read.
     """
     config = read_config(run)
     values = config.model_dump(mode="json", exclude={"launch": True, "metrics": True, "run": {"root"}})
-    text = to_yaml(_without_folders(values))
+    text = to_yaml(_for_others(values))
     source = read_record(run.source, dict) or {}
     folder = Path(source.get("working_dir", "."))
     is_adapter = (export / "adapter_config.json").is_file()
@@ -50,10 +56,21 @@ def model_card(run: RunDir, export: Path, step: int, name: str) -> dict[str, str
         "## Training",
         _table(("what", "value"), _facts(config, source, step, digest_of(text))),
         "## The same again",
-        f"With the data and functions that {_code(CARD_CONFIG)} names in the working directory:",
-        f"```bash\nhpc-grpo train {CARD_CONFIG}\n```",
+        *_again(source, text),
     ]
     return {CARD: "\n\n".join(parts) + "\n", CARD_CONFIG: text}
+
+
+def _again(source: Mapping[str, Any], text: str) -> list[str]:
+    """Return how to repeat the run whose published config is `text`, unless it is a fork."""
+    if fork := source.get("forked_from"):
+        return [
+            f"The run is a fork of another run at step {fork['step']}. {_code(CARD_CONFIG)} is its config since then."
+        ]
+    needed = f"With the data and functions that {_code(CARD_CONFIG)} names in the working directory"
+    if _NO_ADDRESS in text:
+        needed += f", and addresses of your own servers in place of {_code(_NO_ADDRESS)}"
+    return [f"{needed}:", f"```bash\nhpc-grpo train {CARD_CONFIG}\n```"]
 
 
 def _facts(config: Config, source: Mapping[str, Any], step: int, digest: str) -> list[tuple[str, str]]:
@@ -118,18 +135,22 @@ def _is_on_hub(path: str, folder: Path) -> bool:
     return _ON_HUB.fullmatch(path) is not None and not path.endswith(_FILES) and not (folder / path).exists()
 
 
-def _without_folders(value: Any) -> Any:
-    """Return the values with each absolute path of this disk replaced by its last part."""
-    if isinstance(value, str) and value.startswith(("/", "~")) and " " not in value:
-        return Path(value).name
+def _for_others(value: Any) -> Any:
+    """Return the values without what describes this site: of an absolute path the last part, of an address none.
+
+    Texts that the policy or a judge reads stay as they are.
+    """
+    if isinstance(value, str):
+        return _PATH.sub(lambda path: Path(path[0]).name, _ADDRESS.sub(_NO_ADDRESS, value))
     if isinstance(value, Mapping):
-        return {key: _without_folders(item) for key, item in value.items()}
-    return [_without_folders(item) for item in value] if isinstance(value, list) else value
+        kept = _READ | ({"path", "health_path"} if "url" in value else set())  # paths on a server
+        return {key: item if key in kept else _for_others(item) for key, item in value.items()}
+    return [_for_others(item) for item in value] if isinstance(value, list) else value
 
 
 def _code(text: str) -> str:
-    """Return a text as code that no Markdown ends; of a path on this disk, its last part."""
-    return f"`{one_line(_without_folders(text)).replace('`', chr(39)).replace('|', '/')}`"
+    """Return a text as code that no Markdown ends, without what describes this site."""
+    return f"`{one_line(_for_others(text)).replace('`', chr(39)).replace('|', '/')}`"
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

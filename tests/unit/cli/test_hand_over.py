@@ -20,6 +20,7 @@ import yaml
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import EXIT_CONFIG, EXIT_CRASH
 from hpc_grpo.launch.freeze import freeze
+from hpc_grpo.run.files import read_record, write_record
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
 
@@ -201,6 +202,60 @@ def test_a_card_says_what_was_trained_how_well_and_how_to_do_it_again(run: RunDi
     assert "of-the-site" not in again.read_text() + card
     assert str(tmp_path) not in again.read_text() + card
     assert load_config(str(again)).train.lr == 2e-6
+
+
+def test_a_card_shows_no_address_and_no_path_of_the_site(run: RunDir, tmp_path: Path) -> None:
+    values = yaml.safe_load((tmp_path / "my.yaml").read_text())
+    judge = {
+        "url": "http://judge01.site:8200/v1",
+        "model": "Qwen/Qwen3-8B",
+        "template": "Is {completion} of /a/b right?",
+    }
+    remote = {"url": "http://10.0.0.7:9000", "path": "/api/score", "health_path": "/ready"}
+    mine = {
+        "command": f"TMPDIR={tmp_path}/tmp python {tmp_path}/grade.py --fast",
+        "base": "https://hooks.site/x",
+        "odd": "yes / no",
+    }
+    values["rewards"] = [
+        {"name": "llm_judge", "args": judge},
+        {"name": "remote", "args": remote},
+        {"name": f"{tmp_path}/mine.py:shows_work", "args": mine},
+    ]
+    values["data"]["system_prompt"] = "/no_think"
+    values["run"]["name"] = "judged"
+    (tmp_path / "judged.yaml").write_text(yaml.safe_dump(values))
+    judged = freeze(load_config(str(tmp_path / "judged.yaml")), [], []).run
+    run.export(20).rename(judged.path / "model")
+    judged.exports.mkdir()
+    (judged.path / "model").rename(judged.export(20))
+    given = tmp_path / "given"
+    assert call("model", "export", str(judged.path), "--step", "20", "--out", str(given)).exit_code == 0
+    card, again = (given / "README.md").read_text(), (given / "hpc_grpo.yaml").read_text()
+    for shown in ("site", "10.0.0.7", "8200", str(tmp_path)):
+        assert shown not in card + again
+    assert "| rewards | `llm_judge`, `remote`, `mine.py:shows_work` |" in card
+    assert "addresses of your own servers in place of `https://left-out.invalid/v1`" in card
+    (given / "mine.py").write_text((tmp_path / "mine.py").read_text())
+    published = load_config(str(given / "hpc_grpo.yaml"))
+    nobody = "https://left-out.invalid/v1"
+    assert [reward.args for reward in published.rewards] == [
+        judge | {"url": nobody},
+        remote | {"url": nobody},
+        {"command": "TMPDIR=tmp python grade.py --fast", "base": nobody, "odd": "yes / no"},
+    ]
+    assert published.data.system_prompt == "/no_think"
+
+
+def test_a_card_of_a_fork_gives_no_command_that_would_do_something_else(run: RunDir, tmp_path: Path) -> None:
+    source = read_record(run.source, dict)
+    assert source is not None
+    write_record(run.source, {**source, "forked_from": {"run": "/site/other", "step": 10}})
+    assert call("model", "export", str(run.path), "--step", "20", "--out", str(tmp_path / "given")).exit_code == 0
+    card = (tmp_path / "given" / "README.md").read_text()
+    assert "The run is a fork of another run at step 10. `hpc_grpo.yaml` is its config since then." in card
+    assert "hpc-grpo train" not in card
+    assert "/site" not in card
 
 
 def test_the_adapter_of_a_run_has_peft_as_its_library_and_a_run_without_evals_says_so(
