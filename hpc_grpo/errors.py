@@ -27,6 +27,9 @@ EXIT_HELD = 73
 EXIT_RESUMABLE = 75
 EXIT_CONFIG = 78
 
+_MOST_CHARACTERS = 1000
+"""Of the text of a user's error, which may be of any length."""
+
 
 class HpcGrpoError(Exception):
     """An error whose message is meant for the user; shown without a traceback."""
@@ -101,9 +104,9 @@ class EndAskedError(LaunchError):
 
 
 def described(error: BaseException) -> str:
-    """Describe an error of a user's function in one line: its type, its text, and the place that raised it."""
+    """Describe an error of a user's function: its type, the start of its text, and the place that raised it."""
     [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)  # not extract_tb, which reads the source files
-    return f"{type(error).__name__}: {error} ({frame.f_code.co_filename}:{line})"
+    return f"{type(error).__name__}: {str(error)[:_MOST_CHARACTERS]} ({frame.f_code.co_filename}:{line})"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -192,10 +192,11 @@ class GroupSamples:
 class GroupGrades:
     """A graded group in the driver: a few numbers per rollout, no token arrays.
 
-    All tuples have length G. `rewards` is the weighted sum of `reward_parts`. If `valid` is False, the reward could not
-    be computed and is 0.0, and the rollout has no gradient. `min_policy_versions` is the oldest version that sampled a
-    token, -1 without a token. `measures` are those of `metrics.rollouts` by metric name. `texts` is empty unless the
-    decoded completions were requested.
+    Tuples have length G, or are empty where a field says so. `errors` and `thumbnails` have lengths of their own.
+    `rewards` is the weighted sum of `reward_parts`. If `valid` is False, the reward could not be computed and is 0.0,
+    and the rollout has no gradient. `min_policy_versions` is the oldest version that sampled a token, -1 without a
+    token. `measures` are those of `metrics.rollouts` by metric name. `texts` is empty unless the decoded completions
+    were requested.
     """
 
     ordinal: int
@@ -222,7 +223,7 @@ class GroupGrades:
     shown_turns: tuple[tuple[tuple[str, str], ...], ...] = ()
     """What the model was told since its last turn ("" in the first) and what it wrote, for each turn; as above."""
     thumbnails: tuple[str, ...] = ()
-    """JPEGs in base64 of the prompt's images, if the decoded completions were asked for."""
+    """A JPEG in base64 of each image of the prompt, if decoded completions were requested."""
     num_prompt_tokens: int = 0
     num_observed_tokens: tuple[int, ...] = ()
     """Tokens that an environment added after the first prompt."""

@@ -143,11 +143,11 @@ class TrainingLoop:
         return self.evaluation is not None and self.evaluation.is_due(step, in_s or 0.0)
 
     def _evaluate(self, state: DriverState, policy_version: int) -> dict[str, float]:
-        """Evaluate if an eval is due.
+        """Evaluate if an eval is due. Return its metrics, {} without an eval.
 
-        In a run that must resume with the same batches, no new prompts start before the eval.
-
-        Otherwise prompts run at the same time: the eval's prompts have priority (driver/evaluation.py).
+        With a policy lag, prompts of the next steps start first and run at the same time. The eval's prompts have
+        priority (driver/evaluation.py). Without a lag, no prompts start before the eval: a resumed run must meet the
+        same batches.
         """
         if not self._evaluates_at(state.step):
             return {}

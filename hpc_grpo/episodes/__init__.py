@@ -16,13 +16,16 @@ from typing import Any, Protocol
 Message = Mapping[str, Any]
 Messages = str | Message | Sequence[Message]
 
+OWN_METRICS = frozenset({"turns", "observed_tokens", "failed_fraction", "env_s"})
+"""Names of `episode/NAME` that hpc-grpo measures itself. An environment's metric has another name."""
+
 
 @dataclass(frozen=True)
 class Turn:
     """The answer of an environment to a message of the model.
 
     `observation` is what the model sees next; ignored if `done`. `reward` is the reward of this turn. `metrics` are
-    summed over the turns of an episode.
+    summed over the turns of an episode, and have no name of OWN_METRICS.
     """
 
     observation: Messages | None = None

@@ -23,7 +23,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -31,9 +30,9 @@ from functools import partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from hpc_grpo.episodes import Turn, as_messages
+from hpc_grpo.episodes import OWN_METRICS, Turn, as_messages
 from hpc_grpo.episodes.builtin import environment_of
-from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, described
 from hpc_grpo.system.processes import tie_to_parent
 
 MAX_LINE_BYTES = 16 << 20
@@ -83,8 +82,9 @@ class Host:
             line = _line(call=call, **answer)
         except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes a line
             self._sessions.pop(session, None)
-            late = "" if method == "play" else f"did not end within {self._timeout_s:g} s"
-            line = _line(call=call, failure=_described(error, late))
+            is_late = isinstance(error, TimeoutError) and not error.args and method != "play"
+            failure = f"did not end within {self._timeout_s:g} s" if is_late else described(error)
+            line = _line(call=call, failure=failure)
         self._write(line)
 
 
@@ -199,6 +199,11 @@ def checked(value: Any, method: str = "step") -> dict[str, Any]:
     if not isinstance(value.metrics, Mapping) or not all(map(_is_finite, value.metrics.values())):
         raise ValueError(f"the metrics of a Turn must be finite numbers by name, not {value.metrics!r:.200}")
     metrics = {str(name): float(own) for name, own in value.metrics.items()}
+    if taken := [name for name in metrics if name.partition("/")[0] in OWN_METRICS]:
+        raise ValueError(
+            f"a metric of a Turn has the name {taken[0]!r}, which hpc-grpo measures itself as episode/{taken[0]}; give "
+            f"it another name than {', '.join(sorted(OWN_METRICS))}"
+        )
     return {"messages": messages, "reward": float(value.reward), "done": bool(value.done), "metrics": metrics}
 
 
@@ -213,13 +218,6 @@ def checked_messages(value: Any) -> list[dict[str, Any]]:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, numbers.Real) and math.isfinite(value)
-
-
-def _described(error: BaseException, late: str) -> str:
-    if late and isinstance(error, TimeoutError) and not error.args:
-        return late
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {str(error)[:1000]} ({frame.filename}:{frame.lineno})"
 
 
 async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None:
@@ -251,7 +249,7 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
             if not callable(getattr(environment, method, None)):
                 raise ConfigError(f"it has no method {method}, nor play (docs/environments.md)")
     except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
-        text = str(error) if isinstance(error, HpcGrpoError) else _described(error, "")
+        text = str(error) if isinstance(error, HpcGrpoError) else described(error)
         writer.write(_line(refused=text))
         await writer.drain()
         return

@@ -27,10 +27,10 @@ _WITH_INTERVAL = re.compile(r"pass@\d+|reward_mean|tokens_mean")
 
 @dataclass(frozen=True)
 class EvalGroup:
-    """An eval prompt with its graded completions. Tuples have length n, `eval.num_samples`.
+    """An eval prompt with its graded completions. `completions`, `rewards`, `solved` and `num_tokens` have length n.
 
-    `fields` are the columns of the data set, with the reference as `answer`. If the reward failed, `is_graded` is
-    False, and `rewards` and `solved` are meaningless.
+    n is `eval.num_samples`. `fields` are the columns of the data set, with the reference as `answer`. If the reward
+    failed, `is_graded` is False, and `rewards` and `solved` are meaningless.
     """
 
     prompt: str
@@ -42,8 +42,9 @@ class EvalGroup:
     num_tokens: tuple[int, ...]
     is_graded: bool = True
     turns: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """Those of each episode, as files of rollouts have them; () without an environment."""
+    """The turns of each episode, as rollout files have them; () without an environment."""
     thumbnails: tuple[str, ...] = ()
+    """A JPEG in base64 of each image of the prompt; () without images."""
 
 
 EvalMetric = Callable[[Sequence[EvalGroup]], Mapping[str, float]]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hpc_grpo.config import EvalConfig
-from hpc_grpo.metrics.rollouts import MEASURES, measure, rollout_metrics, selection_metrics, solved
+from hpc_grpo.episodes import OWN_METRICS
+from hpc_grpo.metrics.rollouts import IN_ENVIRONMENT, MEASURES, measure, rollout_metrics, selection_metrics, solved
 from hpc_grpo.types import Completion, Episode, FinishReason, GroupGrades, Turn
 from tests.support.sequences import single_answers
 
@@ -133,6 +134,7 @@ def test_an_episode_is_measured_in_its_environment_and_nothing_else_is() -> None
         "episode/failed_fraction": (0.0, 1.0),
         "episode/calls": (2.0, 0.0),
     }
+    assert {*IN_ENVIRONMENT, "episode/env_s"} == {f"episode/{name}" for name in OWN_METRICS}, "none may be taken twice"
     assert measures["tokens/completion_mean"] == (6.0, 0.0)
     turn_rewards, failures = ((1.5, 0.0), ()), ("", "reset raised ValueError")
     played = group(0, measures=measures, turn_rewards=turn_rewards, failures=failures, mean_policy_versions=(5.0, -1.0))
