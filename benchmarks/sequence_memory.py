@@ -1,6 +1,6 @@
 """Peak memory of a learner's step against the length of its one sequence, alone and with learners that share the row.
 
-    python benchmarks/sequence_memory.py [--lengths 2048,4096,8192] [--degrees 1,2]
+    python benchmarks/sequence_memory.py [--lengths 1024,4096,8192] [--degrees 1,2]
 
 Each case is a step of processes of their own, on the CPU: resident memory above that before the step, of rank 0.
 """
@@ -42,7 +42,7 @@ def peak_mib(rank: int, world_size: int, store: Any, model: Path, length: int) -
 
 
 @click.command()
-@click.option("--lengths", default="2048,4096,8192", show_default=True, help="Tokens of the sequence.")
+@click.option("--lengths", default="1024,4096,8192", show_default=True, help="Tokens of the sequence.")
 @click.option("--degrees", default="1,2", show_default=True, help="Learners that share it.")
 def main(lengths: str, degrees: str) -> None:
     sizes, rows = [int(each) for each in degrees.split(",")], []
