@@ -215,7 +215,7 @@ def _hardware(
 
 def plan_text(plan: Plan) -> str:
     measured = newest_attempt(RunDir(plan.config.run_path), plan.config)
-    sections = [*size_sections(plan, read_disk(plan)), *time_sections(plan, measured)]
+    sections = [*size_sections(plan, read_disk([plan])), *time_sections(plan, measured)]
     return "\n\n".join(filter(None, sections)) + "\n"
 
 

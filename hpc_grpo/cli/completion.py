@@ -71,7 +71,8 @@ def candidates(kinds: Sequence[str], text: str) -> list[CompletionItem]:
 
 
 def _runs(text: str) -> Iterator[str]:
-    yield from (run.path.name for run in all_runs())
+    for run in all_runs():
+        yield from {run.name, run.name.partition("/")[0]}
     yield from (path for path in _paths(text) if path.endswith("/"))
 
 

@@ -16,8 +16,8 @@ from hpc_grpo.cli.options import (
     complete,
     echo,
     echo_json,
-    find_run,
-    open_run,
+    find_runs,
+    open_runs,
     runs_below,
     runs_root,
 )
@@ -34,9 +34,12 @@ from hpc_grpo.system.readable import file_size, table
 @ROOT
 @JSON
 def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
-    """Say what runs take on disk in bytes and files, what `clean` would free, and what room is left."""
+    """Say what runs take on disk in bytes and files, what `clean` would free, and what room is left.
+
+    The name of a sweep stands for its runs.
+    """
     folder = root or runs_root()
-    runs = [find_run(name, root) for name in run_names] if run_names else runs_below(folder)
+    runs = find_runs(run_names, root) if run_names else runs_below(folder)
     found = [(run, usage(run), removable(run)) for run in runs]
     if as_json:
         values = [
@@ -53,7 +56,7 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
     for run, parts, items in found:
         note = f"clean would free {_total(items)}" if items else ""
         files = sum(part.num_files for part in parts)
-        rows.append((run.path.name, file_size(sum(part.num_bytes for part in parts)), f"{files:,}", note))
+        rows.append((run.name, file_size(sum(part.num_bytes for part in parts)), f"{files:,}", note))
         rows += [(f"  {part.name}", file_size(part.num_bytes), f"{part.num_files:,}", part.note) for part in parts]
     if not rows:
         looked = folder.absolute()
@@ -72,9 +75,9 @@ def clean(run_names: tuple[str, ...], yes: bool) -> None:
     """Remove from runs that nothing trains what they need no longer: older checkpoints and exports, cut saves.
 
     Lists it first and asks; without a terminal it removes only with --yes. The newest whole checkpoint, the newest
-    export, rollouts, ledger and all records stay.
+    export, rollouts, ledger and all records stay. The name of a sweep stands for its runs.
     """
-    runs = [open_run(name) for name in run_names]
+    runs = open_runs(run_names)
     for run in runs:
         refuse_if_held(run)
     found = {run: removable(run) for run in runs}

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.owner import refuse_shared
-from hpc_grpo.run.paths import CELLS, RunDir
+from hpc_grpo.run.paths import RunDir, is_sweep
 from hpc_grpo.system.readable import printable
 
 RUNS_ROOT_VARIABLE = "HPC_GRPO_RUNS_ROOT"
@@ -123,7 +123,18 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
     for path in (Path(argument).expanduser(), *(folder / argument for folder in roots)):
         if _is_run(path):
             return RunDir(path.absolute())
+    if runs := find_sweep(argument, root):
+        first = runs[0].path
+        raise ConfigError(f"RUN = {argument!r}: {first.parent} is a sweep of {len(runs)} runs. Name one: {first}")
     raise ConfigError(_no_such_run(argument, roots))
+
+
+def find_runs(names: Sequence[str], root: Path | None = None) -> list[RunDir]:
+    """Return the runs that names stand for, each once: RUN is one, and a sweep stands for its runs.
+
+    Raises ConfigError as `find_run` does.
+    """
+    return list(dict.fromkeys(run for name in names for run in find_sweep(name, root) or [find_run(name, root)]))
 
 
 def find_sweep(argument: str, root: Path | None = None) -> list[RunDir]:
@@ -156,6 +167,14 @@ def open_run(argument: str) -> RunDir:
     return run
 
 
+def open_runs(names: Sequence[str]) -> list[RunDir]:
+    """Return the runs that names stand for, for a command that acts on them. Raises ConfigError as `open_run` does."""
+    runs = find_runs(names)
+    for run in runs:
+        refuse_shared(run.path)
+    return runs
+
+
 def runs_root() -> Path:
     """Return the folder whose runs are listed: $HPC_GRPO_RUNS_ROOT, else ./runs."""
     return _roots()[0]
@@ -167,13 +186,9 @@ def all_runs() -> list[RunDir]:
 
 
 def runs_below(root: Path) -> list[RunDir]:
-    """Return the runs directly below `root`, by name; none if there is no such folder."""
-    return [RunDir(path.absolute()) for path in _entries(root) if _is_run(path)]
-
-
-def sweeps_below(root: Path) -> list[Path]:
-    """Return the folders of sweeps directly below `root`, by name."""
-    return [path for path in _entries(root) if _is_sweep(path)]
+    """Return the runs directly below `root`, and those of the sweeps there; none if there is no such folder."""
+    folders = (_entries(path) if _is_sweep(path) else [path] for path in _entries(root))
+    return [RunDir(path.absolute()) for paths in folders for path in paths if _is_run(path)]
 
 
 def echo(text: Any, err: bool = False, nl: bool = True) -> None:
@@ -202,13 +217,13 @@ def _roots() -> list[Path]:
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except OSError:  # no folder, somebody else's, or no name at all
+    except (OSError, ValueError):  # no folder, somebody else's, or no name at all
         return []
 
 
 def _is_sweep(path: Path) -> bool:
     try:
-        return (path / CELLS).is_dir()
+        return is_sweep(path)
     except OSError:  # somebody else's folder
         return False
 
@@ -234,5 +249,6 @@ def _no_such_run(argument: str, roots: Sequence[Path]) -> str:
 def _nearest(argument: str, roots: Sequence[Path]) -> Iterator[str]:
     import difflib
 
-    names = {run.path.name for root in roots for run in runs_below(root)}
-    yield from difflib.get_close_matches(Path(argument).name, sorted(names), n=3)
+    names = {run.path.name: run.name for root in roots for run in runs_below(root)}
+    names |= {name.partition("/")[0]: name.partition("/")[0] for name in names.values()}
+    yield from (names[near] for near in difflib.get_close_matches(Path(argument).name, sorted(names), n=3))

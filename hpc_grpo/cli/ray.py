@@ -37,7 +37,7 @@ def ray(run_name: str, words: tuple[str, ...]) -> None:
     run = open_run(run_name)
     attempts = read_attempts(run)
     if not attempts or attempts[-1].exit_kind != "running" or not attempts[-1].ray_address:
-        raise ConfigError(f"No Ray of run {run.path.name} is up. `hpc-grpo status {run.path}` says where it stands.")
+        raise ConfigError(f"No Ray of run {run.name} is up. `hpc-grpo status {run.path}` says where it stands.")
     attempt = attempts[-1]
     if words == ("dashboard",):
         echo(_where_dashboard_is(run, attempt))
@@ -72,7 +72,7 @@ def _dashboard_here(run: RunDir, attempt: AttemptRecord, word: str) -> str:
 def _dashboard_of(run: RunDir, attempt: AttemptRecord, word: str) -> str:
     if not attempt.ray_dashboard:
         raise ConfigError(
-            f"`ray {word}` is for Ray's dashboard, which run {run.path.name} goes without: start it with "
+            f"`ray {word}` is for Ray's dashboard, which run {run.name} goes without: start it with "
             f"launch.ray_dashboard=true."
         )
     return attempt.ray_dashboard

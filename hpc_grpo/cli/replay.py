@@ -117,7 +117,7 @@ def export(
             write_atomic(output / name, text)
     if repository is not None:
         card = model_card(run, folder, number, hub["repository"].partition("/")[2])
-        echo(repository.upload(folder, card, f"Step {number} of {run.path.name}"))
+        echo(repository.upload(folder, card, f"Step {number} of {run.name}"))
     else:
         echo(folder if output is None else output)
 
@@ -198,7 +198,7 @@ def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Repl
     if missing := [number for number in steps if not run.batches(number).is_dir()]:
         there = ", ".join(map(str, sorted(step_dirs(run.batches(step).parent)))) or "none"
         raise ConfigError(
-            f"The batch of step {missing[0]} of run {run.path.name} was not kept. It kept: {there}. To train "
+            f"The batch of step {missing[0]} of run {run.name} was not kept. It kept: {there}. To train "
             f"step {step} again, all from step {steps[0]} on are needed: set checkpoint.keep_batches."
         )
     records = {number: read_batches(run.batches(number)) for number in steps}
@@ -228,7 +228,7 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config, *, merged: 
     if not found or (step is not None and step not in found):
         there = ", ".join(map(str, sorted(found))) or "none"
         asked = "" if step is None else f"--step = {step}: "
-        raise ConfigError(f"{asked}run {run.path.name} has whole checkpoints of these steps: {there}.")
+        raise ConfigError(f"{asked}run {run.name} has whole checkpoints of these steps: {there}.")
     checkpoint = found[max(found) if step is None else step]
     learner = Learner(config, total_optimizer_steps=1)
     load_here(learner, checkpoint)

@@ -73,11 +73,11 @@ def _running_attempt(run: RunDir) -> AttemptRecord:
     newest = records.newest
     if newest is None or not records.is_running(newest, time.time()):
         raise ConfigError(
-            f"No attempt of run {run.path.name} is running now, so it has no nodes. "
+            f"No attempt of run {run.name} is running now, so it has no nodes. "
             f"`hpc-grpo status {run.path}` says where it stands."
         )
     if queue_of(newest.source) is None:
-        raise ConfigError(f"Run {run.path.name} runs on {newest.nodes[0]} without Slurm: log in there instead.")
+        raise ConfigError(f"Run {run.name} runs on {newest.nodes[0]} without Slurm: log in there instead.")
     return newest
 
 

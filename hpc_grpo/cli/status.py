@@ -23,10 +23,10 @@ from hpc_grpo.cli.options import (
     echo,
     echo_json,
     find_run,
+    find_runs,
     find_sweep,
     runs_below,
     runs_root,
-    sweeps_below,
 )
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
@@ -53,14 +53,13 @@ if TYPE_CHECKING:
 @click.option("--why", is_flag=True, help="Explain the end of every attempt of RUN, and what to do.")
 @click.option("--slurm", "asks_slurm", is_flag=True, help="Ask the scheduler too: once, and at most once a minute.")
 def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bool, asks_slurm: bool) -> None:
-    """Say where runs stand: all of them, or those named; the name of a sweep stands for its runs.
+    """Say where runs stand: all of them, or those named. The name of a sweep stands for its runs.
 
     Asks the scheduler only with --slurm.
     """
     if why and (asks_slurm or not run_names):
         raise click.UsageError("--why needs a RUN, and goes without --slurm.")
-    named = [run for name in run_names for run in find_sweep(name, root) or [find_run(name, root)]]
-    runs = named if run_names else runs_below(root or runs_root())
+    runs = find_runs(run_names, root) if run_names else runs_below(root or runs_root())
     if why:
         _explain(runs, as_json=as_json)
         return
@@ -72,16 +71,13 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
     if as_json:
         echo_json(status_facts(summaries, queue.values() if queue else None))
         return
-    sweeps = [] if run_names else sweeps_below(root or runs_root())
-    if not runs and not sweeps:
+    if not runs:
         _say_no_runs(root)
-    elif runs:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        echo(status_table(summaries, width, queue.cells() if queue else None))
-        if queue is not None:
-            echo(queue.age(time.time()))
-    if sweeps:
-        echo(f"Sweeps: {', '.join(map(str, sweeps))}. Their runs: hpc-grpo status {sweeps[0]}")
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    echo(status_table(summaries, width, queue.cells() if queue else None))
+    if queue is not None:
+        echo(queue.age(time.time()))
 
 
 @click.command()
@@ -90,17 +86,20 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
 def watch(run_name: str | None, root: Path | None) -> None:
     """Show a run live, or all runs: phase, progress, curves, completions. In a pipe: a line a step, until it is over.
 
+    The name of a sweep stands for its runs.
+
     Keys: Enter opens a run, left and right go to the next one, l shows its log, r all runs, q ends.
     """
-    run = find_run(run_name, root) if run_name else None
+    named = find_runs([run_name], root) if run_name else []
+    run = named[0] if len(named) == 1 else None
     if sys.stdout.isatty():
         from hpc_grpo.report.screen import WatchApp
 
-        folder = root or (run.path.parent if run else runs_root())
+        folder = named[0].path.parent if named else root or runs_root()
         WatchApp(lambda: runs_below(folder), run).run()
         return
     if run is None:
-        raise click.UsageError("In a pipe, watch needs a RUN; `hpc-grpo status` prints all runs.")
+        raise click.UsageError("In a pipe, watch needs one RUN; `hpc-grpo status` prints all runs.")
     try:
         for line in watch_plainly(run):
             echo(line)
@@ -145,11 +144,14 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, nu
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page; default: report.html in the first run."
 )
 def report(run_names: tuple[str, ...], out: Path | None) -> None:
-    """Show what runs have learned: in the terminal, and as one HTML page of all of them that needs no network."""
+    """Show what runs have learned: in the terminal, and as one HTML page of all of them that needs no network.
+
+    The name of a sweep stands for its runs.
+    """
     from hpc_grpo.report.page import write_page
     from hpc_grpo.report.terminal import print_report
 
-    runs = list(dict.fromkeys(find_run(name) for name in run_names))
+    runs = find_runs(run_names)
     for run in runs:
         print_report(run)
     echo(f"Page: {write_page(runs, out or runs[0].path / 'report.html')}")

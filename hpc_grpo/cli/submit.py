@@ -19,7 +19,9 @@ from hpc_grpo.cli.options import (
     RUN,
     SET,
     echo,
+    find_sweep,
     open_run,
+    open_runs,
     run_unless_config,
     slurm_overrides,
     slurm_time,
@@ -45,6 +47,7 @@ from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner, refuse_if_held
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import counted
 from hpc_grpo.types import GIB
 
 
@@ -130,6 +133,11 @@ def submit(
     job = JobRequest(run, request.config.launch, attempt_command(run, driver))
     if is_sweep:
         cells = load_sweep(config_name, words, sweep, seeds, queue, driver)
+        if not cells.job.tasks:
+            echo(
+                f"All {len(cells.cells)} runs in {cells.root} are already complete; raise train.total_* to extend them."
+            )
+            return
         job = replace(cells.job, at_once=at_once)
     job = replace(job, after=(after,) if after else ())
     refuse_endless_chain(job.launch)
@@ -140,7 +148,7 @@ def submit(
     if dry_run:
         os.environ.update(request.exported)
         requests = [request] if cells is None else [*cells.cells.values()]
-        refused = _refusals(requests, accepts_changes)
+        refused = [*refusals([each.config for each in requests], accepts_changes=accepts_changes)]
         echo(script + _comments(requests[0], refused, "" if cells is None else f"Cells:\n\n{cells}\n\n"), nl=False)
         for error in refused:
             raise error
@@ -166,7 +174,7 @@ def queue_run(
     run = RunDir(request.config.run_path)
     os.environ.update(request.exported)
     refuse_if_held(run)
-    refuse_what_fails(request.config, accepts_changes=accepts_changes)
+    refuse_what_fails([request.config], accepts_changes=accepts_changes)
     with complete_until_queued(run):
         frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
         job_id = "" if run.is_complete() else submit_run(run, frozen.config.launch, driver, queue, after)
@@ -177,20 +185,26 @@ def queue_run(
 @RUN
 @click.option("--now", is_flag=True, help="End it and all its jobs now; steps after the last checkpoint are lost.")
 def stop(run_name: str, now: bool) -> None:
-    """End a run after the step in progress and a checkpoint; its follow-on job is cancelled then."""
-    run = open_run(run_name)
-    if _is_complete(run):
-        return
+    """End a run after the step in progress and a checkpoint; its follow-on job is cancelled then.
+
+    The name of a sweep stands for its runs.
+    """
+    runs = [run for run in open_runs([run_name]) if not _is_complete(run)]
+    for run in runs:  # all of them first: no task of an array may start in place of another
+        run.stop_marker.touch()
     if now:
-        for line in cancel_run(run, job_queue()):
-            echo(line)
+        for run in runs:
+            for line in cancel_run(run, job_queue()):
+                echo(f"{run.name}: {line}")
         return
-    run.stop_marker.touch()
-    if read_lock_owner(run) is None:
-        echo("Nothing trains it now; a job that waits will end as soon as it starts.")
-    else:
-        echo(f"{run.path.name} stops after its step and a checkpoint.")
-    echo(f"Take it up again with: hpc-grpo submit {run_name}")
+    for run in runs:
+        if read_lock_owner(run) is None:
+            echo(f"{run.name}: Nothing trains it now; a job that waits will end as soon as it starts.")
+        else:
+            echo(f"{run.name} stops after its step and a checkpoint.")
+    if runs:
+        again = "the command that submitted the sweep" if find_sweep(run_name) else f"hpc-grpo submit {run_name}"
+        echo(f"To resume: {again}")
 
 
 def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver: str, queue: JobQueue) -> None:
@@ -202,27 +216,19 @@ def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver
     launch = next_launch(run, overrides)
     refuse_endless_chain(launch)
     queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
-    refuse_what_fails(config.model_copy(update={"launch": launch}), accepts_changes=accepts_changes)
+    refuse_what_fails([config.model_copy(update={"launch": launch})], accepts_changes=accepts_changes)
     with complete_until_queued(run):
         freeze(config, sys.argv, overrides, accepts_changes=accepts_changes)
         if not _is_complete(run):  # more steps reopen one that was
             echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
 
 
-def _refusals(requests: Sequence[Request], accepts_changes: bool) -> list[ConfigError]:
-    """Return why `submit` would refuse any of the configs, each reason once."""
-    found = [error for one in requests for error in refusals(one.config, accepts_changes=accepts_changes)]
-    return [*{str(error): error for error in found}.values()]
-
-
 def _how_to_follow_sweep(sweep: Sweep, array: str) -> str:
-    if not array:
-        return f"All {len(sweep.cells)} runs in {sweep.root} are already complete."
     return (
-        f"Submitted array {array} for {len(sweep.cells)} runs in {sweep.root}\n"
+        f"Submitted array {array} for {counted(len(sweep.job.tasks), 'run')} in {sweep.root}\n"
         f"  where they stand:  hpc-grpo status {sweep.root}\n"
         f"  results by cell:   hpc-grpo compare {sweep.root}\n"
-        f"  end one:           hpc-grpo stop {sweep.runs[0].path}"
+        f"  end all, or one:   hpc-grpo stop {sweep.root}    hpc-grpo stop {next(iter(sweep.cells)).path}"
     )
 
 

@@ -186,8 +186,8 @@ class MetricsConfig(Section):
     wandb: WandbArgs = Field(
         default_factory=WandbArgs,
         description=(
-            "Arguments of wandb.init: project (default: hpc-grpo), entity, group, tags and others. mode: "
-            "offline, disabled, or auto (the default): online with WANDB_API_KEY or after `wandb login`, "
+            "Arguments of wandb.init: project (default: hpc-grpo), entity, group (default: the sweep), tags, others. "
+            "mode: offline, disabled, or auto (the default): online with WANDB_API_KEY or after `wandb login`, "
             "else off."
         ),
     )

@@ -178,11 +178,6 @@ class Config(Section):
         """Return the optimizer steps of so many steps of the loop, under any task."""
         return steps * self.train.num_minibatches
 
-    @property
-    def cache_path(self) -> Path:
-        """The folder of tokenized data."""
-        return Path(self.data.cache_dir) if self.data.cache_dir else self.run.root / ".data"
-
     def rewards_of(self, source: SourceConfig) -> list[RewardConfig]:
         return self.rewards if source.rewards is None else source.rewards
 

@@ -25,6 +25,7 @@ from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.stream import DemonstrationStream, Part, PromptStream
 from hpc_grpo.data.templates import Tokenizer
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.paths import tokenized_data
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,7 +77,7 @@ def load_evals(
 
 def load_rows(config: Config, source: SourceConfig, tokenizer: Tokenizer, tokenizer_id: Mapping[str, str]) -> Rows:
     """Return the rows of a source, from the cache or made now. Raises ConfigError for an item that cannot be used."""
-    origin, encoder, cache = open_source(source), Encoder(config, source, tokenizer), RowCache(config.cache_path)
+    origin, encoder, cache = open_source(source), Encoder(config, source, tokenizer), RowCache(tokenized_data(config))
 
     def items_id() -> Mapping[str, str]:
         return origin.identity() or {"digest": encoder.digest(read_items(source))}

@@ -23,7 +23,7 @@ from hpc_grpo.run.checkpoint import find_checkpoint, valid_checkpoints
 from hpc_grpo.run.files import read_jsonl, read_record, write_record
 from hpc_grpo.run.frozen_config import differences, read_config, rewrite_config, write_config
 from hpc_grpo.run.inputs import accept_changes
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir, is_sweep
 from hpc_grpo.run.source import (
     PACKAGE,
     changed_functions,
@@ -88,6 +88,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
     ConfigError if the config is not the run's or holds a secret, and if the run's files are missing or changed.
     """
     refuse_secrets(config)
+    refuse_sweep(config)
     run = RunDir(config.run_path)
     run.create()
     if run.has_config():
@@ -113,6 +114,15 @@ def new_source(
 def _origin(folder: Path, argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
     now = {"version": __version__, "created_at": time.time(), "working_dir": str(folder)}
     return {**now, "argv": list(argv), "overrides": list(overrides)}
+
+
+def refuse_sweep(config: Config) -> None:
+    """Raise ConfigError if the run's folder holds the runs of a sweep."""
+    if is_sweep(config.run_path):
+        raise ConfigError(
+            f"run.name = {config.run.name!r}: {config.run_path} is the folder of a sweep. Choose another run.name "
+            "(--name NAME), or give --sweep or --seeds to submit the sweep again."
+        )
 
 
 def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:

@@ -195,14 +195,15 @@ class WandbSink:
         self._failures: tuple[type[Exception], ...] = (wandb.Error, ConnectionError)
         self._run: Any = None
         self._table, self._num_completions = wandb.Table, config.metrics.completions
-        given: dict[str, Any] = {"project": "hpc-grpo", **config.metrics.wandb, "mode": mode}
+        sweep = run_dir.path.parent.name if run_dir.is_cell else None
+        given: dict[str, Any] = {"project": "hpc-grpo", "group": sweep, **config.metrics.wandb, "mode": mode}
         taken = inspect.signature(wandb.init).parameters
         if unknown := [key for key in given if key not in taken]:
             raise ConfigError(f"metrics.wandb.{unknown[0]}: unknown key{nearest(unknown[0], taken)}")
         try:
             self._run = (start_run or wandb.init)(
                 **given,
-                name=config.run.name,
+                name=run_dir.name,
                 id=wandb_run_id(run_dir),
                 resume="allow",
                 dir=str(run_dir.path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -35,7 +36,7 @@ STEP_BYTES = 4096
 
 @dataclass(frozen=True)
 class DiskBudget:
-    """The bytes that a run writes below its folder.
+    """The bytes that a run writes below its folder, or the runs of a sweep below theirs.
 
     `sure` follows from the model's size; `estimated` is an upper limit.
 
@@ -70,16 +71,41 @@ class DiskBudget:
         return self.num_bytes <= self.room.num_bytes
 
 
-def read_disk(plan: Plan) -> DiskBudget:
-    """Return the budget of the plan's run directory, as the machine that asks sees its file system."""
-    return disk_budget(plan, room_for(RunDir(plan.config.run_path)))
+def read_disk(plans: Sequence[Plan]) -> DiskBudget:
+    """Return the budget of the run directories of plans, as the machine that asks sees their file system."""
+    room = room_for([RunDir(plan.config.run_path) for plan in plans])
+    return added([disk_budget(plan, room) for plan in plans])
 
 
-def room_for(run: RunDir) -> Room:
-    """Return the room for a run. Its existing files count as room, because they are replaced."""
-    room, taken = room_in(run.path), taken_on_disk(run.path)
-    files = None if room.num_files is None else room.num_files + taken.num_files
-    return replace(room, num_bytes=room.num_bytes + taken.num_bytes, num_files=files)
+def room_for(runs: Sequence[RunDir]) -> Room:
+    """Return the room for runs in one folder. Their existing files count as room, because they are replaced."""
+    room, taken = room_in(runs[0].path), [taken_on_disk(run.path) for run in runs]
+    files = None if room.num_files is None else room.num_files + sum(own.num_files for own in taken)
+    return replace(room, num_bytes=room.num_bytes + sum(own.num_bytes for own in taken), num_files=files)
+
+
+def added(budgets: Sequence[DiskBudget]) -> DiskBudget:
+    """Return the budget of all runs of a sweep together, which share their room."""
+    first, number = budgets[0], len(budgets)
+    if number == 1:
+        return first
+
+    def sums(parts: Iterable[Part]) -> tuple[Part, ...]:
+        by_name: dict[str, list[Part]] = {}
+        for part in parts:
+            by_name.setdefault(part.name, []).append(part)
+        return tuple(
+            Part(name, sum(part.num_bytes for part in own), f"{number} runs, the first: {own[0].formula}")
+            for name, own in by_name.items()
+        )
+
+    return DiskBudget(
+        folder=first.folder.parent,
+        sure=sums(part for budget in budgets for part in budget.sure),
+        estimated=sums(part for budget in budgets for part in budget.estimated),
+        num_files=sum(budget.num_files for budget in budgets),
+        room=first.room,
+    )
 
 
 def disk_budget(plan: Plan, room: Room) -> DiskBudget:

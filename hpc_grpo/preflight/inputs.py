@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -28,7 +29,7 @@ from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.environment import filtered, job_environ
-from hpc_grpo.launch.freeze import refuse_secrets, working_dir
+from hpc_grpo.launch.freeze import refuse_secrets, refuse_sweep, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
@@ -60,22 +61,44 @@ _MAKE_ROOM = (
 )
 
 
-def refuse_what_fails(config: Config, *, accepts_changes: bool = False) -> None:
-    for error in refusals(config, accepts_changes=accepts_changes):
+def refuse_what_fails(configs: Sequence[Config], *, accepts_changes: bool = False) -> None:
+    for error in refusals(configs, accepts_changes=accepts_changes):
         raise error
 
 
 def refusals(
-    config: Config, environ: Mapping[str, str] = os.environ, *, only: str = "", accepts_changes: bool = False
+    configs: Sequence[Config],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    only: str = "",
+    accepts_changes: bool = False,
 ) -> Iterator[ConfigError]:
-    """Yield each error that would stop the job at its start, if a login node can find it.
+    """Yield each error that would stop a job at its start, once, if a login node can find it.
 
-    `only` selects the errors of one check of the doctor.
+    The configs are of one run or of the cells of a sweep, which have one `launch` and one disk. `only` selects the
+    errors of one check of the doctor.
     """
-    run = RunDir(config.run_path)
-    start = working_dir(run) if run.has_config() else Path.cwd()
-    for check, refuse in (
+    unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
+    checks = [check for config in unlike.values() for check in _checks_of(config, environ)]
+    checks += [(INPUTS, partial(refuse_changed_inputs, config, accepts_changes)) for config in configs]
+    checks.append(("partition", partial(refuse_what_cannot_start, configs[0].launch)))
+    checks.append((DISK, partial(refuse_full_disk, configs, environ)))
+    said = set()
+    for check, refuse in checks:
+        try:
+            if only in ("", check):
+                refuse()
+        except ConfigError as error:
+            if str(error) not in said:
+                said.add(str(error))
+                yield error
+
+
+def _checks_of(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], None]]]:
+    start = _start_of(config)
+    yield from (
         ("variables", partial(refuse_secrets, config)),
+        ("run folder", partial(refuse_sweep, config)),
         ("submit options", partial(refuse_missing_python, config.launch)),
         (INPUTS, partial(refuse_missing_environment, config.launch, start)),
         (INPUTS, partial(refuse_missing_notify, config.launch, start)),
@@ -84,16 +107,8 @@ def refusals(
         (INPUTS, partial(refuse_wrong_environments, config)),
         (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
         (INPUTS, partial(refuse_unreadable_data, config, start)),
-        (INPUTS, partial(refuse_changed_inputs, run, config, start, accepts_changes)),
         (INPUTS, partial(refuse_too_few_gpus, config)),
-        ("partition", partial(refuse_what_cannot_start, config.launch)),
-        (DISK, partial(refuse_full_disk, config, environ)),
-    ):
-        try:
-            if only in ("", check):
-                refuse()
-        except ConfigError as error:
-            yield error
+    )
 
 
 def input_findings(context: Context) -> list[Finding]:
@@ -122,7 +137,7 @@ def model_finding(config: Config, context: Context) -> Finding:
         return _not_cached(MODEL, config.model.path, hub_cache(environ), environ)
     if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
         return failure(MODEL, f"{folder} has a config.json but no weights", _PREFETCH)
-    for error in refusals(config, context.environ, only=MODEL):
+    for error in refusals([config], context.environ, only=MODEL):
         return failure(MODEL, str(error), "set model.path to a dense decoder")
     return ok(MODEL, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
 
@@ -146,7 +161,7 @@ def data_finding(config: Config, context: Context) -> Finding:
 def other_inputs_finding(config: Config, context: Context) -> Finding:
     """Check the other reasons for which `submit` would refuse: programs, rows of the data, GPUs of a node."""
     errors = [says for key, says in missing_inputs(config, Path.cwd()) if not key.startswith(("model.", "data."))]
-    errors += map(str, refusals(config, context.environ, only=INPUTS))
+    errors += map(str, refusals([config], context.environ, only=INPUTS))
     return failure(INPUTS, "\n".join(errors), "correct what it names") if errors else ok(INPUTS, "nothing is missing")
 
 
@@ -173,7 +188,7 @@ def environments_finding(config: Config, context: Context) -> Finding:
 def disk_finding(config: Config, context: Context) -> Finding:
     """Check that there is room for the run below run.root: a full disk or quota stops a run in the middle of a job."""
     try:
-        disk = _disk(config, context.environ)
+        disk = _disk([config], context.environ)
     except ConfigError as error:
         return failure(DISK, str(error), _MAKE_ROOM)
     if disk is None:
@@ -186,7 +201,7 @@ def judged_disk(disk: DiskBudget) -> Finding:
     room = f"{disk.room.num_bytes / GIB:,.0f} GiB {disk.room.limit} in {disk.folder}"
     says = f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}"
     if disk.is_too_large:
-        return failure(DISK, _sure(disk), _MAKE_ROOM)
+        return failure(DISK, f"the run keeps {_sure(disk)}", _MAKE_ROOM)
     if not disk.fits:
         return warning(DISK, f"{says}, if completions get long", _MAKE_ROOM)
     if disk.has_too_many_files:
@@ -195,25 +210,29 @@ def judged_disk(disk: DiskBudget) -> Finding:
     return ok(DISK, says)
 
 
-def refuse_full_disk(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the checkpoints and exports of the run would not fit, or if that is unknown."""
-    disk = _disk(config, environ)
+def refuse_full_disk(configs: Sequence[Config], environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if the checkpoints and exports of all runs would not fit, or if that is unknown."""
+    disk = _disk(configs, environ)
     if disk is not None and disk.is_too_large:
-        raise ConfigError(f"run.root = {config.run.root}: {_sure(disk)}. To go on, {_MAKE_ROOM}.")
+        keep = "the run keeps" if len(configs) == 1 else f"the {len(configs)} runs keep"
+        raise ConfigError(f"run.root = {configs[0].run.root}: {keep} {_sure(disk)}. To go on, {_MAKE_ROOM}.")
 
 
 def _sure(disk: DiskBudget) -> str:
     parts = ", ".join(f"{part.name} {part.num_bytes / GIB:,.0f} GiB ({part.formula})" for part in disk.sure)
-    return f"the run keeps {parts}, and {disk.room.num_bytes / GIB:,.0f} GiB are {disk.room.limit} in {disk.folder}"
+    return f"{parts}, and {disk.room.num_bytes / GIB:,.0f} GiB are {disk.room.limit} in {disk.folder}"
 
 
-def _disk(config: Config, environ: Mapping[str, str]) -> DiskBudget | None:
-    """Return the budget; None for a model that is not here. Raises ConfigError if the disk does not report its room."""
-    try:
-        plan = plan_of(config, environ, GH200)
-    except ConfigError:
-        return None  # the check of the model says why
-    return read_disk(plan)
+def _disk(configs: Sequence[Config], environ: Mapping[str, str]) -> DiskBudget | None:
+    """Return the budget of the runs whose models are here; None if there are none.
+
+    Raises ConfigError if the disk does not report its room.
+    """
+    plans = []
+    for config in configs:
+        with suppress(ConfigError):  # the check of the model says why
+            plans.append(plan_of(config, environ, GH200))
+    return read_disk(plans) if plans else None
 
 
 def refuse_missing_python(launch: LaunchConfig) -> None:
@@ -332,10 +351,17 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
             raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 
 
-def refuse_changed_inputs(run: RunDir, config: Config, working_dir: Path, accepts_changes: bool) -> None:
+def _start_of(config: Config) -> Path:
+    """Return the folder that relative paths of the config are relative to."""
+    run = RunDir(config.run_path)
+    return working_dir(run) if run.has_config() else Path.cwd()
+
+
+def refuse_changed_inputs(config: Config, accepts_changes: bool) -> None:
     """Raise ConfigError if local data changed since the run started, as its driver would."""
+    run = RunDir(config.run_path)
     if not accepts_changes and read_inputs(run).fingerprints:
-        found = local_fingerprints(config, working_dir)
+        found = local_fingerprints(config, _start_of(config))
         refuse_changed(run, {key: parts for key, parts in found.items() if key.startswith("data.")})
 
 

@@ -198,7 +198,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
 def variables_finding(context: Context) -> Finding:
     """Check that the config holds no secret, and that no harmful variable reaches training or its start."""
     check, launch = "variables", context.launch
-    for error in refusals(context.config, only=check) if context.config else ():
+    for error in refusals([context.config], only=check) if context.config else ():
         return failure(check, str(error), "take it out of the config, in which it is written down")
     if refused := [name for name in launch.pass_env if is_denied(name.rstrip("*"))]:
         return warning(check, f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")

@@ -94,7 +94,7 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
 def _lines(run: RunDir) -> dict[int, dict[str, Any]]:
     if lines := read_metrics(run.metrics):
         return lines
-    raise ConfigError(f"Run {run.path.name} has no finished step to compare. `hpc-grpo status {run.path}` shows why.")
+    raise ConfigError(f"Run {run.name} has no finished step to compare. `hpc-grpo status {run.path}` shows why.")
 
 
 def last_values(lines: dict[int, dict[str, Any]]) -> dict[str, float]:

@@ -67,7 +67,7 @@ class Dashboard(ThreadingHTTPServer):
 
     def answer(self, path: str, query: Mapping[str, str]) -> Any:
         """Return the answer to a call. Raises LookupError if it does not exist."""
-        found = {printable(run.path.name): run for run in self._runs()}
+        found = {printable(run.name): run for run in self._runs()}
         if path == "/api/runs":
             return [self._summary(run) for run in found.values()]
         run = found[query["run"]]
@@ -78,7 +78,7 @@ class Dashboard(ThreadingHTTPServer):
                 if len(self._columns) > _KEPT_RUNS:
                     del self._columns[next(iter(self._columns))]
                 columns.read()
-                data = run_data(run, run.path.name, columns, time.time())
+                data = run_data(run, run.name, columns, time.time())
             data["eval_version"] = digest_of(data["held_out"])
             return data if query.get("evals") != data["eval_version"] else {**data, "held_out": None}
         if path == "/api/rollouts":
@@ -90,7 +90,7 @@ class Dashboard(ThreadingHTTPServer):
         files = (run.metrics, run.state, run.config, run.chain, run.attempts, run.rollouts(0).parent)
         stamps = [(stat.st_mtime_ns, stat.st_size) for path in files if (stat := _stat(path))]
         version = digest_of(json.dumps([summary.state, summary.problem, summary.attempt, stamps]))
-        return dict(clean({**asdict(summary), "name": run.path.name, "version": version}))
+        return dict(clean({**asdict(summary), "name": run.name, "version": version}))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -30,7 +30,7 @@ def attempt_dir(run: RunDir, number: int | None) -> Path | None:
         return dirs[max(dirs)] if dirs else None
     if number not in dirs:
         known = ", ".join(map(str, dirs)) or "none"
-        raise ConfigError(f"--attempt = {number} must be an attempt of the run {run.path.name}; it has: {known}.")
+        raise ConfigError(f"--attempt = {number} must be an attempt of the run {run.name}; it has: {known}.")
     return dirs[number]
 
 
@@ -59,7 +59,7 @@ def is_of_an_actor(path: Path) -> bool:
 
 def why_no_attempt(records: RunRecords) -> str:
     """Say that no attempt has started, and name the output of the job that will start one."""
-    text, link = f"No attempt of run {records.run.path.name} has started yet.", records.unstarted_link
+    text, link = f"No attempt of run {records.run.name} has started yet.", records.unstarted_link
     return text if link is None else f"{text} Slurm's output of job {link.job_id}: {records.job_output(link.job_id)}"
 
 

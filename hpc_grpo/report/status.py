@@ -255,7 +255,7 @@ def summarize(records: RunRecords, now: float) -> RunSummary:
     sign = records.last_sign_of_life() if status in (*_RUNNING, "lost") else None
     works = records.owner if status in _RUNNING and records.is_held(now) else None
     return RunSummary(
-        run=records.run.path.name,
+        run=records.run.name,
         path=str(records.run.path),
         state=status,
         created_at=records.created_at,

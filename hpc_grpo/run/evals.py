@@ -16,7 +16,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.adapter import with_model
 from hpc_grpo.run.files import write_json_atomic
 from hpc_grpo.run.owner import PRIVATE_DIR_MODE
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir, tokenized_data
 
 REQUEST, RESULT, ANSWER = "request.json", "result.json", "answer.txt"
 """Files in the folder besides those of a run. The answer is the command's output."""
@@ -115,7 +115,7 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
         raise ConfigError("The run has no eval set (data.eval, data.held_out): name a data set with --data PATH.")
     if not of_data["held_out"]:  # The eval reads nothing else of data.train, so its rewards are not needed.
         of_data["train"] = {key: value for key, value in sets[0].items() if key not in _OF_SETS}
-    of_data["cache_dir"] = str(config.cache_path)
+    of_data["cache_dir"] = str(tokenized_data(config))
     values |= _NO_TRAINING
     values["run"] |= {"root": str(folder.path.parent), "name": folder.path.name}
     values["rollout"]["overlong_tokens"] = None

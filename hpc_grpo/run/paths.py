@@ -6,13 +6,17 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.files import copy_path
 from hpc_grpo.run.owner import PRIVATE_DIR_MODE, refuse_shared
 
+if TYPE_CHECKING:
+    from hpc_grpo.config import Config
+
 CELLS = ".cells"
-"""Folder of a sweep with a link to the run of each task: launch/sweep.py."""
+"""Folder in a sweep with a link to the run of each task: launch/sweep.py."""
 
 _STEP_DIR = re.compile(r"step_(\d+)$")
 
@@ -54,6 +58,21 @@ class RunDir:
     attempts = _Inside("attempts")
     members = _Inside("members")  # processes of `pod` and `host`: launch/place/joined/place.py
     slurm_logs = _Inside("slurm")  # job scripts and outputs of submitted jobs
+
+    @property
+    def is_cell(self) -> bool:
+        """Return whether the run belongs to a sweep: then its folder is in that of the sweep."""
+        return is_sweep(self.path.parent)
+
+    @property
+    def name(self) -> str:
+        """The run's name below the folder of runs: that of its folder, in a sweep SWEEP/CELL."""
+        return f"{self.path.parent.name}/{self.path.name}" if self.is_cell else self.path.name
+
+    @property
+    def shared_root(self) -> Path:
+        """The folder of runs, with what they share: tokenized data, compiled kernels."""
+        return self.path.parent.parent if self.is_cell else self.path.parent
 
     def slurm_log(self, job_id: str) -> Path:
         """Return the output of a job that `hpc-grpo` submitted."""
@@ -116,6 +135,16 @@ class RunDir:
                 f"The run directory {self.path} cannot be written ({error.strerror}). "
                 f"Set run.root to a folder you can write to."
             ) from error
+
+
+def is_sweep(folder: Path) -> bool:
+    """Return whether the runs in a folder are the cells of a sweep."""
+    return (folder / CELLS).is_dir()
+
+
+def tokenized_data(config: Config) -> Path:
+    """Return the folder of tokenized data: data.cache_dir, by default one that runs share."""
+    return Path(config.data.cache_dir) if config.data.cache_dir else RunDir(config.run_path).shared_root / ".data"
 
 
 def step_dirs(parent: Path) -> dict[int, Path]:

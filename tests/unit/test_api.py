@@ -93,7 +93,7 @@ def test_a_block_of_the_page_runs(
     block: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hpc_grpo.api.run_until_over", lambda command: 0)
-    monkeypatch.setattr("hpc_grpo.cli.submit.refuse_what_fails", lambda config, accepts_changes: None)
+    monkeypatch.setattr("hpc_grpo.cli.submit.refuse_what_fails", lambda configs, accepts_changes: None)
     (folder / "train.py").write_text(block)
     names = {"__name__": "__main__"}
     monkeypatch.setitem(sys.modules, "__main__", module := type(sys)("__main__"))

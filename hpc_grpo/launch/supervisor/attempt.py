@@ -36,7 +36,7 @@ from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.contract import EVAL_DRIVER
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import RunDir, tokenized_data
 from hpc_grpo.run.source import entry, own_command
 from hpc_grpo.system.commands import run_in_foreground
 from hpc_grpo.system.say import say
@@ -86,7 +86,7 @@ def run_attempt(
         if link is not None and (code := _end_of_chain(run, link)) is not None:
             return code
         folder = working_dir(run)
-        container = container_of(config.launch, config, [run.path, folder, config.cache_path])
+        container = container_of(config.launch, config, [run.path, folder, tokenized_data(config)])
         if container is not None:
             container.refuse_absent()
         has_templates, stage = config.launch.templates and driver != EVAL_DRIVER, stage_of(config, folder, os.environ)

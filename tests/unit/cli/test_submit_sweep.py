@@ -5,19 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from hpc_grpo.cli.options import runs_below
 from hpc_grpo.config import load_config, load_resolved
 from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.job_queue import JobRequest
+from hpc_grpo.plan import disk as plan_disk
+from hpc_grpo.plan.disk import disk_budget
+from hpc_grpo.plan.fit import plan_of
+from hpc_grpo.plan.memory import GH200
+from hpc_grpo.report.dashboard import Dashboard
 from hpc_grpo.run.chain import read_chain
+from hpc_grpo.run.compiled import archive_of
+from hpc_grpo.run.frozen_config import flat
 from hpc_grpo.run.lock import RunLock
-from hpc_grpo.run.paths import CELLS, RunDir
+from hpc_grpo.run.paths import CELLS, RunDir, tokenized_data
+from hpc_grpo.system.disk import Room
 from tests.support.command import call
 from tests.support.places import FakeQueue
+from tests.support.slurm_programs import SlurmPrograms
+from tests.unit.cli.test_submit_inputs import QWEN_7B
 
 GRID = ["--sweep", "train.lr=1e-6,2e-6", "--seeds", "3"]
 NAMES = [f"lr-{lr}_seed-{seed}" for lr in ("1e-06", "2e-06") for seed in (0, 1, 2)]
@@ -75,11 +87,50 @@ def test_the_same_command_submits_the_runs_that_are_not_complete(queue: FakeQueu
     submit(root, *GRID)
     for name in NAMES[:4]:
         (root / name / "COMPLETE").touch()
-    assert submit(root, *GRID, "--one-job").exit_code == 0
+    tried = submit(root, *GRID, "--one-job", "--dry-run").output
+    assert "#SBATCH --array=4,5\n" in tried
+    assert [line.split()[1] for line in tried.splitlines() if str(root / "lr") in line] == ["complete"] * 4 + ["4", "5"]
+    assert f"for 2 runs in {root}" in submit(root, *GRID, "--one-job").output
     assert queue.requests[-1].tasks == (4, 5)
     for name in NAMES[4:]:
         (root / name / "COMPLETE").touch()
-    assert "All 6 runs" in submit(root, *GRID).output
+    for further in ([], ["--dry-run"]):
+        assert "All 6 runs" in submit(root, *GRID, *further).output
+
+
+def test_more_steps_take_complete_runs_up_again(queue: FakeQueue, root: Path) -> None:
+    submit(root, "--seeds", "2")
+    for seed in (0, 1):
+        (root / f"seed-{seed}" / "COMPLETE").touch()
+    assert "for 2 runs" in submit(root, "--seeds", "2", "train.total_episodes=1000").output
+
+
+def test_the_disk_must_hold_all_runs_at_once(queue: FakeQueue, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root.parents[1] / "qwen").mkdir(parents=True)
+    (root.parents[1] / "qwen" / "config.json").write_text(json.dumps(QWEN_7B))
+    words = ["model.path=./qwen", "--sweep", "train.lr=1e-6,2e-6", "--seeds", "2"]
+    one = disk_budget(plan_of(load_config("local/debug", ["model.path=./qwen"]), {}, GH200), Room(0, "")).sure_bytes
+    monkeypatch.setattr(plan_disk, "room_in", lambda _: Room(4 * one - 1, "left of the user quota"))
+    result = submit(root, *words)
+    assert (result.exit_code, "the 4 runs keep checkpoints" in result.stderr) == (EXIT_CONFIG, True), result.stderr
+    assert "submit would refuse this. run.root" in submit(root, *words, "--dry-run").output
+    monkeypatch.setattr(plan_disk, "room_in", lambda _: Room(4 * one, "left of the user quota"))
+    assert submit(root, *words).exit_code == 0
+
+
+def test_slurm_is_asked_once_about_the_partition_of_all_runs(
+    queue: FakeQueue, programs: SlurmPrograms, root: Path
+) -> None:
+    assert submit(root, *GRID).exit_code == 0
+    assert [call for call in programs.calls if "show partition" in call] == ["scontrol --all show partition --oneliner"]
+
+
+def test_the_runs_of_a_sweep_share_data_and_kernels_with_the_runs_beside_it(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    submit(root, "run.name=alone")
+    alone, cell = (load_resolved(root.parent / name / "config.yaml") for name in ("alone", f"debug/{NAMES[0]}"))
+    assert tokenized_data(cell) == tokenized_data(alone) == root.parent / ".data"
+    assert archive_of(cell) == archive_of(alone)
 
 
 def test_more_seeds_later_are_further_tasks(queue: FakeQueue, root: Path) -> None:
@@ -98,6 +149,22 @@ def test_a_sweep_with_a_run_that_is_held_queues_nothing(queue: FakeQueue, root: 
 
 
 @pytest.mark.parametrize(
+    ("sweep", "names", "values"),
+    [
+        ("checkpoint.every=5 steps,10 steps", ["every-5-steps", "every-10-steps"], ["5 steps", "10 steps"]),
+        ("data.prompt_format='a, b','{prompt}'", ["prompt_format-a-b", "prompt_format-prompt"], ["a, b", "{prompt}"]),
+        ("model.path=org/a,org/b", ["path-org-a", "path-org-b"], ["org/a", "org/b"]),
+        ("data.shuffle=true,false", ["shuffle-True", "shuffle-False"], [True, False]),
+    ],
+)
+def test_values_may_be_texts(queue: FakeQueue, root: Path, sweep: str, names: list[str], values: list[Any]) -> None:
+    result = submit(root, "--sweep", sweep)
+    assert result.exit_code == 0, result.stderr
+    cells = [flat(load_resolved(root / name / "config.yaml").model_dump(mode="json")) for name in names]
+    assert [cell[sweep.partition("=")[0]] for cell in cells] == values
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--sweep", "train.lrr=1,2"], "did you mean 'lr'?"),
@@ -110,6 +177,9 @@ def test_a_sweep_with_a_run_that_is_held_queues_nothing(queue: FakeQueue, root: 
         (["--sweep", "run.name=a,b"], "run.name is the same in all cells"),
         (["--sweep", "run.seed=1,2", "--seeds", "2"], "run.seed are given twice"),
         (["--sweep", "train.lr=[1"], "is not valid YAML"),
+        (["--sweep", "train.lr=1e-6,2e-6", "train.lr=3e-6"], "train.lr are given twice"),
+        (["--sweep", "data.prompt_format={prompt} A,{prompt} B"], "Quote values with commas, braces or brackets"),
+        (["--sweep", "train.lr=[1e-6,2e-6]"], "train.lr = [1e-06, 2e-06]: must be a number"),
         (["--at-once", "2"], "--at-once goes with --sweep or --seeds"),
         (["--seeds", "0"], "0 is not in the range"),
     ],
@@ -154,11 +224,75 @@ def test_a_run_is_no_folder_for_a_sweep(queue: FakeQueue, root: Path) -> None:
     assert (result.exit_code, "a sweep needs a folder for its runs" in result.stderr) == (EXIT_CONFIG, True)
 
 
-def test_status_names_a_sweep_and_shows_its_runs(queue: FakeQueue, root: Path) -> None:
+def test_the_folder_of_a_sweep_becomes_no_run(queue: FakeQueue, root: Path) -> None:
     submit(root, *GRID)
-    assert f"Their runs: hpc-grpo status {root}" in call("status", "--root", str(root.parent)).output
-    _, *rows = call("status", str(root)).output.splitlines()
-    assert [row.split()[0] for row in rows] == NAMES
+    for further in ([], ["--dry-run"]):
+        result = submit(root, *further)
+        assert (result.exit_code, f"{root} is the folder of a sweep" in result.stderr) == (EXIT_CONFIG, True)
+
+
+def test_commands_about_all_runs_show_those_of_sweeps(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    submit(root, "run.name=alone")
+    names = ["alone", *(f"debug/{name}" for name in NAMES)]
+    below = ["--root", str(root.parent)]
+    assert [one["run"] for one in json.loads(call("status", *below, "--json").output)] == names
+    assert [row.split()[0] for row in call("status", *below).output.splitlines()[1:]] == names
+    assert [Path(one["run"]) for one in json.loads(call("disk", "du", *below, "--json").output)] == [
+        root.parent / name for name in names
+    ]
+    dashboard = Dashboard(lambda: runs_below(root.parent), 0)
+    dashboard.server_close()
+    assert [one["name"] for one in dashboard.answer("/api/runs", {})] == names
+    assert dashboard.answer("/api/run", {"run": names[1]})["name"] == names[1]
+
+
+def test_the_name_of_a_sweep_stands_for_its_runs(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    for name in (str(root), "debug"):
+        rows = call("status", name, HPC_GRPO_RUNS_ROOT=str(root.parent)).output.splitlines()[1:]
+        assert [row.split()[0] for row in rows] == [f"debug/{name}" for name in NAMES]
+    assert len(json.loads(call("disk", "du", str(root), "--json").output)) == 6
+
+
+def test_a_command_for_one_run_names_the_runs_of_a_sweep(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    for words in (["logs"], ["submit"]):
+        said = call(*words, str(root)).stderr
+        assert f"{root} is a sweep of 6 runs. Name one: {root / NAMES[0]}" in said, said
+
+
+def test_stop_ends_all_runs_of_a_sweep(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    (root / NAMES[0] / "COMPLETE").touch()
+    hold = RunLock.take(RunDir(root / NAMES[1]), "100_1", 1)
+    printed = call("stop", str(root)).output.splitlines()
+    hold.release()
+    assert printed == [
+        f"The run in {root / NAMES[0]} is complete.",
+        f"debug/{NAMES[1]} stops after its step and a checkpoint.",
+        *(
+            f"debug/{name}: Nothing trains it now; a job that waits will end as soon as it starts."
+            for name in NAMES[2:]
+        ),
+        "To resume: the command that submitted the sweep",
+    ]
+    assert [(root / name / "STOP").exists() for name in NAMES] == [False, *[True] * 5]
+    assert queue.cancelled == []
+    assert call("stop", str(root), "--now").exit_code == 0
+    assert queue.cancelled == [
+        f"{job}" for task in range(1, 6) for job in (102 + 2 * task, 101 + 2 * task, f"100_{task}")
+    ]
+
+
+def test_a_sweep_that_was_stopped_is_submitted_again_by_the_same_command(queue: FakeQueue, root: Path) -> None:
+    submit(root, *GRID)
+    call("stop", str(root), "--now")
+    result = submit(root, *GRID)
+    assert result.exit_code == 0, result.stderr
+    array = [request for request in queue.requests if request.tasks][-1]
+    assert array.tasks == tuple(range(6))
+    assert not any((root / name / "STOP").exists() for name in NAMES)
 
 
 def test_compare_shows_each_cell_over_its_seeds(queue: FakeQueue, root: Path) -> None:
@@ -176,4 +310,4 @@ def test_compare_shows_each_cell_over_its_seeds(queue: FakeQueue, root: Path) ->
         ["train.lr=2e-06", "0/3", "0-2", "5.500", "[-0.853,", "11.853]", "0.350", "[-0.285,", "0.985]"],
     ]
     first, _ = json.loads(call("compare", str(root), "--json").output)["cells"]
-    assert (first["values"], first["runs"]) == ({"train.lr": 1e-6}, NAMES[:3])
+    assert (first["values"], first["runs"]) == ({"train.lr": 1e-6}, [f"debug/{name}" for name in NAMES[:3]])

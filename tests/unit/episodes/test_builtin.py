@@ -177,7 +177,7 @@ def test_a_run_knows_the_files_of_its_environments_and_tools():
 )
 def test_a_login_node_refuses_a_built_in_that_cannot_be_made(environment, told):
     config = minimal_config(environment=environment, rewards=[])
-    assert any(told in str(error) for error in refusals(config, only="inputs"))
+    assert any(told in str(error) for error in refusals([config], only="inputs"))
 
 
 @needs_isolation

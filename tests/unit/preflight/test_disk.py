@@ -48,7 +48,7 @@ def test_a_model_that_is_not_here_is_not_judged() -> None:
 def test_a_file_system_that_does_not_say_what_is_free_fails_the_check_and_the_submission(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def silent(_plan: Any) -> Any:
+    def silent(_plans: Any) -> Any:
         raise ConfigError("The file system of /x does not say what is free (Input/output error).")
 
     monkeypatch.setattr(inputs, "plan_of", lambda *_: None)
@@ -57,4 +57,4 @@ def test_a_file_system_that_does_not_say_what_is_free_fails_the_check_and_the_su
     finding = disk_finding(config, Context(config, config.launch, {}))
     assert (finding.status, "does not say" in finding.says) == ("failure", True)
     with pytest.raises(ConfigError, match="does not say"):
-        inputs.refuse_full_disk(config, {})
+        inputs.refuse_full_disk([config], {})
