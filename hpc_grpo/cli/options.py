@@ -141,7 +141,7 @@ def find_sweep(argument: str, root: Path | None = None) -> list[RunDir]:
     """Return the runs of a sweep: a folder, or a name below the runs root. Empty if it is none."""
     roots = [root] if root is not None else _roots()
     for folder in (Path(argument).expanduser(), *(each / argument for each in roots)):
-        if not _is_run(folder) and (runs := runs_below(folder)):
+        if _is_sweep(folder) and (runs := runs_below(folder)):
             return runs
     return []
 
@@ -217,14 +217,14 @@ def _roots() -> list[Path]:
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except (OSError, ValueError):  # no folder, somebody else's, or no name at all
+    except OSError:  # no folder, or somebody else's
         return []
 
 
 def _is_sweep(path: Path) -> bool:
     try:
         return is_sweep(path)
-    except OSError:  # somebody else's folder
+    except (OSError, ValueError):  # somebody else's folder, or no name at all
         return False
 
 

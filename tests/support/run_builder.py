@@ -24,6 +24,13 @@ class RunBuilder:
         write_atomic(self.run.config, "run: {}\n")
         write_json_atomic(self.run.source, {"created_at": time.time() - 7200})
 
+    @classmethod
+    def of(cls, run: RunDir) -> RunBuilder:
+        """Return the builder of a run that exists."""
+        builder = cls.__new__(cls)
+        builder.run = run
+        return builder
+
     def attempt(
         self, number: int, kind: ExitKind = "running", *, job_id: str = "", age_s: float = 600.0, **fields: Any
     ) -> AttemptRecord:

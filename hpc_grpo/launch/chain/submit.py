@@ -139,7 +139,10 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
     """
     refuse_endless_chain(launch)
     used = node_hours_used(read_attempts(run), time.time())
-    requested = [within_node_hours(launch, used)]
+    try:
+        requested = [within_node_hours(launch, used)]
+    except ConfigError as error:
+        raise ConfigError(f"{run.name}: {error}") from None
     num_further = launch.slurm.max_job_chains or 0
     if launch.slurm.jobs_can_submit:
         num_further = sum(may_queue_successor(launch, links_before) for links_before in range(FOLLOWERS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from hpc_grpo.run.paths import CELLS, RunDir, tokenized_data
 from hpc_grpo.system.disk import Room
 from tests.support.command import call
 from tests.support.places import FakeQueue
+from tests.support.run_builder import RunBuilder
 from tests.support.slurm_programs import SlurmPrograms
 from tests.unit.cli.test_submit_inputs import QWEN_7B
 
@@ -255,6 +257,39 @@ def test_the_name_of_a_sweep_stands_for_its_runs(queue: FakeQueue, root: Path) -
     assert len(json.loads(call("disk", "du", str(root), "--json").output)) == 6
 
 
+def test_a_sweep_under_way_shows_what_each_run_does(queue: FakeQueue, root: Path) -> None:
+    """A complete run, one that failed, one that trains and three that wait: only the failed one is submitted alone."""
+    submit(root, *GRID)
+    (root / NAMES[0] / "COMPLETE").touch()
+    failed, training = (RunBuilder.of(RunDir(root / name)) for name in NAMES[1:3])
+    failed.attempt(1, "crash", job_id="100_1", why="The driver crashed.")
+    failed.chain("100_1", ended="No new checkpoint in 3 attempts")
+    training.attempt(1, job_id="100_2")
+    training.hold(1)
+    training.state(1)
+    (root / NAMES[2] / "metrics.jsonl").write_text('{"step": 1, "attempt": 1, "reward/mean": 0.5}\n')
+    rows = call("status", str(root)).output.splitlines()[1:]
+    assert [row.split()[1] for row in rows] == ["complete", "failed", "training", *["submitted"] * 3]
+    assert [line.split() for line in call("compare", str(root)).output.splitlines()[1:3]] == [
+        ["train.lr=1e-06", "1/3", "0-1", "0.500"],
+        ["train.lr=2e-06", "0/3", "0", "-"],
+    ]
+    assert f"{root / NAMES[2]}" in submit(root, *GRID).stderr
+    assert call("submit", str(root / NAMES[1])).exit_code == 0
+    assert queue.requests[-3].run.path == root / NAMES[1]
+
+
+def test_a_run_without_node_hours_is_named(queue: FakeQueue, root: Path) -> None:
+    hours = "launch.slurm.max_node_hours=4"
+    submit(root, *GRID, hours)
+    RunBuilder.of(RunDir(root / NAMES[1])).attempt(1, "resumable", age_s=4 * 3600.0, ended_at=time.time())
+    result = submit(root, *GRID, hours)
+    assert result.exit_code == EXIT_CONFIG
+    assert f"debug/{NAMES[1]}: The jobs of this run have taken" in result.stderr
+    assert submit(root, *GRID, "launch.slurm.max_node_hours=8.5").exit_code == 0
+    assert [request.launch.slurm.time_min for request in queue.requests if request.tasks] == [60, 30]
+
+
 def test_a_command_for_one_run_names_the_runs_of_a_sweep(queue: FakeQueue, root: Path) -> None:
     submit(root, *GRID)
     for words in (["logs"], ["submit"]):
@@ -283,6 +318,13 @@ def test_stop_ends_all_runs_of_a_sweep(queue: FakeQueue, root: Path) -> None:
     assert queue.cancelled == [
         f"{job}" for task in range(1, 6) for job in (102 + 2 * task, 101 + 2 * task, f"100_{task}")
     ]
+
+
+def test_a_folder_of_other_runs_stands_for_none(queue: FakeQueue, root: Path) -> None:
+    submit(root, "run.name=alone")
+    for words in (["stop"], ["disk", "clean"], ["status"]):
+        assert call(*words, str(root.parent)).exit_code == EXIT_CONFIG
+    assert not RunDir(root.parent / "alone").stop_marker.exists()
 
 
 def test_a_sweep_that_was_stopped_is_submitted_again_by_the_same_command(queue: FakeQueue, root: Path) -> None:
