@@ -38,8 +38,8 @@ def wait_for_all(cluster: SlurmCluster, runs: list[RunDir]) -> None:
 
 def test_each_task_is_the_first_job_of_its_run(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Of runs that need no training: one is complete, and one was stopped while its task waited."""
-    sleep = ["sbatch", "--parsable", "--time=1", "--output=/dev/null", "--wrap=sleep 20"]
-    before = slurm_cluster.output(sleep, cwd=tmp_path).strip()
+    until = f"--wrap=until [ -e {tmp_path / 'go'} ]; do sleep 0.2; done"
+    before = slurm_cluster.output(["sbatch", "--parsable", "--output=/dev/null", until], cwd=tmp_path).strip()
     words = [*STAND_IN_CONFIG, f"run.root={tmp_path}", "launch.slurm.cpus_per_node=2", "--time", "5"]
     array = hpc_grpo(slurm_cluster, tmp_path, "submit", *words, "--seeds", "2", "--after", before, "--parsable").strip()
     runs = runs_below(tmp_path / "debug")
@@ -49,6 +49,7 @@ def test_each_task_is_the_first_job_of_its_run(slurm_cluster: SlurmCluster, tmp_
     assert waiting == [f"{array}_{task} afterany:{before}(unfulfilled)" for task in (0, 1)]
     runs[0].complete_marker.touch()
     runs[1].stop_marker.touch()
+    (tmp_path / "go").touch()
     wait_for_all(slurm_cluster, runs)
     ends = {0: ("COMPLETED|0:0", "The run is complete."), 1: ("FAILED|75:0", "The STOP file asks the run to end")}
     for task, run in enumerate(runs):
