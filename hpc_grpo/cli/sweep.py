@@ -17,6 +17,7 @@ from hpc_grpo.launch.place.job_queue import TASK, JobQueue, JobRequest
 from hpc_grpo.launch.sweep import grid, link_cells, task_numbers
 from hpc_grpo.preflight.inputs import refuse_what_fails
 from hpc_grpo.run.lock import refuse_if_held
+from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import CELLS, RunDir
 from hpc_grpo.system.readable import table
 
@@ -65,9 +66,13 @@ def load_sweep(
     queue: JobQueue,
     driver: str,
 ) -> Sweep:
-    """Load a config once for each cell. Raises ConfigError for a bad sweep, and for cells that are no valid config."""
+    """Load a config once for each cell.
+
+    Raises ConfigError for a bad sweep, for cells that are no valid config, and for a folder that others may write.
+    """
     base = load_request(config_name, words).for_queue(queue)
     root = base.config.run_path
+    refuse_shared(root)
     if RunDir(root).has_config():
         raise ConfigError(f"{root} is a run, and a sweep needs a folder for its runs. Give another name: --name NAME")
     cells_by_name = grid(sweeps, words, base.config.run.seed, num_seeds)

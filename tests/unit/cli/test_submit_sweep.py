@@ -226,6 +226,14 @@ def test_a_run_is_no_folder_for_a_sweep(queue: FakeQueue, root: Path) -> None:
     assert (result.exit_code, "a sweep needs a folder for its runs" in result.stderr) == (EXIT_CONFIG, True)
 
 
+def test_a_sweep_that_others_may_write_is_refused(queue: FakeQueue, root: Path) -> None:
+    """They could let its tasks start other code."""
+    submit(root, *GRID)
+    root.chmod(0o775)
+    result = submit(root, *GRID)
+    assert (result.exit_code, f"{root} may be written by others" in result.stderr) == (EXIT_CONFIG, True)
+
+
 def test_the_folder_of_a_sweep_becomes_no_run(queue: FakeQueue, root: Path) -> None:
     submit(root, *GRID)
     for further in ([], ["--dry-run"]):
