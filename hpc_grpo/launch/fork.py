@@ -50,12 +50,15 @@ _BEFORE_THE_FORK = 0
 def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) -> RunDir:
     """Create a run that continues from the checkpoint of `run` at `step`, with the config of `run` and `overrides`.
 
-    The new directory appears when it is complete. Its checkpoint consists of hard links where the disk has them, so
-    both runs may prune their own. Raises ConfigError for keys that cannot change, if the directory exists, and without
-    a valid checkpoint at `step`.
+    The new directory appears when it is complete. The fork of a sweep's run lies beside the sweep. Its checkpoint
+    consists of hard links where the disk has them, so both runs may prune their own. Raises ConfigError for keys that
+    cannot change, if the directory exists, and without a valid checkpoint at `step`.
     """
     before = read_config(run)
-    config = with_overrides(before, [f"run.name={json.dumps(f'{run.path.name}-from-{step}')}", *overrides])
+    place = [f"run.name={json.dumps(run.name.replace('/', '-') + f'-from-{step}')}"]
+    if run.is_cell:
+        place.append(f"run.root={json.dumps(str(run.shared_root))}")
+    config = with_overrides(before, [*place, *overrides])
     _refuse_kept(before, config, step)
     refuse_secrets(config)
     folder = working_dir(run)

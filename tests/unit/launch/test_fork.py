@@ -19,7 +19,7 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import differences, read_config, write_config
 from hpc_grpo.run.inputs import read_inputs, take_inputs
 from hpc_grpo.run.ledger import check_ledger
-from hpc_grpo.run.paths import RunDir
+from hpc_grpo.run.paths import CELLS, RunDir
 from hpc_grpo.run.progress import MetricColumns, read_metrics
 from tests.support.command import call
 
@@ -66,6 +66,13 @@ def test_the_new_run_goes_on_from_the_step_and_the_other_stays_as_it_is(run: Run
     source = json.loads(new.source.read_text())
     assert (source["forked_from"], source["working_dir"]) == ({"run": str(run.path), "step": 2}, str(Path.cwd()))
     assert content(run) == before
+
+
+def test_a_fork_of_a_cell_lies_beside_the_sweep(run: RunDir, tmp_path: Path) -> None:
+    (tmp_path / CELLS).mkdir()
+    beside = tmp_path.parent / f"{tmp_path.name}-{run.path.name}-from-2"
+    assert f"hpc-grpo submit {beside}" in fork(run, "--step", "2").output
+    assert [found.step for found in valid_checkpoints(RunDir(beside))] == [2]
 
 
 def test_the_fork_keeps_its_checkpoint_when_the_run_removes_it(run: RunDir, tmp_path: Path) -> None:
