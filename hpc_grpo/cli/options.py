@@ -156,6 +156,8 @@ def run_unless_config(argument: str) -> RunDir | None:
         try:
             return find_run(argument)
         except ConfigError as no_run:
+            if argument.endswith((".yaml", ".yml", ".sh")):
+                raise error from None
             raise ConfigError(f"{error}\nNor is it a run: {no_run}") from None
     return None
 

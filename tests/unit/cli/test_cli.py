@@ -178,3 +178,4 @@ def test_a_newcomers_mistake_has_the_fix_in_its_error(
     result = call(*words)
     assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.stderr
     assert result.stderr.count("Reward '") <= 1
+    assert ("Nor is it a run" in result.stderr) == (words[1] == "nothing")
