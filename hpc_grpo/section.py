@@ -40,6 +40,10 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
+class Args(Section):
+    """Settings that only one variant has: the key `args` of its section. A user's own function has a mapping there."""
+
+
 def _written_out(value: object, info: ValidationInfo) -> object:
     """Replace `~` and `$NAME` once, when the user's config is loaded. A run directory's copy has no `Loading`.
 

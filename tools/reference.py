@@ -39,7 +39,11 @@ def configuration() -> str:
     for key in keys.values():
         if any(key.name.startswith(own) and key.name.replace(own, other, 1) in keys for own, other in _ALIKE.items()):
             continue
-        row = f"| `{key.name}` | {_code(key.default)} | {_cell(key.meaning)} |"
+        if ".args." in key.name:
+            continue
+        inner = [f"{own[len(key.name) + 1 :]} ({of.default})" for own, of in keys.items() if key.name + "." in own]
+        meaning = f"{key.meaning} Of built-ins: {', '.join(inner)}." if inner else key.meaning
+        row = f"| `{key.name}` | {_code(key.default)} | {_cell(meaning)} |"
         sections.setdefault(key.name.partition(".")[0], []).append(row)
     parts = [
         f"## {name}\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows)

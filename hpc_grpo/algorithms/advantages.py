@@ -19,7 +19,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from hpc_grpo import types
 from hpc_grpo.errors import ConfigError, described
 from hpc_grpo.registry import ADVANTAGES
-from hpc_grpo.section import ByName, Fraction, PathText, Section
+from hpc_grpo.section import Args, ByName, Fraction, PathText, Section
 
 _STD_EPS = 1e-4
 """Added to the standard deviation, as in TRL: a group of almost equal rewards must not explode."""
@@ -65,10 +65,18 @@ class AdvantageSettings(Section):
         raise NotImplementedError
 
 
-class _Centred(AdvantageSettings):
-    normalize_std: bool = Field(True, description="Divide by the standard deviation of the group.")
+class GroupArgs(Args):
     unbiased_std: bool = Field(True, description="Divide by G - 1 in the standard deviation; false: by G.")
     eps: PositiveFloat = Field(_STD_EPS, description="Added to the standard deviation.")
+
+
+class TurnsArgs(GroupArgs):
+    discount: Fraction = Field(1.0, description="Discount factor of later rewards, per turn.")
+
+
+class _Centred(AdvantageSettings):
+    normalize_std: bool = Field(True, description="Divide by the standard deviation of the group.")
+    args: GroupArgs
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
         """Compute A_i = (r_i - mean(r)) / (std(r) + eps)        (DeepSeekMath, arXiv:2402.03300, section 4.1.2)
@@ -85,18 +93,19 @@ class _Centred(AdvantageSettings):
         """
         import numpy as np
 
-        mean, std = float(np.mean(counted)), float(np.std(counted, ddof=int(self.unbiased_std)))
-        scale = std + self.eps if self.normalize_std else 1.0
+        mean, std = float(np.mean(counted)), float(np.std(counted, ddof=int(self.args.unbiased_std)))
+        scale = std + self.args.eps if self.normalize_std else 1.0
         return lambda reward: (reward - mean) / scale
 
 
 class GroupAdvantage(_Centred):
     name: Literal["group"] = "group"
+    args: GroupArgs = GroupArgs()
 
 
 class TurnsAdvantage(_Centred):
     name: Literal["turns"] = "turns"
-    discount: Fraction = Field(1.0, description="Discount factor of later rewards, per turn.")
+    args: TurnsArgs = TurnsArgs()
 
     def of_group(
         self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
@@ -111,7 +120,7 @@ class TurnsAdvantage(_Centred):
         is added. verl, SkyRL and TRL give all turns the advantage of the episode's reward, as `group` does.
         REINFORCE++ in verl discounts by token, and compares the tokens of the whole batch.
 
-        >>> advantage = TurnsAdvantage(discount=0.5, normalize_std=False)
+        >>> advantage = TurnsAdvantage(args=TurnsArgs(discount=0.5), normalize_std=False)
         >>> advantage.of_group((2.0, 1.0), (True, True), ((0.0, 2.0), (1.0,)))
         [(0.0, 0.0), (0.0,)]
         >>> advantage.of_group((2.0, 1.0), (True, True), ((1.0, 1.0), (1.0, 0.0)))
@@ -119,7 +128,7 @@ class TurnsAdvantage(_Centred):
         """
         if not turn_rewards:
             return self.of_rewards(rewards, valid)
-        returns = [_discounted(own, self.discount) for own in rewards_by_turn(rewards, turn_rewards)]
+        returns = [_discounted(own, self.args.discount) for own in rewards_by_turn(rewards, turn_rewards)]
         of_turns = []
         for turn in range(max(map(len, returns))):
             has_turn = [ok and turn < len(own) for own, ok in zip(returns, valid, strict=True)]
@@ -179,9 +188,13 @@ class MaxRlAdvantage(AdvantageSettings):
         return lambda reward: (reward - mean) / mean if mean > 0.0 else 0.0
 
 
+class PassKArgs(Args):
+    k: PositiveInt = Field(4, description="Rollouts of a subset, at most rollout.group_size.")
+
+
 class PassKAdvantage(AdvantageSettings):
     name: Literal["pass_k"] = "pass_k"
-    k: PositiveInt = Field(4, description="Rollouts of a subset, at most rollout.group_size.")
+    args: PassKArgs = PassKArgs()
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
         """Compute the advantages of N valid rollouts, of which F failed, for the reward of k rollouts together.
@@ -194,15 +207,15 @@ class PassKAdvantage(AdvantageSettings):
         rollout's advantage is its mean GRPO advantage over all subsets that contain it (Pass@k Training,
         arXiv:2508.10751, section 2.4). If all subsets pass, or all fail, or N < k, all advantages are 0.0.
 
-        >>> [round(a, 4) for a in PassKAdvantage(k=2).of_group((1.0, 0.0, 0.0), (True,) * 3)]
+        >>> [round(a, 4) for a in PassKAdvantage(args=PassKArgs(k=2)).of_group((1.0, 0.0, 0.0), (True,) * 3)]
         [0.7071, -0.3536, -0.3536]
         """
-        count, failed = len(counted), sum(reward <= 0.0 for reward in counted)
-        if not self.k <= failed < count:
+        count, failed, k = len(counted), sum(reward <= 0.0 for reward in counted), self.args.k
+        if not k <= failed < count:
             return lambda reward: 0.0
-        missed = math.comb(failed, self.k) / math.comb(count, self.k)
+        missed = math.comb(failed, k) / math.comb(count, k)
         deviation = math.sqrt(missed * (1.0 - missed))
-        others_missed = math.comb(failed - 1, self.k - 1) / math.comb(count - 1, self.k - 1)
+        others_missed = math.comb(failed - 1, k - 1) / math.comb(count - 1, k - 1)
         return lambda reward: (missed if reward > 0.0 else missed - others_missed) / deviation
 
 

@@ -15,7 +15,7 @@ from hpc_grpo.algorithms.advantages import Advantage, GroupAdvantage
 from hpc_grpo.algorithms.corrections import Correction, IcePop, Truncated
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput, kl_k3, ratio_metrics, sequence_ratios, token_ratios
 from hpc_grpo.registry import LOSSES
-from hpc_grpo.section import ByName, PathText, Section, as_section
+from hpc_grpo.section import Args, ByName, PathText, Section, as_section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -285,6 +285,11 @@ class CispoLoss(LossSettings):
         return LossOutput(policy, ratio_metrics(ratio, clipped != ratio))
 
 
+class SapoArgs(Args):
+    temperature_positive: PositiveFloat = Field(1.0, description="Temperature of the gate for a positive advantage.")
+    temperature_negative: PositiveFloat = Field(1.05, description="Temperature of the gate for a negative advantage.")
+
+
 class SapoLoss(LossSettings):
     """SAPO (arXiv:2511.20347, eq. 5 and 6): a soft gate instead of the clip.
 
@@ -295,14 +300,13 @@ class SapoLoss(LossSettings):
     """
 
     name: Literal["sapo"] = "sapo"
-    temperature_positive: PositiveFloat = Field(1.0, description="Temperature of the gate for a positive advantage.")
-    temperature_negative: PositiveFloat = Field(1.05, description="Temperature of the gate for a negative advantage.")
+    args: SapoArgs = SapoArgs()
     denominator: Denominator = "sequences"
 
     def term(self, inputs: LossInputs) -> LossOutput:
         ratio = token_ratios(inputs)
-        positive, negative = (ratio.new_full((), t) for t in (self.temperature_positive, self.temperature_negative))
-        tau = positive.where(inputs.advantages > 0, negative)
+        positive = ratio.new_full((), self.args.temperature_positive)
+        tau = positive.where(inputs.advantages > 0, self.args.temperature_negative)
         gate = 4.0 / tau * (tau * (ratio - 1.0)).sigmoid()
         return LossOutput(-gate * inputs.advantages, ratio_metrics(ratio, ratio < 0.0))
 
@@ -314,6 +318,11 @@ def _means(minibatch: LossInputs) -> tuple[Tensor, Tensor]:
 def _covariances(inputs: LossInputs, mean_logprob: Tensor, mean_advantage: Tensor) -> Tensor:
     """Return (log p - mean log p) * (A - mean A) of each token `[C]`; p is the proximal policy's probability."""
     return (inputs.proximal_logprobs - mean_logprob) * (inputs.advantages - mean_advantage)
+
+
+class KlCovArgs(Args):
+    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that get the KL penalty.")
+    kl_coef: NonNegativeFloat = Field(1.0, description="Weight of the KL to the old policy that holds them.")
 
 
 class KlCovLoss(LossSettings):
@@ -328,21 +337,32 @@ class KlCovLoss(LossSettings):
     """
 
     name: Literal["kl_cov"] = "kl_cov"
-    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that get the KL penalty.")
-    kl_coef: NonNegativeFloat = Field(1.0, description="Weight of the KL to the old policy that holds them.")
+    args: KlCovArgs = KlCovArgs()
     scales_advantage: ClassVar[bool] = False
     compares_minibatch: ClassVar[bool] = True
 
     def prepare(self, minibatch: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean logprob, the mean advantage and the smallest covariance that is held."""
         covariances = _covariances(minibatch, *(means := _means(minibatch)))
-        return (*means, covariances.topk(math.ceil(self.fraction * len(covariances))).values.min())
+        return (*means, covariances.topk(math.ceil(self.args.fraction * len(covariances))).values.min())
 
     def term(self, inputs: LossInputs) -> LossOutput:
         *means, bound = inputs.of_minibatch[self.name]
         ratio, is_held = token_ratios(inputs), _covariances(inputs, *means) >= bound
-        penalty = self.kl_coef * kl_k3(inputs.proximal_logprobs, inputs.learner_logprobs) * is_held
+        penalty = self.args.kl_coef * kl_k3(inputs.proximal_logprobs, inputs.learner_logprobs) * is_held
         return LossOutput(penalty - ratio * inputs.advantages, ratio_metrics(ratio, is_held))
+
+
+class ClipCovArgs(Args):
+    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that is left out.")
+    low: float = Field(1.0, description="Tokens that may be left out have a larger covariance.")
+    high: float = Field(5.0, description="Tokens that may be left out have a smaller covariance.")
+
+    @model_validator(mode="after")
+    def _has_room(self) -> ClipCovArgs:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low:g} must be less than high = {self.high:g}: nothing lies between them")
+        return self
 
 
 class ClipCovLoss(_Clipped):
@@ -359,22 +379,14 @@ class ClipCovLoss(_Clipped):
     """
 
     name: Literal["clip_cov"] = "clip_cov"
-    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that is left out.")
-    low: float = Field(1.0, description="Tokens that may be left out have a larger covariance.")
-    high: float = Field(5.0, description="Tokens that may be left out have a smaller covariance.")
+    args: ClipCovArgs = ClipCovArgs()
     scales_advantage: ClassVar[bool] = False
     compares_minibatch: ClassVar[bool] = True
-
-    @model_validator(mode="after")
-    def _has_room(self) -> ClipCovLoss:
-        if self.low >= self.high:
-            raise ValueError(f"low = {self.low:g} must be less than high = {self.high:g}: nothing lies between them")
-        return self
 
     def prepare(self, minibatch: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean logprob, the mean advantage and the largest draw that is left out."""
         draws = self._draws_between(minibatch, *(means := _means(minibatch)))
-        num_left_out = max(int(self.fraction * len(draws)), 1)
+        num_left_out = max(int(self.args.fraction * len(draws)), 1)
         return (*means, draws.topk(num_left_out, largest=False).values.max())
 
     def term(self, inputs: LossInputs) -> LossOutput:
@@ -392,7 +404,7 @@ class ClipCovLoss(_Clipped):
         if inputs.draws is None:
             raise ValueError("clip_cov draws tokens at random: LossInputs.draws is missing")
         covariance = _covariances(inputs, mean_logprob, mean_advantage)
-        return inputs.draws.where((covariance > self.low) & (covariance < self.high), _NEVER)
+        return inputs.draws.where((covariance > self.args.low) & (covariance < self.args.high), _NEVER)
 
 
 _NEVER = 1.0

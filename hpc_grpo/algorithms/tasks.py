@@ -205,7 +205,7 @@ class Distill(Grpo):
 
     def objective(self) -> Objective:
         settings = self.config.loss
-        return policy_objective(settings, partial(taught_loss, settings.term, self.config.distill.coef))
+        return policy_objective(settings, partial(taught_loss, settings.term))
 
     def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
         coef = self.config.distill.reward_coef
@@ -217,8 +217,8 @@ class Distill(Grpo):
         ]
 
 
-def taught_loss(term: Term, coef: float, inputs: LossInputs) -> LossOutput:
-    """Return the policy loss `term` with the advantage A_t + coef * (log teacher - log proximal), per token `[C]`.
+def taught_loss(term: Term, inputs: LossInputs) -> LossOutput:
+    """Return the policy loss `term` with the advantage A_t + log teacher - log proximal, per token `[C]`.
 
     This is a one-sample estimate of the gradient of a token's reverse KL. The discount is 0, as at Thinking Machines: a
     token gets no credit for later tokens. MiniLLM sums over the rest of the sequence. The proximal logprobs replace the
@@ -228,7 +228,7 @@ def taught_loss(term: Term, coef: float, inputs: LossInputs) -> LossOutput:
     if inputs.teacher_logprobs is None:
         raise ValueError("distillation needs LossInputs.teacher_logprobs")
     gap = (inputs.proximal_logprobs - inputs.teacher_logprobs).detach()
-    output = term(replace(inputs, advantages=inputs.advantages - coef * gap))
+    output = term(replace(inputs, advantages=inputs.advantages - gap))
     return replace(output, means=output.means | {"kl/learner_teacher": gap})
 
 

@@ -55,7 +55,8 @@ def checked(
                 lines[_explained(place, detail)] = None
                 continue
             key = ".".join(place.keys)
-            explained = [*explain_moved(key, detail["input"], _beside(values, detail["loc"]))]
+            beside = _beside(values, detail["loc"])
+            explained = [*explain_moved(key, detail["input"], beside, place.valid_below)]
             elsewhere = [each for each in _Place([], section).valid_below if each.endswith(f".{place.keys[-1]}")]
             is_misspelt = get_close_matches(place.keys[-1], place.valid, cutoff=0.8)
             if not explained and len(elsewhere) == 1 and place.chosen is None and not is_misspelt:

@@ -41,10 +41,10 @@ def _rewards(config: Config) -> None:
 
 def _advantages(config: Config) -> None:
     advantage, group_size = config.loss.advantage, config.rollout.group_size
-    if isinstance(advantage, PassKAdvantage) and advantage.k > group_size:
+    if isinstance(advantage, PassKAdvantage) and advantage.args.k > group_size:
         raise ConfigError(
-            f"loss.advantage.k = {advantage.k} must be at most rollout.group_size = {group_size}. Lower it, or raise "
-            f"rollout.group_size."
+            f"loss.advantage.args.k = {advantage.args.k} must be at most rollout.group_size = {group_size}. "
+            "Lower it, or raise rollout.group_size."
         )
     overlong, longest = config.rollout.overlong_tokens, config.rollout.max_new_tokens
     if overlong is not None and overlong > longest:
@@ -105,7 +105,7 @@ def _kl(config: Config) -> None:
     if kl.where == "reward" and config.loss.compares_minibatch:
         raise ConfigError(
             f"loss.name = {config.loss.name} compares advantages before an optimizer step, and loss.kl.where = "
-            "reward changes them during the step. loss.fraction would select wrong tokens. Set "
+            "reward changes them during the step. loss.args.fraction would select wrong tokens. Set "
             "loss.kl.where=loss."
         )
 

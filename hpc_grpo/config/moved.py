@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hpc_grpo.config.run import Every
@@ -31,6 +31,14 @@ _MOVED = {
     "engine.max_num_batched_tokens": ("engine.vllm.max_num_batched_tokens", "{}"),
     "engine.ngram_tokens": ("engine.vllm.speculative_config", "'{{method: ngram, num_speculative_tokens: {}}}'"),
     **{f"metrics.wandb_{key}": (f"metrics.wandb.{key}", "{}") for key in ("project", "entity", "mode")},
+    **{
+        f"loss.{key}": (f"loss.args.{key}", "{}")
+        for key in ("temperature_positive", "temperature_negative", "fraction", "kl_coef", "low", "high")
+    },
+    **{
+        f"loss.advantage.{key}": (f"loss.advantage.args.{key}", "{}")
+        for key in ("unbiased_std", "eps", "discount", "k")
+    },
     "launch.slurm.min_nodes": ("launch.min_nodes", "{}"),
     "launch.slurm.network": ("launch.slurm.extra.network", "{}"),
     "launch.slurm.num_nodes": ("launch.num_nodes", "{}"),
@@ -53,6 +61,8 @@ _REMOVED = {
     "placement.bind_cores": "true",
     "placement.cpus_per_engine": "0.5",
     "placement.cpus_per_learner": "0.5",
+    "distill.coef": "1: task.reward_coef weighs the rewards beside it",
+    "task.coef": "1: task.reward_coef weighs the rewards beside it",
     "task.normalize_advantages": "true",
     "train.logprob_chunk_tokens": "1024",
     "train.skip_zero_advantages": "true",
@@ -66,22 +76,26 @@ _REMOVED = {
 """Removed key -> its fixed value today."""
 
 
-def explain_moved(key: str, value: Any, beside: Mapping[str, Any]) -> Iterator[str]:
+def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collection[str] = ()) -> Iterator[str]:
     """Yield what replaces `key`, or the keys of a removed section such as `ppo`. Yields nothing for other keys.
 
-    `beside` holds the other values of the key's section: three removed keys became one key.
+    `beside` holds the other values of the key's section: three removed keys became one key. `valid` are the keys of the
+    section: a key that moved to `args` is explained if the chosen variant has it there.
     """
     if key in _EVERY:
         yield _explain_every(*_EVERY[key], beside)
     elif key in _MOVED:
         new, form = _MOVED[key]
+        inner = new.removeprefix(f"{key.rpartition('.')[0]}.")
+        if inner.startswith("args.") and inner not in valid:
+            return
         how = "leave it out" if value is None else f"set {new}={form.format(_text(value))} instead"
         yield f"{key} is now {new}: {how}."
     elif key in _REMOVED:
         yield f"{key} is no key any more, but always {_REMOVED[key]}. Leave it out."
     elif isinstance(value, Mapping):
         for inner, own in value.items():
-            yield from explain_moved(f"{key}.{inner}", own, value)
+            yield from explain_moved(f"{key}.{inner}", own, value, valid)
 
 
 def _explain_every(new: str, default: Every | None, beside: Mapping[str, Any]) -> str:

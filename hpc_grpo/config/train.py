@@ -116,11 +116,11 @@ class DistillKeys(Section):
     teacher: PathText | None = Field(
         None, description="Teacher to learn from: a Hugging Face model with the tokenizer of model.path."
     )
-    coef: PositiveFloat = Field(1.0, description="Weight of the teacher's advantage, log teacher - log policy.")
     reward_coef: NonNegativeFloat = Field(
         0.0,
         description=(
-            "Weight of the reward advantages of loss.advantage, added to the teacher's. 0: rewards may be []."
+            "Weight of the reward advantages of loss.advantage. The teacher's, log teacher - log policy, has weight 1. "
+            "0: rewards may be []."
         ),
     )
 

@@ -145,8 +145,8 @@ def _loss(is_decoupled: Any, theirs: Theirs) -> Any:
         is_recomputed = theirs.get("actor.recompute_logprob", "ppo.recompute_logprob")
         ours |= {"loss.correction.name": "none", "loss.proximal": "recomputed" if is_recomputed else "engine"}
     if theirs.get("actor.use_sapo_loss"):
-        ours |= {"loss.name": "sapo", "loss.temperature_positive": theirs.get("actor.sapo_tau_pos"),
-                 "loss.temperature_negative": theirs.get("actor.sapo_tau_neg")}  # fmt: skip
+        ours |= {"loss.name": "sapo", "loss.args.temperature_positive": theirs.get("actor.sapo_tau_pos"),
+                 "loss.args.temperature_negative": theirs.get("actor.sapo_tau_neg")}  # fmt: skip
         if is_decoupled or by_sequence:
             raise RefusedError("sapo goes with use_decoupled_loss false and a ratio for each token alone", ours)
         return ours
@@ -246,7 +246,7 @@ def _one_norm(norm: dict[str, Any], *, is_of_tokens: bool) -> Any:
         note = "deviation of b = r - mean of its group, + 1e-5 there; of the raw rewards, + 1e-4 here"
         return Differs({"loss.advantage.name": "group_step_std"}, _TOKENS if is_of_tokens else note)
     if std:
-        ours |= {"loss.advantage.unbiased_std": norm["std_unbiased"], "loss.advantage.eps": norm["eps"]}
+        ours |= below("loss.advantage.args", {"unbiased_std": norm["std_unbiased"], "eps": norm["eps"]})
     note = "a group's mean and deviation are over its tokens there, over its completions here"
     return Differs(ours, note) if is_of_tokens else ours
 

@@ -177,7 +177,7 @@ def _refresh(value: Any, theirs: Theirs) -> dict[str, Any]:
 def _advantage(value: Any, theirs: Theirs) -> dict[str, Any]:
     is_scaled = choice({"standard": True, "centered": False}, "advantage")(value)
     ours = {"name": "group", "normalize_std": is_scaled}
-    return below("loss.advantage", ours | ({"unbiased_std": False, "eps": 1e-8} if is_scaled else {}))
+    return below("loss.advantage", ours | ({"args.unbiased_std": False, "args.eps": 1e-8} if is_scaled else {}))
 
 
 def _denominator(value: Any, _theirs: Theirs) -> Any:

@@ -181,7 +181,7 @@ def _loss(value: Any, theirs: Theirs) -> Any:
             "loss.name": value})  # fmt: skip
     if value == "sapo":
         taus = {"temperature_positive": "sapo_temperature_pos", "temperature_negative": "sapo_temperature_neg"}
-        own = below("loss", {ours: float(theirs.get(name)) for ours, name in taus.items()})
+        own = below("loss.args", {ours: float(theirs.get(name)) for ours, name in taus.items()})
         return _by_sequence_mean(theirs, {"loss.name": "sapo", "loss.denominator": "sequences", **own})
     if value == "cispo":
         if high < 1:

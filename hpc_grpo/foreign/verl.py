@@ -98,15 +98,15 @@ def _loss(value: Any, theirs: Theirs) -> Any:
     if name == "grpo":
         keys["loss.dual_clip"] = theirs.get(f"{_ACTOR}.clip_ratio_c")
     if name == "sapo":
-        keys |= {"loss.temperature_positive": theirs.get(f"{_ACTOR}.tau_pos"),
-                 "loss.temperature_negative": theirs.get(f"{_ACTOR}.tau_neg")}  # fmt: skip
+        keys |= {"loss.args.temperature_positive": theirs.get(f"{_ACTOR}.tau_pos"),
+                 "loss.args.temperature_negative": theirs.get(f"{_ACTOR}.tau_neg")}  # fmt: skip
     if name == "kl_cov":
-        keys |= {"loss.fraction": theirs.get(f"{_POLICY}.kl_cov_ratio"),
-                 "loss.kl_coef": theirs.get(f"{_POLICY}.ppo_kl_coef")}  # fmt: skip
+        keys |= {"loss.args.fraction": theirs.get(f"{_POLICY}.kl_cov_ratio"),
+                 "loss.args.kl_coef": theirs.get(f"{_POLICY}.ppo_kl_coef")}  # fmt: skip
         return Differs(keys, "of each microbatch, and ppo_kl_coef * |log r| there; of the optimizer step, and k3 here")
     if name == "clip_cov":
         theirs_of = {"fraction": "ratio", "low": "lb", "high": "ub"}
-        keys |= {f"loss.{ours}": theirs.get(f"{_POLICY}.clip_cov_{own}") for ours, own in theirs_of.items()}
+        keys |= {f"loss.args.{ours}": theirs.get(f"{_POLICY}.clip_cov_{own}") for ours, own in theirs_of.items()}
         return Differs(keys, "tokens are drawn from each microbatch there, from the optimizer step here")
     if name == "cispo":
         keys["loss.clip_low"] = min(1.0, keys["loss.clip_low"])  # ratios are positive
@@ -136,7 +136,7 @@ def _advantage(value: Any, theirs: Theirs) -> Any:
     keys: dict[str, Any] = {"loss.advantage.name": choice(_ADVANTAGES, "advantage estimator")(value)}
     if keys["loss.advantage.name"] == "group":
         is_scaled = bool(theirs.get("algorithm.norm_adv_by_std_in_grpo"))
-        return keys | {"loss.advantage.normalize_std": is_scaled, "loss.advantage.eps": 1e-6}
+        return keys | {"loss.advantage.normalize_std": is_scaled, "loss.advantage.args.eps": 1e-6}
     note = "(r - mean) / deviation over all tokens of the batch, deviation over N - 1, there; over its completions, "
     return keys if "rloo" in value else Differs(keys, f"{note}over N, here")
 

@@ -37,8 +37,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         name: {"name": name, **_FLAT}
         for name in ("grpo", "bnpo", "dapo", "dr_grpo", "decoupled_ppo", "gspo", "gspo_token", "cispo", "sapo")
     },
-    "kl_cov": {"name": "kl_cov", "fraction": 0.1},
-    "clip_cov": {"name": "clip_cov", "fraction": 0.1, "low": -0.5},
+    "kl_cov": {"name": "kl_cov", "args": {"fraction": 0.1}},
+    "clip_cov": {"name": "clip_cov", "args": {"fraction": 0.1, "low": -0.5}},
     "truncated": {"correction": {"name": "truncated", "cap": 1.2}},
     "sequence": {"correction": "sequence"},
     "sequence_mask": {"correction": {"name": "sequence_mask", "low": 1e-3, "cap": 1e3}},

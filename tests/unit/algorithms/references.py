@@ -36,7 +36,7 @@ def with_step(sequences: Sequence[Trained], settings: Settings) -> list[Trained]
     if settings.correction.name == "m2po":
         found = (second_moment_limit(sequences, settings.correction.cap),)
     if settings.name == "kl_cov":
-        found = covariance_limit(sequences, settings.fraction)
+        found = covariance_limit(sequences, settings.args.fraction)
     if settings.name == "clip_cov":
         found = largest_draw(sequences, settings)
     return [replace(own, of_step=found) for own in sequences]
@@ -70,7 +70,7 @@ def kl_cov(live: Array, still: Array, own: Trained, settings: Settings) -> Array
     terms = []
     for now, before, advantage, held in zip(live, own.proximal, own.advantages, is_held(own), strict=True):
         x = math.exp(now - before)
-        terms.append(-x * advantage + (settings.kl_coef * (x - 1.0 - math.log(x)) if held else 0.0))
+        terms.append(-x * advantage + (settings.args.kl_coef * (x - 1.0 - math.log(x)) if held else 0.0))
     return np.array(terms)
 
 
@@ -80,16 +80,16 @@ def largest_draw(sequences: Sequence[Trained], settings: Settings) -> tuple[floa
     advantages = np.concatenate([own.advantages for own in sequences])
     draws = np.concatenate([own.draws for own in sequences])
     covariances = (logprobs - logprobs.mean()) * (advantages - advantages.mean())
-    low, high = settings.low, settings.high
+    low, high = settings.args.low, settings.args.high
     candidates = sorted(d for d, cov in zip(draws, covariances, strict=True) if low < cov < high)
-    count = min(max(int(settings.fraction * len(draws)), 1), len(candidates))
+    count = min(max(int(settings.args.fraction * len(draws)), 1), len(candidates))
     return logprobs.mean(), advantages.mean(), candidates[count - 1] if count else -1.0
 
 
 def is_left_out(own: Trained, settings: Settings) -> Array:
     mean_logprob, mean_advantage, largest = own.of_step
     covariances = (own.proximal - mean_logprob) * (own.advantages - mean_advantage)
-    between = (settings.low < covariances) & (covariances < settings.high)
+    between = (settings.args.low < covariances) & (covariances < settings.args.high)
     return between & (own.draws <= largest)
 
 
@@ -140,7 +140,7 @@ def sapo(live: Array, still: Array, own: Trained, settings: Settings) -> Array:
     """SAPO, arXiv:2511.20347, eq. 5 and 6: f(r) = sigmoid(tau (r - 1)) 4 / tau."""
     terms = []
     for now, before, advantage in zip(live, own.proximal, own.advantages, strict=True):
-        tau = settings.temperature_positive if advantage > 0 else settings.temperature_negative
+        tau = settings.args.temperature_positive if advantage > 0 else settings.args.temperature_negative
         gate = 1.0 / (1.0 + math.exp(-tau * (math.exp(now - before) - 1.0)))
         terms.append(-4.0 / tau * gate * advantage)
     return np.array(terms)

@@ -31,7 +31,7 @@ def test_hand_computed_with_std() -> None:
 
 
 def test_the_deviation_may_be_that_of_the_population_and_its_addend_another() -> None:
-    found = GroupAdvantage(unbiased_std=False, eps=1e-8).of_group((1.0, 0.0, 0.0, 1.0), (True,) * 4)
+    found = named("group", args={"unbiased_std": False, "eps": 1e-8}).of_group((1.0, 0.0, 0.0, 1.0), (True,) * 4)
     assert found == pytest.approx((1.0, -1.0, -1.0, 1.0), rel=1e-6)
 
 
@@ -66,7 +66,7 @@ def test_shift_and_scale_do_not_change_normalised_advantages() -> None:
 
 @pytest.mark.parametrize("name", [name for name, kind in BUILT_IN.items() if not kind.compares_groups])
 def test_invalid_rollouts_get_nothing_and_change_nothing_for_the_others(name: str) -> None:
-    advantage = named(name, **({"k": 2} if name == "pass_k" else {})).of_group
+    advantage = named(name, **({"args": {"k": 2}} if name == "pass_k" else {})).of_group
     rewards, valid = (1.0, math.nan, 0.0, 0.0, 1.0), (True, False, True, True, True)
     found = advantage(rewards, valid)
     assert found[1] == 0.0
@@ -84,13 +84,13 @@ def test_pass_k_is_the_mean_advantage_over_the_subsets_that_a_rollout_is_in(rewa
     worth = np.array([max(rewards[i] for i in subset) for subset in subsets], dtype=float)
     normalised = (worth - worth.mean()) / worth.std()
     own = [np.mean([a for a, s in zip(normalised, subsets, strict=True) if i in s]) for i in range(len(rewards))]
-    found = named("pass_k", k=k).of_group(rewards, (True,) * len(rewards))
+    found = named("pass_k", args={"k": k}).of_group(rewards, (True,) * len(rewards))
     assert found == pytest.approx(own, abs=1e-12)
 
 
 def test_a_group_in_which_every_subset_passes_teaches_pass_k_nothing() -> None:
-    assert named("pass_k", k=2).of_group((1.0, 1.0, 0.0), (True,) * 3) == (0.0,) * 3
-    assert named("pass_k", k=2).of_group((0.0,) * 3, (True,) * 3) == (0.0,) * 3
+    assert named("pass_k", args={"k": 2}).of_group((1.0, 1.0, 0.0), (True,) * 3) == (0.0,) * 3
+    assert named("pass_k", args={"k": 2}).of_group((0.0,) * 3, (True,) * 3) == (0.0,) * 3
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
@@ -133,7 +133,9 @@ def test_turns_are_compared_with_those_of_the_same_number_by_their_discounted_re
         of_turns = [tuple(map(float, random.normal(size=random.integers(1, 5)))) for _ in range(size)]
         others, valid = random.normal(size=size), [bool(own) for own in random.random(size) < 0.8]
         rewards = [sum(own) + float(other) for own, other in zip(of_turns, others, strict=True)]
-        found = named("turns", discount=discount, normalize_std=normalize_std).of_group(rewards, valid, of_turns)
+        found = named("turns", args={"discount": discount}, normalize_std=normalize_std).of_group(
+            rewards, valid, of_turns
+        )
         for i, own in enumerate(of_turns):
             assert isinstance(found[i], tuple)
             for k in range(len(own)):

@@ -22,12 +22,12 @@ TEACHER = {"task": {"name": "distill", "teacher": "org/large"}}
 
 @pytest.mark.parametrize("loss", [{}, {"name": "gspo", "clip_low": 0.1, "clip_high": 0.1}, {"correction": "icepop"}])
 def test_the_loss_is_that_of_the_teachers_advantages_added_to_those_of_rewards(loss: dict[str, Any]) -> None:
-    """A_t + coef * (log teacher - log proximal), which the references of the losses then take, in float64."""
-    config = minimal_config(task={"name": "distill", "teacher": "t", "coef": 0.7, "reward_coef": 2.0}, loss=loss)
+    """A_t + log teacher - log proximal, which the references of the losses then take, in float64."""
+    config = minimal_config(task={"name": "distill", "teacher": "t", "reward_coef": 2.0}, loss=loss)
     plain = ragged_groups(3)
     teachers = [own.reference for own in plain]  # another model's logprobs of the same tokens
     taught = [
-        replace(own, advantages=own.advantages + 0.7 * (theirs - own.proximal))
+        replace(own, advantages=own.advantages + theirs - own.proximal)
         for own, theirs in zip(plain, teachers, strict=True)
     ]
 

@@ -137,10 +137,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "geometric": {"correction": {"name": "geometric", "low": 0.9, "cap": 1.1}},
     "m2po": {"correction": "m2po"},
     "m2po, all masked": {"correction": {"name": "m2po", "cap": 1e-9}},
-    "kl_cov": {"name": "kl_cov", "fraction": 0.1},
-    "clip_cov": {"name": "clip_cov", "fraction": 0.1, "low": 0.2, "high": 2.0},
-    "clip_cov, more than there are": {"name": "clip_cov", "fraction": 1.0, "low": 0.2},
-    "clip_cov, none between": {"name": "clip_cov", "low": 90.0, "high": 91.0},
+    "kl_cov": {"name": "kl_cov", "args": {"fraction": 0.1}},
+    "clip_cov": {"name": "clip_cov", "args": {"fraction": 0.1, "low": 0.2, "high": 2.0}},
+    "clip_cov, more than there are": {"name": "clip_cov", "args": {"fraction": 1.0, "low": 0.2}},
+    "clip_cov, none between": {"name": "clip_cov", "args": {"low": 90.0, "high": 91.0}},
     "k1": {"kl": {"coef": 0.1, "estimator": "k1"}},
     "k2": {"kl": {"coef": 0.1, "estimator": "k2"}},
     "k3": {"kl": {"coef": 0.1}},
@@ -180,7 +180,7 @@ def test_every_built_in_loss_and_correction_is_compared_with_its_equation() -> N
 
 @pytest.mark.parametrize("name", sorted(references.POLICY))
 def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
-    nobody = {"low": 90.0, "high": 91.0} if name == "clip_cov" else {}
+    nobody = {"args": {"low": 90.0, "high": 91.0}} if name == "clip_cov" else {}
     settings = loss_of(name=name, denominator="tokens", correction="none", **nobody)
     same = references.with_step(
         [Trained(*[own.proximal] * 4, own.advantages, own.draws) for own in ragged_groups(7)], settings

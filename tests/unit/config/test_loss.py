@@ -44,7 +44,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
     return str(caught.value)
 
 
-OF_DR_GRPO = {"name": "group", "normalize_std": False, "unbiased_std": True, "eps": 1e-4}
+OF_DR_GRPO = {"name": "group", "normalize_std": False, "args": {"unbiased_std": True, "eps": 1e-4}}
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ OF_DR_GRPO = {"name": "group", "normalize_std": False, "unbiased_std": True, "ep
         ({"name": "gspo", "denominator": "tokens"}, {"denominator": "tokens", "clip_high": 4e-4}),
         ({"name": "gspo_token"}, {"denominator": "sequences", "clip_low": 3e-4}),
         ({"name": "cispo"}, {"clip_low": 1.0, "clip_high": 4.0}),
-        ({"name": "sapo"}, {"temperature_positive": 1.0, "temperature_negative": 1.05, "denominator": "sequences"}),
-        ({"name": "kl_cov"}, {"fraction": 2e-4, "kl_coef": 1.0}),
-        ({"name": "clip_cov", "high": 9.0}, {"fraction": 2e-4, "low": 1.0, "high": 9.0}),
+        ({"name": "sapo"}, {"args": {"temperature_positive": 1.0, "temperature_negative": 1.05}}),
+        ({"name": "kl_cov"}, {"args": {"fraction": 2e-4, "kl_coef": 1.0}}),
+        ({"name": "clip_cov", "args": {"high": 9.0}}, {"args": {"fraction": 2e-4, "low": 1.0, "high": 9.0}}),
         ({"name": "decoupled_ppo"}, {"correction": {"name": "icepop", "low": 0.0, "cap": 5.0}}),
         ({"name": "decoupled_ppo", "correction": {"cap": 4}}, {"correction": {"name": "icepop", "low": 0.0, "cap": 4}}),
         ({"name": "decoupled_ppo", "correction": "truncated"}, {"correction": {"name": "truncated", "cap": 2.0}}),
         ({"correction": "icepop"}, {"correction": {"name": "icepop", "low": 0.5, "cap": 5.0}}),
         ({"correction": "m2po"}, {"correction": {"name": "m2po", "cap": 0.04}}),
-        ({"advantage": "pass_k"}, {"advantage": {"name": "pass_k", "k": 4}}),
+        ({"advantage": "pass_k"}, {"advantage": {"name": "pass_k", "args": {"k": 4}}}),
         ({"denominator": 512}, {"denominator": 512}),
     ],
 )
@@ -86,8 +86,8 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
         (["loss.correction={name: none, cap: 2}"], "loss.correction.cap: loss.correction.name = none has no such key"),
         (["loss.correction.low=1"], "loss.correction.low: loss.correction.name = truncated has no such key"),
         (["loss.advantage={name: rloo, normalize_std: true}"], "loss.advantage.name = rloo has no such key. It has: n"),
-        (["loss.advantage.k=2"], "loss.advantage.k: loss.advantage.name = group has no such key"),
-        (["loss=clip_cov", "loss.lo=1"], "loss.name = clip_cov has no such key; did you mean 'low'?"),
+        (["loss.advantage.args.k=2"], "loss.advantage.args.k: unknown key"),
+        (["loss=clip_cov", "loss.args.lo=1"], "loss.args.lo: unknown key; did you mean 'low'?"),
         (["loss.kl.coefs=1"], "loss.kl.coefs: unknown key; did you mean 'coef'?"),
         (["loss=gpro"], "loss.name = gpro does not exist; did you mean 'grpo'? Built in: grpo, bnpo"),
         (["loss.correction=icepopp"], "loss.correction.name = icepopp does not exist; did you mean 'icepop'?"),
@@ -95,15 +95,18 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
         (["loss.correction.name=trunc"], "Or name your own: module:NAME or path/to/file.py:NAME."),
         (["loss.correction={name: icepop, low: 6}"], "low = 6 must be less than cap = 5"),
         (["loss.correction.cap=0"], "loss.correction.cap = 0: must be greater than 0"),
-        (["loss=clip_cov", "loss.low=5"], "low = 5 must be less than high = 5: nothing lies between them"),
-        (["loss=clip_cov", "loss.low=x"], "loss.low = 'x': must be a number"),
+        (["loss=clip_cov", "loss.args.low=5"], "low = 5 must be less than high = 5: nothing lies between them"),
+        (["loss=clip_cov", "loss.args.low=x"], "loss.args.low = 'x': must be a number"),
         (["loss.denominator=token"], "loss.denominator = 'token': must be tokens, sequences, constant, or a number of"),
         (["loss.denominator=0"], "loss.denominator = 0: must be tokens, sequences, constant, or a number of tokens"),
-        (["loss.advantage={name: pass_k, k: 99}"], "loss.advantage.k = 99 must be at most rollout.group_size = 8"),
+        (
+            ["loss.advantage={name: pass_k, args: {k: 99}}"],
+            "loss.advantage.args.k = 99 must be at most rollout.group_size = 8",
+        ),
         (["loss.kl={coef: 0.1, where: reward, estimator: unbiased}"], "Set loss.kl.estimator to k1, k2 or k3, or"),
         (
             ["loss=kl_cov", "loss.kl={coef: 0.1, where: reward}"],
-            "loss.fraction would select wrong tokens. Set loss.kl.where",
+            "loss.args.fraction would select wrong tokens. Set loss.kl.where",
         ),
         (
             ["loss=clip_cov", "loss.kl={coef: 0.1, where: reward}"],

@@ -27,6 +27,13 @@ launch: {slurm: {num_nodes: 3}}
 weights: {num_buffers: 2}
 """
 
+READERS = {
+    "loss.temperature_positive": "loss=sapo", "loss.temperature_negative": "loss=sapo", "loss.fraction": "loss=kl_cov",
+    "loss.kl_coef": "loss=kl_cov", "loss.low": "loss=clip_cov", "loss.high": "loss={name: clip_cov, args: {low: 0.5}}",
+    "loss.advantage.discount": "loss.advantage=turns", "loss.advantage.k": "loss.advantage=pass_k",
+}  # fmt: skip
+"""Keys of before -> what reads them, if the default does not."""
+
 
 def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path) -> None:
     minimal.write_text(minimal.read_text() + OLD)
@@ -48,12 +55,14 @@ def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path
 def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path, old: str) -> None:
     texts = {"critic": "a", "teacher": "a", "field": "a", "project": "a", "entity": "a", "mode": "offline"}
     value = texts.get(re.split(r"[._]", old)[-1], "1")
-    line = next(explain_moved(old, value, {old.rpartition(".")[2]: value}))
-    assert line in error_of(minimal, f"{old}={value}")
+    readers = [READERS[old]] if old in READERS else []
+    name = old.rpartition(".")[2]
+    line = next(explain_moved(old, value, {name: value}, [f"args.{name}"]))
+    assert line in error_of(minimal, *readers, f"{old}={value}")
     if advice := re.search(r" set (\S+)=('?)(.*)\2 instead", line):
         section = old.partition(".")[0]
-        task = section if section in ALGORITHMS.names() else "grpo"
-        Config.model_validate(overridden(MINIMAL, [f"task={task}", f"{advice[1]}={advice[3]}"]))
+        names = [f"task={section}"] if section in ALGORITHMS.names() else []
+        Config.model_validate(overridden(MINIMAL, [*names, *readers, f"{advice[1]}={advice[3]}"]))
 
 
 @pytest.mark.parametrize(

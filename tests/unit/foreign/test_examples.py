@@ -85,7 +85,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "loss.correction.name": "icepop",
         "loss.correction.low": 0.0,
         "loss.correction.cap": 5.0,
-        "loss.advantage.eps": pytest.approx(1e-6),  # 1e-5 beside rewards that are scaled by 10
+        "loss.advantage.args.eps": pytest.approx(1e-6),  # 1e-5 beside rewards that are scaled by 10
         "train.max_tokens_per_microbatch": 32768,
         "engine.vllm": {"enforce_eager": False, "enable_prefix_caching": False},
     },
