@@ -1,9 +1,8 @@
 """How long a two-node Slurm job takes to its first trained step, and a killed driver to its next.
 
 On a login node: `python benchmarks/start_times.py FOLDER [--rounds N] [sbatch options]`, where FOLDER is shared by the
-nodes. Two ways in turn, in one job: actors forked from templates, and each importing for itself
-(`launch.templates: false`). In each a tiny run takes its first steps; then its driver is killed twice: alone, so that
-the next one goes on with its engines, and together with the engines of the head, which are then made anew.
+nodes. A tiny run takes its first steps; then its driver is killed twice: alone, so that the next one goes on with its
+engines, and together with the engines of the head, which are then made anew.
 """
 
 from __future__ import annotations
@@ -23,31 +22,26 @@ from common import median, print_table, two_node_benchmark
 
 ATTEMPT_DIR_VARIABLE = "HPC_GRPO_ATTEMPT_DIR"
 _DEADLINE_S = 300.0
-_WAYS = {"templates": True, "each imports for itself": False}
 
 
 def _measure(folder: Path, rounds: int) -> None:
-    seconds: dict[str, list[tuple[float, float, float]]] = {way: [] for way in _WAYS}
+    seconds: list[tuple[float, float, float]] = []
     for number in range(rounds):
-        for way, has_templates in _WAYS.items():
-            times = _run(folder / f"{number}-{has_templates}", has_templates)
-            seconds[way].append(times)
-            shown = ", ".join(f"{each:.1f}" for each in times)
-            print(f"round {number}, {way}: {shown} s (load {os.getloadavg()[0]:.0f})", flush=True)
-    rows = [
-        [way, *(f"{median(list(each)):.1f}" for each in zip(*times, strict=True))] for way, times in seconds.items()
-    ]
-    columns = ["", "start to first step", "driver killed to next step", "driver and head's engines killed"]
+        seconds.append(_run(folder / str(number)))
+        shown = ", ".join(f"{each:.1f}" for each in seconds[-1])
+        print(f"round {number}: {shown} s (load {os.getloadavg()[0]:.0f})", flush=True)
+    rows = [[f"{median(list(each)):.1f}" for each in zip(*seconds, strict=True)]]
+    columns = ["start to first step", "driver killed to next step", "driver and head's engines killed"]
     print_table(f"Seconds on two nodes, medians of {rounds}", columns, rows)
 
 
-def _run(folder: Path, has_templates: bool) -> tuple[float, float, float]:
+def _run(folder: Path) -> tuple[float, float, float]:
     from hpc_grpo.run.attempt import read_attempts
     from hpc_grpo.run.paths import RunDir
     from tests.integration.training_runs import tiny_config, write_workspace
 
     folder.mkdir()
-    launch = {"object_store_gib": 0.1, "templates": has_templates}
+    launch = {"object_store_gib": 0.1}
     every = {"train": {"total_steps": 2000}, "checkpoint": {"every": 2}, "launch": launch}
     config = tiny_config(write_workspace(folder), "run", **every)
     run = RunDir(folder / "runs" / "run")

@@ -34,7 +34,9 @@ class ModelConfig(Section):
             "rounded logits make the logprobs of engines and learners differ."
         ),
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees a GPU.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: cuda where torch sees a GPU. cpu: reserve no GPUs."
+    )
     train_vision: bool = Field(
         False, description="Train all parts of a model of images. false: only its language model."
     )

@@ -27,9 +27,6 @@ class PlacementConfig(Section):
         False,
         description="Let a learner and an engine share each GPU in turns. Engines free their memory during training.",
     )
-    gpus: Literal["auto", "none"] = Field(
-        "auto", description="auto: reserve GPUs if the cluster has any. none: CPUs only."
-    )
 
 
 class SlurmConfig(Section):
@@ -40,14 +37,11 @@ class SlurmConfig(Section):
     cpus_per_node: PositiveInt | None = Field(
         None, description="CPUs to request on each node. Default: Slurm's default."
     )
-    exclusive: bool = Field(
-        False, description=("Request whole nodes with all their resources, shared with no other job.")
-    )
     extra: dict[str, Any] = Field(
         default_factory=dict,
         description=(
-            "Further sbatch options, KEY: VALUE. Example: {network: job_vni} on Slingshot, which "
-            "single-node steps may need to communicate."
+            "Further sbatch options, KEY: VALUE. Examples: {exclusive: true} requests whole nodes; {network: job_vni} "
+            "on Slingshot, which single-node steps may need to communicate."
         ),
     )
     max_job_chains: NonNegativeInt | None = Field(
@@ -64,8 +58,12 @@ class SlurmConfig(Section):
     @property
     def has_other_gpus(self) -> bool:
         """Return whether GPUs may come with `extra` or with whole nodes: how many is the site's to know."""
-        of_extra = any(key in ("gres", "exclusive") or key.startswith(("gpus", "tres")) for key in self.extra)
-        return of_extra or (self.exclusive and not self.gpus_per_node)
+        of_extra = any(key == "gres" or key.startswith(("gpus", "tres")) for key in self.extra)
+        return of_extra or (self.has_whole_nodes and not self.gpus_per_node)
+
+    @property
+    def has_whole_nodes(self) -> bool:
+        return self.extra.get("exclusive", False) is not False
 
 
 class ContainerConfig(Section):
@@ -108,9 +106,6 @@ class RewardServerConfig(Section):
     )
     health_url: str = Field(
         description=("The server is up once this address answers, such as http://127.0.0.1:8200/health.")
-    )
-    deadline_s: PositiveFloat = Field(
-        600.0, description=("Seconds for the first answer. After that the run ends with exit code 69.")
     )
 
     @field_validator("health_url")
@@ -168,7 +163,8 @@ class LaunchConfig(Section):
     reward_server: RewardServerConfig | None = Field(
         None,
         description=(
-            "A server that rewards call (command, health_url, deadline_s). Training waits until it is healthy."
+            "A server that rewards call (command, health_url). Training waits until it is healthy, at most "
+            "bringup_deadline_s."
         ),
     )
     ray_dashboard: bool = Field(
@@ -200,26 +196,14 @@ class LaunchConfig(Section):
     local_dir: str | None = Field(
         None, description="Node-local folder for Ray's temp-dir and caches. Variables are expanded. Default: /tmp."
     )
-    templates: bool = Field(
-        True,
-        description=(
-            "Import the packages of engines and learners once on each node, while Ray starts. Processes "
-            "then fork from that import. false: each process imports for itself."
-        ),
-    )
     stage: StageConfig = StageConfig()
-    keep_compiled: bool = Field(
-        True,
-        description=(
-            "Keep compiled kernels of engines beside the runs. Later jobs copy them to each node's disk. "
-            "false: vLLM, Triton and torch use their own folders, often in the home folder."
-        ),
-    )
     object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
     max_stalled_attempts: PositiveInt = Field(
         3, description="Jobs in a row without a new checkpoint after which a chain gives up."
     )
-    bringup_deadline_s: PositiveFloat = Field(300.0, description="All nodes and GPUs must have joined by then.")
+    bringup_deadline_s: PositiveFloat = Field(
+        600.0, description="Seconds for all nodes and GPUs to join, and for the reward server to answer first."
+    )
     notify: list[str] = Field(
         default_factory=list,
         description=(

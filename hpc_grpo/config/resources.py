@@ -87,7 +87,7 @@ def engines_per_node(config: Config) -> int:
 
 def expects_gpus(config: Config) -> bool:
     """Return whether the run is meant for GPUs: unless the config says CPU. The calling machine may not train."""
-    return config.model.device != "cpu" and config.placement.gpus != "none"
+    return config.model.device != "cpu"
 
 
 LOGPROB_CHUNK_TOKENS = 1024

@@ -26,7 +26,6 @@ class CallbackConfig(Section):
         description="Your function: on_step(step, metrics, evals, **args) returns None, or why the run is complete."
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-    timeout_s: PositiveFloat = Field(60.0, description="Deadline of a call. A slower function is not called again.")
 
 
 class TrainConfig(Section):

@@ -26,7 +26,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import Bundle, check_fits, node_demand
+from hpc_grpo.config.resources import Bundle, check_fits, expects_gpus, node_demand
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, RolloutPool
 from hpc_grpo.driver.inputs import Inputs
 from hpc_grpo.driver.learners import LearnerGroup
@@ -105,7 +105,7 @@ def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
 
 
 def _reserve(config: Config, address: str, resources: Mapping[str, float], trains: bool) -> NodeSlots:
-    with_gpus = config.placement.gpus == "auto" and resources.get("GPU", 0) > 0
+    with_gpus = expects_gpus(config) and resources.get("GPU", 0) > 0
     if uses_cuda(config) and not with_gpus:
         raise ConfigError(_no_gpus(config, address))
     demand = node_demand(config, with_gpus=with_gpus)
@@ -128,8 +128,6 @@ def _no_gpus(config: Config, address: str) -> str:
     wanted = f"model.device = {config.model.device}"
     if config.model.device == "auto":
         wanted += " means cuda here, because there is an NVIDIA driver,"
-    if config.placement.gpus == "none":
-        return f"{wanted} but placement.gpus = none reserves no GPUs. Set placement.gpus=auto, or model.device=cpu."
     return (
         f"{wanted} but this job has no GPUs on node {address}. With submit, set launch.slurm.gpus_per_node; in an "
         f"allocation of your own, ask Slurm for GPUs; on a machine, see CUDA_VISIBLE_DEVICES. To train on CPUs, set "

@@ -1,6 +1,6 @@
 """The user's function `train.on_step`: called after each step of the driver's loop, in a thread of the driver.
 
-The loop waits for the answer, at most `train.on_step.timeout_s`. A function that raises, is slower, or answers
+The loop waits for the answer, at most `deadlines.silent_s`. A function that raises, is slower, or answers
 something else than None or a text is not called again in this attempt, and the run continues without the function.
 """
 
@@ -26,9 +26,9 @@ class StepCallback:
     The evals of earlier attempts are part of this history: a resumed run decides as a run without a break.
     """
 
-    def __init__(self, settings: CallbackConfig) -> None:
+    def __init__(self, settings: CallbackConfig, timeout_s: float) -> None:
         """Import the function. Raises ConfigError for one that does not exist, or does not take its args."""
-        self._settings = settings
+        self._settings, self._timeout_s = settings, timeout_s
         self._function = CALLBACKS.with_args(settings.name, settings.args, 3)
         self._evals: dict[int, dict[str, float]] = {}
         self._trouble = ""
@@ -75,11 +75,11 @@ class StepCallback:
         # A daemon: the driver ends although a function hangs.
         thread = threading.Thread(target=call, name="train.on_step", daemon=True)
         thread.start()
-        thread.join(min(self._settings.timeout_s, threading.TIMEOUT_MAX))
+        thread.join(min(self._timeout_s, threading.TIMEOUT_MAX))
         if errors:
             return "", f"raised {described(errors[0])}"
         if not answers:
-            return "", f"gave no answer for {self._settings.timeout_s:g} s (train.on_step.timeout_s)"
+            return "", f"gave no answer for {self._timeout_s:g} s (deadlines.silent_s)"
         answer = answers[0]
         if answer is not None and not (isinstance(answer, str) and answer.strip()):
             return "", f"returned {answer!r} instead of None, or a text that says why the run is complete,"

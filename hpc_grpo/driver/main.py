@@ -63,7 +63,8 @@ def train(run_dir: RunDir) -> bool:
             workers.start()
         save_behind(os.environ)
         checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves, length)
-        callback = StepCallback(config.train.on_step) if config.train.on_step is not None else None
+        on_step, deadline_s = config.train.on_step, config.deadlines.silent_s
+        callback = StepCallback(on_step, deadline_s) if on_step is not None else None
         session = Session(config, run_dir, length, journal, checkpoints, stop, times, callback)
         try:
             state = _run_loop(session, workers, inputs)

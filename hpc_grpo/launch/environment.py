@@ -224,9 +224,9 @@ NODE_VALUES: dict[str, str] = {
     "VLLM_HOST_IP": "the node's address on the interface between nodes",
     "GLOO_SOCKET_IFNAME": "the interface between nodes: launch.interface, else that of the default route",
     "HPC_GRPO_SHM_DIR": "the run's own folder in shared memory",
-    "HPC_GRPO_ENGINE_PYTHON": "how Ray starts an engine: as a fork of the node's template (launch.templates)",
+    "HPC_GRPO_ENGINE_PYTHON": "how Ray starts an engine: as a fork of the node's template",
     "HPC_GRPO_LEARNER_PYTHON": "how Ray starts a learner: in the same way",
-    COMPILED_DIR_VARIABLE: "the node's own folder of what engines compile (launch.keep_compiled)",
+    COMPILED_DIR_VARIABLE: "the node's own folder of what engines compile (docs/launching.md)",
     COMPILED_ARCHIVE_VARIABLE: "where that is kept for later jobs",
     WEIGHTS_DIR_VARIABLE: "the node's own copy of model.path (launch.stage.model)",
     "TMPDIR": "the node's temp-dir, which goes with the attempt",
@@ -235,7 +235,7 @@ NODE_VALUES: dict[str, str] = {
 
 DEFAULTS: dict[str, tuple[str, str]] = {
     "OMP_NUM_THREADS": ("1", "many processes share a node"),
-    **dict.fromkeys(CACHES, (ON_NODE, "compile caches are node-local (launch.keep_compiled)")),
+    **dict.fromkeys(CACHES, (ON_NODE, "compile caches are node-local (docs/launching.md)")),
     "NCCL_SOCKET_IFNAME": (ON_NODE, "the interface between nodes, as for Gloo: else NCCL may start on another"),
 }
 """Variable -> (value, reason). ray_environment sets it unless the environment or launch.env has it."""
@@ -260,8 +260,7 @@ def environment_report(
 ) -> list[Variable]:
     """Report on each variable of `environ`, launch.env and our own. Engines set `engine_settings` themselves."""
     kept = filtered(environ, launch.pass_env, launch.env, [ALL_NODES])
-    left_out = set() if launch.keep_compiled else {COMPILED_DIR_VARIABLE, COMPILED_ARCHIVE_VARIABLE, *CACHES}
-    left_out |= set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE}
+    left_out = set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE}
     kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()}
     kept |= {name: ON_NODE for name in NODE_VALUES if name not in left_out}
     kept = {name: value for name, (value, _) in DEFAULTS.items() if name not in left_out} | kept

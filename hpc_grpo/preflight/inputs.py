@@ -20,7 +20,7 @@ from math import inf
 from pathlib import Path
 
 from hpc_grpo.config import Config, LaunchConfig
-from hpc_grpo.config.resources import check_fits, node_demand
+from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
 from hpc_grpo.data.encoder import as_json, check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import read_items
@@ -372,7 +372,7 @@ def refuse_too_few_gpus(config: Config) -> None:
     cores.
     """
     slurm = config.launch.slurm
-    if config.placement.gpus == "none" or slurm.has_other_gpus:
+    if not expects_gpus(config) or slurm.has_other_gpus:
         return
     demand = node_demand(config, with_gpus=True)
     if slurm.gpus_per_node:
@@ -382,7 +382,7 @@ def refuse_too_few_gpus(config: Config) -> None:
         raise ConfigError(
             f"model.device = cuda, but launch.slurm.gpus_per_node = 0 asks Slurm for no GPUs. Learners and engines of "
             f"a node need {demand.num_gpus}: set launch.slurm.gpus_per_node to that. Where whole nodes come with "
-            f"theirs, set launch.slurm.exclusive=true; on CPUs, model.device=cpu."
+            f"theirs, set launch.slurm.extra.exclusive=true; on CPUs, model.device=cpu."
         )
 
 

@@ -118,10 +118,10 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
     if slurm.gpus_per_node > gpus:
         says = f"{chosen.name} has {gpus} GPUs a node, {slurm.gpus_per_node} are asked for"
         return failure(check, says, f"lower launch.slurm.gpus_per_node, or {choose}")
-    if not slurm.gpus_per_node and not slurm.exclusive:
+    if not slurm.gpus_per_node and not slurm.has_whole_nodes:
         says = f"{chosen.name} has {gpus} GPUs a node, none is asked for"
         return warning(
-            check, says, "set launch.slurm.gpus_per_node, or exclusive: some sites refuse jobs without a GPU"
+            check, says, "set launch.slurm.gpus_per_node, or extra.exclusive: some sites refuse jobs without a GPU"
         )
     return ok(check, f"{chosen.name} is up: {chosen.num_nodes} nodes, {gpus} GPUs each")
 

@@ -183,7 +183,7 @@ def _specs(place: Place, nodes: Sequence[str], context: Context) -> list[NodeSpe
             object_store_gib=launch.object_store_gib,
             env=launch.env,
             pass_env=launch.pass_env,
-            stage=Stage(compiled=str(context.root)) if launch.keep_compiled else Stage(),
+            stage=Stage(compiled=str(context.root)),
         )
         for index, node in enumerate(nodes)
     ]

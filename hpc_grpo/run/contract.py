@@ -6,7 +6,7 @@ DEFAULT_DRIVER = "hpc_grpo.driver.main"
 """The default driver module. The supervisor runs it with the run directory as argument."""
 
 EVAL_DRIVER = "hpc_grpo.driver.evaluation"
-"""Evaluates without learners. No template starts for it (launch.templates)."""
+"""Evaluates without learners. No template starts for it."""
 
 RAY_ADDRESS_FILE_VARIABLE = "HPC_GRPO_RAY_ADDRESS_FILE"
 """A file that the supervisor writes once every node is in Ray."""

@@ -96,7 +96,7 @@ def patience_of_driver(config: Config) -> Patience:
     repeats = frozenset(["generate_wait", "train", "publish", "eval"])
     extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), rewards_s + _longest_episode_s(config))
     if config.train.on_step is not None:
-        extra_s["on_step"] = config.train.on_step.timeout_s
+        extra_s["on_step"] = config.deadlines.silent_s
     extra_s["publish"] = config.deadlines.publish_s  # a publish ends itself then, and says why
     least_s = _DRIVER_FACTOR * config.deadlines.silent_s
     return Patience(_LATE_FACTOR, least_s, start_s, repeats, deadlines_s, extra_s)

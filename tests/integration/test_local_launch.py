@@ -29,8 +29,6 @@ _DEADLINE_S = 180.0
 
 
 def command(root: Path, driver: str = DRIVER.name, *words: str, starts: str = "train") -> list[str]:
-    """A run of this machine; without templates of actors, which import for seconds what no stand-in needs."""
-    words = words or ("launch.templates=false",)
     run = [*starts.split(), "local/debug", f"run.root={root}", "--driver", str(DRIVER.with_name(driver)), *words]
     return [sys.executable, "-m", "hpc_grpo.cli", *run]
 
@@ -122,7 +120,7 @@ def test_driver_and_workers_import_the_runs_copy_and_a_killed_supervisor_takes_a
     """The run starts in a checkout, whose package must not win."""
     checkout, found = DRIVER.parents[2], tmp_path / "debug" / "where.json"
     run = subprocess.Popen(
-        command(tmp_path, "where.py", "launch.templates=true"),
+        command(tmp_path, "where.py"),
         cwd=checkout,
         env=environment(),
         stdout=subprocess.DEVNULL,

@@ -91,21 +91,21 @@ def test_a_callback_ends_a_run_as_complete(workspace: Path, cluster: dict[str, s
     assert (state.phase, state.step, state.total_steps, state.on_step) == ("complete", 2, 4, says)
 
 
-def test_a_callback_that_hangs_is_off_and_the_run_completes(workspace: Path, cluster: dict[str, str]) -> None:
-    file = workspace / "hanging.py"
-    file.write_text("import time\n\ndef sleep(step, metrics, evals):\n    time.sleep(10_000)\n")
+def test_a_callback_that_fails_is_off_and_the_run_completes(workspace: Path, cluster: dict[str, str]) -> None:
+    file = workspace / "failing.py"
+    file.write_text("def fail(step, metrics, evals):\n    raise ValueError('no such metric')\n")
     sections = {
         "task": {"name": "sft", "batch_size": 16},
         "data": {"train": {"path": str(workspace / "sft.jsonl")}, "eval": None},
-        "train": {"total_steps": 3, "on_step": {"name": f"{file}:sleep", "timeout_s": 1}},
+        "train": {"total_steps": 3, "on_step": {"name": f"{file}:fail"}},
         "eval": {"every": None},
     }
-    run = complete_in_cluster(cluster, tiny_config(workspace, "callback-hangs", **sections))
+    run = complete_in_cluster(cluster, tiny_config(workspace, "callback-fails", **sections))
     assert list(metrics_of(run)) == [1, 2, 3]
     assert run.complete_marker.read_text() == "step 3\n"
     state = read_state(run)
     assert state is not None
     assert state.on_step == (
-        f"train.on_step.name = {file}:sleep gave no answer for 1 s (train.on_step.timeout_s) after step 1, and is off "
-        "until the run starts again."
+        f"train.on_step.name = {file}:fail raised ValueError: no such metric ({file}:2) after step 1, and is off until "
+        "the run starts again."
     )

@@ -31,8 +31,8 @@ def score(prompts, completions, **columns):
 
 
 def server(command: list[str], deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-    asked = {"command": command, "health_url": f"http://127.0.0.1:{PORT}/health", "deadline_s": deadline_s}
-    return {"hosts": [HEAD, WORKER], "reward_server": asked}
+    asked = {"command": command, "health_url": f"http://127.0.0.1:{PORT}/health"}
+    return {"hosts": [HEAD, WORKER], "reward_server": asked, "bringup_deadline_s": deadline_s}
 
 
 @pytest.mark.long

@@ -105,7 +105,7 @@ def test_sbatch_brings_up_two_nodes_and_leaves_nothing(slurm_cluster: SlurmClust
 def test_submit_hands_in_a_frozen_run_and_returns(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Whole nodes bring their GPUs; the partition comes from sbatch's own variable."""
     words = ["submit", *arguments(tmp_path), "--nodes", "2", "--time", "5"]
-    words += ["launch.slurm.exclusive=true", "launch.setup_lines=[export MINE=set]"]
+    words += ["launch.slurm.extra.exclusive=true", "launch.setup_lines=[export MINE=set]"]
     command = [sys.executable, "-m", "hpc_grpo.cli", *words]
     # A driver with more to do: its exit code 75 must become the job's.
     environment = {**ENVIRONMENT, "HPC_GRPO_STAND_IN_EXIT": "75", "SBATCH_PARTITION": "nodefmem"}

@@ -151,7 +151,7 @@ def stage_of(config: Config, working_dir: Path, environ: Mapping[str, str]) -> S
             str(beside) if beside.is_dir() else config.model.path, job_environ(environ, config.launch.env)
         )
         weights = str(found.absolute())
-    if config.launch.keep_compiled and config.needs.rollouts:
+    if config.needs.rollouts:
         compiled = str(archive_of(config))
     environment = str(working_dir / asked.environment) if asked.environment else ""
     return Stage(environment, weights, compiled, version_of(*map(Path, filter(None, [environment, weights]))))

@@ -43,8 +43,8 @@ class RewardServer:
     The process on its port receives prompts and decides scores. So it must be the server or a descendant of it.
     """
 
-    def __init__(self, asked: RewardServerConfig, log: Path, cwd: Path) -> None:
-        self._asked, self._log, self._cwd = asked, log, cwd
+    def __init__(self, asked: RewardServerConfig, deadline_s: float, log: Path, cwd: Path) -> None:
+        self._asked, self._deadline_s, self._log, self._cwd = asked, deadline_s, log, cwd
         address = urlsplit(asked.health_url)
         self._port = address.port or (443 if address.scheme == "https" else 80)
         self._guard: subprocess.Popen[bytes] | None = None
@@ -63,8 +63,10 @@ class RewardServer:
                 self._fail(f"ended with exit code {self._process.returncode} before it answered")
             if not goes_on():
                 return False
-            if waited_s > self._asked.deadline_s:
-                self._fail(f"did not answer at {self._asked.health_url} within {waited_s:.0f} s")
+            if waited_s > self._deadline_s:
+                self._fail(
+                    f"did not answer at {self._asked.health_url} within {waited_s:.0f} s (launch.bringup_deadline_s)"
+                )
             time.sleep(_ASK_EVERY_S)
         self._refuse_others()
         say(f"The reward server answers at {self._asked.health_url} ({time.monotonic() - begun:.1f} s).")

@@ -174,8 +174,9 @@ class Processes:
         return self._driver
 
     def start(self) -> None:
-        if (asked := self._setup.launch.reward_server) is not None:
-            self._reward_server = RewardServer(asked, self._setup.dir / "reward_server.log", self._setup.working_dir)
+        launch, log = self._setup.launch, self._setup.dir / "reward_server.log"
+        if (asked := launch.reward_server) is not None:
+            self._reward_server = RewardServer(asked, launch.bringup_deadline_s, log, self._setup.working_dir)
             if not self._reward_server.wait_until_healthy(self.goes_on):
                 raise EndAskedError("the reward server does not answer yet", newest_step(self._setup.run))
         self.nodes.start()

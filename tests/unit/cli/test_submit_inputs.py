@@ -160,7 +160,6 @@ TOO_FEW_GPUS = [
     (["model.device=cuda", "engine.tensor_parallel=2"], "need 5: set launch.slurm.gpus_per_node to that"),
     (["launch.slurm.gpus_per_node=2"], "launch.slurm.gpus_per_node = 2: a node of the job has 2 GPUs, but placement."),
     (["launch.slurm.gpus_per_node=4", "engine.tensor_parallel=2"], "(engine.tensor_parallel = 2) need 5."),
-    (["launch.slurm.gpus_per_node=2", "model.device=cpu"], "need 3."),  # reserved although nothing computes on them
 ]
 
 
@@ -180,11 +179,11 @@ def test_fewer_gpus_than_learners_and_engines_need_are_refused(
         ["model.device=cpu"],
         ["model.device=cuda", "launch.slurm.gpus_per_node=3"],
         ["model.device=cuda", "task=sft", "rollout={}", "launch.slurm.gpus_per_node=1"],
-        ["placement.gpus=none", "launch.slurm.gpus_per_node=1"],
+        ["model.device=cpu", "launch.slurm.gpus_per_node=1"],
         ["model.device=cuda", "--sbatch", "gres=gpu:4"],
         ["model.device=cuda", "--sbatch", "gpus-per-task=4"],
         ["model.device=cuda", "--sbatch", "exclusive"],
-        ["model.device=cuda", "launch.slurm.exclusive=true"],
+        ["model.device=cuda", "launch.slurm.extra.exclusive=true"],
     ],
     ids=lambda words: " ".join(words) or "defaults",
 )

@@ -75,7 +75,6 @@ def test_isambard_runs_use_the_site_and_all_gpus_of_its_nodes() -> None:
 def test_isambard_jobs_begin_with_what_engines_have_compiled_before() -> None:
     """A cache that launch.env puts elsewhere is not kept: each job would compile for minutes."""
     launch = load_request("isambard/grpo_debug_single_node", []).config.launch
-    assert launch.keep_compiled
     assert launch.env.keys().isdisjoint(CACHES)
 
 

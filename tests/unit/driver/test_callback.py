@@ -50,8 +50,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def make(file: Path, name: str, **settings: Any) -> tuple[StepCallback, list[Any]]:
-    callback = StepCallback(CallbackConfig(name=f"{file}:{name}", **settings))
+def make(file: Path, name: str, timeout_s: float = 60.0, **settings: Any) -> tuple[StepCallback, list[Any]]:
+    callback = StepCallback(CallbackConfig(name=f"{file}:{name}", **settings), timeout_s)
     calls: list[Any] = callback._function.func.__globals__["CALLS"]  # type: ignore[attr-defined]
     return callback, calls
 
@@ -85,7 +85,7 @@ def test_a_resumed_run_has_the_evals_up_to_its_checkpoint(file: Path) -> None:
     [
         ("raises", "raised ValueError: no eval/pass@1; key ******** ({file}:13) after step 1, and is off until"),
         ("exits", "raised SystemExit: 3 ({file}:17) after step 1, and is off until the run starts again."),
-        ("hangs", "gave no answer for 0.2 s (train.on_step.timeout_s) after step 1, and is off until"),
+        ("hangs", "gave no answer for 0.2 s (deadlines.silent_s) after step 1, and is off until"),
         ("says_true", "returned True instead of None, or a text that says why the run is complete, after step 1, and"),
     ],
 )

@@ -23,7 +23,7 @@ FILE = Path(__file__).resolve().parents[3] / "examples" / "early_stopping.py"
 def test_the_example_of_a_callback_ends_a_run_after_evals_without_a_gain(
     args: dict[str, Any], solved: list[float], ends_after: int | None, best: float
 ) -> None:
-    callback = StepCallback(CallbackConfig(name=f"{FILE}:no_gain", args=args))
+    callback = StepCallback(CallbackConfig(name=f"{FILE}:no_gain", args=args), 60.0)
     for step, share in enumerate(solved):
         said = callback.ask(step, {"eval/pass@1": share, "eval/reward_mean": float(step)})
         assert bool(callback.end_reason) == (step == ends_after), said

@@ -178,8 +178,8 @@ def test_a_variable_of_two_prefixes_has_the_reason_of_the_longer() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "kept"),
-    [(Stage(), {"keep_compiled": False}), (Stage(weights="/m", compiled="/c.tar"), {"stage": {"model": True}})],
-    ids=["without copies", "with copies"],
+    [(Stage(compiled="/c.tar"), {}), (Stage(weights="/m", compiled="/c.tar"), {"stage": {"model": True}})],
+    ids=["of what is compiled", "of the weights too"],
 )
 def test_the_report_agrees_with_what_ray_gets(stage: Stage, kept: dict[str, Any]) -> None:
     environ = {**ENVIRON, "OMP_PROC_BIND": "close", "GLOO_SOCKET_IFNAME": "eth9", "NOT_HERE": "/on/nodes"}

@@ -54,7 +54,7 @@ def test_steps_measured_on_other_nodes_are_given_with_their_number() -> None:
 
 
 def test_gpus_that_no_job_asks_for_are_named_beside_the_verdict() -> None:
-    plan = plan_7b_config("7B", 2, "launch.slurm.exclusive=false", "launch.slurm.gpus_per_node=0")
+    plan = plan_7b_config("7B", 2, "launch.slurm.extra.exclusive=false", "launch.slurm.gpus_per_node=0")
     text = "\n\n".join(size_sections(plan, disk_budget(plan, Room(2**50, "free"))))
     assert "\nIt fits nodes with 4 GPUs each.\nlaunch.slurm.gpus_per_node = 0 asks Slurm for none: " in text
 

@@ -35,7 +35,7 @@ def launch(**slurm: Any) -> LaunchConfig:
         ({"gpus_per_node": 4}, 3, "failure", "workq has 2 nodes, 2 a job; 3 are asked for"),
         ({"gpus_per_node": 5}, 1, "failure", "workq has 4 GPUs a node, 5 are asked for"),
         ({}, 1, "warning", "none is asked for"),
-        ({"exclusive": True}, 1, "ok", "workq is up"),
+        ({"extra": {"exclusive": True}}, 1, "ok", "workq is up"),
     ],
 )
 def test_a_partition_that_cannot_take_the_job_is_a_failure_that_names_the_others(

@@ -27,7 +27,7 @@ _VARIABLES = {
 } | {"SBATCH_MEM_PER_NODE": "mem", "SBATCH_TIMELIMIT": "time"}
 """sbatch's variables for nodes, time and account -> the option of each."""
 
-_KEYS = {"time_min": "time", "exclusive": "exclusive"}
+_KEYS = {"time_min": "time"}
 """Keys of launch.slurm whose default looks like a user's choice -> the option of each."""
 
 _NAMES = dict(
@@ -118,7 +118,7 @@ def _merged(*sources: Options) -> Options:
 
 def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
     num_nodes, extra = launch.num_nodes, {}
-    values: dict[str, Any] = {"gpus_per_node": 0, "exclusive": False}
+    values: dict[str, Any] = {"gpus_per_node": 0}
     for name, value in options.items():
         text = str(value)
         match name:
@@ -135,8 +135,6 @@ def _asking_for(launch: LaunchConfig, options: Options) -> LaunchConfig:
                 values["gpus_per_node"] = int(text)
             case "gpus-per-node":  # with a type, such as gh200:4
                 extra["gres"] = ",".join(f"gpu:{part}" for part in text.split(","))
-            case "exclusive" if value is True:
-                values["exclusive"] = True
             case "ntasks-per-node" if text == "1":
                 continue  # as our own jobs have
             case _:

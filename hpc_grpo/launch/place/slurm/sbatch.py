@@ -86,14 +86,13 @@ def node_options(launch: LaunchConfig) -> dict[str, Any]:
         "account": slurm.account,
         "gpus_per_node": slurm.gpus_per_node or None,
         "cpus_per_task": slurm.cpus_per_node,
-        "exclusive": slurm.exclusive or None,
     }
     return {key: value for key, value in wanted.items() if value is not None}
 
 
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
     """Return `launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have their own key."""
-    extra = {key.replace("_", "-"): value for key, value in slurm.extra.items()}
+    extra = {key.replace("_", "-"): value for key, value in slurm.extra.items() if value is not False}
     if owned := sorted(extra.keys() & _OWNED.keys()):
         told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
         raise ConfigError(f"launch.slurm.extra must not hold {', '.join(owned)} ({told}).")

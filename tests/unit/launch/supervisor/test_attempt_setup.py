@@ -79,4 +79,4 @@ def test_a_run_stages_what_its_config_names_from_where_it_was_submitted(tmp_path
     stage = stage_of(config, tmp_path, {})
     version = version_of(tmp_path / "env.squashfs", tmp_path / "m")
     assert stage == Stage(str(tmp_path / "env.squashfs"), str(tmp_path / "m"), str(archive_of(config)), version)
-    assert stage_of(minimal_config(launch={"keep_compiled": False}), tmp_path, {}) == Stage()
+    assert stage_of(minimal_config(task={"name": "sft"}), tmp_path, {}) == Stage()

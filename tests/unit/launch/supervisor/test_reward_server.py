@@ -19,20 +19,19 @@ from tests.support.processes import free_port
 from tests.support.second_user import LISTENER, NOBODY, as_second_user
 
 
-def asked(command: list[str], port: int = 9, deadline_s: float = 30.0) -> RewardServerConfig:
-    url = f"http://127.0.0.1:{port}/"
-    return RewardServerConfig(command=command, health_url=url, deadline_s=deadline_s)
+def asked(command: list[str], port: int = 9) -> RewardServerConfig:
+    return RewardServerConfig(command=command, health_url=f"http://127.0.0.1:{port}/")
 
 
 def test_a_server_that_ends_before_it_answers_ends_the_run_with_the_end_of_its_log(tmp_path: Path) -> None:
-    server = RewardServer(asked(["sh", "-c", "echo no such model; exit 3"]), tmp_path / "log", tmp_path)
+    server = RewardServer(asked(["sh", "-c", "echo no such model; exit 3"]), 30.0, tmp_path / "log", tmp_path)
     with pytest.raises(NodesUnavailableError, match=r"(?s)exit code 3.*no such model") as raised:
         server.wait_until_healthy(lambda: True)
     assert raised.value.exit_code == EXIT_UNAVAILABLE
 
 
 def test_a_server_that_never_answers_is_waited_for_until_its_deadline(tmp_path: Path) -> None:
-    server = RewardServer(asked(["sleep", "60"], deadline_s=0.2), tmp_path / "log", tmp_path)
+    server = RewardServer(asked(["sleep", "60"]), 0.2, tmp_path / "log", tmp_path)
     assert not server.wait_until_healthy(lambda: False)
     with pytest.raises(NodesUnavailableError, match="did not answer"):
         server.wait_until_healthy(lambda: True)
@@ -42,7 +41,7 @@ def test_a_server_that_never_answers_is_waited_for_until_its_deadline(tmp_path: 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NodesUnavailableError, match="no-such-program"):
-        RewardServer(asked(["no-such-program"]), tmp_path / "log", tmp_path)
+        RewardServer(asked(["no-such-program"]), 30.0, tmp_path / "log", tmp_path)
 
 
 FILES = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
@@ -68,7 +67,7 @@ from tests.unit.launch.supervisor.test_reward_server import CHILD_KEEPS_PORT, FI
 port, folder = int(sys.argv[1]), Path(sys.argv[2])
 adopt_orphans()
 def start(*command):
-    return RewardServer(asked([*command], port), folder / "log", folder)
+    return RewardServer(asked([*command], port), 30.0, folder / "log", folder)
 def restart(server):
     first = server._process.pid
     os.kill(first, signal.SIGKILL)
@@ -179,7 +178,7 @@ def test_the_health_of_a_server_is_asked_without_a_proxy(tmp_path: Path, monkeyp
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     port = free_port()
-    server = RewardServer(asked([*FILES, str(port)], port), tmp_path / "log", tmp_path)
+    server = RewardServer(asked([*FILES, str(port)], port), 30.0, tmp_path / "log", tmp_path)
     assert server.wait_until_healthy(lambda: True)
     end(server)
 
@@ -187,7 +186,7 @@ def test_the_health_of_a_server_is_asked_without_a_proxy(tmp_path: Path, monkeyp
 def test_a_server_that_is_killed_is_started_again(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
-    server = RewardServer(asked(command, port), tmp_path / "log", tmp_path)
+    server = RewardServer(asked(command, port), 30.0, tmp_path / "log", tmp_path)
     server.wait_until_healthy(lambda: True)
     first = server._process.pid
     server.keep_alive()

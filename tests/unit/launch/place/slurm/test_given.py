@@ -94,13 +94,13 @@ def test_a_successor_has_the_tasks_of_a_job_by_hand(words: str, per_node: int | 
 def test_whole_nodes_and_a_network_given_by_hand_win_over_further_options_of_the_config() -> None:
     config = launch(extra={"exclusive": "user", "network": "no_vni"})
     asked = overlaid(config, {"exclusive": True, "network": "job_vni"}).slurm
-    assert (asked.exclusive, asked.extra) == (True, {"network": "job_vni"})
+    assert asked.extra == {"exclusive": True, "network": "job_vni"}
 
 
 def test_the_shipped_script_asks_for_whole_nodes_as_the_shipped_site_does() -> None:
     asked = overlaid(LaunchConfig(), directives(BY_HAND.read_text()))
     assert (asked.num_nodes, asked.slurm.time_min, asked.slurm.gpus_per_node) == (1, 1440, 4)
-    assert (asked.slurm.exclusive, asked.slurm.extra) == (True, {})
+    assert asked.slurm.extra == {"exclusive": True}
 
 
 def test_what_the_config_says_of_its_jobs_stays() -> None:

@@ -54,7 +54,7 @@ def test_a_successor_of_a_job_by_hand_asks_for_what_sbatch_was_given() -> None:
     launch = LaunchConfig.model_validate({"slurm": {"account": "config", "time_min": 60, "extra": {"gres": "gpu:2"}}})
     slurm = job_of({"scontrol": SCRIPT, "sacct": GIVEN}).asked(launch, by_hand=True).slurm
     assert (slurm.account, slurm.partition, slurm.time_min) == ("config", None, 5)
-    assert (slurm.gpus_per_node, slurm.exclusive, slurm.extra) == (4, True, {"comment": "mine"})
+    assert (slurm.gpus_per_node, slurm.extra) == (4, {"exclusive": True, "comment": "mine"})
 
 
 @pytest.mark.parametrize("answers", [{"scontrol": SCRIPT}, {"scontrol": SCRIPT, "sacct": "\n"}])
@@ -62,7 +62,7 @@ def test_where_command_lines_are_not_kept_plain_resources_of_the_job_count(answe
     asked = job_of(answers).asked(LaunchConfig(), by_hand=True)
     slurm = asked.slurm
     assert (asked.num_nodes, slurm.time_min, slurm.gpus_per_node, slurm.cpus_per_node) == (2, 5, 4, 2)
-    assert (slurm.exclusive, slurm.partition, slurm.extra) == (True, None, {})
+    assert (slurm.partition, slurm.extra) == (None, {"exclusive": True})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_accounting_that_is_behind_or_away_for_a_moment_is_asked_again(
         return answer
 
     found = SlurmJob("6", fields(SHOWN), ask, pauses.append).asked(LaunchConfig(), by_hand=True)
-    assert (found.slurm.extra, sum(pauses), list(left)) == (extra, seconds, [])
+    assert (found.slurm.extra, sum(pauses), list(left)) == ({"exclusive": True, **extra}, seconds, [])
 
 
 def test_a_successor_is_kept_off_the_nodes_that_its_job_was_kept_off() -> None:

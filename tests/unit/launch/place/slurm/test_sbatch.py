@@ -262,7 +262,7 @@ def test_the_programs_beside_the_python_of_a_job_are_found_first() -> None:
 @pytest.mark.parametrize(
     ("slurm_values", "options"),
     [
-        ({"exclusive": True, "extra": {"network": "job_vni"}}, {"--exclusive", "--network=job_vni"}),
+        ({"extra": {"exclusive": True, "network": "job_vni"}}, {"--exclusive", "--network=job_vni"}),
         ({"extra": {"exclusive": "user", "network": "no_vni"}}, {"--exclusive=user", "--network=no_vni"}),
         ({}, set()),
     ],
