@@ -32,7 +32,7 @@ def make_config(folder: Path) -> Config:
         model={"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
         data={"max_prompt_tokens": 64},
         rollout={"max_new_tokens": 64},
-        engine={"kv_cache_gib": 0.0625, "max_num_seqs": 8},
+        engine={"kv_cache_gib": 0.0625, "vllm": {"max_num_seqs": 8}},
     )
 
 

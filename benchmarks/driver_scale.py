@@ -46,7 +46,7 @@ def make_config(prompts: int, lag: int, slots: int) -> Config:
                 "max_policy_lag": lag,
                 "logged_fraction": 0.0,
             },
-            "engine": {"max_num_seqs": slots},
+            "engine": {"vllm": {"max_num_seqs": slots}},
             "train": {"total_steps": 1},
         }
     )

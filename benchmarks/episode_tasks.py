@@ -73,7 +73,7 @@ def _config(model: Path, task: str, seed: int) -> dict[str, Any]:
         "run": {"name": f"{task}-{seed}", "root": str(model.parent), "seed": seed},
         "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
         "rollout": own["rollout"] | {"prompts_per_step": 4, "group_size": 8, "drop_zero_variance": True},
-        "engine": {"engines_per_node": 1, "num_threads": 2, "max_num_seqs": 64},
+        "engine": {"engines_per_node": 1, "num_threads": 2, "vllm": {"max_num_seqs": 64}},
         "train": {
             "total_steps": steps,
             "lr": 2e-5,

@@ -91,7 +91,7 @@ with_gpus 1 learner python benchmarks/gpu_learner.py "${learner[@]}" --out "$out
 part publish python benchmarks/weight_publish.py "${publish[@]}"
 run 2 run-1-1-cold engine.engines_per_node=1
 run 2 run-1-1-warm engine.engines_per_node=1
-run 1 run-colocated engine.engines_per_node=1 placement.colocate=true engine.gpu_memory_utilization=0.5
+run 1 run-colocated engine.engines_per_node=1 placement.colocate=true engine.vllm.gpu_memory_utilization=0.5
 [ -n "$toy" ] || run 2 run-1-1-sync engine.engines_per_node=1 engine.vllm.async_scheduling=false
 run 3 run-1-tp2 engine.engines_per_node=1 engine.tensor_parallel=2
 [ -n "$toy" ] || run 3 run-shared-rows engine.engines_per_node=1 placement.learners_per_node=2 train.sequence_parallel=2

@@ -42,7 +42,7 @@ def write_config(folder: Path, nodes: int, lag: int) -> Path:
         "rewards": [{"name": f"{Path(__file__).with_name('common.py')}:letter_share"}],
         "grading": {"num_workers": 1},
         "rollout": {"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 96, "max_policy_lag": lag},
-        "engine": {"engines_per_node": 2, "max_num_seqs": 8, "kv_cache_gib": 0.0625},
+        "engine": {"engines_per_node": 2, "vllm": {"max_num_seqs": 8}, "kv_cache_gib": 0.0625},
         "train": {"total_steps": _STEPS, "lr": 1e-6, "zero_stage": 1},
         "checkpoint": {"every": None},
         "launch": {

@@ -125,7 +125,7 @@ def config_values(given: GrpoOptions, output: Path, num_gpus: int) -> dict[str, 
         },
         "engine": {
             "engines_per_node": max(1, num_gpus - learners),
-            **({"gpu_memory_utilization": _SHARE_OF_ONE_GPU} if num_gpus == 1 else {}),
+            **({"vllm": {"gpu_memory_utilization": _SHARE_OF_ONE_GPU}} if num_gpus == 1 else {}),
         },
         "placement": {"learners_per_node": learners, "colocate": num_gpus == 1},
         "train": {

@@ -134,7 +134,7 @@ def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | 
 
 def _shared(learners: int, engines: int, *, colocated: bool = False) -> dict[str, Any]:
     # In turn on one GPU: the learner's states stay there, so that the engine takes less than usual.
-    engine = {"engines_per_node": engines, **({"gpu_memory_utilization": 0.4} if colocated else {})}
+    engine = {"engines_per_node": engines, **({"vllm": {"gpu_memory_utilization": 0.4}} if colocated else {})}
     return {"engine": engine, "placement": {"learners_per_node": learners, "colocate": colocated}}
 
 

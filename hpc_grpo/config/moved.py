@@ -25,10 +25,12 @@ _MOVED = {
     **{f"distill.{key}": (f"task.{key}", "{}") for key in DistillKeys.model_fields},
     "sft.batch_size": ("task.batch_size", "{}"),
     "sft.completion_field": ("data.train.answer_field", "{}"),
-    "engine.enforce_eager": ("engine.vllm.enforce_eager", "{}"),
+    **{
+        f"engine.{key}": (f"engine.vllm.{key}", "{}")
+        for key in ("enforce_eager", "async_scheduling", "max_num_batched_tokens", "max_num_seqs")
+    },
+    "engine.gpu_memory_utilization": ("engine.vllm.gpu_memory_utilization", "{}"),
     "engine.prefix_caching": ("engine.vllm.enable_prefix_caching", "{}"),
-    "engine.async_scheduling": ("engine.vllm.async_scheduling", "{}"),
-    "engine.max_num_batched_tokens": ("engine.vllm.max_num_batched_tokens", "{}"),
     "engine.ngram_tokens": ("engine.vllm.speculative_config", "'{{method: ngram, num_speculative_tokens: {}}}'"),
     **{f"metrics.wandb_{key}": (f"metrics.wandb.{key}", "{}") for key in ("project", "entity", "mode")},
     **{

@@ -14,8 +14,8 @@ def _engine_batch(config: Config) -> None:
     given, num_seqs = config.engine.vllm.get("max_num_batched_tokens"), config.engine.max_num_seqs
     if config.needs.rollouts and given is not None and given < num_seqs:
         raise ConfigError(
-            f"engine.vllm.max_num_batched_tokens = {given} must be at least engine.max_num_seqs = {num_seqs}: "
-            "each decoding request takes one token of a step. Raise it, remove it, or lower engine.max_num_seqs."
+            f"engine.vllm.max_num_batched_tokens = {given} must be at least engine.vllm.max_num_seqs = {num_seqs}: "
+            "each decoding request takes one token of a step. Raise it, remove it, or lower engine.vllm.max_num_seqs."
         )
 
 
@@ -69,7 +69,7 @@ def _colocation(config: Config) -> None:
     if expects_gpus(config) and engine.kv_cache_gib is None and share > MOST_BESIDE_A_LEARNER:
         raise ConfigError(
             "placement.colocate = true keeps the learner's weights and optimizer on the GPU. "
-            f"engine.gpu_memory_utilization = {share:g} leaves too little memory for them. Set it to "
+            f"engine.vllm.gpu_memory_utilization = {share:g} leaves too little memory for them. Set it to "
             f"{MOST_BESIDE_A_LEARNER:g} or less, or set engine.kv_cache_gib. `hpc-grpo plan` shows what fits."
         )
 

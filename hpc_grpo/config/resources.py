@@ -177,7 +177,7 @@ def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:
 
 
 def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
-    """Return the KV cache of one engine. None: engine.gpu_memory_utilization decides."""
+    """Return the KV cache of one engine. None: engine.vllm.gpu_memory_utilization decides."""
     return config.engine.kv_cache_gib or (None if on_gpu else _CPU_KV_CACHE_GIB)
 
 

@@ -156,6 +156,8 @@ class VllmArgs(TypedDict, total=False):
     """Keyword arguments of vllm.EngineArgs. The plan also reads the arguments named here. vLLM checks the others."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    max_num_seqs: PositiveInt
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)]
     max_num_batched_tokens: PositiveInt | None
     enforce_eager: bool
     enable_prefix_caching: bool
@@ -169,9 +171,8 @@ _OF_OTHER_KEYS = {
     "seed": "run.seed",
     "max_model_len": "data.max_prompt_tokens and rollout.max_new_tokens, or environment.max_tokens",
     "(override_)?generation_config|logits_processors|watermark_config|diffusion_config": "rollout",
-    "max_num_seqs|max_num_queued_.*": "engine.max_num_seqs",
+    "max_num_queued_.*": "engine.vllm.max_num_seqs",
     "tensor_parallel_size": "engine.tensor_parallel",
-    "gpu_memory_utilization": "engine.gpu_memory_utilization",
     "kv_cache_memory_bytes|num_gpu_blocks_override": "engine.kv_cache_gib",
     "spec_.*": "engine.vllm.speculative_config",
     "enable_sleep_mode|sleep_.*|enable_cumem_allocator": "placement.colocate",
@@ -198,18 +199,15 @@ class EngineConfig(Section):
         None, description="Precision of the engines and of their weights. Default: model.dtype."
     )
     tensor_parallel: PositiveInt = Field(1, description="GPUs (and processes) of one engine.")
-    max_num_seqs: PositiveInt = Field(256, description="Requests an engine decodes at once.")
     kv_cache_gib: PositiveFloat | None = Field(
-        None, description="KV cache of one engine. Default: 0.25 on CPU; gpu_memory_utilization decides on GPU."
-    )
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.9, description="Share of GPU memory an engine may use."
+        None, description="KV cache of one engine. Default: 0.25 on CPU; vllm.gpu_memory_utilization decides on GPU."
     )
     vllm: VllmArgs = Field(
         default_factory=VllmArgs,
         description=(
-            "Further arguments of vllm.EngineArgs. Examples: enforce_eager: true, enable_prefix_caching: "
-            "false, max_num_batched_tokens (default: 8192 on GPU, 2048 on CPU), async_scheduling: false, "
+            "Arguments of vllm.EngineArgs. Examples: max_num_seqs (requests decoded at once, default: 256), "
+            "gpu_memory_utilization (default: 0.9), enforce_eager: true, enable_prefix_caching: false, "
+            "max_num_batched_tokens (default: 8192 on GPU, 2048 on CPU), async_scheduling: false, "
             "speculative_config: {method: ngram, num_speculative_tokens: 4}."
         ),
     )
@@ -222,6 +220,16 @@ class EngineConfig(Section):
             if (owner := owner_of(name)) is not None:
                 raise ValueError(f"{name} is set by {owner}")
         return args
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Return the number of requests that an engine decodes at once."""
+        return self.vllm.get("max_num_seqs", 256)
+
+    @property
+    def gpu_memory_utilization(self) -> float:
+        """Return the share of GPU memory that an engine may use."""
+        return self.vllm.get("gpu_memory_utilization", 0.9)
 
     @property
     def ngram_tokens(self) -> int | None:

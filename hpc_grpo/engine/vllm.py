@@ -29,7 +29,7 @@ _LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `max_lora_rank` that vLLM accepts."""
 
-_READ = {"max_num_batched_tokens", "async_scheduling", "speculative_config"}
+_READ = {"gpu_memory_utilization", "max_num_batched_tokens", "async_scheduling", "speculative_config"}
 """Arguments of `engine.vllm` that are not passed on unchanged."""
 
 ENVIRONMENT = {

@@ -432,9 +432,9 @@ ROWS = (
         note="of AReaL's engines; here as sampling says, without dropout, with weights through shared memory"),
     Row("ref ref.* ref_inf.* actor_inf.* actor_train.*", note="the reference is computed as the policy is"),
     Row("vllm.dtype", "engine.dtype", table.dtype, default="bfloat16"),
-    Row("vllm.gpu_memory_utilization", "engine.gpu_memory_utilization", default=0.9),
+    Row("vllm.gpu_memory_utilization", "engine.vllm.gpu_memory_utilization", default=0.9),
     Row("vllm.enforce_eager", "engine.vllm.enforce_eager", default=False),
-    Row("vllm.max_num_seqs", "engine.max_num_seqs", default=256),
+    Row("vllm.max_num_seqs", "engine.vllm.max_num_seqs", default=256),
     Row("vllm.no_enable_prefix_caching", "engine.vllm.enable_prefix_caching", lambda value, _: not value, default=True),
     Row("train_dataset.max_length dataset.max_prompt_len", convert=_max_prompt, default=None,
         also={"sglang.context_length": 32768, "vllm.max_model_len": 32768, "actor.sglang.context_length": None}),
@@ -462,7 +462,7 @@ ROWS = (
     Row("generation_size", convert=only(why="all completions of a group are trained on")),
     Row("no_training check_xml_format", convert=only(False, why="it trains, and the reward is rewards.0.name")),
     Row("rollout.max_concurrent_rollouts max_concurrent_rollouts rollout.* n_rollout_workers flush_request_timeout",
-        note="engines are kept full by themselves: engine.max_num_seqs, rollout.max_policy_lag"),
+        note="engines are kept full by themselves: engine.vllm.max_num_seqs, rollout.max_policy_lag"),
     Row("evaluator.eval_before_train", note="with an eval there is one before training, too"),
     Row("stats_logger.* wandb.* launcher.* scheduler.* perf_tracer* memory_profiler* saver.* recover.* evaluator.* "
         "checkpointer.* cluster.* exp_ctrl.* enable_offload torch_cache_mysophobia cache_clear_freq ray_temp_path "

@@ -283,7 +283,7 @@ ROWS = (
     Row("lora_*", note="of LoRA"),
     Row("load_in_4bit load_in_8bit use_fp8_kv_cache", convert=only(False, why="quantised weights are not here")),
     Row("model_dtype", "model.dtype", table.dtype, default="bfloat16"),
-    Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization",
+    Row("vllm_gpu_memory_utilization", "engine.vllm.gpu_memory_utilization",
         lambda value, theirs: table.shared_memory(value, theirs) if _shares_gpu(theirs) else value, default=0.9),
     Row("vllm_enforce_eager", "engine.vllm.enforce_eager", default=False),
     Row("vllm_enable_prefix_caching", "engine.vllm.enable_prefix_caching", default=False),

@@ -362,7 +362,7 @@ ROWS = (
         also={"use_vllm": False, "vllm_importance_sampling_mode": "sequence_mask",
               "vllm_importance_sampling_clip_max": 3.0, "vllm_importance_sampling_clip_min": None,
               "vllm_importance_sampling_cap": None}),
-    Row("vllm_gpu_memory_utilization", "engine.gpu_memory_utilization", table.shared_memory, default=0.3),
+    Row("vllm_gpu_memory_utilization", "engine.vllm.gpu_memory_utilization", table.shared_memory, default=0.3),
     Row("vllm_enable_sleep_mode vllm_group_port vllm_model_impl vllm_server_* cache_implementation "
         "use_transformers_* transformers_continuous_batching_config ds3_gather_for_generation",
         note="the run starts its engines itself: engine.engines_per_node"),

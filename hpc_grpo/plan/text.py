@@ -119,7 +119,7 @@ def _step(plan: Plan) -> Iterator[str]:
         yield from wrapped(
             f"An engine gets {load.sequences_per_engine:,} of them. Its KV cache takes {cache.bytes_per_token:,} bytes "
             f"a token and GPU and holds {cache.num_tokens:,} tokens: {counted(cache.num_sequences, 'sequence')} of "
-            f"full length. It decodes {at_once:,} at once (engine.max_num_seqs){preempts}."
+            f"full length. It decodes {at_once:,} at once (engine.vllm.max_num_seqs){preempts}."
         )
     yield f"A learner trains on at most {load.num_microbatches:,} microbatches a step."
 

@@ -241,10 +241,9 @@ _BY_PATTERN = {
     r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     r"|No available memory for the cache blocks|less than desired GPU memory utilization": Advice(
         "out of GPU memory",
-        "Learner: lower train.max_tokens_per_microbatch; more nodes (launch.num_nodes) "
-        "shard the optimizer further. Engine: lower engine.gpu_memory_utilization or engine.max_num_seqs. Then "
-        "hpc-grpo submit RUN KEY=VALUE. With a new run.name, train.zero_stage=3 and train.offload_optimizer=cpu hold "
-        "less on the GPU.",
+        "Learner: lower train.max_tokens_per_microbatch; more nodes (launch.num_nodes) shard the optimizer further. "
+        "Engine: lower engine.vllm.gpu_memory_utilization or engine.vllm.max_num_seqs. Then hpc-grpo submit RUN "
+        "KEY=VALUE. With a new run.name, train.zero_stage=3 and train.offload_optimizer=cpu hold less on the GPU.",
     ),
     r"weight store needs|SIGBUS|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm": Advice(
         "out of shared memory",

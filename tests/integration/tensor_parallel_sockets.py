@@ -20,7 +20,7 @@ _SIZE = ModelSize(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=2, int
 def main() -> None:
     folder = Path(sys.argv[1])
     write_model(folder, _SIZE, seed=0)
-    engine = {"tensor_parallel": 2, "kv_cache_gib": 0.0625, "max_num_seqs": 8}
+    engine = {"tensor_parallel": 2, "kv_cache_gib": 0.0625, "vllm": {"max_num_seqs": 8}}
     config = minimal_config(model={"path": str(folder), "dtype": "float32", "device": "cpu"}, engine=engine)
     os.environ.update(engine_environment(config, on_gpu=False))
     before = set(Path("/dev/shm").iterdir())

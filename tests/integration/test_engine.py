@@ -29,7 +29,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model",
         data={"max_prompt_tokens": PROMPT_TOKENS},
         rollout={"max_new_tokens": NEW_TOKENS, "group_size": GROUP_SIZE},
-        engine={"max_num_seqs": 64, "vllm": {"max_num_batched_tokens": 512}, "kv_cache_gib": 0.002},
+        engine={"vllm": {"max_num_seqs": 64, "max_num_batched_tokens": 512}, "kv_cache_gib": 0.002},
     )
 
 

@@ -26,7 +26,7 @@ SMALL = {
     "rollout.max_new_tokens": 16, "rollout.stop": "[e, qq]", "rollout.max_policy_lag": 0, "train.num_minibatches": 1,
     "train.zero_stage": 1, "train.max_tokens_per_microbatch": 512, "train.attention": "sdpa", "train.total_steps": 2,
     "train.total_epochs": None, "train.total_episodes": None, "engine.tensor_parallel": 1,
-    "engine.engines_per_node": 1, "engine.kv_cache_gib": 0.0625, "engine.max_num_seqs": 32,
+    "engine.engines_per_node": 1, "engine.kv_cache_gib": 0.0625, "engine.vllm.max_num_seqs": 32,
     "placement.learners_per_node": 1, "launch.num_nodes": 1, "launch.slurm.gpus_per_node": 0,
     "launch.object_store_gib": 0.1, "data.curriculum": None, "metrics.names": "areal",
 }  # fmt: skip
@@ -82,7 +82,7 @@ def test_train_grpo_leaves_the_model_in_its_output_folder(tmp_path: Path) -> Non
     (tmp_path / "data.json").write_text(json.dumps(data))
     words = ["--model=tied", "--dataset=data.json", "--reward_function=correctness", "--max_steps=2", "--batch_size=4"]
     words += ["--max_prompt_length=16", "--max_completion_length=16", "--output_dir=out"]
-    small = ["launch.object_store_gib=0.1", "engine.kv_cache_gib=0.0625", "engine.max_num_seqs=32"]
+    small = ["launch.object_store_gib=0.1", "engine.kv_cache_gib=0.0625", "engine.vllm.max_num_seqs=32"]
     command = [sys.executable, str(REPOSITORY / "train_grpo.py"), *words, *small]
     for _ in range(2):  # a run that is complete stays so
         subprocess.run(command, cwd=tmp_path, check=True, timeout=RUN_DEADLINE_S)

@@ -29,7 +29,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any
         "model",
         data={"max_prompt_tokens": 48},
         rollout={"max_new_tokens": 64},
-        engine={"max_num_seqs": 64},
+        engine={"vllm": {"max_num_seqs": 64}},
     )
     return {tokens: engine_report("guessing_engine", config, str(tokens), TEMPERATURE) for tokens in (0, 4)}
 

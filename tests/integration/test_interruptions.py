@@ -154,7 +154,8 @@ def test_run_that_samples_ahead_survives_a_signal(workspace: Path, cluster: dict
         "ahead",
         train={"total_steps": ASYNC_STEPS},
         rollout={"max_policy_lag": 2, "max_new_tokens": 40},
-        engine={"max_num_seqs": 4},  # sampling takes longer than training: each publish meets completions in flight
+        # Sampling takes longer than training: each publish meets completions in flight.
+        engine={"vllm": {"max_num_seqs": 4}},
     )
     with Attempt.in_cluster(cluster, config, PAUSING) as attempt:
         attempt.wait_for_step(2)

@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     "data": {"held_out": None, "max_prompt_tokens": 2048},
     "grading": {"num_workers": 1},
     "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 8},
-    "engine": {"engines_per_node": 1, "max_num_seqs": 8, "kv_cache_gib": 0.0625},
+    "engine": {"engines_per_node": 1, "vllm": {"max_num_seqs": 8}, "kv_cache_gib": 0.0625},
     "train": {"total_steps": 1, "total_epochs": None, "zero_stage": 1, "max_tokens_per_microbatch": 4096},
     "eval": {"every": None},
     "launch": {"object_store_gib": 0.1},

@@ -61,7 +61,7 @@ def tiny_config(workspace: Path, name: str, model: Path | str = "tied", **sectio
         "rewards": [{"name": LETTERS}],
         "grading": {"num_workers": 1},
         "rollout": {"prompts_per_step": 6, "group_size": 4, "max_new_tokens": 24},
-        "engine": {"engines_per_node": 1, "max_num_seqs": 32, "kv_cache_gib": 0.0625},
+        "engine": {"engines_per_node": 1, "vllm": {"max_num_seqs": 32}, "kv_cache_gib": 0.0625},
         "train": {"total_steps": 8, "lr": 5e-3, "zero_stage": 1, "max_tokens_per_microbatch": 512},
         "checkpoint": {"every": 2},
         "eval": {"reward": LETTERS},

@@ -27,7 +27,7 @@ SMALL = (
     "rollout.max_new_tokens=16",
     "data.max_prompt_tokens=16",
     "engine.kv_cache_gib=0.0625",
-    "engine.max_num_seqs=32",
+    "engine.vllm.max_num_seqs=32",
     "grading.num_workers=1",
 )
 

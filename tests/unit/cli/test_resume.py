@@ -67,7 +67,7 @@ def test_a_memory_option_replaces_the_one_that_the_job_had(run: RunDir, queue: F
 
 def test_a_forbidden_key_is_one_error_and_no_job_is_queued(run: RunDir, queue: FakeQueue) -> None:
     before = run.config.read_text()
-    result = resume(run, "train.lr=1", "engine.max_num_seqs=9")
+    result = resume(run, "train.lr=1", "engine.vllm.max_num_seqs=9")
     assert result.exit_code == EXIT_CONFIG
     assert result.stderr.count("error: ") == 1
     assert "train.lr: 0.0001 there, 1.0 now" in result.stderr
@@ -94,7 +94,7 @@ def test_an_override_that_submit_would_refuse_leaves_the_config_as_it_is(
 def test_a_run_that_is_held_keeps_its_config(run: RunDir, queue: FakeQueue) -> None:
     before = run.config.read_text()
     hold = RunLock.take(run, "17", 1)
-    result = resume(run, "engine.max_num_seqs=9")
+    result = resume(run, "engine.vllm.max_num_seqs=9")
     hold.release()
     assert "is being trained by attempt 1" in result.stderr
     assert (queue.requests, run.config.read_text()) == ([], before)
@@ -102,7 +102,7 @@ def test_a_run_that_is_held_keeps_its_config(run: RunDir, queue: FakeQueue) -> N
 
 def test_more_steps_reopen_a_complete_run(run: RunDir, queue: FakeQueue) -> None:
     run.complete_marker.touch()
-    for words in ([], ["engine.max_num_seqs=9"]):
+    for words in ([], ["engine.vllm.max_num_seqs=9"]):
         assert "is complete" in resume(run, *words).output
         assert not queue.requests
     assert resume(run, "train.total_steps=99").exit_code == 0

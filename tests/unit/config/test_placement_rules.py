@@ -12,7 +12,7 @@ from tests.support.configs import minimal_config
 
 SHARED: dict[str, Any] = {
     "placement": {"colocate": True},
-    "engine": {"engines_per_node": 1, "gpu_memory_utilization": 0.5},
+    "engine": {"engines_per_node": 1, "vllm": {"gpu_memory_utilization": 0.5}},
 }
 
 
@@ -25,7 +25,10 @@ SHARED: dict[str, Any] = {
             r"engine.engines_per_node = 3 must equal placement.learners_per_node = 1",
         ),
         ({"engine": {"tensor_parallel": 2}}, "engine.tensor_parallel = 2 must be 1"),
-        ({"engine": {"gpu_memory_utilization": 0.9}}, "gpu_memory_utilization = 0.9 leaves too little memory"),
+        (
+            {"engine": {"vllm": {"gpu_memory_utilization": 0.9}}},
+            "gpu_memory_utilization = 0.9 leaves too little memory",
+        ),
         ({"task": "sft"}, "task sft has no engines"),
     ],
 )
@@ -38,8 +41,8 @@ def test_what_cannot_share_a_gpu_is_refused_with_what_can(sections: dict[str, An
     "sections",
     [
         {},
-        {"engine": {"gpu_memory_utilization": 0.9, "kv_cache_gib": 4.0}},
-        {"engine": {"gpu_memory_utilization": 0.9}, "model": {"device": "cpu"}},
+        {"engine": {"vllm": {"gpu_memory_utilization": 0.9}, "kv_cache_gib": 4.0}},
+        {"engine": {"vllm": {"gpu_memory_utilization": 0.9}}, "model": {"device": "cpu"}},
         {"placement": {"learners_per_node": 4}, "engine": {"engines_per_node": 4}},
     ],
 )

@@ -109,12 +109,12 @@ def test_a_step_of_an_engine_takes_what_the_config_says_else_what_the_device_can
 
 
 def test_a_step_of_an_engine_takes_a_token_for_each_request_that_decodes() -> None:
-    assert max_batched_tokens(minimal_config(engine={"max_num_seqs": 10_000}), on_gpu=True) == 10_000
+    assert max_batched_tokens(minimal_config(engine={"vllm": {"max_num_seqs": 10_000}}), on_gpu=True) == 10_000
 
 
 def test_a_step_of_an_engine_takes_no_more_than_may_run_at_once() -> None:
     short = {"data": {"max_prompt_tokens": 16}, "rollout": {"max_new_tokens": 24}}
-    assert max_batched_tokens(minimal_config(short, engine={"max_num_seqs": 32}), on_gpu=True) == 32 * 40
+    assert max_batched_tokens(minimal_config(short, engine={"vllm": {"max_num_seqs": 32}}), on_gpu=True) == 32 * 40
 
 
 @pytest.mark.parametrize("given", [None, 512])

@@ -186,7 +186,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         (
             {"engine": {"vllm": {"max_num_batched_tokens": 255}}},
-            "engine.vllm.max_num_batched_tokens = 255 must be at least engine.max_num_seqs = 256",
+            "engine.vllm.max_num_batched_tokens = 255 must be at least engine.vllm.max_num_seqs = 256",
         ),
         (
             {"train": {"attention": "varlen"}, "model": {"device": "cpu"}},

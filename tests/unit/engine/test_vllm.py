@@ -48,7 +48,7 @@ def test_an_option_of_vllm_follows_from_config_and_device(
 
 
 def test_tokens_are_guessed_where_the_config_says_so_and_on_gpus_alone() -> None:
-    config = minimal_config(engine={"vllm": GUESSES, "max_num_seqs": 4096})
+    config = minimal_config(engine={"vllm": {**GUESSES, "max_num_seqs": 4096}})
     options = engine_options(config, on_gpu=True)
     assert options["speculative_config"]["method"] == "ngram"
     assert options["speculative_config"]["num_speculative_tokens"] == 4

@@ -167,7 +167,7 @@ def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: 
     leave_a_step(run)
     before = (run.config.read_text(), run.source.read_text())
     with pytest.raises(ConfigError) as caught:
-        freeze(reconfigured(run, [word, "engine.max_num_seqs=9"]), [], [])
+        freeze(reconfigured(run, [word, "engine.vllm.max_num_seqs=9"]), [], [])
     assert told in str(caught.value)
     assert (run.config.read_text(), run.source.read_text()) == before
 

@@ -101,7 +101,7 @@ IN_TURN = ["placement.colocate=true", "engine.engines_per_node=1", stage(2), "tr
 
 
 def test_a_gpu_that_learner_and_engine_share_holds_the_states_of_one_beside_the_other() -> None:
-    plan = plan_7b_config("1.5B", 1, *IN_TURN, "engine.gpu_memory_utilization=0.5")
+    plan = plan_7b_config("1.5B", 1, *IN_TURN, "engine.vllm.gpu_memory_utilization=0.5")
     devices = [budget.device for budget in plan.budgets]
     assert SHARED_GPU in devices
     assert not {LEARNER_GPU, ENGINE_GPU} & {*devices}
@@ -117,12 +117,12 @@ def test_a_gpu_that_learner_and_engine_share_holds_the_states_of_one_beside_the_
 
 def test_a_shared_gpu_is_counted_at_the_training_where_that_takes_more() -> None:
     longer = "train.max_tokens_per_microbatch=262144"
-    plan = plan_7b_config("1.5B", 1, *IN_TURN, longer, "engine.gpu_memory_utilization=0.1")
+    plan = plan_7b_config("1.5B", 1, *IN_TURN, longer, "engine.vllm.gpu_memory_utilization=0.1")
     named = parts(next(budget for budget in plan.budgets if budget.device == SHARED_GPU))
     assert named["engine asleep: CUDA context and graphs"] == 2 * GIB
     assert "activations kept" in named
     eager = plan_7b_config(
-        "1.5B", 1, *IN_TURN, longer, "engine.gpu_memory_utilization=0.1", "engine.vllm.enforce_eager=true"
+        "1.5B", 1, *IN_TURN, longer, "engine.vllm.gpu_memory_utilization=0.1", "engine.vllm.enforce_eager=true"
     )
     named = parts(next(budget for budget in eager.budgets if budget.device == SHARED_GPU))
     assert named["engine asleep: CUDA context"] == GIB

@@ -82,4 +82,4 @@ def test_nobody_runs_what_another_user_has_compiled(tmp_path: Path) -> None:
 def test_runs_share_an_archive_if_their_engines_compile_the_same() -> None:
     config = minimal_config()
     assert archive_of(config) == archive_of(minimal_config(run={"name": "another"}, train={"lr": 1e-5}))
-    assert archive_of(config) != archive_of(minimal_config(engine={"max_num_seqs": 3}))
+    assert archive_of(config) != archive_of(minimal_config(engine={"vllm": {"max_num_seqs": 3}}))

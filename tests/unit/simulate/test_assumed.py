@@ -47,7 +47,7 @@ def test_sampling_reads_weights_and_cache_for_every_token_of_a_batch() -> None:
 
 
 def test_engines_in_float32_read_four_bytes_of_each_weight() -> None:
-    step = expected(4, "engine.dtype=float32", "engine.max_num_seqs=64")
+    step = expected(4, "engine.dtype=float32", "engine.vllm.max_num_seqs=64")
     read = 4 * P + 64 * AVERAGE * 2 * 57_344
     assert step.sample_s == pytest.approx(2 * NEW * read / (0.6 * 4.0e12))
 
@@ -65,7 +65,7 @@ def test_the_cpus_share_of_a_decode_step_comes_on_top_or_hides_behind_the_gpu() 
 
 def test_the_last_batch_of_an_engine_holds_the_rest() -> None:
     reads = [2 * P + running * AVERAGE * 57_344 for running in (96, 96, 64)]
-    step = expected(2, "engine.max_num_seqs=96")
+    step = expected(2, "engine.vllm.max_num_seqs=96")
     assert step.sample_s == pytest.approx(NEW * sum(read / (0.6 * 4.0e12) for read in reads))
 
 
@@ -79,7 +79,7 @@ def test_sequences_for_which_the_cache_is_too_small_at_their_end_need_no_second_
 
 
 def test_sequences_that_the_cache_does_not_hold_take_turns() -> None:
-    small = ("engine.kv_cache_gib=20.5", "engine.max_num_seqs=512")
+    small = ("engine.kv_cache_gib=20.5", "engine.vllm.max_num_seqs=512")
     cache = plan_shipped_7b("7B", 2, *small).kv_cache
     assert cache is not None
     held = cache.num_sequences_of(AVERAGE)

@@ -24,7 +24,7 @@ EVERY = Sequences((1.0,), 16, leaves_out=True)
 
 def config_of(**train: int) -> Config:
     rollout = {"prompts_per_step": 4, "group_size": 2, "max_new_tokens": 100}
-    engine = {"engines_per_node": 2, "max_num_seqs": 4}
+    engine = {"engines_per_node": 2, "vllm": {"max_num_seqs": 4}}
     return minimal_config(rollout=rollout, engine=engine, train={"total_steps": 100, **train})
 
 
@@ -88,7 +88,7 @@ def test_what_engines_take_behind_training_is_found_from_the_waits(training_s: f
 def test_an_engine_at_half_speed_is_given_less_and_holds_up_no_other() -> None:
     """Four engines do 16 groups in a second; with 3.5 of them that is 1.14 s, and dealt out in turn it would be 2."""
     rollout = {"prompts_per_step": 16, "group_size": 2, "max_new_tokens": 100, "max_policy_lag": 4}
-    config = minimal_config(rollout=rollout, engine={"engines_per_node": 4, "max_num_seqs": 4})
+    config = minimal_config(rollout=rollout, engine={"engines_per_node": 4, "vllm": {"max_num_seqs": 4}})
     run = SimulatedRun(config, rates_of(training_s=1e-4), Setting(1, 1, 4, lag=4))
     run.engines[0] = SimulatedEngine(Rate(0.02, 0.0), max_num_seqs=4)
     ends: list[float] = []

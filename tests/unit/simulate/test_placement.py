@@ -104,7 +104,7 @@ def test_a_config_that_is_as_recommended_hears_that_it_is() -> None:
         (("rollout.max_policy_lag=0",), [0, 1]),
         (("rollout.max_policy_lag=3",), [0, 1, 3]),
         (("rollout.max_policy_lag=8", "train.num_minibatches=4"), [0, 4, 8]),
-        ((*COLOCATED, "rollout.max_policy_lag=0", "engine.gpu_memory_utilization=0.4"), [0]),
+        ((*COLOCATED, "rollout.max_policy_lag=0", "engine.vllm.gpu_memory_utilization=0.4"), [0]),
     ],
 )
 def test_the_configs_own_placement_is_shown_in_turn_a_step_ahead_and_at_its_lag(
