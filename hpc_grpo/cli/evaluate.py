@@ -71,7 +71,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     help="A data set, as data.eval.path; several: a mix. Default: the eval sets of the run.",
 )  # fmt: skip
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
-@click.option("--pass-k", type=click.IntRange(1), multiple=True, metavar="K", help="Report pass@K too.")
 @click.option("--max-items", type=click.IntRange(1), metavar="N", help="Only the first N items of each --data.")
 @click.option(
     "--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to FILE, as JSON."
@@ -328,18 +327,13 @@ def _completions(folder: RunDir, model: str) -> Iterator[dict[str, Any]]:
 
 
 def as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:
-    """Return the options as overrides; of the config's own k, those stay that the number of samples allows."""
-    num_samples = options.get("num_samples") or config.eval.num_samples
-    pass_k = list(options.get("pass_k") or [k for k in config.eval.pass_k if k <= num_samples])
+    """Return the options as overrides."""
     values: dict[str, Any] = {
         "eval.num_samples": options.get("num_samples"),
-        "eval.pass_k": pass_k,
         "eval.temperature": options.get("temperature"),
         "rollout.max_new_tokens": options.get("max_new_tokens"),
     }
     for name, of_set in config.data.eval_sets.items():  # the options hold for sets with values of their own, too
         own = of_set.own_settings.keys()
         values |= {f"data.eval_sets.{name}.{key}": options[key] for key in own if options.get(key) not in (None, ())}
-        if "pass_k" in own and options.get("num_samples") and not options.get("pass_k"):
-            values[f"data.eval_sets.{name}.pass_k"] = [k for k in of_set.pass_k or () if k <= num_samples]
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]

@@ -88,7 +88,7 @@ def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: st
     else:
         if not 0.0 < share < 1.0:
             raise ConfigError(f"--eval = {eval_set} must be a file, or a share above 0 and below 1, such as 0.05.")
-        evals = {"held_out": {"fraction": share}}
+        evals = {"held_out": share}
     return {
         "run": {"name": name},
         "model": {"path": model},

@@ -3,7 +3,7 @@
 Other rooms import a section's class from here for type hints. Most code only reads `config.section.key`.
 """
 
-from hpc_grpo.config.data import CurriculumConfig, DataConfig, DatasetConfig, HeldOutConfig, SourceConfig
+from hpc_grpo.config.data import CurriculumConfig, DataConfig, DatasetConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
 from hpc_grpo.config.load import load_config, load_launch, load_resolved, to_yaml, with_overrides
 from hpc_grpo.config.rollout import RewardConfig
@@ -17,7 +17,6 @@ __all__ = [
     "DatasetConfig",
     "DeadlinesConfig",
     "EvalConfig",
-    "HeldOutConfig",
     "LaunchConfig",
     "MetricsConfig",
     "RewardConfig",

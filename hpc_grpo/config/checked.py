@@ -51,12 +51,13 @@ def checked(
         for detail in error.errors():
             place = _place(section, detail["loc"])
             place.keys[:0] = above
-            if detail["type"] != "extra_forbidden":
-                lines[_explained(place, detail)] = None
+            key, value, beside = ".".join(place.keys), detail["input"], _beside(values, detail["loc"])
+            is_unknown, explained = detail["type"] == "extra_forbidden", list[str]()
+            if is_unknown or isinstance(value, Mapping):  # a mapping: the key may have been a section
+                explained += explain_moved(key, value, beside, place.valid_below)
+            if not is_unknown:
+                lines.update(dict.fromkeys(explained or [_explained(place, detail)]))
                 continue
-            key = ".".join(place.keys)
-            beside = _beside(values, detail["loc"])
-            explained = [*explain_moved(key, detail["input"], beside, place.valid_below)]
             elsewhere = [each for each in _Place([], section).valid_below if each.endswith(f".{place.keys[-1]}")]
             is_misspelt = get_close_matches(place.keys[-1], place.valid, cutoff=0.8)
             if not explained and len(elsewhere) == 1 and place.chosen is None and not is_misspelt:

@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from hpc_grpo.config.rollout import Environment, RewardConfig
 from hpc_grpo.section import PathText, Section, TopP
 
-TemplateKind = Literal["chat", "plain"]
+_TEMPLATES = ("chat", "plain")
+
+
+def _template(value: str | None) -> str | None:
+    if value in (None, *_TEMPLATES) or "." in str(value) or "/" in str(value):
+        return value
+    raise ValueError("must be chat, plain, or a Jinja file with a chat template, such as mine.jinja")
+
+
+Template = Annotated[PathText, AfterValidator(_template)]
 Preprocessing = Literal["generic", "deepseek"]
 _OF_DATA = ". Default: the value of data."
 _PATH = (
@@ -70,11 +87,10 @@ class _SourceKeys(Section):
     environment: Environment | None = Field(
         None, description=("Environment of this source's prompts. Default: the environment of the run.")
     )
-    template: TemplateKind | None = Field(None, description=f"As data.template{_OF_DATA}")
+    template: Template | None = Field(None, description=f"As data.template{_OF_DATA}")
     preprocessing: Preprocessing | None = Field(None, description=f"As data.preprocessing{_OF_DATA}")
     prompt_format: str | None = Field(None, description=f"As data.prompt_format{_OF_DATA}")
     system_prompt: str | None = Field(None, description=f"As data.system_prompt{_OF_DATA}")
-    chat_template: PathText | None = Field(None, description=f"As data.chat_template{_OF_DATA}")
     template_args: dict[str, Any] | None = Field(None, description=f"As data.template_args{_OF_DATA}")
 
 
@@ -124,7 +140,6 @@ class EvalSetConfig(DatasetConfig):
     num_samples: PositiveInt | None = Field(
         None, description=("Like eval.num_samples, for this set. Default: eval.num_samples.")
     )
-    pass_k: list[PositiveInt] | None = Field(None, description="Like eval.pass_k, for this set. Default: eval.pass_k.")
     temperature: NonNegativeFloat | None = Field(
         None, description=("Like eval.temperature, for this set. Default: eval.temperature.")
     )
@@ -133,15 +148,8 @@ class EvalSetConfig(DatasetConfig):
     @property
     def own_settings(self) -> dict[str, Any]:
         """Return the keys of `eval` that this set overrides."""
-        values = {key: getattr(self, key) for key in ("num_samples", "pass_k", "temperature", "top_p")}
+        values = {key: getattr(self, key) for key in ("num_samples", "temperature", "top_p")}
         return {key: value for key, value in values.items() if value is not None}
-
-
-class HeldOutConfig(Section):
-    fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        description="Share of data.train's prompts held out for eval. A hash of the prompt's text decides."
-    )
-    max_items: PositiveInt | None = Field(None, description="Largest number of evaluated prompts of each source.")
 
 
 class CurriculumConfig(Section):
@@ -167,18 +175,25 @@ class CurriculumConfig(Section):
 class DataConfig(Section):
     train: DatasetConfig
     eval: DatasetConfig | None = Field(None, description="Held-out data set for eval.")
-    held_out: HeldOutConfig | None = Field(
-        None, description="Hold a share (fraction, max_items) of data.train out for eval, instead of data.eval."
+    held_out: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
+        None,
+        description=(
+            "Share of data.train's prompts held out for eval, instead of data.eval. A hash of a prompt's text decides."
+        ),
     )
     eval_sets: dict[str, EvalSetConfig] = Field(
         default_factory=dict,
         description=(
-            "Further eval sets by name. Each has the keys of data.eval, num_samples, pass_k, temperature "
-            "and top_p. Metrics: eval/NAME/pass@1."
+            "Further eval sets by name. Each has the keys of data.eval, num_samples, temperature and "
+            "top_p. Metrics: eval/NAME/pass@1."
         ),
     )
-    template: TemplateKind = Field(
-        "chat", description="chat: the tokenizer's chat template. plain: only prompt_format."
+    template: Template = Field(
+        "chat",
+        description=(
+            "chat: the tokenizer's chat template. plain: only prompt_format. Or a Jinja file with a chat template to "
+            "use instead of the tokenizer's."
+        ),
     )
     preprocessing: Preprocessing = Field(
         "generic",
@@ -189,9 +204,6 @@ class DataConfig(Section):
     )
     prompt_format: str = Field("{prompt}", description="Text around a plain prompt; {prompt} is replaced.")
     system_prompt: str | None = Field(None, description="System message put before a chat prompt.")
-    chat_template: PathText | None = Field(
-        None, description="Jinja file with a chat template to use instead of the tokenizer's."
-    )
     template_args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false}."
     )
@@ -246,8 +258,8 @@ class DataConfig(Section):
     def chat_templates(self) -> dict[str, str]:
         """Map the keys of the config that name Jinja files to them."""
         sources = [*self.sources(for_eval=False), *self.sources(for_eval=True)]
-        named = {"data": self.chat_template, **{key: source.chat_template for key, source in sources}}
-        return {f"{key}.chat_template": file for key, file in named.items() if file is not None}
+        named = {"data": self.template, **{key: source.template for key, source in sources}}
+        return {f"{key}.template": file for key, file in named.items() if file not in (None, *_TEMPLATES)}
 
     @property
     def has_eval(self) -> bool:

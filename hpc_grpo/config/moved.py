@@ -23,6 +23,8 @@ _EVERY = {
 _MOVED = {
     **{f"ppo.{key}": (f"task.{key}", "{}") for key in PpoKeys.model_fields},
     **{f"distill.{key}": (f"task.{key}", "{}") for key in DistillKeys.model_fields},
+    "data.chat_template": ("data.template", "{}"),
+    "data.held_out.fraction": ("data.held_out", "{}"),
     "sft.batch_size": ("task.batch_size", "{}"),
     "sft.completion_field": ("data.train.answer_field", "{}"),
     **{
@@ -50,6 +52,8 @@ _MOVED = {
 """Key of before -> key of today, and the form of its value."""
 
 _REMOVED = {
+    "data.held_out.max_items": "all that data.held_out holds out",
+    "eval.pass_k": "the powers of two up to eval.num_samples, and eval.num_samples",
     "engine.max_restarts": "3",
     "grading.max_restarts": "3",
     "deadlines.resume_s": "8 times deadlines.start_s",

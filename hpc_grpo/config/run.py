@@ -151,8 +151,9 @@ class EvalConfig(Section):
             "one at the end. null: no eval."
         ),
     )
-    num_samples: PositiveInt = Field(1, description="Completions per prompt, n of pass@k.")
-    pass_k: list[PositiveInt] = Field(default_factory=lambda: [1], description="Values of k; at most num_samples.")
+    num_samples: PositiveInt = Field(
+        1, description="Completions per prompt, n of pass@k; k: powers of two up to n, and n."
+    )
     temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
     top_p: TopP | None = Field(None, description="Nucleus sampling threshold. Default: rollout.top_p.")
     reward: PathText | None = Field(

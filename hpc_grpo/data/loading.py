@@ -176,14 +176,9 @@ def _evals(config: Config, sources: Sequence[Part], sets: Mapping[str, Sequence[
         numbers = [np.flatnonzero(_held_out(config, part)) for part in sources]
         if not any(map(len, numbers)):
             raise ConfigError(
-                f"data.held_out.fraction = {held.fraction:g} holds nothing out of data.train: raise it, or set "
-                f"eval.every to null."
+                f"data.held_out = {held:g} holds nothing out of data.train: raise it, or set eval.every to null."
             )
-        kept = [
-            replace(part, numbers=lowest(own, part.rows.prompt_hashes, held.max_items or len(own)))
-            for part, own in zip(sources, numbers, strict=True)
-            if len(own)
-        ]
+        kept = [replace(part, numbers=own) for part, own in zip(sources, numbers, strict=True) if len(own)]
         every = {"": kept, **every}
     streams = {}
     for name, parts in every.items():
@@ -194,13 +189,7 @@ def _evals(config: Config, sources: Sequence[Part], sets: Mapping[str, Sequence[
 
 def _held_out(config: Config, part: Part) -> NDArray[np.bool_]:
     """Return which rows are held out for eval. This depends on the prompt alone, not on other rows or their order."""
-    held = config.data.held_out
-    return part.rows.prompt_hashes < np.uint64(held_out_below(0.0 if held is None else held.fraction))
-
-
-def lowest(candidates: NDArray[np.int64], prompt_hashes: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
-    """Return at most `most` candidates, those with the lowest hashes. Adding rows changes this sample little."""
-    return np.sort(candidates[np.argsort(prompt_hashes[candidates], kind="stable")[:most]])
+    return part.rows.prompt_hashes < np.uint64(held_out_below(config.data.held_out or 0.0))
 
 
 def without_duplicates(
@@ -246,6 +235,6 @@ def _with_numbers(part: Part, numbers: NDArray[np.int64]) -> Part:
     if not len(numbers):
         raise ConfigError(
             f"Nothing of {part.source.path} ({part.name}) is left: its items are held out, or their prompts came "
-            f"before. Leave the source out, lower data.held_out.fraction, or set data.deduplicate=false."
+            f"before. Leave the source out, lower data.held_out, or set data.deduplicate=false."
         )
     return replace(part, numbers=numbers)

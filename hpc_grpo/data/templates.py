@@ -55,7 +55,10 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The texts around the prompts of one source. `chat_template` is a text; None: the tokenizer's."""
+    """The texts around the prompts of one source. `template` is chat or plain.
+
+    `chat_template` is a text; None: the tokenizer's.
+    """
 
     template: str
     prompt_format: str
@@ -84,12 +87,13 @@ def prompt_style(config: DataConfig, source: SourceConfig) -> PromptStyle:
             prompt_format = f"{_R1_TASK} User: {_PLACEHOLDER}. Assistant:"
         else:
             system_prompt = _R1_TASK
-    if (file := chosen("chat_template")) is not None:
+    chat_template = None
+    if template not in ("chat", "plain"):
         try:
-            file = Path(file).read_text(encoding="utf-8")
+            template, chat_template = "chat", Path(template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"data.chat_template = {file} cannot be read: {error}. Give a Jinja file.") from error
-    return PromptStyle(template, prompt_format, system_prompt, file, chosen("template_args"))
+            raise ConfigError(f"data.template = {template} cannot be read: {error}. Give a Jinja file.") from error
+    return PromptStyle(template, prompt_format, system_prompt, chat_template, chosen("template_args"))
 
 
 def source_text(source: SourceConfig, item: Mapping[str, Any]) -> Any:
@@ -151,7 +155,7 @@ def check_template(style: PromptStyle, tokenizer: Tokenizer) -> None:
     if style.template == "chat" and not (style.chat_template or tokenizer.chat_template):
         raise ConfigError(
             "data.template = chat, but the model's tokenizer has no chat template. "
-            "Set data.template = plain, give one (data.chat_template), or use a tokenizer with one."
+            "Set data.template to plain or to a Jinja file, or use a tokenizer with a chat template."
         )
 
 

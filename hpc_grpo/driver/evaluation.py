@@ -189,7 +189,7 @@ def shown_metrics(
     results: Mapping[str, Mapping[str, float]], sources: Mapping[str, Sequence[str]], config: Config, of: str = "MODEL"
 ) -> str:
     """Return a table with 95% intervals: one line for each model (or difference), eval set and source."""
-    ks = sorted({k for of_set in sources for k in (1, *config.eval_settings(of_set).pass_k)})
+    ks = sorted({1, *(config.eval_settings(of_set).num_samples for of_set in sources)})
     columns = [*(f"pass@{k}" for k in ks), "reward_mean", "tokens_mean"]
     columns += ["failed_fraction"] if of == "MODEL" else []
     rows = []

@@ -178,7 +178,7 @@ class Dialogue:
         before, end, after = self._render_as(role, [*asked, *turn]).rpartition(self.pieces.end)
         if not end or told not in after:
             missing = f"what an environment tells with the role {role}" if end else "what the model answers"
-            return f"The chat template leaves out {missing}. Give another template (data.chat_template)."
+            return f"The chat template leaves out {missing}. Give another template (data.template)."
         self._check_joins(before, after.replace(told, "No."))
         return ""
 
@@ -189,7 +189,7 @@ class Dialogue:
             unset = "Unset data.system_prompt, or give" if role == "system" and self.style.system_prompt else "Give"
             raise ConfigError(
                 f"An environment needs messages of the role {role}, and {error}. {unset} another template "
-                f"(data.chat_template)."
+                f"(data.template)."
             ) from error
 
     def _check_joins(self, before: str, after: str) -> None:

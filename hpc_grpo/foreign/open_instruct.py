@@ -190,7 +190,7 @@ def _denominator(value: Any, _theirs: Theirs) -> Any:
 
 def _template(value: Any, _theirs: Theirs) -> dict[str, Any]:
     if value and str(value).startswith(_TEMPLATES):
-        raise ByHandError("its text, of open_instruct/dataset_transformation.py, as a Jinja file", "data.chat_template")
+        raise ByHandError("its text, of open_instruct/dataset_transformation.py, as a Jinja file", "data.template")
     return {}
 
 
@@ -228,7 +228,7 @@ ROWS = (
     Row("stop_strings", "rollout.stop", lambda value, _: table.as_list(value)),
     Row("chat_template_name chat_template", convert=_template),
     Row("system_prompt_override_file", convert=by_hand("the file's text", "data.system_prompt")),
-    Row("user_prompt_transform", convert=by_hand("the text around a prompt", "data.chat_template")),
+    Row("user_prompt_transform", convert=by_hand("the text around a prompt", "data.template")),
     Row("async_steps", "rollout.max_policy_lag", _lag, default=8),
     Row("async_mode", convert=only(True, why="set rollout.max_policy_lag: 0")),
     Row("inflight_updates", note="engines take weights between two of their steps; running completions go on"),

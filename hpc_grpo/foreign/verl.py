@@ -266,7 +266,7 @@ ROWS = (
         note="of verl's data loader; models here read texts and images, in one turn"),
     Row("actor_rollout_ref.model.path", "model.path"),
     Row("actor_rollout_ref.model.custom_chat_template",
-        convert=by_hand("its text as a Jinja file", "data.chat_template")),
+        convert=by_hand("its text as a Jinja file", "data.template")),
     Row("actor_rollout_ref.model.override_config actor_rollout_ref.model.external_lib",
         convert=only({}, why="the model is as its folder says")),
     Row("actor_rollout_ref.model.override_config.*", convert=only(why="the model is as its folder says")),

@@ -121,6 +121,15 @@ def with_interval(metrics: Mapping[str, float], name: str) -> str:
     return shown if math.isnan(low) or math.isnan(high) else f"{shown} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+def reported_ks(num_samples: int) -> list[int]:
+    """Return the k of the reported pass@k: the powers of two up to n, and n.
+
+    >>> reported_ks(6)
+    [1, 2, 4, 6]
+    """
+    return sorted({*(1 << exponent for exponent in range(num_samples.bit_length())), num_samples})
+
+
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
     """Estimate without bias the probability that at least one of `k` completions solves the prompt.
 
@@ -208,7 +217,8 @@ def _scores(group: EvalGroup, settings: EvalConfig) -> dict[str, float]:
         return lengths
     # The group's number of samples: a run may have changed eval.num_samples since this eval.
     num_samples, num_solved = len(group.solved), sum(group.solved)
-    shares = {f"pass@{k}": pass_at_k(num_samples, num_solved, k) for k in {1, *settings.pass_k} if k <= num_samples}
+    ks = reported_ks(settings.num_samples)
+    shares = {f"pass@{k}": pass_at_k(num_samples, num_solved, k) for k in ks if k <= num_samples}
     return {**shares, "reward_mean": fmean(group.rewards), **lengths}
 
 

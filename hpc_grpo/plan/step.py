@@ -97,7 +97,7 @@ def _trained_sizes(config: Config, sources: Sequence[SourceConfig], known: Seque
     held, drops = config.data.held_out, config.data.deduplicate
     if held is None and not drops:
         return [sum(1 for _ in read_items(source)) for source in sources]
-    bound = held_out_below(held.fraction) if held is not None else 0
+    bound = held_out_below(held or 0.0)
     seen = {number for source in known for number in _hashes(source)}
     sizes = []
     for source in sources:

@@ -23,11 +23,11 @@ REQUEST, RESULT, ANSWER = "request.json", "result.json", "answer.txt"
 
 _OF_SOURCE = (
     "prompt_field", "answer_field", "messages_field", "rewards", "environment", "template", "preprocessing",
-    "prompt_format", "system_prompt", "chat_template", "template_args",
+    "prompt_format", "system_prompt", "template_args",
 )  # fmt: skip
 """Keys of the first training source that other data have too, unless they set their own."""
 
-_OF_SETS = ("num_samples", "pass_k", "temperature", "top_p")
+_OF_SETS = ("num_samples", "temperature", "top_p")
 _MANY = 2**31
 _NO_TRAINING: dict[str, Any] = {
     "task": "grpo",
@@ -155,7 +155,7 @@ def sample_config(
     values = eval_config(config, folder, model, [asked]).model_dump(mode="json")
     if num_played is None:
         values["rewards"], values["environment"] = [_NO_JUDGEMENT], None
-    values["eval"] |= {"reward": None, "pass_k": [1], "num_samples": 1, "metrics": []}
+    values["eval"] |= {"reward": None, "num_samples": 1, "metrics": []}
     values["eval"] |= {"temperature": config.rollout.temperature, "top_p": config.rollout.top_p}
     return Config.model_validate(values)
 

@@ -84,7 +84,7 @@ def corrupted_untied(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt,
         "untied",
         "untied",
         train={"total_steps": 8, "num_minibatches": 2, "lr": 2e-3},
-        eval={"every": 4, "num_samples": 3, "pass_k": [1, 2], "reward": LETTERS, "solved_at": 0.25},
+        eval={"every": 4, "num_samples": 3, "reward": LETTERS, "solved_at": 0.25},
         checkpoint={"keep_batches": 2},
     )
     with Attempt.in_cluster(cluster, config, str(HERE / "corrupting_driver.py")) as corrupted:

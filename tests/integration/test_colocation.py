@@ -24,7 +24,7 @@ def test_a_run_whose_engine_sleeps_while_it_trains_is_bit_identical_to_one_whose
         "untied",
         placement={"colocate": True},
         train={"total_steps": 8, "num_minibatches": 2, "lr": 2e-3},
-        eval={"every": 4, "num_samples": 3, "pass_k": [1, 2], "reward": LETTERS, "solved_at": 0.25},
+        eval={"every": 4, "num_samples": 3, "reward": LETTERS, "solved_at": 0.25},
         checkpoint={"every": None},
     )
     with Attempt.in_cluster(cluster, config) as attempt:

@@ -84,7 +84,7 @@ def test_an_eval_apart_from_training_says_what_the_last_one_in_training_said(
     within = {name: value for name, value in read_metrics(untied_run.metrics)[8].items() if name.startswith("eval/")}
     assert apart == within
     assert list(read_jsonl(completions_file(folder, "step_8"))) == list(read_jsonl(untied_run.eval_rollouts(8)))
-    assert f"{apart['eval/pass@2']:.3f} [" in (folder.path / ANSWER).read_text()
+    assert f"{apart['eval/pass@3']:.3f} [" in (folder.path / ANSWER).read_text()
 
 
 def test_a_step_trained_again_gives_the_metrics_of_the_run_to_the_last_bit(untied_run: RunDir) -> None:

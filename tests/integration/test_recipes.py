@@ -70,7 +70,7 @@ def small(files: Path, name: str, **changes: Mapping[str, Any]) -> Path:
     if not Path(values["model"]["path"]).exists():
         values["model"]["path"] = "tiny"
     values["model"]["path"] = str(Path(values["model"]["path"]).resolve())
-    values["data"]["chat_template"] = str(files / "tiny.jinja")
+    values["data"]["template"] = str(files / "tiny.jinja")
     if "teacher" in values.get("task", {}):
         values["task"]["teacher"] = str(files / "tiny")
     values["run"]["root"] = str(files / "runs")

@@ -163,7 +163,7 @@ def test_a_prompt_whose_reward_failed_is_in_no_pair(folder: Path) -> None:
 
 
 def test_evals_before_a_change_of_eval_num_samples_are_compared_as_they_were_sampled(folder: Path) -> None:
-    overrides = ["eval.num_samples=1", "eval.pass_k=[1]"]  # as resumes set them, after evals of 3 completions
+    overrides = ["eval.num_samples=1"]  # as resumes set them, after evals of 3 completions
     write_run("third", *overrides, solved=(True, False), num_samples=3)
     write_run("fourth", *overrides, solved=(True, True), num_samples=3)
     assert hpc_grpo.compare(["third", "fourth"]).differences["fourth - third"]["eval/pass@1"] == 0.5

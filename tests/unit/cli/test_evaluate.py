@@ -57,7 +57,7 @@ def model(tmp_path: Path) -> Path:
 def run(tmp_path: Path) -> RunDir:
     """Return a run with exports of two steps, which was started in a folder of its own."""
     words = [f"run.root={tmp_path}", "run.name=r", "model.path=org/m", "data.train.path=org/rows"]
-    words += ["data.eval={path: held_out.jsonl}", "eval.num_samples=4", "eval.pass_k=[1, 4]"]
+    words += ["data.eval={path: held_out.jsonl}", "eval.num_samples=4"]
     run = freeze(load_config("local/debug", words), [], []).run
     for step in (4, 12):
         run.export(step).mkdir(parents=True)
@@ -72,7 +72,7 @@ def test_a_runs_newest_export_is_evaluated_on_its_eval_set_in_a_folder_below_the
     assert started.request.models == {"step_12": str(run.export(12))}
     assert started.folders[0].path == run.evals / "1"
     config = started.config
-    assert (config.eval.num_samples, config.eval.pass_k, config.rollout.max_new_tokens) == (2, [1], 99)
+    assert (config.eval.num_samples, config.rollout.max_new_tokens) == (2, 99)
     assert config.data.eval is not None
     assert (config.data.eval.path, config.model.path) == ("held_out.jsonl", str(run.export(12)))
     assert json.loads((tmp_path / "out.json").read_text()) == {"models": {}}
@@ -121,13 +121,13 @@ def test_a_models_folder_is_evaluated_by_defaults_or_by_a_config(started: Starte
 
 
 def test_options_hold_for_eval_sets_with_values_of_their_own(run: RunDir, started: Started) -> None:
-    sets = "data.eval_sets={contest: {path: c.jsonl, num_samples: 32, pass_k: [1, 8], temperature: 1.0}}"
+    sets = "data.eval_sets={contest: {path: c.jsonl, num_samples: 32, temperature: 1.0}}"
     words = [f"run.root={run.path.parent}", "run.name=s", "model.path=org/m", "data.train.path=d", sets]
     other = freeze(load_config("local/debug", [*words, "data.eval=null"]), [], []).run
     other.export(1).mkdir(parents=True)
     assert call("model", "eval", str(other.path), "--num", "4", "--temperature", "0").exit_code == 0
     settings = started.config.eval_settings("contest")
-    assert (settings.num_samples, settings.pass_k, settings.temperature) == (4, [1], 0.0)
+    assert (settings.num_samples, settings.temperature) == (4, 0.0)
 
 
 def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, started: Started) -> None:
@@ -178,7 +178,6 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
         (["model", "sample", "RUN", "Hi", "--play", "2"], "or --play N for episodes: one of the three."),
         (["model", "sample", "RUN", "--play", "2"], "--play = 2: data.train has no environment. Give prompts instead."),
         (["model", "sample", "RUN", "--interactive", "--num", "2"], "--num is about prompts on the command line"),
-        (["model", "eval", "RUN", "--pass-k", "9"], "eval.pass_k = [9]: every k must be at most eval.num_samples = 4"),
         (["model", "eval", "RUN", "--max-items", "9"], "--max-items = 9 is about --data"),
         (["model", "eval", "RUN", "--out", "nowhere/out.json"], "there is no folder"),
         (["model", "eval", "RUN", "run.name=mine"], "run.name cannot be changed for an eval: --root says it"),

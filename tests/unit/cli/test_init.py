@@ -72,7 +72,7 @@ def test_questions_are_asked_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     result = CliRunner().invoke(main, ["init"], input="org/m-1B\nrows.jsonl\nmath\n4\n\n")
     assert result.exit_code == 0, result.output
     config = load_config("my_run.yaml")
-    assert (config.model.path, config.rewards[0].name, config.data.held_out.fraction) == ("org/m-1B", "math", 0.05)
+    assert (config.model.path, config.rewards[0].name, config.data.held_out) == ("org/m-1B", "math", 0.05)
 
 
 def test_config_shows_keys_sections_and_what_is_changed() -> None:

@@ -185,11 +185,11 @@ def test_nodes_and_gpus_are_those_of_the_job_of_base_or_of_the_overrides(
 
 def test_what_open_instruct_asks_for_and_is_not_here_is_refused_unless_it_is_given(tmp_path: Path) -> None:
     path = script(tmp_path, OPEN_INSTRUCT % ("", "olmo_thinker"))
-    with pytest.raises(ConfigError, match=r"as a Jinja file: set data\.chat_template"):
+    with pytest.raises(ConfigError, match=r"as a Jinja file: set data\.template"):
         load_request(str(path), [])
     (tmp_path / "mine.jinja").write_text("{{ messages }}")
-    given = [f"data.chat_template={tmp_path / 'mine.jinja'}"]
-    assert load_request(str(path), given).config.data.chat_template == str(tmp_path / "mine.jinja")
+    given = [f"data.template={tmp_path / 'mine.jinja'}"]
+    assert load_request(str(path), given).config.data.template == str(tmp_path / "mine.jinja")
     path.write_text('TRAINING_ARGS="--use_lora true"')
     with pytest.raises(ConfigError, match="use_lora = True: say it by section lora"):
         load_request(str(path), given)

@@ -53,7 +53,12 @@ def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path
 
 @pytest.mark.parametrize("old", [*_EVERY, *_MOVED, *_REMOVED])
 def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path, old: str) -> None:
-    texts = {"critic": "a", "teacher": "a", "field": "a", "project": "a", "entity": "a", "mode": "offline"}
+    texts = {
+        **dict.fromkeys(("critic", "teacher", "field", "project", "entity"), "a"),
+        "mode": "offline",
+        "template": "a.jinja",
+        "fraction": "0.5",
+    }
     value = texts.get(re.split(r"[._]", old)[-1], "1")
     readers = [READERS[old]] if old in READERS else []
     name = old.rpartition(".")[2]

@@ -69,8 +69,8 @@ def test_a_whole_number_may_have_an_exponent(minimal: Path) -> None:
 
 def test_an_override_with_a_position_changes_that_item_of_a_list(tmp_path: Path) -> None:
     rewards = [{"name": "correctness"}, {"name": "strict_format", "weight": 0.5}]
-    path = write(tmp_path / "c.yaml", {**MINIMAL, "rewards": rewards, "eval": {"pass_k": [1]}})
-    config = load(path, "rewards.1.weight=0.25", "rewards.1.args.answer_tag=final", "eval.pass_k.0=1")
+    path = write(tmp_path / "c.yaml", {**MINIMAL, "rewards": rewards, "data": {"train": {"mix": [{"path": "a"}]}}})
+    config = load(path, "rewards.1.weight=0.25", "rewards.1.args.answer_tag=final", "data.train.mix.0.weight=2")
     assert [reward.weight for reward in config.rewards] == [1.0, 0.25]
     assert config.rewards[1].args == {"answer_tag": "final"}
 

@@ -99,23 +99,12 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"data": {"train": EVAL, "eval": {"mix": [{"path": "a", "count": 3}]}}},
             "data.eval.mix.0: weight and count are for training",
         ),
-        ({"data": {"train": EVAL, "eval": EVAL, "held_out": {"fraction": 0.1}}}, "data.eval and data.held_out exclude"),
+        ({"data": {"train": EVAL, "eval": EVAL, "held_out": 0.1}}, "data.eval and data.held_out exclude"),
         (
             {"data": {"train": {"mix": [{"path": "a", "rewards": [{"name": "mth"}]}]}}},
             "Reward 'mth' does not exist; did you mean 'math'?",
         ),
         ({"eval": {"every": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
-        (
-            {"eval": {"every": 5, "pass_k": [1, 4], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
-            "eval.pass_k = [1, 4]: every k must be at most eval.num_samples = 2",
-        ),
-        (
-            {
-                "eval": {"every": 5, "num_samples": 8, "pass_k": [8]},
-                "data": {"train": EVAL, "eval_sets": {"hard": {**EVAL, "num_samples": 4}}},
-            },
-            "data.eval_sets.hard.pass_k = [8]: every k must be at most data.eval_sets.hard.num_samples = 4",
-        ),
         ({"data": {"train": EVAL, "eval_sets": {"a/b": EVAL}}}, "data.eval_sets has 'a/b': the name of a set"),
         (
             {"train": {"on_step": "early_stopping"}},
@@ -212,7 +201,7 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
         {"rollout": {"max_policy_lag": 4}, "train": {"num_minibatches": 2}},
         {"task": {"name": "sft", "batch_size": 4}, "train": {"num_minibatches": 4}},
         {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
-        {"eval": {"every": 5, "pass_k": [1, 2], "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
+        {"eval": {"every": 5, "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
         {"eval": {"every": 5}, "data": {"train": EVAL, "eval": EVAL}, "rewards": [{"name": "gsm8k"}]},
         {"train": {"max_tokens_per_microbatch": 768}},
         {"rollout": {"min_new_tokens": 20, "max_new_tokens": 20}, "loss": {"correction": "none"}},

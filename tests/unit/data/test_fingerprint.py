@@ -26,7 +26,7 @@ def config(tmp_path: Path) -> Config:
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     return minimal_config(
         model={"path": str(tmp_path / "m")},
-        data={"train": {"path": "d.jsonl"}, "chat_template": "chat.jinja"},
+        data={"train": {"path": "d.jsonl"}, "template": "chat.jinja"},
         rewards=[{"name": "mine.py:reward"}],
     )
 
@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> Config:
     ("name", "key"),
     [
         ("d.jsonl", "data.train.path"),
-        ("chat.jinja", "data.chat_template"),
+        ("chat.jinja", "data.template"),
         ("mine.py", "rewards.0.name"),
         ("words.py", "rewards.0.name"),
         ("m/tokenizer.json", "model.path"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.encoder import prompt_hash
-from hpc_grpo.data.loading import _fitting, _held_out, load_evals, lowest, without_duplicates
+from hpc_grpo.data.loading import _fitting, _held_out, load_evals, without_duplicates
 from hpc_grpo.data.stream import Part, PromptStream
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
@@ -45,7 +45,7 @@ def config_of(train: dict[str, Any], *, evaluates: bool = False, **data: Any) ->
 def is_held_out(hashes: Any, fraction: float) -> Any:
     """Tell which rows with these hashes of their prompts are kept for eval."""
     rows: Any = SimpleNamespace(prompt_hashes=np.array(hashes, dtype=np.uint64))
-    config = config_of({"path": "d.jsonl"}, held_out={"fraction": fraction})
+    config = config_of({"path": "d.jsonl"}, held_out=fraction)
     return _held_out(config, Part("d", SourceConfig(path="d.jsonl"), rows, np.arange(len(hashes)), 0))
 
 
@@ -83,16 +83,12 @@ def test_sources_of_a_mix_have_their_own_share_text_and_rewards(tokenizer: Any) 
 
 def test_held_out_prompts_are_evaluated_and_never_trained_on(tokenizer: Any) -> None:
     write_items("d.jsonl", items("q", 300) * 2)
-    held = {"fraction": 0.2}
+    held = 0.2
     streams = loaded(config_of({"path": "d.jsonl"}, evaluates=True, held_out=held), tokenizer)
     trained, evaluated = texts(streams.train), texts(streams.evals[""])
     assert not set(trained) & set(evaluated)
     assert len(trained) + len(evaluated) == 600
     assert 0.1 < len(evaluated) / 600 < 0.3
-    few = loaded(config_of({"path": "d.jsonl"}, evaluates=True, held_out={**held, "max_items": 9}), tokenizer)
-    assert len(few.evals[""]) == 9
-    assert set(texts(few.evals[""])) <= set(evaluated)
-    assert texts(few.train) == trained
     write_items("d.jsonl", items("other", 200) + items("q", 300))
     more = loaded(config_of({"path": "d.jsonl"}, evaluates=True, held_out=held), tokenizer)
     assert set(evaluated) <= set(texts(more.evals[""])), "a row stays on its side when others come"
@@ -112,7 +108,7 @@ def test_equal_prompts_are_on_one_side_whether_a_column_or_messages_hold_them(to
         ],
     )
     mix = {"mix": [{"path": "text.jsonl"}, {"path": "chat.jsonl", "messages_field": "messages"}]}
-    data = {"template": "chat", "held_out": {"fraction": 0.1}}
+    data = {"template": "chat", "held_out": 0.1}
     streams = loaded(config_of(mix, evaluates=True, **data), tokenizer)
     of_text, of_chat = streams.train.parts
     assert of_text.numbers.tolist() == of_chat.numbers.tolist()
@@ -169,7 +165,7 @@ def test_named_eval_sets_lie_beside_what_is_held_out_and_keep_their_prompts_from
     write_items("h.jsonl", [*items("q", 1), *items("h", 2)])
     write_items("w.jsonl", items("w", 1))
     sets = {"hard": {"path": "h.jsonl"}, "two": {"mix": [{"path": "h.jsonl"}, {"path": "w.jsonl"}]}}
-    data = {"held_out": {"fraction": 0.2}, "eval_sets": sets, "deduplicate": True}
+    data = {"held_out": 0.2, "eval_sets": sets, "deduplicate": True}
     config = config_of({"path": "d.jsonl"}, evaluates=True, **data)
     streams = loaded(config, tokenizer)
     assert list(streams.evals) == ["", "hard", "two"]
@@ -189,9 +185,9 @@ def test_a_small_source_of_which_nothing_is_held_out_is_trained_on_alone(tokeniz
     write_items("a.jsonl", items("a", 300))
     write_items("b.jsonl", items("b", 1))
     mix = [{"path": "a.jsonl"}, {"path": "b.jsonl"}]
-    streams = loaded(config_of({"mix": mix}, evaluates=True, held_out={"fraction": 0.1}), tokenizer)
+    streams = loaded(config_of({"mix": mix}, evaluates=True, held_out=0.1), tokenizer)
     assert {streams.evals[""].prompt(ordinal).source for ordinal in range(len(streams.evals[""]))} == {"a"}
-    config = config_of({"path": "b.jsonl"}, evaluates=True, held_out={"fraction": 0.1})
+    config = config_of({"path": "b.jsonl"}, evaluates=True, held_out=0.1)
     with pytest.raises(ConfigError, match="holds nothing out of data"):
         loaded(config, tokenizer)
 
@@ -218,7 +214,7 @@ def test_deepseeks_prompt_is_a_base_models_conversation_or_a_system_prompt(token
 def test_a_chat_template_of_ones_own_gets_its_arguments(tokenizer: Any) -> None:
     write_items("d.jsonl", items("q", 1))
     Path("t.jinja").write_text("{{ messages[0].content }}{% if think %}<think>{% endif %}")
-    own = {"template": "chat", "chat_template": "t.jinja", "template_args": {"think": True}}
+    own = {"template": "t.jinja", "template_args": {"think": True}}
     assert texts(loaded(config_of({"path": "d.jsonl"}, **own), tokenizer).train) == ["q 0<think>"]
     assert texts(loaded(config_of({"path": "d.jsonl", "template_args": {}}, **own), tokenizer).train) == ["q 0"]
 
@@ -284,8 +280,3 @@ def test_of_equal_prompts_the_first_stays_and_none_that_was_seen(hashes: list[in
             known.add(value)
     assert kept.tolist() == expected
     assert set(now_seen.tolist()) == known
-
-
-def test_a_sample_of_the_held_out_rows_is_that_of_the_lowest_hashes() -> None:
-    hashes = np.array([50, 10, 40, 20, 30], dtype=np.uint64)
-    assert lowest(np.array([0, 2, 3, 4]), hashes, 2).tolist() == [3, 4]

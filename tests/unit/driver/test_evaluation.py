@@ -65,7 +65,7 @@ def config_of(hard: dict[str, Any] | None = None, **sections: Any) -> Config:
     sets = {} if hard is None else {"hard": {"path": "h.jsonl", **hard}}
     defaults = {
         "data": {"train": {"path": "d.jsonl"}, "eval": {"path": "e.jsonl"}, "eval_sets": sets},
-        "eval": {"every": 2, "num_samples": NUM_SAMPLES, "pass_k": [2]},
+        "eval": {"every": 2, "num_samples": NUM_SAMPLES},
         "train": {"total_steps": 6},
     }
     return minimal_config(defaults, **sections)
@@ -103,6 +103,7 @@ def test_an_eval_averages_over_prompts_and_leaves_out_and_counts_those_whose_rew
     expected = {
         "eval/pass@1": pytest.approx((1 / 3 + 1) / 2),
         "eval/pass@2": pytest.approx((2 / 3 + 1) / 2),
+        "eval/pass@3": 1.0,
         "eval/reward_mean": pytest.approx(4 / 6),
         "eval/failed_fraction": 0.0,
         "eval/tokens_mean": 4.0,
@@ -129,13 +130,13 @@ def test_a_cut_completion_counts_even_where_training_masks_it(tmp_path: Path) ->
 
 
 def test_each_eval_set_has_its_own_metrics_files_and_samples(tmp_path: Path) -> None:
-    config = config_of({"num_samples": 2, "pass_k": [1], "temperature": 0.5})
+    config = config_of({"num_samples": 2, "temperature": 0.5})
     two = {"valid": (True,) * 2, "num_completion_tokens": (8, 8), "texts": ("a", "b")}
     answers = [ONE_OF_THREE, grades(0, 1.0, 0.0, **two), grades(1, 0.0, 0.0, **two)]
     pool, metrics = run_eval(tmp_path, config, answers, num_hard=2)
     assert (metrics["eval/pass@1"], metrics["eval/hard/pass@1"]) == pytest.approx((1 / 3, 1 / 4))
     assert (metrics["eval/tokens_mean"], metrics["eval/hard/tokens_mean"]) == (4.0, 8.0)
-    assert ("eval/pass@2" in metrics, "eval/hard/pass@2" in metrics) == (True, False)
+    assert ("eval/pass@2" in metrics, "eval/hard/pass@2" in metrics) == (True, True)
     sampled = [(len(request.seeds), request.sampling.temperature) for request in pool.requests]
     assert sampled == [(3, 1.0), (2, 0.5), (2, 0.5)]
     run = RunDir(tmp_path)
@@ -180,7 +181,7 @@ OF_SUMS = {"eval/pass@1/sums": 1.0, "eval/failed_fraction/sums": 0.0}
 
 
 def test_the_table_has_a_line_for_each_model_set_and_source() -> None:
-    data = {"train": {"path": "d"}, "eval_sets": {"hard": {"path": "h", "pass_k": [4], "num_samples": 4}}}
+    data = {"train": {"path": "d"}, "eval_sets": {"hard": {"path": "h", "num_samples": 4}}}
     metrics = {**BOUNDS, **OF_SUMS, "eval/hard/pass@4": 0.125}
     sources = {"": ["gcd", "sums"], "hard": ["h"]}
     lines = shown_metrics({"base": metrics, "step_8": BOUNDS}, sources, minimal_config(data=data)).splitlines()

@@ -21,7 +21,7 @@ from hpc_grpo.metrics.evals import (
     share_interval,
 )
 
-SETTINGS = EvalConfig(num_samples=3, pass_k=[2])
+SETTINGS = EvalConfig(num_samples=3)
 
 
 def group(solved: Sequence[int], source: str = "gcd", **changes: Any) -> EvalGroup:

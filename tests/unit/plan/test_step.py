@@ -92,11 +92,11 @@ def test_epochs_are_of_what_a_run_trains_on(
     write_items("e.jsonl", items[190:195])
     sources = [{"path": "a.jsonl"}, {"path": "b.jsonl", "messages_field": "messages"}]
     for data in (
-        {"train": sources[0], "held_out": {"fraction": 0.2}},
+        {"train": sources[0], "held_out": 0.2},
         {"train": sources[0], "deduplicate": True},
         {"train": sources[0], "deduplicate": True, "eval": {"path": "e.jsonl"}},
-        {"train": {"mix": sources}, "held_out": {"fraction": 0.2}},
-        {"train": {"mix": sources[::-1]}, "deduplicate": True, "held_out": {"fraction": 0.2}},
+        {"train": {"mix": sources}, "held_out": 0.2},
+        {"train": {"mix": sources[::-1]}, "deduplicate": True, "held_out": 0.2},
     ):
         config = minimal_config(data=data, train={"total_epochs": 1}, rollout={"prompts_per_step": 1})
         plan = make_plan(family_model("7B"), config, 1, GH200)

@@ -163,10 +163,10 @@ def test_modules_are_not_judged_where_the_jobs_path_is_not_known(tmp_path: Path)
 
 
 def test_a_chat_template_must_exist(tmp_path: Path) -> None:
-    config = minimal_config(data={"train": {"path": "d"}, "chat_template": "chat.jinja"})
-    assert "chat.jinja: there is no" in dict(missing_inputs(config, tmp_path))["data.chat_template"]
+    config = minimal_config(data={"train": {"path": "d"}, "template": "chat.jinja"})
+    assert "chat.jinja: there is no" in dict(missing_inputs(config, tmp_path))["data.template"]
     (tmp_path / "chat.jinja").touch()
-    assert "data.chat_template" not in dict(missing_inputs(config, tmp_path))
+    assert "data.template" not in dict(missing_inputs(config, tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hpc_grpo.run.paths import RunDir, tokenized_data
 from tests.support.configs import minimal_config
 
 FOLDER = RunDir(Path("/runs/r/evals/3"))
-HELD_OUT = {"train": {"path": "d.jsonl"}, "held_out": {"fraction": 0.1}}
+HELD_OUT = {"train": {"path": "d.jsonl"}, "held_out": 0.1}
 
 
 def config_of(**sections: Any) -> Config:
@@ -48,7 +48,7 @@ def test_held_out_prompts_need_the_data_that_they_are_held_out_of() -> None:
 
 def test_data_of_ones_own_take_the_place_of_the_runs_with_the_columns_and_the_template_of_training() -> None:
     train = {"path": "d.jsonl", "prompt_field": "problem", "system_prompt": "Think.", "max_items": 3}
-    before = config_of(data={"train": train, "held_out": {"fraction": 0.1}, "eval": None})
+    before = config_of(data={"train": train, "held_out": 0.1, "eval": None})
     config = eval_config(before, FOLDER, "m", [{"path": "a.jsonl"}, {"path": "b.jsonl", "prompt_field": "text"}])
     assert config.data.held_out is None
     sources = [source for _, source in config.data.sources(for_eval=True)]
@@ -71,7 +71,7 @@ def test_a_run_that_never_evaluated_is_judged_by_its_first_reward_and_one_of_sft
         None,
         "grpo",
     )
-    assert with_overrides(config, ["eval.pass_k=[1]"]).needs.rollouts
+    assert with_overrides(config, ["eval.num_samples=2"]).needs.rollouts
 
 
 def test_an_eval_asks_for_no_reward_teacher_or_minibatch_of_training() -> None:
@@ -119,6 +119,6 @@ def test_a_model_alone_has_defaults_and_one_engine() -> None:
 
 
 def test_a_held_out_share_is_told_as_the_data_that_it_was_taken_from() -> None:
-    data = {"train": {"path": "t.jsonl"}, "held_out": {"fraction": 0.1}, "eval_sets": {"hard": {"path": "h.jsonl"}}}
+    data = {"train": {"path": "t.jsonl"}, "held_out": 0.1, "eval_sets": {"hard": {"path": "h.jsonl"}}}
     assert [source.path for source in judged_sources(minimal_config(data=data).data)] == ["t.jsonl", "h.jsonl"]
     assert [source.path for source in judged_sources(config_of().data)] == ["e.jsonl"]
