@@ -33,7 +33,6 @@ KEPT: dict[str, str] = {
     "train.offload_optimizer": "decides the files of the checkpoint",
     "data.train.": "the checkpoint holds a position in the data",
     "data.held_out": "the checkpoint holds a position in the data",
-    "data.held_out.": "the checkpoint holds a position in the data",
     "data.curriculum": "the checkpoint holds its state",
     "data.curriculum.": "the checkpoint holds its state",
     "data.max_prompt_tokens": "the checkpoint holds a position in the data",

@@ -174,7 +174,7 @@ def test_a_resumed_run_asks_the_callback_again_after_the_step_of_its_checkpoint(
         "CALLS = []\ndef on_step(step, metrics, evals):\n    CALLS.append((step, metrics, evals))\n"
         "    return 'enough' if metrics['reward/mean'] > 0.5 else None\n"
     )
-    callback = StepCallback(CallbackConfig(name=f"{file}:on_step"))
+    callback = StepCallback(CallbackConfig(name=f"{file}:on_step"), 60.0)
     calls: list[Any] = callback._function.func.__globals__["CALLS"]  # type: ignore[attr-defined]
     journal, unused = make_journal(StepTimes.after(None)), None
     with journal.timer.phase("eval"):
