@@ -87,7 +87,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "loss.correction.cap": 5.0,
         "loss.advantage.args.eps": pytest.approx(1e-6),  # 1e-5 beside rewards that are scaled by 10
         "train.max_tokens_per_microbatch": 32768,
-        "engine.vllm": {"enforce_eager": False, "enable_prefix_caching": False},
+        "engine.vllm": {
+            "max_num_seqs": 256,
+            "gpu_memory_utilization": 0.9,
+            "enforce_eager": False,
+            "enable_prefix_caching": False,
+        },
     },
     "areal/gsm8k-1.0.4": {"data.drop_long_prompts": True, "data.max_prompt_tokens": 1024},
     "areal/gspo-1.0.4": {"loss.name": "gspo", "loss.denominator": "tokens", "loss.correction.cap": 5.0},
@@ -100,7 +105,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "areal/lora": {
         "loss.advantage.name": "group",
         "loss.advantage.normalize_std": True,
-        "engine.vllm": {"enforce_eager": True, "enable_prefix_caching": False},
+        "engine.vllm": {
+            "max_num_seqs": 256,
+            "gpu_memory_utilization": 0.9,
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+        },
     },
     "areal/0.3": {
         "launch.num_nodes": 1,
