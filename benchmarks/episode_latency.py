@@ -31,7 +31,7 @@ from hpc_grpo.demo.model import make_tokenizer
 from hpc_grpo.engine.episodes import EpisodePlayer
 from hpc_grpo.simulate.cluster import Call, SimulatedEngine, Wave
 from hpc_grpo.simulate.rates import Rate
-from hpc_grpo.types import Completion, CompletionRequest, GroupRequest, SamplingSpec, Scene
+from hpc_grpo.types import Completion, GroupRequest, SamplingSpec
 
 SESSIONS, ROUNDS, TURNS, TOKENS, STEP_S = 64, 3, 8, 16, 0.01
 LATENCY_S = 2 * TOKENS * STEP_S
@@ -61,7 +61,7 @@ class PacedEngine:
         self.slots, self.waiting, self.running = slots, deque[Future[Completion]](), dict[Future[Completion], int]()
         self.busy_s = 0.0
 
-    async def sample(self, requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+    async def sample(self, requests: Sequence[GroupRequest]) -> list[Future[Completion]]:
         futures: list[Future[Completion]] = [Future() for _ in requests]
         self.waiting.extend(futures)
         return futures
@@ -99,7 +99,7 @@ async def played(slots: int, lag: int) -> tuple[float, float]:
     pace, sampling = asyncio.create_task(engine.run()), SamplingSpec(TOKENS)
 
     def request(session: int) -> GroupRequest:
-        return GroupRequest(session, (), (session,), sampling, scene=Scene(0, {"session": session}, session))
+        return GroupRequest(session, (), (session,), sampling, environment=0, row={"session": session})
 
     for task in player.start([request(0), request(1)]):  # the processes of the environments are up then
         await task

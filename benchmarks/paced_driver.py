@@ -18,7 +18,7 @@ from hpc_grpo.driver import actors as workers
 from hpc_grpo.driver import main as train
 from hpc_grpo.engine.actor import Engine
 from hpc_grpo.learner.actor import LearnerActor
-from hpc_grpo.types import RemoteMinibatch
+from hpc_grpo.types import Minibatch
 
 PACE = {"decode_s": 0.024, "sequence_s": 0.001, "train_s": 0.2, "token_s": 0.002}
 """Seconds of a decode step and more for each sequence in it; of a learner's step and more for each of its tokens."""
@@ -46,9 +46,9 @@ class PacedEngine(Engine):
 
 
 class PacedLearner(LearnerActor):
-    def train(self, minibatches: Sequence[RemoteMinibatch], record: Any) -> Any:
+    def train(self, minibatches: Sequence[Minibatch], record: Any) -> Any:
         begun = time.monotonic()
-        groups = ray.get([item.samples for minibatch in minibatches for item in minibatch.items])
+        groups = ray.get([item.samples for minibatch in minibatches for item in minibatch.sequences])
         tokens = sum(episode.num_sampled_tokens for group in groups for episode in group.episodes)
         metrics = super().train(minibatches, record)
         sleep_until(begun + PACE["train_s"] + PACE["token_s"] * tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length"]
 Advantage = float | tuple[float, ...]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -83,75 +84,45 @@ class SamplingSpec:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """The start of an episode: one of `config.environments`, a row of the data set, and a seed.
-
-    All episodes of a group have the same scene.
-    """
-
-    environment: int
-    row: Mapping[str, Any]
-    seed: int
-
-
-@dataclass(frozen=True)
 class GroupRequest:
-    """Asks an engine for `len(seeds)` episodes of one prompt; `seeds[i]` is episode i's own seed.
+    """Asks an engine for `len(seeds)` rollouts of one prompt; `seeds[i]` is rollout i's own seed.
 
-    Without a `scene`, an episode is one completion of the prompt. With a scene, `prompt_token_ids` is empty. An
-    `is_urgent` request comes before all waiting requests.
+    Without an `environment`, a rollout is one completion. With an environment, a number of `config.environments`,
+    `prompt_token_ids` is empty: each rollout is an episode that begins with the same row of the data set and the same
+    seed. Inside an engine, a turn is a request with its prompt and one seed. An `is_urgent` request comes before all
+    waiting requests.
     """
-
-    ordinal: int
-    prompt_token_ids: tuple[int, ...]
-    seeds: tuple[int, ...]
-    sampling: SamplingSpec
-    is_urgent: bool = False
-    scene: Scene | None = None
-    images: Any = ()
-    """As in `Prompt`. The token ids then have one placeholder for each image."""
-
-
-@dataclass(frozen=True)
-class CompletionRequest:
-    """Asks for one completion of `prompt_token_ids`. `ordinal` identifies the item in the error of a refused prompt."""
 
     ordinal: int
     prompt_token_ids: Sequence[int]
-    seed: int
+    seeds: tuple[int, ...]
     sampling: SamplingSpec
     is_urgent: bool = False
     images: Any = ()
+    """As in `Prompt`. The token ids then have one placeholder for each image."""
+    environment: int | None = None
+    row: Mapping[str, Any] = field(default_factory=dict)
+    environment_seed: int = 0
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The model's text of one turn; every array has length C.
+    """The model's text of one turn, with its new input since the turn before; the first arrays have length C.
 
     `token_ids` includes the end token, or the tokens of a text of `stop`, if `finish_reason` is "stop".
     `engine_logprobs` are in nats, of the sampling distribution (temperature applied).
     `policy_versions` are the optimizer steps of the weights that sampled each token.
+    `context_ids` are the first prompt, or an observation. If a completion `starts_anew`, they are the model's complete
+    input: the first prompt, or a prompt in which the chat template has rewritten earlier turns. In a prompt with images
+    each part of an image has a token. `reward` is the environment's for this turn.
     """
 
     token_ids: Int32Array
     engine_logprobs: Float32Array
     policy_versions: Int32Array
     finish_reason: FinishReason
-    prompt_token_ids: Int32Array | None = None
-    """The prompt as the model saw it, with a token for each part of an image; None for a prompt without images."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A completion, with the model's new input since the previous turn: a prompt, an observation.
-
-    With `starts_anew`, `context_ids` is the model's complete input: the first prompt, or a prompt in which the chat
-    template has rewritten earlier turns. `reward` is the environment's for this turn.
-    """
-
-    context_ids: Int32Array
-    completion: Completion
-    starts_anew: bool = False
+    context_ids: Any = ()
+    starts_anew: bool = True
     reward: float = 0.0
 
 
@@ -163,14 +134,14 @@ class Episode:
     failed; such an episode is masked. `metrics` are the environment's.
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[Completion, ...]
     finish_reason: FinishReason
     failure: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(len(turn.completion.token_ids) for turn in self.turns)
+        return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
     def num_sequences(self) -> int:
@@ -279,20 +250,6 @@ class TrainSequence:
 
 
 @dataclass(frozen=True)
-class Minibatch:
-    """One rank's share of an optimizer step.
-
-    `num_valid_tokens` and `num_sequences` count the trained tokens and the sequences of all ranks' shares together. One
-    of them divides the loss (`loss.denominator`), so the split into ranks and microbatches does not change the
-    gradient. `sequences` may be empty.
-    """
-
-    sequences: tuple[TrainSequence, ...]
-    num_valid_tokens: int
-    num_sequences: int
-
-
-@dataclass(frozen=True)
 class RemoteGroup:
     """A training group: a reference to its samples, and the driver's decisions about each of its G rollouts.
 
@@ -305,10 +262,15 @@ class RemoteGroup:
 
 
 @dataclass(frozen=True)
-class RemoteMinibatch:
-    """One learner's share of an optimizer step; the numbers count tokens and sequences of all learners."""
+class Minibatch(Generic[Item]):
+    """One learner's share of an optimizer step; a learner replaces groups by their sequences.
 
-    items: tuple[RemoteGroup | TrainSequence, ...]
+    `num_valid_tokens` and `num_sequences` count the trained tokens and the sequences of all learners' shares together.
+    One of them divides the loss (`loss.denominator`), so the split into learners and microbatches does not change the
+    gradient. `sequences` may be empty.
+    """
+
+    sequences: tuple[Item, ...]
     num_valid_tokens: int
     num_sequences: int
 

@@ -16,7 +16,7 @@ from hpc_grpo.algorithms.objective import Objective, Term, policy_objective
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput
 from hpc_grpo.config import Config
 from hpc_grpo.registry import ALGORITHMS
-from hpc_grpo.types import Advantage, Demonstration, GroupGrades, GroupSamples, Needs, TrainSequence, Turn
+from hpc_grpo.types import Advantage, Completion, Demonstration, GroupGrades, GroupSamples, Needs, TrainSequence
 
 
 class Algorithm(ABC):
@@ -73,7 +73,7 @@ class Algorithm(ABC):
         for index, (episode, advantage) in enumerate(zip(samples.episodes, advantages, strict=True)):
             if not valid[index]:
                 continue
-            parts: list[list[tuple[Turn, float]]] = []
+            parts: list[list[tuple[Completion, float]]] = []
             for turn, own in zip(episode.turns, of_each_turn(advantage, len(episode.turns)), strict=True):
                 if turn.starts_anew:
                     parts.append([])
@@ -84,21 +84,21 @@ class Algorithm(ABC):
         return made
 
 
-def _sequence(samples: GroupSamples, sample_index: int, turns: Sequence[tuple[Turn, float]]) -> TrainSequence:
+def _sequence(samples: GroupSamples, sample_index: int, turns: Sequence[tuple[Completion, float]]) -> TrainSequence:
     """Concatenate consecutive turns, each with its advantage. Contexts are masked, completions are trained."""
     import numpy as np
 
-    token_ids = np.concatenate([ids for turn, _ in turns for ids in (turn.context_ids, turn.completion.token_ids)])
+    token_ids = np.concatenate([ids for turn, _ in turns for ids in (turn.context_ids, turn.token_ids)])
     loss_mask = np.zeros(len(token_ids), dtype=bool)
     advantages, engine_logprobs = np.zeros((2, len(token_ids)), dtype=np.float32)
     versions = np.zeros(len(token_ids), dtype=np.int32)
     end = 0
     for turn, advantage in turns:
         begin, start = end, end + len(turn.context_ids)
-        end = start + len(turn.completion.token_ids)
+        end = start + len(turn.token_ids)
         loss_mask[start:end], advantages[begin:end] = True, advantage
-        engine_logprobs[start:end] = turn.completion.engine_logprobs
-        versions[start:end] = turn.completion.policy_versions
+        engine_logprobs[start:end] = turn.engine_logprobs
+        versions[start:end] = turn.policy_versions
     of_tokens = loss_mask * advantages
     arrays = token_ids, loss_mask, of_tokens, engine_logprobs, versions
     return TrainSequence(samples.ordinal, sample_index, *arrays, samples.images)

@@ -60,7 +60,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     from hpc_grpo.engine.sampler import Sampler
     from hpc_grpo.engine.vllm import start_vllm
     from hpc_grpo.episodes.dialogue import Dialogue
-    from hpc_grpo.types import Completion, CompletionRequest
+    from hpc_grpo.types import Completion, GroupRequest
 
     tokenizer = load_tokenizer(config)
     stop_ids, numbers = stop_token_ids(config, tokenizer), itertools.count()
@@ -80,7 +80,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     async def ask(prompt: Sequence[int], turn: int, most: int) -> Completion:
         number = next(numbers)
         own = replace(sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens))
-        request = CompletionRequest(number, prompt, sampling_seed(config.run.seed, number, 0, turn), own)
+        request = GroupRequest(number, prompt, (sampling_seed(config.run.seed, number, 0, turn),), own)
         [future] = await asyncio.wrap_future(loop.call(lambda sampler: sampler.add([request]), drains=False))
         return await asyncio.wrap_future(future)
 

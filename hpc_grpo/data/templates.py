@@ -143,7 +143,7 @@ def check_messages(value: Any, source: SourceConfig, number: int) -> list[Mappin
 
 
 class ChatTemplateError(ValueError):
-    """The chat template refuses messages."""
+    """The chat template or the tokenizer refuses messages."""
 
 
 def check_template(style: PromptStyle, tokenizer: Tokenizer) -> None:

@@ -24,7 +24,7 @@ from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.engines import RolloutPool
 from hpc_grpo.driver.inputs import load_inputs
 from hpc_grpo.driver.remote import connect, run_driver
-from hpc_grpo.driver.rollouts import GradedGroup, check_failures, scene_of
+from hpc_grpo.driver.rollouts import GradedGroup, check_failures, request_of
 from hpc_grpo.driver.schedule import Schedule, TrainLength, wait_for_ray
 from hpc_grpo.metrics.evals import EvalGroup, eval_metrics, eval_prefix, paired_differences, with_interval
 from hpc_grpo.metrics.record import played
@@ -82,8 +82,7 @@ class EvalSets:
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, 0) for index in range(settings.num_samples))
         assert settings.top_p is not None, "eval_settings resolves it"
         sampling = rollout.sampling(settings.temperature, settings.top_p)
-        scene, is_urgent = scene_of(prompt, seed), self._is_beside_training
-        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent, scene, prompt.images)
+        return request_of(prompt, seed, seeds, sampling, is_urgent=self._is_beside_training)
 
     def _checked(self, graded: Sequence[GradedGroup]) -> list[EvalGroup]:
         check_failures([group.grades for group in graded], self._config.grading.max_failed_fraction)

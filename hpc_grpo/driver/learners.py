@@ -23,7 +23,7 @@ from hpc_grpo.run.checkpoint import Checkpoint, find_checkpoint, prune_checkpoin
 from hpc_grpo.run.files import recover_dirs, restore_dirs, wait_for_space
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.retention import prune_exports
-from hpc_grpo.types import RemoteMinibatch
+from hpc_grpo.types import Minibatch, RemoteGroup, TrainSequence
 
 _ASKED_EVERY_S = 5.0
 _MIN_COPIES_OF_WEIGHTS = 3
@@ -53,13 +53,13 @@ class LearnerGroup:
         """
         degree, measured = self._sequence_parallel, batch.measured
         num = len(self._learners) // degree
-        shares: list[list[RemoteMinibatch]] = [[] for _ in range(num)]
+        shares: list[list[Minibatch[RemoteGroup | TrainSequence]]] = [[] for _ in range(num)]
         for minibatch in batch.minibatches:
             num_tokens = sum(item.num_trained_tokens for item in minibatch)
             num_sequences = sum(item.num_sequences for item in minibatch)
             split = balanced(minibatch, [item.cost for item in minibatch], num)
             for share, part in zip(shares, split, strict=True):
-                share.append(RemoteMinibatch(tuple(item.data for item in part), num_tokens, num_sequences))
+                share.append(Minibatch(tuple(item.data for item in part), num_tokens, num_sequences))
         calls = [
             learner.train.remote(shares[rank // degree], record, measured[rank // degree :: num] if measured else None)
             for rank, learner in enumerate(self._learners)

@@ -13,14 +13,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.config import Config
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.errors import HpcGrpoError, PromptError, RewardError
-from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, Scene
+from hpc_grpo.types import GroupGrades, GroupRequest, Prompt, SamplingSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.data.curriculum import Curriculum, Known
@@ -200,15 +200,18 @@ class RolloutScheduler:
         samples = range(rollout.group_size)
         seeds = tuple(sampling_seed(seed, prompt.ordinal, index, policy_version) for index in samples)
         sampling = rollout.sampling(rollout.temperature, rollout.top_p)
-        scene = scene_of(prompt, seed)
-        return GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, scene=scene, images=prompt.images)
+        return request_of(prompt, seed, seeds, sampling)
 
 
-def scene_of(prompt: Prompt, seed: int) -> Scene | None:
-    """Return the input for a prompt's environment; None if the prompt has no environment."""
+def request_of(
+    prompt: Prompt, seed: int, seeds: tuple[int, ...], sampling: SamplingSpec, *, is_urgent: bool = False
+) -> GroupRequest:
+    """Return the request of a prompt. An environment begins with a seed from `seed` and the prompt's ordinal."""
+    request = GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent, prompt.images)
     if prompt.environment is None:
-        return None
-    return Scene(prompt.environment, prompt.fields, sampling_seed(seed, prompt.ordinal, -1, 0))
+        return request
+    scene_seed = sampling_seed(seed, prompt.ordinal, -1, 0)
+    return replace(request, environment=prompt.environment, row=prompt.fields, environment_seed=scene_seed)
 
 
 def check_failures(

@@ -19,7 +19,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
 from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, errors_in_time, get_all
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
-from hpc_grpo.types import Completion, CompletionRequest, Prompt, SamplingSpec
+from hpc_grpo.types import Completion, GroupRequest, Prompt, SamplingSpec
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
 from hpc_grpo.weights.store import StoredVersion, StoreSpec, bucket_layout
 
@@ -62,7 +62,7 @@ class Canary:
         images: Any = ()
         if prompt.images:
             token_ids, images = prompt.token_ids, ray.put(prompt.images)
-        self.request = CompletionRequest(prompt.ordinal, token_ids, config.run.seed, sampling, True, images)
+        self.request = GroupRequest(prompt.ordinal, token_ids, (config.run.seed,), sampling, True, images)
 
     def judge(self, engine: object, completion: Completion, learner_logprobs: Float32Array, version: int) -> float:
         """Return how far engine and learners are apart, in nats a token.
@@ -223,7 +223,7 @@ class WeightSync:
         said = [tuple(completion.token_ids.tolist()) for completion in answers]
         once = list(dict.fromkeys(said))
         asked = self._canary.request
-        prompt = asked.prompt_token_ids if answers[0].prompt_token_ids is None else answers[0].prompt_token_ids.tolist()
+        prompt = np.asarray(answers[0].context_ids).tolist() or asked.prompt_token_ids
         scoring = [learner.score.remote(prompt, once, asked.images) for learner in self._learners]
         scores = dict(zip(once, get_all(scoring, self._deadline, "the learners' scores of the probe")[0], strict=True))
         return max(

@@ -29,7 +29,7 @@ from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.gpus import keep_near_gpus
 from hpc_grpo.system.usage import METER, Usage
-from hpc_grpo.types import Completion, CompletionRequest, GroupRequest, GroupSamples
+from hpc_grpo.types import Completion, GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
     from hpc_grpo.weights.node_group import GroupMembership
@@ -202,7 +202,7 @@ class Engine:
         finally:
             self._groups.pop((call, index), None)  # `serve_next` may have dropped all
 
-    async def receive_weights(self, version: int, probe: CompletionRequest | None = None) -> Completion | None:
+    async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> Completion | None:
         """Load the published version. Return the completion of the `probe`, sampled before other requests."""
         if probe is not None:
             [probe] = await _with_images([probe])
@@ -234,7 +234,7 @@ class Engine:
     async def forget_prefixes(self) -> None:
         await self._between_steps(lambda sampler: sampler.forget_prefixes())
 
-    async def _sample(self, requests: Sequence[CompletionRequest]) -> Sequence[Future[Completion]]:
+    async def _sample(self, requests: Sequence[GroupRequest]) -> Sequence[Future[Completion]]:
         requests = await _with_images(requests)
         return await asyncio.wrap_future(self._loop.call(lambda sampler: sampler.add(requests), drains=False))
 
@@ -242,7 +242,7 @@ class Engine:
         return await asyncio.wrap_future(self._loop.call(function))
 
 
-async def _with_images(requests: Sequence[CompletionRequest]) -> Sequence[CompletionRequest]:
+async def _with_images(requests: Sequence[GroupRequest]) -> Sequence[GroupRequest]:
     """Replace references to image files by open images, once for all completions of a prompt."""
     references = {request.images for request in requests if request.images}
     if not references:

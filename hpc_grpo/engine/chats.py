@@ -24,7 +24,7 @@ from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes.calls import Call, before_calls, calls_of
 from hpc_grpo.episodes.dialogue import Context, Conversation, Dialogue
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.types import Completion, Turn
+from hpc_grpo.types import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -80,7 +80,7 @@ class Answered:
     """None: the request had a prompt instead of messages."""
     num_first: int
     """Number of tokens of the conversation's first prompt."""
-    sequence: list[Turn]
+    sequence: list[Completion]
     is_extended: bool = False
 
     @property
@@ -99,7 +99,7 @@ class Chats:
         self._last_answer = self._clock()
         self._num_turns = self._num_open = 0
         self._answered: list[Answered] = []
-        self._sequences: list[list[Turn]] = []
+        self._sequences: list[list[Completion]] = []
         self._under_way: dict[str, asyncio.Task[Answered]] = {}
         self._tasks: set[asyncio.Task[Answered]] = set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -130,7 +130,7 @@ class Chats:
         if asked.key in self._under_way and self._under_way[asked.key].done():  # else another equal request is running
             del self._under_way[asked.key]
 
-    def turns(self, reward: float = 0.0) -> tuple[Turn, ...]:
+    def turns(self, reward: float = 0.0) -> tuple[Completion, ...]:
         """Return the turns, sequence by sequence, the model's last turn at the end, with the reward."""
         turns = [turn for sequence in self._sequences for turn in sequence]
         return (*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:]))
@@ -161,7 +161,7 @@ class Chats:
         if left <= 0:
             raise self._too_long(len(prompt) + left, f"resulted in {len(prompt)} tokens")
         starts_anew = before is None or before.is_extended or context.starts_anew
-        sequence: list[Turn] = [] if before is None or starts_anew else before.sequence
+        sequence: list[Completion] = [] if before is None or starts_anew else before.sequence
         if before is not None:
             before.is_extended = True
         self.is_cut = False
@@ -179,7 +179,7 @@ class Chats:
             self._num_open -= 1
             self._last_answer = self._clock()
         given = np.asarray(prompt if starts_anew else context.token_ids, dtype=np.int32)
-        sequence.append(Turn(given, completion, starts_anew))
+        sequence.append(replace(completion, context_ids=given, starts_anew=starts_anew))
         self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
         sampled: list[int] = completion.token_ids.tolist()
         text = self.dialogue.text_of(sampled)

@@ -22,21 +22,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.order import sampling_seed
-from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
-from hpc_grpo.engine.chats import Chats
+from hpc_grpo.data.templates import ChatTemplateError, PromptTemplate, Tokenizer, prompt_style
+from hpc_grpo.engine.chats import Ask, Chats
 from hpc_grpo.engine.endpoint import Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.episodes.workers import Answer, EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers, Session
-from hpc_grpo.types import Completion, CompletionRequest, Episode, GroupRequest, GroupSamples, Turn
+from hpc_grpo.types import Completion, Episode, GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
     from hpc_grpo.types import Int32Array
@@ -46,39 +45,29 @@ _MAX_SUSPECTED = 3
 _MAX_LOSSES = 30
 """Limit of restarts of an episode: one bad episode ends its process, and with it the sessions of other episodes."""
 
-Ask = Callable[[CompletionRequest], Awaitable[Completion]]
-Sample = Callable[[Sequence[CompletionRequest]], Awaitable[Sequence[Future[Completion]]]]
+Sample = Callable[[Sequence[GroupRequest]], Awaitable[Sequence[Future[Completion]]]]
+"""Queues a completion for each request, at once and in the given order."""
 
 
 class EpisodePlayer:
-    """Plays the groups of an engine. `sample` queues completions at once, in the given order."""
+    """Plays the groups of an engine."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer | None, sample: Sample) -> None:
         """The tokenizer is needed if the run has environments."""
         self._sample, self._in_waves = sample, config.rollout.max_policy_lag == 0
-        self._playing: set[asyncio.Task[GroupSamples]] = set()
-        self._waves = WeakSet[_Wave]()
+        self._playing: dict[asyncio.Task[GroupSamples], _Wave] = {}
         self._endpoint = Endpoint(config.model.path, config.max_model_len)
         self._stages = [_Stage(config, *own, tokenizer, self._endpoint) for own in config.environments.values()]
 
     def start(self, requests: Sequence[GroupRequest]) -> list[asyncio.Task[GroupSamples]]:
         """Play all groups. Without waves, episodes with an environment queue their turns independently."""
-        import numpy as np
-
         wave, tasks = _Wave(self._sample), []
-        self._waves.add(wave)
         for request in requests:
-            prompt_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all, so stored once
-            episodes = [
-                self._episode(
-                    request, prompt_ids, index, wave.seat() if self._in_waves or request.scene is None else None
-                )
-                for index in range(len(request.seeds))
-            ]
-            tasks.append(asyncio.create_task(_group(request, episodes)))
-        self._playing.update(tasks)
-        for task in tasks:
-            task.add_done_callback(self._playing.discard)
+            is_alone = request.environment is not None and not self._in_waves
+            waves = [_Wave(self._sample) if is_alone else wave for _ in request.seeds]
+            tasks.append(asyncio.create_task(self._group(request, [(own, own.join()) for own in waves])))
+            self._playing[tasks[-1]] = wave
+            tasks[-1].add_done_callback(self._playing.pop)
         return tasks
 
     def end_all(self) -> None:
@@ -86,40 +75,60 @@ class EpisodePlayer:
 
         Episodes with running completions end with these completions: the caller ends them.
         """
-        for wave in self._waves:
+        for task, wave in self._playing.items():
             wave.end()
-        for task in self._playing:
             task.cancel()
         for stage in self._stages:
-            stage.close()
+            stage.workers.close()
         self._endpoint.stop()
 
-    async def _episode(self, request: GroupRequest, prompt_ids: Int32Array, index: int, seat: _Seat | None) -> Episode:
-        """Play one episode. Restart it if the process of its environment is lost."""
+    async def _group(self, request: GroupRequest, seats: Sequence[tuple[_Wave, int]]) -> GroupSamples:
+        """Play the episodes of a group. If one raises, end the others."""
+        import numpy as np
+
+        prompt_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all, so stored once
+        playing = [
+            asyncio.ensure_future(self._episode(request, prompt_ids, index, *seat)) for index, seat in enumerate(seats)
+        ]
         try:
-            ask = self._ask_alone if seat is None else seat.ask
-            if request.scene is None:
-                completion = await ask(_completion_request(request, index, request.prompt_token_ids))
-                if completion.prompt_token_ids is not None:
-                    prompt_ids = completion.prompt_token_ids
-                return Episode((_turn(prompt_ids, completion, starts_anew=True),), completion.finish_reason)
+            return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)), request.images)
+        finally:
+            for episode in playing:
+                episode.cancel()
+
+    async def _episode(
+        self, request: GroupRequest, prompt_ids: Int32Array, index: int, wave: _Wave, place: int
+    ) -> Episode:
+        """Play one episode. Restart it if the process of its environment is lost."""
+        one_by_one: Any = asyncio.Lock() if self._in_waves else contextlib.nullcontext()
+
+        async def ask(prompt: Sequence[int], turn: int, most: int) -> Completion:
+            """Sample a turn of at most so many tokens. Parallel requests of an agent take turns in waves."""
+            sampling, seed = request.sampling, request.seeds[index]
+            if most < sampling.max_new_tokens:
+                sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most))
+            if turn:
+                seed = sampling_seed(seed, request.ordinal, index, turn)
+            async with one_by_one:
+                return await wave.ask(
+                    place, replace(request, prompt_token_ids=prompt, seeds=(seed,), sampling=sampling)
+                )
+
+        try:
+            if request.environment is None:
+                completion = await ask(request.prompt_token_ids, 0, request.sampling.max_new_tokens)
+                if not len(completion.context_ids):
+                    completion = replace(completion, context_ids=prompt_ids)
+                return Episode((completion,), completion.finish_reason)
             losses: list[EnvironmentLostError] = []
             while len(losses) < _MAX_LOSSES and sum(loss.is_suspect for loss in losses) < _MAX_SUSPECTED:
                 try:
-                    return await self._stages[request.scene.environment].play(request, index, ask)
+                    return await self._stages[request.environment].play(request, ask)
                 except EnvironmentLostError as error:
                     losses.append(error)
             return Episode((), "stop", f"{losses[-1]}; its process was lost {len(losses)} times")
         finally:
-            if seat is not None:
-                seat.leave()
-
-    async def _ask_alone(self, request: CompletionRequest) -> Completion:
-        async def sampled() -> Completion:
-            [future] = await self._sample([request])
-            return await asyncio.wrap_future(future)
-
-        return await _to_its_end(sampled())
+            wave.leave()
 
 
 class _Stage:
@@ -132,73 +141,60 @@ class _Stage:
         self._environment, self._max_prompt_tokens = environment, config.data.max_prompt_tokens
         self._template = PromptTemplate(config.data, source, tokenizer)
         self._dialogue = Dialogue(tokenizer, prompt_style(config.data, source))
-        self._workers = EnvironmentWorkers(environment)
+        self.workers = EnvironmentWorkers(environment)
 
-    def close(self) -> None:
-        self._workers.close()
-
-    async def play(self, request: GroupRequest, index: int, ask: Ask) -> Episode:
+    async def play(self, request: GroupRequest, ask: Ask) -> Episode:
         """Play one episode. An error of its environment ends the episode and is its `failure`.
 
         Raises EnvironmentLostError.
         """
-        scene = request.scene
-        assert scene is not None
-        turns: list[Turn] = []
+        import numpy as np
+
+        turns: list[Completion] = []
         metrics = {"env_s": 0.0}
         session = None
         try:
-            session, answer = await self._workers.reset(scene.row, scene.seed)
+            session, answer = await self.workers.reset(request.row, request.environment_seed)
             if answer is None:
-                return await self._play_agent(session, request, index, ask)
-            messages = answer.messages or self._template.messages(scene.row, request.ordinal)
-            with _refusals():
-                conversation = self._dialogue.begin(messages, answer.tools)
-            context, num_first = conversation.context, len(conversation.prompt)
-            if num_first > self._max_prompt_tokens:
+                return await self._play_agent(session, request, ask)
+            messages = answer.messages or self._template.messages(request.row, request.ordinal)
+            conversation = self._dialogue.begin(messages, answer.tools)
+            longest = len(conversation.prompt) + self._environment.max_tokens
+            if len(conversation.prompt) > self._max_prompt_tokens:
                 raise EnvironmentFailedError(
-                    f"reset gave a prompt of {num_first} tokens, more than data.max_prompt_tokens = "
+                    f"reset gave a prompt of {len(conversation.prompt)} tokens, more than data.max_prompt_tokens = "
                     f"{self._max_prompt_tokens}"
                 )
-            while True:
-                left = self._environment.max_tokens - (len(conversation.prompt) - num_first)
-                if left <= 0:
-                    return Episode(tuple(turns), "length", metrics=metrics)
-                completion = await ask(_completion_request(request, index, conversation.prompt, len(turns), left))
+            while (left := longest - len(conversation.prompt)) > 0:
+                completion = await ask(conversation.prompt, len(turns), left)
                 sampled = completion.token_ids.tolist()
                 begun = time.monotonic()
                 answer = await session.step(self._dialogue.text_of(sampled))
                 metrics["env_s"] += time.monotonic() - begun
-                turns.append(_turn(context.token_ids, completion, answer.reward, starts_anew=context.starts_anew))
+                context = np.asarray(conversation.context.token_ids, np.int32)
+                starts_anew = conversation.context.starts_anew
+                turns.append(replace(completion, context_ids=context, starts_anew=starts_anew, reward=answer.reward))
                 metrics |= {name: metrics.get(name, 0.0) + value for name, value in answer.metrics.items()}
                 if answer.done or len(turns) == self._environment.max_turns:
                     is_whole = answer.done and completion.finish_reason == "stop"
                     return Episode(tuple(turns), "stop" if is_whole else "length", metrics=metrics)
-                with _refusals():
-                    context = conversation.go_on(sampled, answer.messages)
-                if not len(context.token_ids):
+                if not len(conversation.go_on(sampled, answer.messages).token_ids):
                     raise EnvironmentFailedError("step gave an observation without a token")
-        except EnvironmentFailedError as error:
+            return Episode(tuple(turns), "length", metrics=metrics)
+        except (EnvironmentFailedError, ChatTemplateError) as error:
             return Episode(tuple(turns), "stop", failure=str(error), metrics=metrics)
         finally:
             if session is not None:
                 session.end()
 
-    async def _play_agent(self, session: Session, request: GroupRequest, index: int, ask: Ask) -> Episode:
+    async def _play_agent(self, session: Session, request: GroupRequest, ask: Ask) -> Episode:
         """Let an agent play one episode. An exception of the agent after a limit does not count as its failure.
 
         Raises EnvironmentLostError, and errors of the engine.
         """
-        scene = request.scene
-        assert scene is not None
-        chats = Chats(
-            self._dialogue,
-            self._environment,
-            self._max_prompt_tokens,
-            lambda prompt, turn, most: ask(_completion_request(request, index, prompt, turn, most)),
-        )
+        chats = Chats(self._dialogue, self._environment, self._max_prompt_tokens, ask)
         key = await self._endpoint.open(lambda: chats)
-        args = scene.row, scene.seed, self._endpoint.base_url, key
+        args = request.row, request.environment_seed, self._endpoint.base_url, key
         playing = asyncio.ensure_future(session.call("play", *args, left_s=chats.left_s))
         try:
             ends: list[asyncio.Future[Any]] = [playing, chats.broken]
@@ -215,40 +211,25 @@ class _Stage:
         turns = chats.turns(answer.reward)
         if not turns:
             failure = failure or "play ended without a completion of the model"
-        is_whole = not chats.is_cut and bool(turns) and turns[-1].completion.finish_reason == "stop"
+        is_whole = not chats.is_cut and bool(turns) and turns[-1].finish_reason == "stop"
         return Episode(turns, "stop" if is_whole or failure else "length", failure, answer.metrics)
 
 
 class _Wave:
-    """Collects the turns of a wave until each running episode has asked, and queues them in the episodes' order."""
+    """Collects the turns of its episodes until each running one has asked, and queues them in the episodes' order."""
 
     def __init__(self, sample: Sample) -> None:
-        self._sample = sample
-        self._asked: dict[int, tuple[CompletionRequest, asyncio.Future[Future[Completion]]]] = {}
-        self._num_seats = self._num_taken = 0
-        self._queueing: asyncio.Task[None] | None = None
+        self._sample, self._num_joined, self._num_playing = sample, 0, 0
+        self._asked: dict[int, tuple[GroupRequest, asyncio.Future[tuple[Any, int]]]] = {}
 
-    def seat(self) -> _Seat:
-        self._num_seats += 1
-        self._num_taken += 1
-        return _Seat(self, self._num_taken)
-
-    async def ask(self, place: int, request: CompletionRequest) -> Completion:
-        queued: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
-        self._asked[place] = request, queued
-        self._queue_if_all_asked()
-
-        async def sampled() -> Completion:
-            return await asyncio.wrap_future(await queued)
-
-        def withdraw() -> None:
-            if self._asked.pop(place, None) is not None:
-                queued.cancel()
-
-        return await _to_its_end(sampled(), withdraw)
+    def join(self) -> int:
+        """Add an episode. Return its place in the order."""
+        self._num_playing += 1
+        self._num_joined += 1
+        return self._num_joined
 
     def leave(self) -> None:
-        self._num_seats -= 1
+        self._num_playing -= 1
         self._queue_if_all_asked()
 
     def end(self) -> None:
@@ -257,87 +238,28 @@ class _Wave:
             queued.cancel()
         self._asked.clear()
 
-    def _queue_if_all_asked(self) -> None:
-        if self._asked and len(self._asked) == self._num_seats:
-            asked, self._asked = [self._asked[place] for place in sorted(self._asked)], {}
-            self._queueing = asyncio.create_task(self._queue(asked))
+    async def ask(self, place: int, request: GroupRequest) -> Completion:
+        """Sample a completion. If the engine has it, wait for its end even if cancelled: it is in the next batches."""
 
-    async def _queue(self, asked: Sequence[tuple[CompletionRequest, asyncio.Future[Future[Completion]]]]) -> None:
+        async def sampled() -> Completion:
+            batch, at = await queued
+            return await asyncio.wrap_future((await batch)[at])
+
+        queued: asyncio.Future[tuple[Any, int]] = asyncio.get_running_loop().create_future()
+        self._asked[place] = request, queued
+        self._queue_if_all_asked()
+        sampling = asyncio.create_task(sampled())
         try:
-            sampling = await self._sample([request for request, _ in asked])
-        except Exception as error:  # noqa: BLE001 - raised by each episode that waits
-            for _, queued in asked:
-                if not queued.cancelled():
-                    queued.set_exception(error)
-        else:
-            for (_, queued), own in zip(asked, sampling, strict=True):
-                if not queued.cancelled():
-                    queued.set_result(own)
+            return await asyncio.shield(sampling)
+        except asyncio.CancelledError:
+            if self._asked.pop(place, None) is not None:
+                queued.cancel()
+            await asyncio.wait([sampling])
+            raise
 
-
-class _Seat:
-    """An episode's place in a wave."""
-
-    def __init__(self, wave: _Wave, place: int) -> None:
-        self._wave, self._place = wave, place
-        self._turn = asyncio.Lock()
-
-    async def ask(self, request: CompletionRequest) -> Completion:
-        """Sample a completion. Parallel requests of an agent take turns."""
-        async with self._turn:
-            return await self._wave.ask(self._place, request)
-
-    def leave(self) -> None:
-        self._wave.leave()
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Turn the ValueError for messages that the template refuses into EnvironmentFailedError."""
-    try:
-        yield
-    except ValueError as error:
-        raise EnvironmentFailedError(str(error)) from error
-
-
-async def _to_its_end(
-    sampling: Coroutine[Any, Any, Completion], withdraw: Callable[[], None] = lambda: None
-) -> Completion:
-    """Wait for a completion; once the engine has it, even where it is cancelled: it would be in the next batches."""
-    task = asyncio.create_task(sampling)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        withdraw()
-        await asyncio.wait([task])
-        raise
-
-
-async def _group(request: GroupRequest, episodes: Sequence[Awaitable[Episode]]) -> GroupSamples:
-    """Play the episodes of a group; where one raises, end the others."""
-    playing = [asyncio.ensure_future(episode) for episode in episodes]
-    try:
-        return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)), request.images)
-    finally:
-        for episode in playing:
-            episode.cancel()
-
-
-def _completion_request(
-    request: GroupRequest, index: int, prompt: Sequence[int], turn: int = 0, most: int | None = None
-) -> CompletionRequest:
-    """Make the request of a turn, of at most so many tokens. Each turn of an episode has a seed of its own."""
-    sampling, seed = request.sampling, request.seeds[index]
-    if most is not None and most < sampling.max_new_tokens:
-        sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most))
-    if turn:
-        seed = sampling_seed(seed, request.ordinal, index, turn)
-    return CompletionRequest(request.ordinal, prompt, seed, sampling, request.is_urgent, request.images)
-
-
-def _turn(
-    context_ids: Sequence[int] | Int32Array, completion: Completion, reward: float = 0.0, *, starts_anew: bool
-) -> Turn:
-    import numpy as np
-
-    return Turn(np.asarray(context_ids, dtype=np.int32), completion, starts_anew, reward)
+    def _queue_if_all_asked(self) -> None:
+        if self._asked and len(self._asked) == self._num_playing:
+            asked, self._asked = [self._asked[place] for place in sorted(self._asked)], {}
+            self._batch = batch = asyncio.ensure_future(self._sample([request for request, _ in asked]))
+            for at, (_, queued) in enumerate(asked):
+                queued.set_result((batch, at))

@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.engine.vllm import sampling_params
 from hpc_grpo.errors import PromptError, WeightSyncError
 from hpc_grpo.metrics.profiling import StackProfile
-from hpc_grpo.types import Completion, CompletionRequest
+from hpc_grpo.types import Completion, GroupRequest, SamplingSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.weights.store import StoredVersion
@@ -62,7 +61,7 @@ class Sampler:
         """Return whether something can be sampled now. While weights are half loaded, requests wait."""
         return bool(self._pending) and not self._is_loading
 
-    def add(self, requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+    def add(self, requests: Sequence[GroupRequest]) -> list[Future[Completion]]:
         """Queue completions in the given order. The order determines batches, and so the last bits of the numbers.
 
         For a refused prompt, the future raises PromptError.
@@ -111,7 +110,7 @@ class Sampler:
         return raise_caught(self._engine.collective_rpc(method, args=args))
 
     def receive_weights(
-        self, version: int, probe: CompletionRequest | None = None, verified: StoredVersion | None = None
+        self, version: int, probe: GroupRequest | None = None, verified: StoredVersion | None = None
     ) -> Completion | None:
         """Take part in the publish of `version`. Running requests continue with it, after the `probe` is completed.
 
@@ -163,7 +162,7 @@ class Sampler:
         shutil.rmtree(folder)
         return files
 
-    def _answer(self, probe: CompletionRequest) -> Completion:
+    def _answer(self, probe: GroupRequest) -> Completion:
         """Sample the probe alone: in a batch, other requests would change its last bits and its time."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         most, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 1
@@ -212,7 +211,7 @@ class Sampler:
             self._adapter = f"version {version}"
         self._is_loading = False
 
-    def _add(self, request: CompletionRequest) -> Future[Completion]:
+    def _add(self, request: GroupRequest) -> Future[Completion]:
         from vllm.exceptions import VLLMClientError
         from vllm.lora.request import LoRARequest
 
@@ -225,7 +224,7 @@ class Sampler:
             if token_ids and max(token_ids) >= vocabulary_size:
                 # vLLM checks this with its tokenizer, which is not loaded. An unchecked token ends a GPU's process.
                 raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
-            params = sampling_params(request.sampling, request.seed, self._stop_token_ids)
+            params = sampling_params(request.sampling, request.seeds[0], self._stop_token_ids)
             images = {"multi_modal_data": {"image": list(request.images)}} if request.images else {}
             self._engine.add_request(
                 request_id,
@@ -259,6 +258,30 @@ class Sampler:
                 engine_logprobs=np.asarray(result.logprobs.logprobs[: len(result.token_ids)], dtype=np.float32),
                 policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
                 finish_reason="stop" if result.finish_reason == "stop" else "length",
-                prompt_token_ids=np.asarray(output.prompt_token_ids, np.int32) if pending.has_images else None,
+                context_ids=np.asarray(output.prompt_token_ids, np.int32) if pending.has_images else (),
             )
         )
+
+
+def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) -> Any:
+    """Return vLLM's parameters of one completion with its own seed."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=spec.max_new_tokens,
+        min_tokens=spec.min_new_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        logprobs=0,
+        flat_logprobs=True,
+        stop=list(spec.stop),
+        # All tokens as text, special ones included: any may be a part of `stop`.
+        detokenize=bool(spec.stop),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )

@@ -14,7 +14,7 @@ from hpc_grpo.config.rules import check_engine, check_vllm_names
 from hpc_grpo.data.images import MAX_IMAGES
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.system.hugging_face import linear_layers
-from hpc_grpo.types import GIB, SamplingSpec
+from hpc_grpo.types import GIB
 
 _CPU_ENVIRONMENT = {
     # Otherwise the first generate compiles a logprob kernel for ten seconds.
@@ -125,30 +125,6 @@ def _lora_options(config: Config) -> dict[str, Any]:
         "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= lora.rank),
         "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}) or None,
     }
-
-
-def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) -> Any:
-    """Return vLLM's parameters of one completion with its own seed."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        max_tokens=spec.max_new_tokens,
-        min_tokens=spec.min_new_tokens,
-        temperature=spec.temperature,
-        top_p=spec.top_p,
-        seed=seed,
-        stop_token_ids=stop_token_ids,
-        logprobs=0,
-        flat_logprobs=True,
-        stop=list(spec.stop),
-        # All tokens as text, special ones included: any may be a part of `stop`.
-        detokenize=bool(spec.stop),
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-        spaces_between_special_tokens=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
 
 
 def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> Any:

@@ -86,7 +86,7 @@ class Dialogue:
         Raises ConfigError for tools under `plain`.
         """
         if not messages:
-            raise ValueError("an episode begins with a message, and the environment gave none")
+            raise ChatTemplateError("an episode begins with a message, and the environment gave none")
         asked = self.pieces.hide(messages)
         if self.is_plain:
             asked = [{"role": "user", "content": self.render(asked)}]
@@ -315,7 +315,9 @@ class Pieces:
             value.encode()
         except UnicodeEncodeError as error:
             half = value[error.start : error.end]
-            raise ValueError(f"a message holds {half!r}, half of a character, which no tokenizer takes") from error
+            raise ChatTemplateError(
+                f"a message holds {half!r}, half of a character, which no tokenizer takes"
+            ) from error
         return (names or self._control).sub(lambda name: f"{self.nonce}{self._numbers[name[0]]}z", value)
 
     def hide_written(self, text: str, sampled: Sequence[int]) -> str:

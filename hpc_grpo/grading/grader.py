@@ -20,7 +20,7 @@ from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.usage import METER, Usage
-from hpc_grpo.types import Episode, GroupGrades, GroupSamples, Prompt, Turn
+from hpc_grpo.types import Completion, Episode, GroupGrades, GroupSamples, Prompt
 
 if TYPE_CHECKING:
     from hpc_grpo.types import Int32Array
@@ -121,15 +121,15 @@ class Grader:
             failures=failures,
         )
 
-    def _text(self, turns: Sequence[Turn]) -> str:
+    def _text(self, turns: Sequence[Completion]) -> str:
         """Return the model's text; of several turns all text after the first prompt, control tokens included."""
-        ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.completion.token_ids.tolist())]
+        ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.token_ids.tolist())]
         return self._decode(ids[len(turns[0].context_ids) :] if turns else [], hides=len(turns) == 1)
 
     def _shown(self, episode: Episode) -> Iterator[tuple[str, str]]:
         for number, turn in enumerate(episode.turns):
             told = self._decode(turn.context_ids.tolist(), hides=True).strip() if number else ""
-            yield told, self._decode(turn.completion.token_ids.tolist(), hides=True)
+            yield told, self._decode(turn.token_ids.tolist(), hides=True)
 
     def _decode(self, ids: Sequence[int], *, hides: bool) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=hides, clean_up_tokenization_spaces=False))
@@ -139,5 +139,5 @@ def _policy_versions(episode: Episode) -> Int32Array:
     """Return the versions that sampled the tokens `[C]` of an episode; [-1] if it has no tokens."""
     import numpy as np
 
-    versions = [turn.completion.policy_versions for turn in episode.turns]
+    versions = [turn.policy_versions for turn in episode.turns]
     return np.concatenate(versions) if versions else np.array([-1], dtype=np.int32)

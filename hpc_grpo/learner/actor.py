@@ -27,7 +27,7 @@ from hpc_grpo.run.pulse import PULSE, patience_of_actor
 from hpc_grpo.run.stacks import dump_stacks_on_signal
 from hpc_grpo.system.gpus import keep_near_gpus
 from hpc_grpo.system.usage import METER, Usage
-from hpc_grpo.types import Minibatch, ParameterSpec, RemoteGroup, RemoteMinibatch, TrainSequence
+from hpc_grpo.types import Minibatch, ParameterSpec, RemoteGroup, TrainSequence
 
 if TYPE_CHECKING:
     from hpc_grpo.metrics.reductions import Reduction
@@ -75,15 +75,18 @@ class LearnerActor:
         self._learner.files.disk = disk_of(self._keeper, self._config.run_path)
 
     def train(
-        self, minibatches: Sequence[RemoteMinibatch], record: Path | None, measured: Sequence[RemoteGroup] | None
+        self,
+        minibatches: Sequence[Minibatch[RemoteGroup | TrainSequence]],
+        record: Path | None,
+        measured: Sequence[RemoteGroup] | None,
     ) -> dict[str, Reduction]:
         """Train on this learner's share of a step. `record` is a folder for the share. `measured`: see `Batch`."""
         with PULSE.working("train"):
             fetched = []
-            for minibatch in minibatches:
-                sequences = [item for item in minibatch.items if isinstance(item, TrainSequence)]
-                sequences += self._sequences([item for item in minibatch.items if isinstance(item, RemoteGroup)])
-                fetched.append(Minibatch(tuple(sequences), minibatch.num_valid_tokens, minibatch.num_sequences))
+            for each in minibatches:
+                sequences = [item for item in each.sequences if isinstance(item, TrainSequence)]
+                sequences += self._sequences([item for item in each.sequences if isinstance(item, RemoteGroup)])
+                fetched.append(Minibatch(tuple(sequences), each.num_valid_tokens, each.num_sequences))
             degree = self._config.train.sequence_parallel
             if record is not None and self._rank % degree == 0:
                 from hpc_grpo.learner.record import save_share

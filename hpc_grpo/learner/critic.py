@@ -53,7 +53,9 @@ class Critic(LearnerPart):
         self._engine = build_value_engine(config, world_size, device)
         self.ds_engines.append(self._engine)
 
-    def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
+    def before_step(
+        self, minibatches: Sequence[Minibatch[TrainSequence]]
+    ) -> tuple[Sequence[Minibatch[TrainSequence]], Mapping[str, Reduction]]:
         """Value all sequences, train on their returns, and return the sequences with advantages."""
         packed = pack_equalised([each.sequences for each in minibatches], budget_of(self.config), self.device)
         values = [self.values(batches) for batches, _ in packed]

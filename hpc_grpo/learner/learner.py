@@ -99,7 +99,7 @@ class Learner:
         return int(self.ds_engine.global_steps)
 
     def train_step(
-        self, minibatches: Sequence[Minibatch], measured: Sequence[TrainSequence] | None = None
+        self, minibatches: Sequence[Minibatch[TrainSequence]], measured: Sequence[TrainSequence] | None = None
     ) -> dict[str, Reduction]:
         """Take one optimizer step per minibatch; return this rank's metrics, which the caller merges over ranks.
 

@@ -19,7 +19,7 @@ from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs, score
 from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.learner.setup import build_frozen
 from hpc_grpo.metrics.reductions import Reduction
-from hpc_grpo.types import Minibatch
+from hpc_grpo.types import Minibatch, TrainSequence
 from hpc_grpo.weights.store import bucket_layout
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class LearnerPart:
     def change_policy(self, policy: PolicyModel) -> None:
         """Change the loaded policy before its optimizer is built. The optimizer gets what still requires a gradient."""
 
-    def before_step(self, minibatches: Sequence[Minibatch]) -> tuple[Sequence[Minibatch], Mapping[str, Reduction]]:
+    def before_step(
+        self, minibatches: Sequence[Minibatch[TrainSequence]]
+    ) -> tuple[Sequence[Minibatch[TrainSequence]], Mapping[str, Reduction]]:
         """Return the minibatches for the policy, with this part's advantages, and the part's metrics."""
         return minibatches, {}
 

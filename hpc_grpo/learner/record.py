@@ -23,7 +23,9 @@ _OF_TOKENS = tuple(field.name for field in fields(TrainSequence) if field.name n
 _COUNTS = ("num_valid_tokens", "num_sequences")
 
 
-def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatches: Sequence[Minibatch]) -> None:
+def save_share(
+    disk: RunDisk, folder: Path, rank: int, world_size: int, minibatches: Sequence[Minibatch[TrainSequence]]
+) -> None:
     """Write one learner's share of a step to the run's disk, atomically.
 
     Arrays of tokens are concatenated, with lengths in `lengths`. An array that no sequence has is omitted. A prompt's
@@ -50,7 +52,7 @@ def save_share(disk: RunDisk, folder: Path, rank: int, world_size: int, minibatc
         np.savez(file, **arrays)
 
 
-def read_batches(folder: Path) -> tuple[list[Minibatch], int]:
+def read_batches(folder: Path) -> tuple[list[Minibatch[TrainSequence]], int]:
     """Return the minibatches of a step, with the sequences of all learners, and the number of learners.
 
     Raises ConfigError if a share is missing, damaged, or from another attempt at the step.
@@ -71,7 +73,7 @@ def read_batches(folder: Path) -> tuple[list[Minibatch], int]:
     return minibatches, world_size
 
 
-def _read_share(path: Path) -> tuple[list[Minibatch], int]:
+def _read_share(path: Path) -> tuple[list[Minibatch[TrainSequence]], int]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)

@@ -24,7 +24,7 @@ from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import engine_options
 from hpc_grpo.template.environment import prepare
-from hpc_grpo.types import Completion, CompletionRequest, GroupRequest, SamplingSpec
+from hpc_grpo.types import Completion, GroupRequest, SamplingSpec
 
 NUM_PROMPTS, END = 16, 1
 _STEPS_BETWEEN_INTERRUPTIONS = 16
@@ -63,10 +63,8 @@ def start_engine(config: Config, **more: Any) -> Any:
     return LLMEngine.from_engine_args(EngineArgs(**options), enable_multiprocessing=False)
 
 
-def asked(request: GroupRequest) -> list[CompletionRequest]:
-    return [
-        CompletionRequest(request.ordinal, request.prompt_token_ids, seed, request.sampling) for seed in request.seeds
-    ]
+def asked(request: GroupRequest) -> list[GroupRequest]:
+    return [replace(request, seeds=(seed,)) for seed in request.seeds]
 
 
 def sample(sampler: Sampler, requests: list[GroupRequest], between_steps: Callable[[int], None]) -> list[Answered]:

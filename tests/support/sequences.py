@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hpc_grpo.types import Completion, Episode, GroupGrades, GroupSamples, TrainSequence, Turn
+from hpc_grpo.types import Completion, Episode, GroupGrades, GroupSamples, TrainSequence
 
 
 def ordinary_sequence(
@@ -26,7 +27,7 @@ def single_answers(ordinal: int, prompt: Sequence[int], completions: Sequence[Co
     """A group whose rollouts are one completion each."""
     context = np.asarray(prompt, np.int32)
     return GroupSamples(
-        ordinal, tuple(Episode((Turn(context, own, starts_anew=True),), own.finish_reason) for own in completions)
+        ordinal, tuple(Episode((replace(own, context_ids=context),), own.finish_reason) for own in completions)
     )
 
 

@@ -38,11 +38,10 @@ from hpc_grpo.types import (
     GroupGrades,
     GroupRequest,
     GroupSamples,
+    Minibatch,
     Prompt,
     RemoteGroup,
-    RemoteMinibatch,
     TrainSequence,
-    Turn,
 )
 from tests.support.ray_futures import Reference, answered, sampled
 
@@ -68,7 +67,7 @@ class TrainedStep:
 
     batch: Batch
     policy_version: int
-    shares: list[list[tuple[RemoteMinibatch, list[TrainSequence]]]]
+    shares: list[list[tuple[Minibatch[Any], list[TrainSequence]]]]
 
 
 @dataclass
@@ -147,8 +146,8 @@ class SimulatedRun:
             context = (
                 np.append(prompt, prompt[: number % 2]) if starts_anew else np.full(chance.randint(1, 3), 7, np.int32)
             )
-            completion = Completion(tokens, -tokens.astype(np.float32), versions, "stop")
-            turns.append(Turn(context, completion, starts_anew, float(chance.randint(0, self.odds.most_turns))))
+            reward = float(chance.randint(0, self.odds.most_turns))
+            turns.append(Completion(tokens, -tokens.astype(np.float32), versions, "stop", context, starts_anew, reward))
         failure = "away" if self.odds.most_turns and chance.random() < self.odds.fails else ""
         if failure and chance.random() < 0.5:
             turns = []
@@ -170,12 +169,9 @@ class SimulatedRun:
         cut = tuple(episode.finish_reason == "length" for episode in episodes)
         masks = self.config.rollout.mask_truncated
         versions = tuple(
-            min((int(turn.completion.policy_versions.min()) for turn in episode.turns), default=-1)
-            for episode in episodes
+            min((int(turn.policy_versions.min()) for turn in episode.turns), default=-1) for episode in episodes
         )
-        self.turn_lengths[samples.ordinal] = [
-            [len(turn.completion.token_ids) for turn in episode.turns] for episode in episodes
-        ]
+        self.turn_lengths[samples.ordinal] = [[len(turn.token_ids) for turn in episode.turns] for episode in episodes]
         grades = GroupGrades(
             ordinal=samples.ordinal,
             rewards=rewards,
@@ -201,12 +197,12 @@ class SimulatedRun:
 
     # Learners.
     def _train(
-        self, share: Sequence[RemoteMinibatch], record: Path | None, measured: Sequence[RemoteGroup] | None
+        self, share: Sequence[Minibatch[Any]], record: Path | None, measured: Sequence[RemoteGroup] | None
     ) -> dict[str, Any]:
         made = []
         for minibatch in share:
             sequences: list[TrainSequence] = []
-            for group in minibatch.items:
+            for group in minibatch.sequences:
                 samples = group.samples.result()  # type: ignore[union-attr]
                 sequences += self._algorithm.sequences(samples, group.advantages, group.valid)  # type: ignore[union-attr]
             made.append((minibatch, sequences))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_grpo.algorithms.tasks import algorithm_of
-from hpc_grpo.types import Completion, Episode, GroupSamples, Needs, Turn
+from hpc_grpo.types import Completion, Episode, GroupSamples, Needs
 from tests.support.configs import minimal_config
 from tests.support.sequences import graded, single_answers
 
@@ -25,11 +25,10 @@ def test_a_config_knows_what_its_task_needs(sections: dict[str, Any], needs: Nee
     assert minimal_config(**sections).needs == needs
 
 
-def turn(context: list[int], tokens: list[int], *, anew: bool = False, reward: float = 0.0) -> Turn:
-    own = Completion(
-        np.array(tokens, np.int32), -np.array(tokens, np.float32), np.full(len(tokens), len(context), np.int32), "stop"
-    )
-    return Turn(np.array(context, np.int32), own, anew, reward)
+def turn(context: list[int], tokens: list[int], *, anew: bool = False, reward: float = 0.0) -> Completion:
+    versions = np.full(len(tokens), len(context), np.int32)
+    arrays = np.array(tokens, np.int32), -np.array(tokens, np.float32), versions
+    return Completion(*arrays, "stop", np.array(context, np.int32), anew, reward)
 
 
 EPISODE = Episode(

@@ -25,7 +25,7 @@ class FakeLearner:
 
     def remote(self, minibatches: Any, record: Path | None, measured: Any) -> Reference:
         self.told, self.record, self.measured = minibatches, record, measured
-        return answered({"items": Mean(len(minibatches[0].items))})
+        return answered({"items": Mean(len(minibatches[0].sequences))})
 
 
 def item(name: str, num_tokens: int) -> TrainItem:
@@ -40,7 +40,7 @@ def test_a_step_is_split_by_tokens_and_every_learner_is_told_the_tokens_of_all()
     assert LearnerGroup(learners).train(batch, Path("batches/step_1")) == {"items": 1.5}
     assert [learner.measured for learner in learners] == [None, None]
     assert [learner.record for learner in learners] == [Path("batches/step_1")] * 2
-    shares = [[[each.samples for each in minibatch.items] for minibatch in learner.told] for learner in learners]
+    shares = [[[each.samples for each in minibatch.sequences] for minibatch in learner.told] for learner in learners]
     assert shares == [[["a"], ["d"]], [["b", "c"], []]]
     assert [[minibatch.num_valid_tokens for minibatch in learner.told] for learner in learners] == [[90, 7]] * 2
 
@@ -59,7 +59,7 @@ def test_learners_that_share_rows_get_the_same_groups_and_count_once() -> None:
     chosen = [RemoteGroup(name, (0.0,), (True,)) for name in "mn"]
     batch = Batch([[item("a", 50), item("b", 10), item("c", 30)]], range(3), {}, measured=chosen)
     assert LearnerGroup(learners, sequence_parallel=2).train(batch) == {"items": 1.5}
-    shares = [[each.samples for each in learner.told[0].items] for learner in learners]
+    shares = [[each.samples for each in learner.told[0].sequences] for learner in learners]
     assert shares == [["a"], ["a"], ["b", "c"], ["b", "c"]]
     assert [[each.samples for each in learner.measured] for learner in learners] == [["m"], ["m"], ["n"], ["n"]]
 

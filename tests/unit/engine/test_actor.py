@@ -18,7 +18,6 @@ from hpc_grpo.engine.actor import Engine
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import (
     Completion,
-    CompletionRequest,
     Episode,
     GroupRequest,
     GroupSamples,
@@ -54,7 +53,7 @@ class FakeSampler:
         if self.failure is not None:
             raise self.failure
 
-    def add(self, requests: Sequence[CompletionRequest]) -> list[Future[Any]]:
+    def add(self, requests: Sequence[GroupRequest]) -> list[Future[Any]]:
         self.raise_failure()
         self.calls.append([request.ordinal for request in requests])
         futures = {request.ordinal: Future[Any]() for request in requests}
@@ -91,7 +90,7 @@ def completion(token: int) -> Completion:
 def tokens_of(samples: tuple[GroupSamples, None]) -> list[list[int]]:
     def of(episode: Episode) -> list[int]:
         [turn] = episode.turns
-        return turn.completion.token_ids.tolist()
+        return turn.token_ids.tolist()
 
     return [of(episode) for episode in samples[0].episodes]
 

@@ -17,7 +17,7 @@ from hpc_grpo.data.templates import PromptStyle
 from hpc_grpo.engine.chats import Chats
 from hpc_grpo.engine.endpoint import Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
-from hpc_grpo.types import Completion, Turn
+from hpc_grpo.types import Completion
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] + ('<eos>' if m['role'] == 'assistant' else '') + '\\n' }}"
@@ -88,9 +88,9 @@ class Scene:
         message: dict[str, Any] = body["choices"][0]["message"]
         return message
 
-    def sequences(self) -> list[list[Turn]]:
+    def sequences(self) -> list[list[Completion]]:
         """Return the turns by sequence; each begins with what its model was given."""
-        found: list[list[Turn]] = []
+        found: list[list[Completion]] = []
         for turn in self.chats.turns():
             if turn.starts_anew:
                 found.append([])
@@ -133,7 +133,7 @@ async def test_a_request_that_goes_on_from_another_extends_its_ids_by_the_delta(
     await scene.say([user("a"), {**first, "refusal": None}, user("b")])
     assert scene.prompts[1] == "<user>a\n<assistant>yes<eos>\n<user>b\n<assistant>"
     [[one, two]] = scene.sequences()
-    ids = [*one.context_ids, *one.completion.token_ids, *two.context_ids]
+    ids = [*one.context_ids, *one.token_ids, *two.context_ids]
     assert ids == scene.seen[1]
     assert [one.starts_anew, two.starts_anew] == [True, False]
     assert scene.chats.turns(0.5)[-1].reward == 0.5
@@ -167,7 +167,7 @@ async def test_another_history_is_another_sequence(
     one, two = scene.sequences()
     assert (len(one), len(two)) == (2, 1)
     assert two[0].context_ids.tolist() == scene.seen[2]
-    sampled = [*one[0].context_ids, *one[0].completion.token_ids]
+    sampled = [*one[0].context_ids, *one[0].token_ids]
     assert (scene.seen[2][: len(sampled)] == sampled) == shared
 
 
@@ -369,7 +369,7 @@ async def test_a_text_that_goes_on_from_an_answer_extends_its_sampled_ids(scene:
     await scene.post(text, route="completions")
     assert scene.prompts[1] == text
     [[one, two]] = scene.sequences()
-    assert [*one.context_ids, *one.completion.token_ids, *two.context_ids] == scene.seen[1]
+    assert [*one.context_ids, *one.token_ids, *two.context_ids] == scene.seen[1]
     assert scene.tokenizer.eos_token_id not in two.context_ids, "the end token is the model's own"
     # Without the end token, or with another answer, it is another sequence.
     for other in ("<user>a\n<assistant> yes \nand", "<user>a\n<assistant>no<eos>\n<user>b\n<assistant>"):
@@ -382,7 +382,7 @@ async def test_a_text_that_goes_on_from_an_answer_extends_its_sampled_ids(scene:
 async def test_a_prompt_of_ids_is_given_as_it_is(scene: Scene) -> None:
     ids = scene.tokenizer("ab")["input_ids"]
     await scene.post([ids], route="completions")
-    more = [*ids, *scene.chats.turns()[0].completion.token_ids.tolist(), *ids]
+    more = [*ids, *scene.chats.turns()[0].token_ids.tolist(), *ids]
     await scene.post(more, route="completions")
     assert scene.seen == [ids, more]
     assert [turn.context_ids.tolist() for turn in scene.chats.turns()] == [ids, ids]

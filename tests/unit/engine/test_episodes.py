@@ -15,7 +15,7 @@ import pytest
 from hpc_grpo.config import Config
 from hpc_grpo.engine.episodes import EpisodePlayer
 from hpc_grpo.errors import PromptError
-from hpc_grpo.types import Completion, CompletionRequest, Episode, GroupRequest, GroupSamples, SamplingSpec, Scene
+from hpc_grpo.types import Completion, Episode, GroupRequest, GroupSamples, SamplingSpec
 from tests.support.configs import minimal_config
 
 FILE = Path(__file__).parents[1] / "episodes" / "playing.py"
@@ -25,15 +25,15 @@ SAMPLING = SamplingSpec(max_new_tokens=40)
 class WrittenEngine:
     """Samples what `write(request)` returns, an end token behind it; keeps what was asked in one go."""
 
-    def __init__(self, tokenizer: Any, write: Callable[[CompletionRequest], str]) -> None:
+    def __init__(self, tokenizer: Any, write: Callable[[GroupRequest], str]) -> None:
         self.tokenizer, self.write = tokenizer, write
-        self.calls: list[list[CompletionRequest]] = []
+        self.calls: list[list[GroupRequest]] = []
 
-    async def sample(self, requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+    async def sample(self, requests: Sequence[GroupRequest]) -> list[Future[Completion]]:
         self.calls.append(list(requests))
         return [self._future(request) for request in requests]
 
-    def _future(self, request: CompletionRequest) -> Future[Completion]:
+    def _future(self, request: GroupRequest) -> Future[Completion]:
         future: Future[Completion] = Future()
         if not request.prompt_token_ids:
             future.set_exception(PromptError("An engine refuses the prompt"))
@@ -54,8 +54,9 @@ def make_config(name: str = "Bad", lag: int = 0, file: Path = FILE, **environmen
     )
 
 
-def scene(**row: Any) -> Scene:
-    return Scene(0, row, seed=1)
+def scene(**row: Any) -> dict[str, Any]:
+    """The fields of a request to the first environment."""
+    return {"environment": 0, "row": row, "environment_seed": 1}
 
 
 def play(config: Config, engine: WrittenEngine, *requests: GroupRequest) -> list[GroupSamples]:
@@ -82,10 +83,10 @@ def tokenizer(make_tokenizer: Callable[..., Any], chat_template: str) -> Any:
 
 
 def test_an_answer_without_an_environment_is_an_episode_of_one_turn(tokenizer: Any) -> None:
-    engine = WrittenEngine(tokenizer, lambda request: f"seed {request.seed}")
+    engine = WrittenEngine(tokenizer, lambda request: f"seed {request.seeds[0]}")
     group = GroupRequest(3, (5, 6), (7, 8), SAMPLING)
     [samples] = play(minimal_config(), engine, group)
-    assert [request.seed for request in engine.calls[0]] == [7, 8]
+    assert [request.seeds[0] for request in engine.calls[0]] == [7, 8]
     assert samples.ordinal == 3
     first, second = samples.episodes
     assert first.turns[0].context_ids is second.turns[0].context_ids, "the prompt is stored once"
@@ -97,7 +98,7 @@ def test_an_answer_without_an_environment_is_an_episode_of_one_turn(tokenizer: A
 def test_each_turn_goes_on_from_the_ids_that_were_given_and_sampled(tokenizer: Any) -> None:
     answers = iter(["one", "two", "raise"])
     engine = WrittenEngine(tokenizer, lambda _: next(answers))
-    episode = only(play(make_config(), engine, GroupRequest(0, (), (7,), SAMPLING, scene=scene())))
+    episode = only(play(make_config(), engine, GroupRequest(0, (), (7,), SAMPLING, **scene())))
     prompts = [list(request.prompt_token_ids) for [request] in engine.calls]
     assert tokenizer.decode(prompts[0]) == "<user>go\n<assistant>"
     assert tokenizer.decode(prompts[1]) == "<user>go\n<assistant>one<eos>\n<user>did one\n<assistant>"
@@ -105,7 +106,7 @@ def test_each_turn_goes_on_from_the_ids_that_were_given_and_sampled(tokenizer: A
     for prompt, turn in zip(prompts, episode.turns, strict=False):
         sequence += turn.context_ids.tolist()
         assert sequence == prompt
-        sequence += turn.completion.token_ids.tolist()
+        sequence += turn.token_ids.tolist()
     assert [turn.reward for turn in episode.turns] == [0.5, 0.5]
     assert [turn.starts_anew for turn in episode.turns] == [True, False]
     assert "KeyError: 'level'" in episode.failure
@@ -113,8 +114,8 @@ def test_each_turn_goes_on_from_the_ids_that_were_given_and_sampled(tokenizer: A
 
 def test_every_turn_has_a_seed_of_its_own_and_the_first_that_of_the_request(tokenizer: Any) -> None:
     engine = WrittenEngine(tokenizer, lambda _: "go")
-    play(make_config(max_turns=3), engine, GroupRequest(0, (), (7, 8), SAMPLING, scene=scene()))
-    seeds = [request.seed for call in engine.calls for request in call]
+    play(make_config(max_turns=3), engine, GroupRequest(0, (), (7, 8), SAMPLING, **scene()))
+    seeds = [request.seeds[0] for call in engine.calls for request in call]
     assert seeds[:2] == [7, 8]
     assert len(set(seeds)) == 6
 
@@ -127,16 +128,16 @@ def test_an_episode_ends_at_its_limit_of_turns_or_tokens(
     tokenizer: Any, keys: dict[str, int], num_turns: int, finish_reason: str
 ) -> None:
     engine = WrittenEngine(tokenizer, lambda _: "one")
-    episode = only(play(make_config(**keys), engine, GroupRequest(0, (), (7,), SAMPLING, scene=scene())))
+    episode = only(play(make_config(**keys), engine, GroupRequest(0, (), (7,), SAMPLING, **scene())))
     assert (len(episode.turns), episode.finish_reason, episode.failure) == (num_turns, finish_reason, "")
-    tokens = sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in episode.turns)
+    tokens = sum(len(turn.context_ids) + len(turn.token_ids) for turn in episode.turns)
     assert tokens - len(episode.turns[0].context_ids) <= keys.get("max_tokens", tokens)
 
 
 def test_done_ends_an_episode_well_with_the_metrics_of_all_turns(tokenizer: Any) -> None:
     numbers = iter("12345678")
     engine = WrittenEngine(tokenizer, lambda _: next(numbers))
-    request = GroupRequest(0, (), (7,), SAMPLING, scene=scene(what="a number"))
+    request = GroupRequest(0, (), (7,), SAMPLING, **scene(what="a number"))
     episode = only(play(make_config("Guess"), engine, request))
     assert (episode.finish_reason, episode.turns[-1].reward) == ("stop", 1.0)
     assert episode.metrics["guesses"] == len(episode.turns)
@@ -145,7 +146,7 @@ def test_done_ends_an_episode_well_with_the_metrics_of_all_turns(tokenizer: Any)
 
 def test_a_synchronous_run_queues_a_turn_of_all_episodes_at_once_in_their_order(tokenizer: Any) -> None:
     config = make_config(max_turns=3)
-    groups = [GroupRequest(ordinal, (), (1, 2), SAMPLING, scene=scene(first=f"go {ordinal}")) for ordinal in range(3)]
+    groups = [GroupRequest(ordinal, (), (1, 2), SAMPLING, **scene(first=f"go {ordinal}")) for ordinal in range(3)]
     engine = WrittenEngine(tokenizer, lambda request: "raise" if request.ordinal == 1 else "on")
     play(config, engine, *groups)
     assert [[request.ordinal for request in call] for call in engine.calls] == [
@@ -158,17 +159,17 @@ def test_a_synchronous_run_queues_a_turn_of_all_episodes_at_once_in_their_order(
 def test_with_a_lag_plain_prompts_are_queued_at_once_and_each_episode_goes_on_by_itself(tokenizer: Any) -> None:
     engine = WrittenEngine(tokenizer, lambda _: "on")
     plain = [GroupRequest(ordinal, (5,), (1, 2), SAMPLING) for ordinal in (1, 2)]
-    play(make_config(lag=1, max_turns=2), engine, GroupRequest(0, (), (3,), SAMPLING, scene=scene()), *plain)
+    play(make_config(lag=1, max_turns=2), engine, GroupRequest(0, (), (3,), SAMPLING, **scene()), *plain)
     assert sorted(len(call) for call in engine.calls) == [1, 1, 4]
 
 
 def test_an_episode_whose_process_is_lost_begins_again_and_fails_the_third_time(tokenizer: Any) -> None:
     answers = iter(["one", "exit", "one", "two", "three"])
     engine = WrittenEngine(tokenizer, lambda _: next(answers))
-    request = GroupRequest(0, (), (7,), SAMPLING, scene=scene())
+    request = GroupRequest(0, (), (7,), SAMPLING, **scene())
     episode = only(play(make_config(max_turns=3), engine, request))
     assert (len(episode.turns), episode.failure) == (3, "")
-    seeds = [asked.seed for [asked] in engine.calls]
+    seeds = [asked.seeds[0] for [asked] in engine.calls]
     assert seeds[:2] == seeds[2:4]
     episode = only(play(make_config(), WrittenEngine(tokenizer, lambda _: "exit"), request))
     assert episode.turns == ()
@@ -178,7 +179,7 @@ def test_an_episode_whose_process_is_lost_begins_again_and_fails_the_third_time(
 
 def test_an_episode_that_ends_its_process_each_time_masks_itself_alone(tokenizer: Any) -> None:
     engine = WrittenEngine(tokenizer, lambda request: "exit" if request.ordinal == 1 else "on")
-    groups = [GroupRequest(ordinal, (), (1, 2), SAMPLING, scene=scene()) for ordinal in range(4)]
+    groups = [GroupRequest(ordinal, (), (1, 2), SAMPLING, **scene()) for ordinal in range(4)]
     played = play(make_config(max_turns=2), engine, *groups)
     failed = [[bool(episode.failure) for episode in group.episodes] for group in played]
     assert failed == [[False, False], [True, True], [False, False], [False, False]]
@@ -186,7 +187,7 @@ def test_an_episode_that_ends_its_process_each_time_masks_itself_alone(tokenizer
 
 def test_an_episode_that_is_cut_in_its_last_answer_counts_as_truncated(tokenizer: Any) -> None:
     engine = WrittenEngine(tokenizer, lambda request: "1")
-    request = GroupRequest(0, (), (7,), SamplingSpec(max_new_tokens=1), scene=scene(what="a number"))
+    request = GroupRequest(0, (), (7,), SamplingSpec(max_new_tokens=1), **scene(what="a number"))
     episode = only(play(make_config("Guess", args={"highest": 1}), engine, request))
     assert (episode.turns[0].reward, episode.finish_reason) == (1.0, "length")
 
@@ -205,10 +206,8 @@ def test_a_beginning_that_cannot_be_shown_is_a_failure_of_its_episode(
     tokenizer: Any, row: dict[str, Any], told: str
 ) -> None:
     engine = WrittenEngine(tokenizer, lambda _: "on")
-    well = GroupRequest(1, (), (7,), SAMPLING, scene=scene())
-    first, second = play(
-        make_config(max_turns=1), engine, GroupRequest(0, (), (7,), SAMPLING, scene=scene(**row)), well
-    )
+    well = GroupRequest(1, (), (7,), SAMPLING, **scene())
+    first, second = play(make_config(max_turns=1), engine, GroupRequest(0, (), (7,), SAMPLING, **scene(**row)), well)
     assert told in only([first]).failure
     assert only([second]).failure == ""
 
@@ -228,17 +227,17 @@ def test_a_prompt_that_the_engine_refuses_ends_its_own_group_alone(tokenizer: An
 
 def test_another_engine_plays_the_episodes_of_a_lost_one_again_with_the_same_ids(tokenizer: Any) -> None:
     class DyingEngine(WrittenEngine):
-        async def sample(self, requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+        async def sample(self, requests: Sequence[GroupRequest]) -> list[Future[Completion]]:
             sampled = await super().sample(requests)
             if len(self.calls) < 2:
                 return sampled
             raise RuntimeError("killed in a turn")
 
-    def write(request: CompletionRequest) -> str:
-        return str(zlib.crc32(repr((list(request.prompt_token_ids), request.seed)).encode()) % 9 + 1)
+    def write(request: GroupRequest) -> str:
+        return str(zlib.crc32(repr((list(request.prompt_token_ids), request.seeds[0])).encode()) % 9 + 1)
 
     config = make_config("Guess", max_turns=4)
-    requests = [GroupRequest(number, (), (7, 8), SAMPLING, scene=scene(what=f"number {number}")) for number in range(3)]
+    requests = [GroupRequest(number, (), (7, 8), SAMPLING, **scene(what=f"number {number}")) for number in range(3)]
     whole, dying, other = (kind(tokenizer, write) for kind in (WrittenEngine, DyingEngine, WrittenEngine))
     expected = play(config, whole, *requests)
     with pytest.raises(RuntimeError, match="killed in a turn"):
@@ -250,7 +249,7 @@ def test_another_engine_plays_the_episodes_of_a_lost_one_again_with_the_same_ids
         for first, second in zip(one.episodes, two.episodes, strict=True):
             pairs = list(zip(first.turns, second.turns, strict=True))
             assert all(np.array_equal(a.context_ids, b.context_ids) and a.reward == b.reward for a, b in pairs)
-            assert all(np.array_equal(a.completion.token_ids, b.completion.token_ids) for a, b in pairs)
+            assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in pairs)
 
 
 def test_episodes_of_a_driver_that_is_gone_end_with_their_processes(tokenizer: Any) -> None:
@@ -259,7 +258,7 @@ def test_episodes_of_a_driver_that_is_gone_end_with_their_processes(tokenizer: A
         in_engine: list[Future[Completion]] = []
         num_calls = 0
 
-        async def never(requests: Sequence[CompletionRequest]) -> list[Future[Completion]]:
+        async def never(requests: Sequence[GroupRequest]) -> list[Future[Completion]]:
             nonlocal num_calls
             num_calls += 1
             asked.set()
@@ -267,7 +266,7 @@ def test_episodes_of_a_driver_that_is_gone_end_with_their_processes(tokenizer: A
             return futures
 
         player = EpisodePlayer(make_config(), tokenizer, never)
-        tasks = player.start([GroupRequest(number, (), (7, 8), SAMPLING, scene=scene()) for number in range(2)])
+        tasks = player.start([GroupRequest(number, (), (7, 8), SAMPLING, **scene()) for number in range(2)])
         await asked.wait()
         player.end_all()
         for completion in in_engine:

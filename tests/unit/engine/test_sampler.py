@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import EXIT_CONFIG, PromptError, WeightSyncError
-from hpc_grpo.types import Completion, CompletionRequest, SamplingSpec
+from hpc_grpo.types import Completion, GroupRequest, SamplingSpec
 
 pytest.importorskip("vllm")
 
@@ -23,7 +23,7 @@ from hpc_grpo.engine.actor import StepLoop
 from hpc_grpo.engine.sampler import Sampler
 
 VOCABULARY_SIZE, LONG, DEADLINE_S = 100, 6, 60.0
-REQUEST = CompletionRequest(0, (1, 2), 7, SamplingSpec(4, 0, 1.0, 1.0))
+REQUEST = GroupRequest(0, (1, 2), (7,), SamplingSpec(4, 0, 1.0, 1.0))
 
 
 class RequestState:

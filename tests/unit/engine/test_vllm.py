@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.engine.vllm import engine_options, sampling_params
+from hpc_grpo.engine.sampler import sampling_params
+from hpc_grpo.engine.vllm import engine_options
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 

@@ -26,7 +26,7 @@ from hpc_grpo.learner import model as model_module
 from hpc_grpo.learner.model import PolicyModel, load_policy, score
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.learner.split import split_microbatches
-from hpc_grpo.types import Completion, Episode, GroupSamples, TrainSequence, Turn
+from hpc_grpo.types import Completion, Episode, GroupSamples, TrainSequence
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
 from tests.support.tiny_models import HEADS, SHAPE, TOKENS, VOCABULARY
@@ -193,10 +193,10 @@ def test_an_observation_has_a_gradient_of_exactly_0(model_path: Path, shares_pro
     policy, algorithm = load_policy(config, use_gradient_checkpointing=False), algorithm_of(config)
     draws, prompt = np.random.default_rng(0), np.arange(4, dtype=np.int32)
 
-    def turn(context: Any, length: int) -> Turn:
+    def turn(context: Any, length: int) -> Completion:
         own = draws.integers(0, VOCABULARY, length).astype(np.int32)
         logprobs = -draws.random(length).astype(np.float32)
-        return Turn(context, Completion(own, logprobs, np.zeros(length, np.int32), "stop"), context is prompt)
+        return Completion(own, logprobs, np.zeros(length, np.int32), "stop", context, context is prompt)
 
     told = [draws.integers(0, VOCABULARY, 3).astype(np.int32) for _ in range(4)]
     episodes = tuple(Episode((turn(prompt, 5), turn(told[at], 2), turn(told[at + 1], 4)), "stop") for at in (0, 2))

@@ -9,7 +9,7 @@ import pytest
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.episodes import OWN_METRICS
 from hpc_grpo.metrics.rollouts import IN_ENVIRONMENT, MEASURES, measure, rollout_metrics, selection_metrics, solved
-from hpc_grpo.types import Completion, Episode, FinishReason, GroupGrades, Turn
+from hpc_grpo.types import Completion, Episode, FinishReason, GroupGrades
 from tests.support.sequences import single_answers
 
 JUDGED_BY = EvalConfig(reward="correctness")
@@ -125,7 +125,7 @@ def test_a_completion_is_measured_once_by_every_measure() -> None:
 
 def test_an_episode_is_measured_in_its_environment_and_nothing_else_is() -> None:
     first = replace(episode(3, "stop"), metrics={"calls": 2.0})
-    second = Turn(np.zeros(4, np.int32), first.turns[0].completion)
+    second = replace(first.turns[0], context_ids=np.zeros(4, np.int32), starts_anew=False)
     episodes = [replace(first, turns=(*first.turns, second)), Episode((), "stop", failure="reset raised ValueError")]
     measures = measure(episodes, ["", ""], in_environment=True)
     assert {name: own for name, own in measures.items() if name.startswith("episode/")} == {
