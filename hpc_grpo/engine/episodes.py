@@ -2,7 +2,7 @@
 
 Runs in the engine's process, on the actor's event loop. Who waits for whom:
 
-    driver ── GroupRequest ─► EpisodePlayer ── CompletionRequest ─► StepLoop (thread): vLLM, in batches
+    driver ── GroupRequest ─► EpisodePlayer ── ─ GroupRequest ──► StepLoop (thread): vLLM, in batches
                                    │  ▲                                 │
                                    │  └───────── Completion ◄───────────┘
                                    │ text                                      of each turn, ids do not change

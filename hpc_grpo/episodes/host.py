@@ -61,7 +61,6 @@ class Host:
             if (own := self._sessions.pop(session, None)) is not None:
                 self._idle.append(own.environment)
             return
-        self._write(_line(call=call, started=True))
         CALL_OF[cast("asyncio.Task[Any]", asyncio.current_task())] = call
         begun = time.monotonic()
         try:

@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from hpc_grpo.config.rollout import EnvironmentConfig
@@ -31,14 +30,11 @@ from hpc_grpo.system.signals import signal_name
 _GRACE_S = 5.0
 """Extra seconds for a call: a process itself ends late calls of `async` environments."""
 _TOGETHER_S = 0.5
-"""Extra seconds for an agent: all hanging agents of a wave are late by then, and are ended together."""
+"""Extra seconds before late calls are ended: all hanging agents of a wave are late by then, and end together."""
+_TICK_S = 0.1
 _LOAD_S = 120.0
 """Seconds to import the environment: long on a shared file system with a cold cache."""
 _MAX_PRINTED = 1 << 20
-
-
-LeftS = Callable[[], float]
-"""Returns the seconds that an agent has left."""
 
 
 class EnvironmentFailedError(HpcGrpoError):
@@ -69,18 +65,18 @@ class EnvironmentWorkers:
 
     def __init__(self, environment: EnvironmentConfig) -> None:
         self._environment = environment
-        self._processes: list[_Process | None] = [None] * environment.num_workers
-        self._numbers = itertools.count()
+        self._processes: list[_Process] = []
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> tuple[Session, Answer | None]:
         """Begin a session in the process with the fewest. Raises the errors of `Session.step`, and ConfigError if the
         environment cannot be created. For an agent nothing is called yet: there is no answer.
         """
-        place = min(range(len(self._processes)), key=self._load)
-        process = self._processes[place]
-        if process is None or process.end is not None:
-            process = self._processes[place] = _Process(self._environment)
-        session = Session(process, next(self._numbers))
+        self._processes = [own for own in self._processes if own.end is None]
+        process = min(self._processes, key=lambda own: own.num_sessions, default=None)
+        if process is None or (process.num_sessions and len(self._processes) < self._environment.num_workers):
+            process = _Process(self._environment)
+            self._processes.append(process)
+        session = Session(process)
         try:
             await asyncio.shield(process.ready)
             return session, None if process.plays else await session.call("reset", row, seed)
@@ -89,56 +85,51 @@ class EnvironmentWorkers:
             raise
 
     def close(self) -> None:
-        for process in filter(None, self._processes):
+        for process in self._processes:
             process.kill("was ended with its engine")
-
-    def _load(self, place: int) -> int:
-        process = self._processes[place]
-        return 0 if process is None or process.end is not None else process.num_sessions
 
 
 class Session:
     """One episode's environment."""
 
-    def __init__(self, process: _Process, number: int) -> None:
-        self._process, self._number = process, number
+    def __init__(self, process: _Process) -> None:
+        self._process, self._number = process, next(process.numbers)
         process.num_sessions += 1
 
     async def step(self, message: str) -> Answer:
         """Raises EnvironmentFailedError, or EnvironmentLostError if the process of the session ended."""
         return await self.call("step", message)
 
-    async def call(self, method: str, *args: Any, left_s: LeftS | None = None) -> Answer:
-        """Call a method. With `left_s`, the call is late when this reaches 0. Raises as `step` does."""
-        answer = await self._process.ask(self._number, method, args, left_s)
-        if (failure := answer.get("failure")) is not None:
-            raise EnvironmentFailedError(f"{method} {failure}")
-        return Answer(**answer)
+    async def call(self, method: str, *args: Any, left_s: Callable[[], float] | None = None) -> Answer:
+        """Call a method. `left_s` returns the seconds that an agent has left. Raises as `step` does."""
+        return await self._process.call(self._number, method, args, left_s)
 
     def end(self) -> None:
         """Leave the process. Its environment is then free for another session, unless the session failed."""
         self._process.num_sessions -= 1
-        self._process.tell(self._number, "end")
+        self._process.write(self._number, "end")
+
+
+@dataclass(frozen=True)
+class _Call:
+    method: str
+    left_s: Callable[[], float] | None
+    answer: asyncio.Future[Answer]
 
 
 class _Process:
     """A process of `host.main`, and the calls that wait for its answers, by number."""
 
     def __init__(self, environment: EnvironmentConfig) -> None:
-        self.num_sessions = 0
-        self.plays = False
-        """Whether it runs agents; known when it is `ready`."""
-        self._is_async = False
+        self.num_sessions, self.numbers = 0, itertools.count()
+        self.plays = self._is_async = False
+        """Whether it runs agents, and `async` functions; known when it is `ready`."""
         self.end: str | None = None
         """How it ended."""
         self._environment = environment
-        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._started: list[int] = []
-        self._left_s: dict[int, LeftS] = {}
-        """For calls of agents."""
+        self._calls: dict[int, _Call] = {}
         self._blocker, self._blocked_at, self._freed_at = -1, "", -math.inf
         """The call that blocks its event loop, its position in the code, and when it stopped; `inf` while it blocks."""
-        self._numbers = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._clock = asyncio.get_running_loop().time
         self._last_sign = self._clock()
@@ -161,7 +152,7 @@ class _Process:
         threading.Thread(target=self._show_output, name="environment-output", daemon=True).start()
         self.ready = asyncio.create_task(self._start())
 
-    async def ask(self, session: int, method: str, args: Any, left_s: LeftS | None = None) -> dict[str, Any]:
+    async def call(self, session: int, method: str, args: Any, left_s: Callable[[], float] | None) -> Answer:
         """Return the answer to a call. Any answer of the process is a sign of life and restarts the call's time.
 
         With `left_s`, only `left_s` limits the call.
@@ -170,30 +161,17 @@ class _Process:
             raise EnvironmentLostError(f"its process {self.end}")
         if not self._calls:
             self._last_sign = self._clock()
-        number, patience_s = next(self._numbers), self._environment.timeout_s + _GRACE_S
-        more_s = 0.0
-        if left_s is not None:
-            self._left_s[number], more_s = left_s, _TOGETHER_S
-            left_s = partial(self._agent_left_s, number)
-        left_s = left_s or (lambda: self._last_sign + patience_s - self._clock())
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._calls[number] = future
-        self._write([number, session, method, args])
-        while not future.done():
-            if (seconds := left_s() + more_s) <= 0.0:
-                self._end_late(number)
-            else:
-                await asyncio.wait([future], timeout=min(seconds, patience_s))
-        return await future
+        call = _Call(method, left_s, asyncio.get_running_loop().create_future())
+        self._calls[self.write(session, method, args)] = call
+        return await asyncio.shield(call.answer)
 
-    def _agent_left_s(self, number: int) -> float:
-        """Return the seconds that an agent has left; its full time if another agent blocked it."""
-        freed_at = -math.inf if number == self._blocker else self._freed_at
-        return max(self._left_s[number](), freed_at + self._environment.timeout_s - self._clock())
-
-    def tell(self, session: int, method: str) -> None:
+    def write(self, session: int, method: str, args: Any = ()) -> int:
+        """Send a call. Return its number."""
+        number = next(self.numbers)
         if self.end is None and self._writer is not None:
-            self._write([next(self._numbers), session, method, []])
+            with contextlib.suppress(RuntimeError):  # the other side has closed the connection; `_read` will notice
+                self._writer.write(json.dumps([number, session, method, args]).encode() + b"\n")
+        return number
 
     def kill(self, how: str, guilty: Collection[int] = ()) -> None:
         """Kill the process. The `guilty` calls fail; the sessions of other calls are lost."""
@@ -201,35 +179,53 @@ class _Process:
             return
         self.end = how
         kill_group(self._process.pid)
+        running = [*self._calls] if self._is_async or self.plays else [*self._calls][:1]
         for number, call in self._calls.items():
-            is_suspect = not guilty and number in self._started
             if number in guilty:
-                call.set_result({"failure": how})
+                call.answer.set_exception(EnvironmentFailedError(f"{call.method} {how}"))
             else:
-                call.set_exception(EnvironmentLostError(f"its process {how}", is_suspect=is_suspect))
+                is_suspect = not guilty and number in running
+                call.answer.set_exception(EnvironmentLostError(f"its process {how}", is_suspect=is_suspect))
         self._calls.clear()
         if self._writer is None:
             self._socket.close()
         else:
             self._writer.transport.abort()  # closing only the socket would leave its number in the loop
 
-    def _end_late(self, number: int) -> None:
-        if hold_on(self._process.pid) == "stopped":
-            self.kill("was stopped (SIGSTOP)")
-            return
-        is_agent, is_blocked = number in self._left_s, self._freed_at == math.inf
-        did = "neither ended nor asked the model" if is_agent else "did not end"
-        guilty = {number} if is_agent else {self._blocker} if is_blocked else {*self._started[-1:]}
-        does = "blocks the event loop" if self._is_async else "is"
-        where = f"; it {does} at {self._blocked_at}" if is_blocked and self._blocker in guilty else ""
-        if is_agent and not self._is_async:  # each has a thread, so a hanging agent does not block the others
-            guilty |= {own for own in self._left_s if self._agent_left_s(own) <= 0.0}
-        self.kill(f"{did} within {self._environment.timeout_s:g} s{where}", guilty)
+    async def _end_late_calls(self) -> None:
+        """Kill the process if a call is late. Without a known blocker, the probable cause is the call that runs: the
+        oldest, as calls of one thread are served in order, or the newest of an `async` environment.
+        """
+        while self.end is None:
+            await asyncio.sleep(_TICK_S)
+            left_s = {number: self._left_s(number, call) for number, call in self._calls.items()}
+            if min(left_s.values(), default=0.0) > -_TOGETHER_S:
+                continue
+            if hold_on(self._process.pid) == "stopped":
+                self.kill("was stopped (SIGSTOP)")
+                return
+            is_blocked = self._freed_at == math.inf
+            guilty = [self._blocker] if is_blocked else [*left_s][-1:] if self._is_async else [*left_s][:1]
+            if self.plays:
+                guilty = [number for number, left in left_s.items() if left <= 0.0]
+            if self.plays and self._is_async:  # without threads, a hanging agent may have held up the others
+                guilty = guilty[:1]
+            did = "neither ended nor asked the model" if self.plays else "did not end"
+            does = "blocks the event loop" if self._is_async else "is"
+            where = f"; it {does} at {self._blocked_at}" if is_blocked and self._blocker in guilty else ""
+            self.kill(f"{did} within {self._environment.timeout_s:g} s{where}", guilty)
+
+    def _left_s(self, number: int, call: _Call) -> float:
+        """Return the seconds that a call has left. An agent has its full time if another agent blocked it."""
+        if call.left_s is None:
+            return self._last_sign + self._environment.timeout_s + _GRACE_S - self._clock()
+        freed_at = -math.inf if number == self._blocker else self._freed_at
+        return max(call.left_s(), freed_at + self._environment.timeout_s - self._clock())
 
     async def _start(self) -> None:
         """Connect, and wait until the environment is imported. Raises ConfigError if it cannot be created."""
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
-        self._write(self._environment.model_dump(mode="json"))
+        self._writer.write(self._environment.model_dump_json().encode() + b"\n")
         name = self._environment.name
         try:
             line = await asyncio.wait_for(reader.readline(), _LOAD_S)
@@ -237,41 +233,34 @@ class _Process:
             self.kill(f"did not import {name} within {_LOAD_S:g} s")
             raise ConfigError(f"Environment {name!r} was not imported within {_LOAD_S:g} s.") from None
         if not line:
-            await self._end_of(reader)
+            await self._read(reader)
             raise EnvironmentLostError(f"its process {self.end}")
         ready = json.loads(line)
         if (refusal := ready.get("refused")) is not None:
             self.kill("was refused")
             raise ConfigError(f"Environment {name!r} cannot be made: {refusal}")
         self.plays, self._is_async = ready["plays"], ready["is_async"]
-        self._reading = asyncio.create_task(self._read(reader))
+        self._tasks = asyncio.create_task(self._read(reader)), asyncio.create_task(self._end_late_calls())
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Read answers until the process ends."""
         with contextlib.suppress(ConnectionError, ValueError):  # ValueError: a line beyond the limit
             while line := await reader.readline():
-                self._last_sign, answer = self._clock(), json.loads(line)
-                number = answer.pop("call")
-                if (blocked_at := answer.get("blocks")) is not None:
+                self._last_sign, said = self._clock(), json.loads(line)
+                number = said.pop("call")
+                if (blocked_at := said.get("blocks")) is not None:
                     self._blocker, self._blocked_at = number, blocked_at
                     self._freed_at = math.inf if blocked_at else self._clock()
-                elif answer.pop("started", False):
-                    self._started.append(number)
+                    continue
+                call = self._calls.pop(number)
+                if (failure := said.get("failure")) is not None:
+                    call.answer.set_exception(EnvironmentFailedError(f"{call.method} {failure}"))
                 else:
-                    self._started.remove(number)
-                    self._calls.pop(number).set_result(answer)
-                    self._left_s.pop(number, None)
-        await self._end_of(reader)
-
-    async def _end_of(self, reader: asyncio.StreamReader) -> None:
+                    call.answer.set_result(Answer(**said))
         if self.end is None:
             kill_group(self._process.pid)  # it may have closed only the socket
             code = await asyncio.to_thread(self._process.wait)
             self.kill(f"ended (exit code {code})" if code >= 0 else f"ended (killed by {signal_name(-code)})")
-
-    def _write(self, message: Any) -> None:
-        assert self._writer is not None, "`ready` is awaited first"
-        with contextlib.suppress(RuntimeError):  # the other side has closed the connection; `_read` will notice
-            self._writer.write(json.dumps(message).encode() + b"\n")
 
     def _show_output(self) -> None:
         """Pass on the process's output, up to a limit: no flood fills a disk or blocks the process."""

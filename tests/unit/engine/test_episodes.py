@@ -274,7 +274,7 @@ def test_episodes_of_a_driver_that_is_gone_end_with_their_processes(tokenizer: A
         outcome, *_ = await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0.1)
         assert num_calls == 1, "nothing is asked for a driver that is gone"
-        processes = [process.end for stage in player._stages for process in stage._workers._processes]
+        processes = [process.end for stage in player._stages for process in stage.workers._processes]
         return outcome, processes
 
     outcome, processes = asyncio.run(played())
