@@ -25,10 +25,10 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from hpc_grpo.episodes import OWN_METRICS, Turn, as_messages
 from hpc_grpo.episodes.builtin import environment_of
@@ -42,15 +42,36 @@ _SLICES = 20
 """Number of slices in which an `async` call's time is measured."""
 _MAX_CHARACTERS = 1_000_000
 _MAX_POOL_THREADS = 10_000
+_CALL = ContextVar[int | None]("call", default=None)
+"""The call that runs, also in tasks that its environment creates."""
 
 
 class Host:
     """Creates environments and keeps one for each open session. An idle one serves the next session."""
 
-    def __init__(self, make: Callable[[], Any], timeout_s: float, write: Callable[[bytes], None]) -> None:
-        self._make, self._timeout_s, self._write = make, timeout_s, write
+    def __init__(self, settings: Mapping[str, Any], connection: socket.socket, writer: asyncio.StreamWriter) -> None:
+        self._settings, self._connection, self._writer = settings, connection, writer
+        self._writing = threading.Lock()
         self._sessions: dict[int, _Session] = {}
         self._idle: list[Any] = []
+
+    def make(self) -> dict[str, Any]:
+        """Create the first environment. Return what its sessions are like, or why it is `refused`."""
+        try:
+            self._idle.append(environment := self._new())
+            plays = callable(getattr(environment, "play", None))
+            for method in () if plays else ("reset", "step"):
+                if not callable(getattr(environment, method, None)):
+                    raise ConfigError(f"it has no method {method}, nor play (docs/environments.md)")
+        except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
+            return {"refused": str(error) if isinstance(error, HpcGrpoError) else described(error)}
+        return {
+            "plays": plays,
+            "is_async": inspect.iscoroutinefunction(environment.play if plays else environment.step),
+        }
+
+    def _new(self) -> Any:
+        return environment_of(self._settings["name"], self._settings["args"], self._settings["tools"])
 
     async def serve(self, call: int, session: int, method: str, args: list[Any]) -> None:
         """Answer one call: `reset` opens a session, `step` continues it, `end` closes it without an answer.
@@ -61,30 +82,54 @@ class Host:
             if (own := self._sessions.pop(session, None)) is not None:
                 self._idle.append(own.environment)
             return
-        CALL_OF[cast("asyncio.Task[Any]", asyncio.current_task())] = call
-        begun = time.monotonic()
+        begun, seconds = time.monotonic(), self._settings["timeout_s"]
         try:
             if method != "step":
-                self._sessions[session] = _Session(self._idle.pop() if self._idle else self._make(), args[1])
+                self._sessions[session] = _Session(self._idle.pop() if self._idle else self._new(), args[1])
             own = self._sessions[session]
             value = own.call(method, *args)
             if inspect.isawaitable(value):
-                value = await (value if method == "play" else _within(value, self._timeout_s))
-            elif time.monotonic() - begun > self._timeout_s:
+                value = await (value if method == "play" else _within(value, seconds))
+            elif time.monotonic() - begun > seconds:
                 raise TimeoutError
+            answer = checked(value, method)
             if method == "reset":
-                answer = {"messages": checked_messages(value), "tools": own.tools()}
-            elif method == "play" and _is_finite(value):
-                answer = checked(Turn(reward=value, done=True))
-            else:
-                answer = checked(value, method)
+                answer["tools"] = list(getattr(own.environment, "tools", None) or ())
             line = _line(call=call, **answer)
         except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes a line
             self._sessions.pop(session, None)
             is_late = isinstance(error, TimeoutError) and not error.args and method != "play"
-            failure = f"did not end within {self._timeout_s:g} s" if is_late else described(error)
-            line = _line(call=call, failure=failure)
-        self._write(line)
+            line = _line(call=call, failure=f"did not end within {seconds:g} s" if is_late else described(error))
+        self.write(line)
+
+    def write(self, line: bytes) -> None:
+        with self._writing:
+            self._writer.write(line)
+
+    def watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
+        """Report which call blocks the event loop, and where. The loop writes when it runs again. Runs in a thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            while True:
+                heard = threading.Event()
+                loop.call_soon_threadsafe(heard.set)
+                call = None if heard.wait(_BLOCKED_S) else getattr(asyncio.current_task(loop), "call", None)
+                if call is not None:
+                    frame = sys._current_frames()[loop_thread]
+                    line = _line(call=call, blocks=f"{frame.f_code.co_filename}:{frame.f_lineno}")
+                    with self._writing, contextlib.suppress(BlockingIOError):
+                        if not self._writer.transport.get_write_buffer_size():  # else it would be inside another line
+                            self._connection.send(line)
+                    loop.call_soon_threadsafe(self.write, _line(call=call, blocks=""))
+                heard.wait()
+                time.sleep(_BLOCKED_S)
+
+
+class _Task(asyncio.Task[Any]):
+    """A task that knows its call."""
+
+    def __init__(self, coroutine: Any, **options: Any) -> None:
+        super().__init__(coroutine, **options)
+        self.call = _CALL.get()
 
 
 async def _within(value: Awaitable[Any], seconds: float) -> Any:
@@ -99,53 +144,16 @@ async def _within(value: Awaitable[Any], seconds: float) -> Any:
     raise TimeoutError
 
 
-CALL_OF: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-"""The call of each task, also of tasks that its environment creates."""
-
-
-def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
-    if (call := _running_call(loop)) is not None:
-        CALL_OF[task] = call
-    return task
-
-
-def _running_call(loop: asyncio.AbstractEventLoop) -> int | None:
-    task = asyncio.current_task(loop)
-    return None if task is None else CALL_OF.get(task)
-
-
-def _watch(
-    loop: asyncio.AbstractEventLoop,
-    loop_thread: int,
-    tell: Callable[[bytes], None],
-    write: Callable[[bytes], None],
-) -> None:
-    """Report which call blocks the event loop, and where. The loop writes it when it runs again. Runs in a thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        while True:
-            heard = threading.Event()
-            loop.call_soon_threadsafe(heard.set)
-            if not heard.wait(_BLOCKED_S) and (call := _running_call(loop)) is not None:
-                frame = sys._current_frames()[loop_thread]
-                tell(_line(call=call, blocks=f"{frame.f_code.co_filename}:{frame.f_lineno}"))
-                loop.call_soon_threadsafe(write, _line(call=call, blocks=""))
-            heard.wait()
-            time.sleep(_BLOCKED_S)
-
-
 def _line(**values: Any) -> bytes:
     return json.dumps(values).encode() + b"\n"
 
 
 class _Session:
-    def __init__(self, environment: Any, seed: int) -> None:
-        self.environment = environment
-        self._random = random.Random(seed).getstate()
-        self._seed, self._numpy_random = seed, None
+    """An environment with its session's random numbers."""
 
-    def tools(self) -> list[Any]:
-        return list(getattr(self.environment, "tools", None) or ())
+    def __init__(self, environment: Any, seed: int) -> None:
+        self.environment, self._seed = environment, seed
+        self._random, self._numpy_random = random.Random(seed).getstate(), None
 
     def call(self, method: str, *args: Any) -> Any:
         function = getattr(self.environment, method)
@@ -154,11 +162,11 @@ class _Session:
         if method == "play":
             return in_thread(partial(function, *args))
         random.setstate(self._random)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and self._numpy_random is not None:
-            numpy.random.set_state(self._numpy_random)
-        elif numpy is not None:
-            numpy.random.seed(self._seed % 2**32)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            if self._numpy_random is None:
+                numpy.random.seed(self._seed % 2**32)
+            else:
+                numpy.random.set_state(self._numpy_random)
         value = function(*args)
         self._random = random.getstate()
         if (numpy := sys.modules.get("numpy")) is not None:
@@ -184,13 +192,17 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
 
 
 def checked(value: Any, method: str = "step") -> dict[str, Any]:
-    """Return the result of `step` or `play` as JSON. Raises ValueError if it is not a valid `Turn`."""
+    """Return the result of a method as JSON. Raises ValueError for an invalid value."""
+    if method == "reset":
+        return {"messages": _checked_messages(value)}
+    if method == "play" and _is_finite(value):
+        value = Turn(reward=value)
     if not isinstance(value, Turn):
         what = "a finite number or a hpc_grpo.Turn" if method == "play" else "a hpc_grpo.Turn"
         raise ValueError(f"{method} must return {what}, not {value!r:.200} of type {type(value).__name__}")
     if method == "play":
         value = replace(value, observation=None, done=True)
-    messages = checked_messages(value.observation)
+    messages = _checked_messages(value.observation)
     if not messages and not value.done:
         raise ValueError("a Turn that is not done needs an observation for the model to go on from")
     if not _is_finite(value.reward):
@@ -206,7 +218,7 @@ def checked(value: Any, method: str = "step") -> dict[str, Any]:
     return {"messages": messages, "reward": float(value.reward), "done": bool(value.done), "metrics": metrics}
 
 
-def checked_messages(value: Any) -> list[dict[str, Any]]:
+def _checked_messages(value: Any) -> list[dict[str, Any]]:
     messages = [dict(message) for message in as_messages(value)]
     text = json.dumps(messages, ensure_ascii=False)
     if len(text) > _MAX_CHARACTERS:
@@ -221,44 +233,19 @@ def _is_finite(value: Any) -> bool:
 
 async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None:
     reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
-
-    def make() -> Any:
-        return environment_of(settings["name"], settings["args"], settings["tools"])
-
-    writing = threading.Lock()
-
-    def write(line: bytes) -> None:
-        with writing:
-            writer.write(line)
-
-    def tell(line: bytes) -> None:
-        with writing, contextlib.suppress(BlockingIOError):
-            if not writer.transport.get_write_buffer_size():  # otherwise the line would be inside another line
-                connection.send(line)
-
-    loop, host = asyncio.get_running_loop(), Host(make, settings["timeout_s"], write)
-    loop.set_task_factory(_make_task)
-    threading.Thread(target=_watch, args=(loop, threading.get_ident(), tell, write), daemon=True).start()
+    loop, host = asyncio.get_running_loop(), Host(settings, connection, writer)
+    loop.set_task_factory(lambda loop, coroutine, **options: _Task(coroutine, loop=loop, **options))
     # Agents wait for each other: each one that asks in `asyncio.to_thread` needs a thread.
     loop.set_default_executor(ThreadPoolExecutor(_MAX_POOL_THREADS))
-    try:
-        host._idle.append(environment := make())
-        plays = callable(getattr(environment, "play", None))
-        for method in () if plays else ("reset", "step"):
-            if not callable(getattr(environment, method, None)):
-                raise ConfigError(f"it has no method {method}, nor play (docs/environments.md)")
-    except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
-        text = str(error) if isinstance(error, HpcGrpoError) else described(error)
-        writer.write(_line(refused=text))
-        await writer.drain()
-        return
-    writer.write(
-        _line(plays=plays, is_async=inspect.iscoroutinefunction(environment.play if plays else environment.step))
-    )
+    threading.Thread(target=host.watch, args=(loop, threading.get_ident()), daemon=True).start()
+    host.write(_line(**(made := host.make())))
     tasks: set[asyncio.Task[None]] = set()
-    while line := await reader.readline():
-        tasks.add(task := asyncio.create_task(host.serve(*json.loads(line))))
+    while "refused" not in made and (line := await reader.readline()):
+        call, *asked = json.loads(line)
+        _CALL.set(call)
+        tasks.add(task := asyncio.create_task(host.serve(call, *asked)))
         task.add_done_callback(tasks.discard)
+    await writer.drain()
 
 
 def main(descriptor: int, parent_pid: int) -> None:
