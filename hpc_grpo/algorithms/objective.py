@@ -61,7 +61,7 @@ class Objective:
         constant = longest if self.denominator == "constant" else self.denominator
         return TokenWeights(mask / float(constant), share.sum())
 
-    def divisor(self, minibatch: Minibatch) -> int:
+    def divisor(self, minibatch: Minibatch[Any]) -> int:
         """Return the loss's divisor: the sum of `token_weights(...).units` over all microbatches of all ranks."""
         return minibatch.num_valid_tokens if self.denominator == "tokens" else minibatch.num_sequences
 

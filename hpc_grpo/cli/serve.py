@@ -55,8 +55,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     on_gpu = uses_cuda(config)
     os.environ |= engine_environment(config, on_gpu=on_gpu)  # before vLLM is imported
     from hpc_grpo.engine.actor import StepLoop
-    from hpc_grpo.engine.chats import Chats
-    from hpc_grpo.engine.endpoint import Endpoint
+    from hpc_grpo.engine.endpoint import Chats, Endpoint
     from hpc_grpo.engine.sampler import Sampler
     from hpc_grpo.engine.vllm import start_vllm
     from hpc_grpo.episodes.dialogue import Dialogue

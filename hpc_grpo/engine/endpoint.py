@@ -1,37 +1,53 @@
 """An OpenAI-compatible server of chat and text completions, in the engine's process. Agents sample through it.
 
 It listens on the loopback of its node, where the agents run. The key of a request identifies its episode. vLLM's own
-routes cannot be used, because the routes need `Chats`. aiohttp, which vLLM has imported, serves them.
+routes cannot be used, because a request is matched to sampled tokens. aiohttp, which vLLM has imported, serves them.
+
+    start of the request's messages                    input of the model                   trained as
+    messages and answer of an earlier request          its sampled ids, and the delta       the same sequence
+    the same, but already continued by another         the same                             a new sequence
+    anything else: the agent rewrote the history       the messages, encoded                a new sequence
+
+An answer is compared by its text or its tool calls; in a prompt of a text completion by its text or its ids. Text of
+the agent never becomes a trained token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_grpo.engine.chats import Answered, Asked, Chats, RefusedError, messages_of, prompt_of
+from hpc_grpo.config.rollout import EnvironmentConfig
+from hpc_grpo.episodes.calls import Call, before_calls, calls_of
+from hpc_grpo.episodes.dialogue import Conversation, Dialogue, WrittenText
+from hpc_grpo.errors import ConfigError
+from hpc_grpo.types import Completion
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
+"""Samples turn N after a prompt, with at most the given number of tokens."""
 _MAX_BODY_BYTES = 16 << 20
-_COMPLETIONS = "/v1/completions"
-_TAKEN = {
-    "/v1/chat/completions": ("messages", "tools", "max_tokens", "max_completion_tokens"),
-    _COMPLETIONS: ("prompt", "max_tokens"),
-}
+_MOST_CHARACTERS = 16
+"""Characters per token that a request may have. Encoding a longer one would block the engine's loop for seconds."""
+_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+_TAKEN = {_CHAT: ("messages", "tools", "max_tokens", "max_completion_tokens"), _TEXT: ("prompt", "max_tokens")}
 """The fields of each route, in addition to the common fields."""
 _TAKEN_BY_ALL = ("logprobs", "stream", "stream_options")
-_OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
-"""Ignored: training uses the run's own sampling."""
-_OF_ACCOUNTS = ("model", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
-"""Ignored: they do not change the answer."""
+_IGNORED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("model", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+)
+"""Training uses the run's own sampling; the others do not change the answer."""
 _DEFAULTS: dict[str, Any] = {
     "n": 1,
     "best_of": 1,
@@ -53,6 +69,206 @@ _INSTEAD = {
     "min_tokens": "Use rollout.min_new_tokens of the config.",
     "chat_template_kwargs": "Use data.template_args of the config.",
 }
+
+
+class RefusedError(Exception):
+    """A request cannot be answered; `code` is OpenAI's, or `episode_ended`."""
+
+    def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request. `given` are messages as chat templates take them, or the text or ids of a text completion.
+
+    `is_retry`: the client may have sent it before.
+    """
+
+    given: Any
+    is_chat: bool
+    tools: Sequence[Mapping[str, Any]] = ()
+    max_tokens: int | None = None
+    is_retry: bool = False
+
+    @property
+    def key(self) -> str:
+        """Return the key that a retry shares with its first request."""
+        return json.dumps([self.given, self.tools, self.max_tokens], ensure_ascii=False)
+
+    @property
+    def said(self) -> Any:
+        """Return the parts compared with earlier answers: the prompt, or a key of each message."""
+        return [*map(_compared, self.given)] if self.is_chat else self.given
+
+
+@dataclass
+class Answered:
+    """A request with its answer: `text`, or `calls` with the `text` before them.
+
+    `said` is the beginning of a request that continues this one. `num_first` is the number of tokens of the
+    conversation's first prompt.
+    """
+
+    text: str
+    calls: Sequence[Call]
+    completion: Completion
+    asked: Request
+    said: Any
+    conversation: Conversation | WrittenText
+    num_first: int
+    sequence: list[Completion]
+    is_extended: bool = False
+
+    @property
+    def usage(self) -> Mapping[str, int]:
+        prompt, written = len(self.conversation.prompt), len(self.completion.token_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+class Chats:
+    """The conversations of one episode, with the limits of its environment. Requests may run in parallel."""
+
+    def __init__(self, dialogue: Dialogue, limits: EnvironmentConfig, max_prompt_tokens: int, ask: Ask) -> None:
+        self.dialogue, self._limits, self._ask = dialogue, limits, ask
+        self._max_prompt_tokens = max_prompt_tokens
+        self._clock = asyncio.get_running_loop().time
+        self._last_answer = self._clock()
+        self._num_turns = self._num_open = 0
+        self._answered: list[Answered] = []
+        self._sequences: list[list[Completion]] = []
+        self._under_way: dict[str, asyncio.Task[Answered]] = {}
+        self._tasks: set[asyncio.Task[Answered]] = set()
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises what the engine raised."""
+        self.is_cut = False
+        """Whether the last request was refused because of a limit."""
+
+    def left_s(self) -> float:
+        """Return the seconds that the agent has left to end or to get another answer."""
+        waited_s = 0.0 if self._num_open else self._clock() - self._last_answer
+        return self._limits.timeout_s - waited_s
+
+    async def answer(self, asked: Request) -> Answered:
+        """Answer a request; a retry gets the earlier answer. Raises RefusedError."""
+        task = self._under_way.get(asked.key) if asked.is_retry else None
+        if task is None:
+            task = self._under_way[asked.key] = asyncio.create_task(self._answer(asked))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except RefusedError:
+            self.delivered(asked)
+            raise
+
+    def delivered(self, asked: Request) -> None:
+        """Note that the agent has its answer: equal messages are a new request from now on."""
+        if asked.key in self._under_way and self._under_way[asked.key].done():  # else another equal request is running
+            del self._under_way[asked.key]
+
+    def turns(self, reward: float = 0.0) -> tuple[Completion, ...]:
+        """Return the turns, sequence by sequence, the model's last turn at the end, with the reward."""
+        turns = [turn for sequence in self._sequences for turn in sequence]
+        return (*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:]))
+
+    async def close(self) -> None:
+        """End all running requests. Return when the engine samples none of them."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _answer(self, asked: Request) -> Answered:
+        import numpy as np
+
+        limits = self._limits
+        if self._num_turns >= limits.max_turns:
+            self.is_cut = True
+            raise RefusedError(
+                f"The episode has ended: environment.max_turns = {limits.max_turns}.", code="episode_ended"
+            )
+        longest = limits.max_tokens + self._max_prompt_tokens
+        if (size := len(asked.key)) > _MOST_CHARACTERS * longest:  # encoding would block all other episodes
+            raise self._too_long(longest, f"have {size} characters")
+        before = self._before(asked)
+        conversation = self._conversation(before, asked)
+        prompt, context = conversation.prompt, conversation.context
+        num_first = len(prompt) if before is None else before.num_first
+        left = limits.max_tokens - (len(prompt) - min(num_first, self._max_prompt_tokens))
+        if left <= 0:
+            raise self._too_long(len(prompt) + left, f"resulted in {len(prompt)} tokens")
+        starts_anew = before is None or before.is_extended or context.starts_anew
+        sequence: list[Completion] = [] if before is None or starts_anew else before.sequence
+        if before is not None:
+            before.is_extended = True
+        self.is_cut = False
+        self._num_turns += 1
+        self._num_open += 1
+        try:
+            completion = await self._ask(prompt, self._num_turns - 1, min(left, asked.max_tokens or left))
+        except Exception as error:
+            # Any engine error ends the run by `broken`. The waiting agent still gets an answer.
+            if not self.broken.done():
+                self.broken.set_exception(error)
+            raise RefusedError("The engine has failed.", 500) from error
+        finally:
+            self._num_open -= 1
+            self._last_answer = self._clock()
+        given = np.asarray(prompt if starts_anew else context.token_ids, dtype=np.int32)
+        sequence.append(replace(completion, context_ids=given, starts_anew=starts_anew))
+        self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
+        text = self.dialogue.text_of(completion.token_ids)
+        calls = list(calls_of(text)) if asked.tools else []
+        if any(call.error for call in calls):  # the agent reads the text
+            calls = []
+        own: Any = text if isinstance(asked.given, str) else completion.token_ids.tolist()
+        if asked.is_chat:
+            own = [_answer_key(text, [(call.name, call.arguments) for call in calls])]
+        text = before_calls(text) if calls else text
+        answered = Answered(text, calls, completion, asked, asked.said + own, conversation, num_first, sequence)
+        self._answered.append(answered)
+        return answered
+
+    def _too_long(self, most: int, told: str) -> RefusedError:
+        self.is_cut = True
+        return RefusedError(
+            # OpenAI's words, which agents search for.
+            f"This model's maximum context length is {most} tokens. However, your messages {told} "
+            f"(environment.max_tokens = {self._limits.max_tokens}).",
+            code="context_length_exceeded",
+        )
+
+    def _before(self, asked: Request) -> Answered | None:
+        """Return the longest request that this one continues; of two, one that no other request continues."""
+        said = asked.said
+        found = [
+            own
+            for own in self._answered
+            if said[: (length := len(own.said))] == own.said
+            and own.asked.tools == asked.tools
+            and said[length:]
+            and not (asked.is_chat and any(message["role"] == "assistant" for message in asked.given[length:]))  # type: ignore[index]
+        ]
+        return max(found, key=lambda own: (len(own.said), not own.is_extended), default=None)
+
+    def _conversation(self, before: Answered | None, asked: Request) -> Conversation | WrittenText:
+        """Begin a conversation, or continue an earlier one. Raises RefusedError."""
+        given: Any = asked.given
+        try:
+            if before is not None:
+                conversation = copy.copy(before.conversation)
+                conversation.go_on(before.completion.token_ids, given[len(before.said) :])
+            elif asked.is_chat:
+                conversation = self.dialogue.begin(given, asked.tools)
+            else:
+                conversation = WrittenText(self.dialogue, given)
+        except (ValueError, ConfigError) as error:
+            raise RefusedError(str(error)) from error
+        if not len(conversation.context.token_ids):
+            raise RefusedError(f"the {'messages have' if asked.is_chat else 'prompt has'} no token")
+        return conversation
 
 
 class Endpoint:
@@ -107,7 +323,7 @@ class Endpoint:
                     model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hpc-grpo"}
                     model["max_model_len"] = self._max_model_len
                     return web.json_response({"object": "list", "data": [model]})
-                case "POST", route if route in _TAKEN:
+                case "POST", ("/v1/chat/completions" | "/v1/completions") as route:
                     return await self._complete(request, route)
             raise RefusedError(f"there is no {request.method} {request.path[:100]}", 404)
         except (RefusedError, RecursionError) as raised:
@@ -132,71 +348,126 @@ class Endpoint:
             raise RefusedError(f"a request has at most {_MAX_BODY_BYTES} bytes", 413) from error
         except ValueError as error:
             raise RefusedError("the request is no JSON") from error
-        asked = _asked(route, body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
+        asked = _read(route, body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
         chats = self._chats_of(request)  # the episode may have ended while the request was read
         answered = await chats.answer(asked)
-        transport = request.transport
-        if transport is not None and not transport.is_closing():
+        if request.transport is not None and not request.transport.is_closing():
             chats.delivered(asked)
-        reason = "tool_calls" if answered.calls else answered.completion.finish_reason
-        wanted = body.get("logprobs")  # 0 in a text completion: logprobs of the sampled tokens
-        tokens = None if wanted is None or wanted is False else _tokens(chats, answered)
-        streams = bool(body.get("stream"))
+        streams, wanted = bool(body.get("stream")), body.get("logprobs")
+        logprobs = None  # 0 in a text completion: logprobs of the sampled tokens
+        if wanted is not None and wanted is not False:
+            logprobs = _logprobs(chats.dialogue, answered)
         said: dict[str, Any] = {"text": answered.text}
-        if route == _COMPLETIONS:
-            kind = "text_completion"
-            logprobs: Any = tokens and _text_logprobs(tokens)
-        else:
-            kind = "chat.completion.chunk" if streams else "chat.completion"
+        if asked.is_chat:
             said = {"delta" if streams else "message": _message(answered, streams=streams)}
-            logprobs = tokens and {"content": tokens, "refusal": None}
+        kind = ("chat.completion.chunk" if streams else "chat.completion") if asked.is_chat else "text_completion"
         common = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self._model}
         common["object"] = kind
+        reason = "tool_calls" if answered.calls else answered.completion.finish_reason
         choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": reason}
         if not streams:
-            return web.json_response({**common, "choices": [choice], "usage": _usage(answered)})
+            return web.json_response({**common, "choices": [choice], "usage": answered.usage})
+        end = {"delta": {}} if asked.is_chat else {"text": ""}
         chunks: list[dict[str, Any]] = [
             {"choices": [{**choice, "finish_reason": None}]},
-            {"choices": [{**choice, **({"text": ""} if "text" in said else {"delta": {}}), "logprobs": None}]},
+            {"choices": [{**choice, **end, "logprobs": None}]},
         ]
         if (body.get("stream_options") or {}).get("include_usage"):
-            chunks.append({"choices": [], "usage": _usage(answered)})
+            chunks.append({"choices": [], "usage": answered.usage})
         lines = [json.dumps({**common, **chunk}) for chunk in chunks]
         text = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
         return web.Response(text=text, content_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-def _asked(route: str, body: Any, *, is_retry: bool) -> Asked:
+def _demand(is_right: bool, rule: str, *value: Any) -> None:
+    """Raise RefusedError with the rule and the value, unless it `is_right`."""
+    if not is_right:
+        raise RefusedError(f"{rule}, not {value[0]!r:.100}" if value else rule)
+
+
+def _read(route: str, body: Any, *, is_retry: bool) -> Request:
     """Read a request. Raises RefusedError for fields that cannot have their usual effect."""
-    if not isinstance(body, dict):
-        raise RefusedError("the request must be a JSON object")
-    taken, ignored = (*_TAKEN[route], *_TAKEN_BY_ALL), (*_OF_SAMPLING, *_OF_ACCOUNTS)
-    wrong = [
-        name
-        for name, value in body.items()
-        if name not in (*taken, *ignored) and value is not None and value != _DEFAULTS.get(name)
-    ]
-    if wrong:
-        told = ", ".join(f"{name} = {json.dumps(body[name])[:100]}" for name in wrong)
+    _demand(isinstance(body, dict), "the request must be a JSON object")
+    taken = (*_TAKEN[route], *_TAKEN_BY_ALL)
+    given = {name: value for name, value in body.items() if name not in (*taken, *_IGNORED) and value is not None}
+    if wrong := {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}:
+        told = ", ".join(f"{name} = {json.dumps(value)[:100]}" for name, value in wrong.items())
         hints = "".join(f" {_INSTEAD[name]}" for name in wrong if name in _INSTEAD)
         raise RefusedError(
             f"{told[:1000]} cannot be answered as it is meant.{hints} Taken are {', '.join(taken)}. Ignored are "
-            f"{', '.join(ignored)}."
+            f"{', '.join(_IGNORED)}."
         )
     limits = [own for own in (body.get("max_completion_tokens"), body.get("max_tokens")) if own is not None]
-    if not all(type(limit) is int and limit > 0 for limit in limits):
-        raise RefusedError(f"max_tokens must be a positive integer, not {json.dumps(limits[-1])[:100]}")
-    if (logprobs := body.get("logprobs")) not in (None, False, 0, 1):  # True is 1
-        raise RefusedError(f"logprobs = {json.dumps(logprobs)[:100]}: only those of sampled tokens are known. Give 1.")
-    tools = body.get("tools") or []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise RefusedError("tools must be a list of objects")
-    if not isinstance(body.get("stream_options") or {}, dict):
-        raise RefusedError("stream_options must be an object")
-    most = min(limits, default=None)
-    if route == _COMPLETIONS:
-        return Asked((), max_tokens=most, is_retry=is_retry, prompt=prompt_of(body.get("prompt")))
-    return Asked(messages_of(body.get("messages")), tools, most, is_retry)
+    for limit in limits:
+        _demand(type(limit) is int and limit > 0, "max_tokens must be a positive integer", limit)
+    logprobs, tools = body.get("logprobs"), body.get("tools") or []
+    _demand(logprobs in (None, False, 0, 1), f"logprobs = {logprobs!r:.100}: only those of sampled tokens. Give 1.")
+    are_objects = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    _demand(are_objects, "tools must be a list of objects", tools)
+    _demand(isinstance(body.get("stream_options") or {}, dict), "stream_options must be an object")
+    most, is_chat = min(limits, default=None), route == _CHAT
+    request = Request((_messages if is_chat else _prompt)(body), is_chat, tools, most, is_retry)
+    try:
+        request.key.encode()
+    except UnicodeEncodeError as error:
+        raise RefusedError(f"a text holds {error.object[error.start]!r}, half of a character") from error
+    return request
+
+
+def _prompt(body: Mapping[str, Any]) -> str | list[int]:
+    """Return the prompt: a text or token ids, or a list with one of both. Raises RefusedError."""
+    value = body.get("prompt")
+    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
+        [value] = value
+    are_ids = isinstance(value, list) and value and all(type(token) is int for token in value)
+    _demand(bool(are_ids) or isinstance(value, str), "Ask one by one: prompt must be a text, or token ids", value)
+    return value
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages for chat templates. Raises RefusedError for messages that no template shows."""
+    value = body.get("messages")
+    are_objects = isinstance(value, list) and value and all(isinstance(message, dict) for message in value)
+    _demand(bool(are_objects), "messages must be a list of objects, at least one")
+    messages = [_shown(message) for message in value]
+    is_question = messages[-1]["role"] != "assistant"
+    _demand(is_question, "the last message must not be of the role assistant: an answer is not continued")
+    return messages
+
+
+def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    roles = ("system", "developer", "user", "assistant", "tool")
+    _demand(role in roles, f"a message has the role {', '.join(roles)}", role)
+    if isinstance(content, list):
+        are_texts = all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content)
+        _demand(are_texts, "a part of a message must be text")
+        content = "".join(part["text"] for part in content)
+    _demand(isinstance(content or "", str), "the content of a message is text", content)
+    shown = {"role": "system" if role == "developer" else role, "content": content or ""}
+    shown |= {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
+    try:
+        if calls := [_call(**call["function"], id=call.get("id")) for call in message.get("tool_calls") or ()]:
+            shown["tool_calls"] = calls
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RefusedError("a tool call has function.name, and function.arguments as JSON") from error
+    return shown
+
+
+def _call(name: str, arguments: str, id: Any, **_: Any) -> dict[str, Any]:
+    return {"id": str(id), "type": "function", "function": {"name": name, "arguments": json.loads(arguments)}}
+
+
+def _compared(message: Mapping[str, Any]) -> Any:
+    """Return the key that identifies a message. Agents strip answers, and drop text before calls."""
+    if message["role"] != "assistant":
+        return message["role"], message["content"]
+    calls = [each["function"] for each in message.get("tool_calls", ())]
+    return _answer_key(message["content"], [(call["name"], call["arguments"]) for call in calls])
+
+
+def _answer_key(text: str, calls: Sequence[tuple[str, Any]]) -> Any:
+    return "assistant", json.dumps([list(call) for call in calls], sort_keys=True) if calls else text.strip()
 
 
 def _message(answered: Answered, *, streams: bool) -> dict[str, Any]:
@@ -214,21 +485,14 @@ def _message(answered: Answered, *, streams: bool) -> dict[str, Any]:
     return {"role": "assistant", "content": answered.text.strip() or None, "tool_calls": calls}
 
 
-def _tokens(chats: Chats, answered: Answered) -> list[dict[str, Any]]:
-    tokens = []
-    for token, logprob in zip(answered.sampled, answered.completion.engine_logprobs.tolist(), strict=True):
-        text = chats.dialogue.decode([token])
-        tokens.append({"token": text, "bytes": [*text.encode()], "logprob": logprob, "top_logprobs": []})
-    return tokens
-
-
-def _text_logprobs(tokens: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    texts = [token["token"] for token in tokens]
-    ends = [*itertools.accumulate(map(len, texts))]
-    logprobs = [token["logprob"] for token in tokens]
-    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": [0, *ends[:-1]]}
-
-
-def _usage(answered: Answered) -> Mapping[str, int]:
-    prompt, written = len(answered.prompt), len(answered.completion.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+def _logprobs(dialogue: Dialogue, answered: Answered) -> dict[str, Any]:
+    texts = [dialogue.decode([token]) for token in answered.completion.token_ids.tolist()]
+    logprobs = answered.completion.engine_logprobs.tolist()
+    if answered.asked.is_chat:
+        tokens = [
+            {"token": text, "bytes": [*text.encode()], "logprob": logprob, "top_logprobs": []}
+            for text, logprob in zip(texts, logprobs, strict=True)
+        ]
+        return {"content": tokens, "refusal": None}
+    starts = [*itertools.accumulate(map(len, texts), initial=0)][:-1]
+    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": starts}

@@ -2,15 +2,15 @@
 
 Runs in the engine's process, on the actor's event loop. Who waits for whom:
 
-    driver ── GroupRequest ─► EpisodePlayer ── ─ GroupRequest ──► StepLoop (thread): vLLM, in batches
+    driver ── GroupRequest ─► EpisodePlayer ── GroupRequest ─────► StepLoop (thread): vLLM, in batches
                                    │  ▲                                 │
                                    │  └───────── Completion ◄───────────┘
                                    │ text                                      of each turn, ids do not change
                                    ▼
                               environment's process (episodes/host.py) ── messages, reward ─► EpisodePlayer
 
-An agent plays by itself instead: its process asks for turns over HTTP (endpoint.py), and its messages are matched to
-the ids of earlier turns (chats.py).
+An agent plays by itself instead: its process asks for turns over HTTP, and its messages are matched to the ids of
+earlier turns (endpoint.py).
 
 A single answer is an episode of one turn without an environment. While an environment works, the engine samples the
 turns of other episodes. A synchronous run plays in waves: when the last environment has answered, turn k of all
@@ -31,8 +31,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.data.templates import ChatTemplateError, PromptTemplate, Tokenizer, prompt_style
-from hpc_grpo.engine.chats import Ask, Chats
-from hpc_grpo.engine.endpoint import Endpoint
+from hpc_grpo.engine.endpoint import Ask, Chats, Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.episodes.workers import Answer, EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers, Session
 from hpc_grpo.types import Completion, Episode, GroupRequest, GroupSamples

@@ -259,6 +259,27 @@ class Conversation:
         return ids[at + 1 :] if ids[at] == sampled[-1] else None
 
 
+class WrittenText:
+    """The prompt of a text completion: a text in which names of control tokens are control tokens, or token ids."""
+
+    def __init__(self, dialogue: Dialogue, given: str | Sequence[int]) -> None:
+        self._pieces = dialogue.pieces
+        self.prompt = dialogue.encode_text(given) if isinstance(given, str) else self._pieces.checked(given)
+        self.context = Context(self.prompt, starts_anew=True)
+
+    def go_on(self, sampled: Sequence[int], given: str | Sequence[int]) -> None:
+        """Append an answer, with its sampled ids, and the prompt's text or ids behind it."""
+        pieces, sampled = self._pieces, [int(token) for token in sampled]
+        ids = pieces.encode(given) if isinstance(given, str) else pieces.checked(given)
+        has_end = isinstance(given, str) and pieces.ends(sampled[-1])
+        if starts_anew := has_end and ids[:1] != sampled[-1:]:  # the agent's text has no end token there
+            sampled = sampled[:-1]
+        elif has_end:
+            ids = ids[1:]
+        self.prompt = [*self.prompt, *sampled, *ids]
+        self.context = Context(self.prompt if starts_anew else ids, starts_anew)
+
+
 class Pieces:
     """Encodes text that continues other text, so that no message writes a control token.
 
@@ -334,12 +355,13 @@ class Pieces:
         sampled = [int(token) for token in sampled]
         return sampled[:-1] if sampled and self.ends(sampled[-1]) else sampled
 
-    def check(self, token_ids: Sequence[int]) -> None:
-        """Raise ValueError for a number that is not a token."""
+    def checked(self, token_ids: Sequence[int]) -> list[int]:
+        """Return token ids. Raises ValueError for a number that is not a token."""
         size = self._joined.get_vocab_size()
         for token in token_ids:
             if not 0 <= token < size:
                 raise ValueError(f"token {token} is not among the tokenizer's {size}")
+        return list(token_ids)
 
     def encode(self, text: str) -> list[int]:
         found = self._joined.encode(text, add_special_tokens=False)

@@ -14,8 +14,7 @@ import pytest
 
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.templates import PromptStyle
-from hpc_grpo.engine.chats import Chats
-from hpc_grpo.engine.endpoint import Endpoint
+from hpc_grpo.engine.endpoint import Chats, Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.types import Completion
 
