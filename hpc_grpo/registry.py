@@ -89,10 +89,11 @@ class Registry:
         try:
             inspect.signature(function).bind(*range(num_inputs), **args)
         except TypeError as error:
+            takes = [str(each) for each in inspect.signature(function).parameters.values()][num_inputs:]
             raise ConfigError(
                 f"{self._kind} {name!r} is called with {num_inputs} inputs and its args, here: "
-                f"{', '.join(args) or 'none'}. It does not take them: {error}. Change the function, or the args in the "
-                f"config."
+                f"{', '.join(args) or 'none'}. It does not take them: {error}. Its args are: "
+                f"{', '.join(takes) or 'none'}. Change the function, or the args in the config."
             ) from None
         return partial(function, **args)
 
@@ -141,8 +142,7 @@ ENVIRONMENTS = Registry(
     {
         "episodes.builtin.tools": "tools",
         "episodes.builtin.bfcl": "bfcl",
-        "episodes.builtin.games": "reasoning_gym textarena",
-        "episodes.builtin.verifiers": "verifiers",
+        "episodes.builtin.games": "reasoning_gym textarena verifiers",
     },
 )
 EVAL_METRICS = Registry("Eval metric", "eval.metrics")

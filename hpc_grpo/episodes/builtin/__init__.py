@@ -5,8 +5,7 @@ An environment's process calls `environment_of`; a login node calls `check_built
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.episodes import Environment
@@ -24,19 +23,9 @@ def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()
     """
     built_in, _, first = name.partition(":")
     is_built_in = built_in in ENVIRONMENTS.names()
-    made: Callable[..., Any] = ENVIRONMENTS.find(built_in if is_built_in else name)
-    words = (first,) if is_built_in and first else ()
+    words = [first] if is_built_in and first else []
     named = {**args, **({"tools": tools} if tools else {})}
-    try:
-        inspect.signature(made).bind(*words, **named)
-    except TypeError as error:
-        valid = [str(each) for each in inspect.signature(made).parameters.values()][len(words) :]
-        raise ConfigError(
-            f"environment.name {name!r} does not take environment.args {sorted(named)}: {error}. "
-            f"It takes: {', '.join(valid) or 'nothing'}. Change environment.args."
-        ) from None
-    environment: Environment = made(*words, **named)
-    return environment
+    return ENVIRONMENTS.with_args(built_in if is_built_in else name, named, len(words))(*words)  # type: ignore[no-any-return]
 
 
 def check_built_in(environment: EnvironmentConfig) -> None:

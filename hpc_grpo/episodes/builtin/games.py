@@ -1,7 +1,12 @@
-"""Built-in environments `textarena:GAME` and `reasoning_gym:TASK`, for the packages of these names."""
+"""Built-in environments `textarena:GAME`, `reasoning_gym:TASK` and `verifiers:ENV_ID`, for the packages of these names.
+
+`verifiers` runs under the interpreter of `environment.python`. This file therefore imports no other package at its top.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -104,3 +109,36 @@ class ReasoningGym:
         if score < 1.0 and self._tried < self._tries:
             return Turn(self._feedback, metrics={"tries": 1.0})
         return Turn(reward=score * self._discount ** (self._tried - 1), done=True, metrics={"tries": 1.0})
+
+
+@ENVIRONMENTS.register("verifiers")
+class Verifiers:
+    """An environment of verifiers: it asks the model through a client, and scores the rollout.
+
+    `args` are those of `load_environment`. Sessions of a process share the environment, as it is made for. A row is one
+    of the environment's own data set, with prompt, answer and info.
+    """
+
+    def __init__(self, env_id: str, **args: Any) -> None:
+        self._environment = _load(env_id, json.dumps(args))
+
+    async def play(self, row: Mapping[str, Any], seed: int, base_url: str, api_key: str) -> Turn:
+        from openai import AsyncOpenAI
+        from verifiers.clients import OpenAIChatCompletionsClient
+
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            output = await self._environment.run_rollout(dict(row), OpenAIChatCompletionsClient(client), "policy", {})
+        if output["error"] is not None:
+            raise RuntimeError(str(output["error"]))
+        return Turn(reward=output["reward"], metrics=output["metrics"])
+
+
+@functools.cache
+def _load(env_id: str, args: str) -> Any:
+    try:
+        import verifiers
+    except ImportError as error:
+        raise ConfigError(
+            f"{error}. Set environment.python to a Python that has the package verifiers and the environment {env_id}."
+        ) from error
+    return verifiers.load_environment(env_id, **json.loads(args))

@@ -105,7 +105,7 @@ def test_a_game_ends_by_wrong_moves_and_takes_any_message():
         ("textarena", {}, "missing a required argument: 'game'"),
         ("reasoning_gym:chain_sum", {"tries": 0}, "tries is 0"),
         ("reasoning_gym:chain_sum", {"time": 3}, "did you mean 'time_s'"),
-        ("tools", {"seconds": 3}, "It takes: tools"),
+        ("tools", {"seconds": 3}, "Its args are: tools"),
         ("tool", {}, "did you mean 'tools'"),
         ("nowhere:Game", {}, "there is no nowhere.py in "),
     ],
