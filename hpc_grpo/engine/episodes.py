@@ -219,7 +219,7 @@ class _Wave:
 
     def __init__(self, sample: Sample) -> None:
         self._sample, self._num_joined, self._num_playing = sample, 0, 0
-        self._asked: dict[int, tuple[GroupRequest, asyncio.Future[tuple[Any, int]]]] = {}
+        self._asked: dict[int, tuple[GroupRequest, asyncio.Future[Future[Completion]]]] = {}
 
     def join(self) -> int:
         """Add an episode. Return its place in the order."""
@@ -239,26 +239,27 @@ class _Wave:
 
     async def ask(self, place: int, request: GroupRequest) -> Completion:
         """Sample a completion. If the engine has it, wait for its end even if cancelled: it is in the next batches."""
-
-        async def sampled() -> Completion:
-            batch, at = await queued
-            return await asyncio.wrap_future((await batch)[at])
-
-        queued: asyncio.Future[tuple[Any, int]] = asyncio.get_running_loop().create_future()
+        queued: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
         self._asked[place] = request, queued
         self._queue_if_all_asked()
-        sampling = asyncio.create_task(sampled())
         try:
-            return await asyncio.shield(sampling)
+            return await asyncio.wrap_future(await asyncio.shield(queued))
         except asyncio.CancelledError:
-            if self._asked.pop(place, None) is not None:
-                queued.cancel()
-            await asyncio.wait([sampling])
+            if self._asked.pop(place, None) is None:
+                await asyncio.wait([asyncio.wrap_future(await queued)])
             raise
 
     def _queue_if_all_asked(self) -> None:
         if self._asked and len(self._asked) == self._num_playing:
             asked, self._asked = [self._asked[place] for place in sorted(self._asked)], {}
-            self._batch = batch = asyncio.ensure_future(self._sample([request for request, _ in asked]))
-            for at, (_, queued) in enumerate(asked):
-                queued.set_result((batch, at))
+            self._queueing = asyncio.create_task(self._queue(asked))
+
+    async def _queue(self, asked: Sequence[tuple[GroupRequest, asyncio.Future[Future[Completion]]]]) -> None:
+        try:
+            sampling = await self._sample([request for request, _ in asked])
+        except Exception as error:  # noqa: BLE001 - raised by each episode that waits
+            for _, queued in asked:
+                queued.set_exception(error)
+        else:
+            for (_, queued), own in zip(asked, sampling, strict=True):
+                queued.set_result(own)
