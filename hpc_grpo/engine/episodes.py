@@ -108,10 +108,9 @@ class EpisodePlayer:
                 sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most))
             if turn:
                 seed = sampling_seed(seed, request.ordinal, index, turn)
+            own = GroupRequest(request.ordinal, prompt, (seed,), sampling, request.is_urgent, request.images)
             async with one_by_one:
-                return await wave.ask(
-                    place, replace(request, prompt_token_ids=prompt, seeds=(seed,), sampling=sampling)
-                )
+                return await wave.ask(place, own)
 
         try:
             if request.environment is None:
