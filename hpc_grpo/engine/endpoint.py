@@ -249,7 +249,7 @@ class Chats:
             if said[: (length := len(own.said))] == own.said
             and own.asked.tools == asked.tools
             and said[length:]
-            and not (asked.is_chat and any(message["role"] == "assistant" for message in asked.given[length:]))  # type: ignore[index]
+            and not (asked.is_chat and any(message["role"] == "assistant" for message in asked.given[length:]))
         ]
         return max(found, key=lambda own: (len(own.said), not own.is_extended), default=None)
 
