@@ -219,11 +219,12 @@ class Chats:
         given = np.asarray(prompt if starts_anew else context.token_ids, dtype=np.int32)
         sequence.append(replace(completion, context_ids=given, starts_anew=starts_anew))
         self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
-        text = self.dialogue.text_of(completion.token_ids)
+        sampled: list[int] = completion.token_ids.tolist()
+        text = self.dialogue.text_of(sampled)
         calls = list(calls_of(text)) if asked.tools else []
         if any(call.error for call in calls):  # the agent reads the text
             calls = []
-        own: Any = text if isinstance(asked.given, str) else completion.token_ids.tolist()
+        own: Any = text if isinstance(asked.given, str) else sampled
         if asked.is_chat:
             own = [_answer_key(text, [(call.name, call.arguments) for call in calls])]
         text = before_calls(text) if calls else text
@@ -259,7 +260,7 @@ class Chats:
         try:
             if before is not None:
                 conversation = copy.copy(before.conversation)
-                conversation.go_on(before.completion.token_ids, given[len(before.said) :])
+                conversation.go_on(before.completion.token_ids.tolist(), given[len(before.said) :])
             elif asked.is_chat:
                 conversation = self.dialogue.begin(given, asked.tools)
             else:
@@ -367,7 +368,7 @@ class Endpoint:
         choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": reason}
         if not streams:
             return web.json_response({**common, "choices": [choice], "usage": answered.usage})
-        end = {"delta": {}} if asked.is_chat else {"text": ""}
+        end: dict[str, Any] = {"delta": {}} if asked.is_chat else {"text": ""}
         chunks: list[dict[str, Any]] = [
             {"choices": [{**choice, "finish_reason": None}]},
             {"choices": [{**choice, **end, "logprobs": None}]},
@@ -416,7 +417,7 @@ def _read(route: str, body: Any, *, is_retry: bool) -> Request:
 
 def _prompt(body: Mapping[str, Any]) -> str | list[int]:
     """Return the prompt: a text or token ids, or a list with one of both. Raises RefusedError."""
-    value = body.get("prompt")
+    value: Any = body.get("prompt")
     if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
         [value] = value
     are_ids = isinstance(value, list) and value and all(type(token) is int for token in value)
@@ -426,7 +427,7 @@ def _prompt(body: Mapping[str, Any]) -> str | list[int]:
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages for chat templates. Raises RefusedError for messages that no template shows."""
-    value = body.get("messages")
+    value: Any = body.get("messages")
     are_objects = isinstance(value, list) and value and all(isinstance(message, dict) for message in value)
     _demand(bool(are_objects), "messages must be a list of objects, at least one")
     messages = [_shown(message) for message in value]
