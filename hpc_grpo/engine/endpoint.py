@@ -415,7 +415,7 @@ def _read(route: str, body: Any, *, is_retry: bool) -> Request:
     return request
 
 
-def _prompt(body: Mapping[str, Any]) -> str | list[int]:
+def _prompt(body: Mapping[str, Any]) -> Any:
     """Return the prompt: a text or token ids, or a list with one of both. Raises RefusedError."""
     value: Any = body.get("prompt")
     if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
