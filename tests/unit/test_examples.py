@@ -46,7 +46,7 @@ def test_the_model_adds_by_the_tool(make_tokenizer: Callable[..., Any], second: 
     answers = iter([call, "It is 5." if reward else "?"])
     engine = WrittenEngine(make_tokenizer(TEMPLATE), lambda _: next(answers))
     row = {"messages": [{"role": "user", "content": "3 + 2 = ?"}], "answer": "5"}
-    request = GroupRequest(0, (), (7,), SamplingSpec(max_new_tokens=200), scene=scene(**row))
+    request = GroupRequest(0, (), (7,), SamplingSpec(max_new_tokens=200), **scene(**row))
     episode = only(play(make_config("AddingAgent", file=EXAMPLES / "adding_agent.py"), engine, request))
     assert ([turn.reward for turn in episode.turns], episode.failure) == ([0.0, reward], "")
     assert told in engine.tokenizer.decode(engine.calls[1][0].prompt_token_ids)
