@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_CHAT = (
+CHAT = (
     "{% for message in messages %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
 )
@@ -17,7 +17,7 @@ _TEXT: dict[str, Any] = {
     "bos_token_id": None, "initializer_range": 0.15,
 }  # fmt: skip
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-_TOKENS = {
+TOKENS = {
     "idefics3": ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *_ROWS],
     "qwen2_5_vl": ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"],
 }
@@ -57,8 +57,8 @@ def write_vision_model(folder: Path, kind: str = "idefics3", seed: int = 0, **te
     from hpc_grpo.demo.model import make_tokenizer
 
     tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": _TOKENS[kind]})
-    ids = dict(zip(_TOKENS[kind], tokenizer.convert_tokens_to_ids(_TOKENS[kind]), strict=True))
+    tokenizer.add_special_tokens({"additional_special_tokens": TOKENS[kind]})
+    ids = dict(zip(TOKENS[kind], tokenizer.convert_tokens_to_ids(TOKENS[kind]), strict=True))
     settings = {**_TEXT, "vocab_size": len(tokenizer), **text}
     if kind == "idefics3":
         image, vision = "<image>", {
@@ -84,14 +84,14 @@ def write_vision_model(folder: Path, kind: str = "idefics3", seed: int = 0, **te
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(described)
     model.save_pretrained(folder)
-    tokenizer.chat_template = _CHAT.replace(
+    tokenizer.chat_template = CHAT.replace(
         "IMAGE", image if kind == "idefics3" else f"<|vision_start|>{image}<|vision_end|>"
     )
-    _write_processor(folder, kind, tokenizer)
+    write_processor(folder, kind, tokenizer)
     return folder
 
 
-def _write_processor(folder: Path, kind: str, tokenizer: Any) -> None:
+def write_processor(folder: Path, kind: str, tokenizer: Any) -> None:
     if kind == "idefics3":
         from transformers import Idefics3Processor
         from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
