@@ -70,8 +70,15 @@ def check(run: RunDir) -> dict[int, dict[str, Any]]:
     return metrics_of(run)
 
 
-def test_a_killed_run_of_episodes_ends_with_the_same_bits(workspace: Path, cluster: dict[str, str]) -> None:
-    whole = complete_in_cluster(cluster, config_of(workspace, "episodes"))
+@pytest.fixture(scope="module")
+def whole(workspace: Path, cluster: dict[str, str]) -> RunDir:
+    """A synchronous run that nobody disturbs."""
+    return complete_in_cluster(cluster, config_of(workspace, "episodes"))
+
+
+def test_a_killed_run_of_episodes_ends_with_the_same_bits(
+    workspace: Path, cluster: dict[str, str], whole: RunDir
+) -> None:
     metrics = check(whole)
     assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics.values()) < TOLERANCE
     assert {values["episode/turns"] for values in metrics.values()} == {3.0}
@@ -91,6 +98,28 @@ def test_a_killed_run_of_episodes_ends_with_the_same_bits(workspace: Path, clust
     resumed = complete_in_cluster(cluster, config)
     check(resumed)
     assert differing_weights(resumed, whole) == []
+
+
+def test_an_engine_killed_in_mid_episode_costs_no_ordinal_and_no_bit(
+    workspace: Path, cluster: dict[str, str], whole: RunDir
+) -> None:
+    hang = workspace / "hang"
+    config = config_of(workspace, "engine-killed", own={"timeout_s": 60}, hang=str(hang))
+    hang.touch()
+    with Attempt.in_cluster(cluster, config) as attempt:
+        attempt.wait_until(lambda: not hang.exists(), "a turn whose environment hangs")
+        [hung] = workspace.glob("hang.*")
+        environment = psutil.Process(int(hung.suffix[1:]))
+        engine = environment.parent()
+        assert engine is not None
+        assert engine.name().startswith("ray::Engine")
+        engine.kill()
+        run = attempt.wait_to_end()
+    assert "An engine on" in attempt.text
+    metrics = check(run)
+    assert sum(values["episode/failed_fraction"] for values in metrics.values()) == 0.0
+    assert not environment.is_running()
+    assert differing_weights(run, whole) == []
 
 
 def test_environments_that_are_killed_and_stopped_cost_no_ordinal(workspace: Path, cluster: dict[str, str]) -> None:

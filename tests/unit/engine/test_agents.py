@@ -94,6 +94,13 @@ def test_agents_that_hang_beside_each_other_are_ended_together(tokenizer: Any) -
     assert len(engine.calls) == 1, "none has begun again"
 
 
+def test_agents_beside_three_that_hang_begin_again_and_end_well(tokenizer: Any) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    requests = [GroupRequest(number, (), (7,), SAMPLING, **scene(do="hang" * (number < 3))) for number in range(5)]
+    groups = play(config_of(timeout_s=1.0), engine, *requests)
+    assert [bool(only([group]).failure) for group in groups] == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize("keys", [{"max_turns": 1}, {"max_tokens": 8}])
 def test_what_an_agent_raises_behind_a_limit_is_a_truncation_without_reward(
     tokenizer: Any, keys: dict[str, int]
