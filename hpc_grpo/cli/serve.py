@@ -17,7 +17,7 @@ from hpc_grpo.cli.evaluate import as_overrides, find_subject, with_options
 from hpc_grpo.cli.options import SET, echo
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.config.rollout import EnvironmentConfig
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, LaunchError, PromptError, described
 from hpc_grpo.run.evals import sample_config
 from hpc_grpo.run.paths import RunDir
 
@@ -30,8 +30,8 @@ from hpc_grpo.run.paths import RunDir
 def serve(target: str, sets: tuple[str, ...], host: str, port: int, folder: Any, **options: Any) -> None:
     """Serve a run's export, or any model, to OpenAI clients, as episodes are served to agents.
 
-    Prints OPENAI_BASE_URL and OPENAI_API_KEY, and serves until Ctrl+C. Without encryption: forward the port by ssh
-    rather than listen on another address.
+    Prints OPENAI_BASE_URL and OPENAI_API_KEY, and serves until Ctrl+C, or until the engine fails. Without encryption:
+    forward the port by ssh rather than listen on another address.
     """
     subject = find_subject(target, options, data=("-",))
     os.chdir(subject.working_dir)
@@ -55,7 +55,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     on_gpu = uses_cuda(config)
     os.environ |= engine_environment(config, on_gpu=on_gpu)  # before vLLM is imported
     from hpc_grpo.engine.actor import StepLoop
-    from hpc_grpo.engine.endpoint import Chats, Endpoint
+    from hpc_grpo.engine.endpoint import Chats, Endpoint, RefusedError
     from hpc_grpo.engine.sampler import Sampler
     from hpc_grpo.engine.vllm import start_vllm
     from hpc_grpo.episodes.dialogue import Dialogue
@@ -69,6 +69,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     assert settings.top_p is not None, "eval_settings resolves it"
     sampling = config.rollout.sampling(settings.temperature, settings.top_p)
     limits = EnvironmentConfig(name="serve", max_turns=1, max_tokens=longest)
+    broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     endpoint = Endpoint(config.model.path, config.max_model_len)
     await endpoint.start(host, port)
     with redirect_stdout(sys.stderr):  # vLLM's lines
@@ -80,9 +81,23 @@ async def _serve(config: Config, host: str, port: int) -> None:
         number = next(numbers)
         own = replace(sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens))
         request = GroupRequest(number, prompt, (sampling_seed(config.run.seed, number, 0, turn),), own)
-        [future] = await asyncio.wrap_future(loop.call(lambda sampler: sampler.add([request]), drains=False))
-        return await asyncio.wrap_future(future)
+        try:
+            [future] = await asyncio.wrap_future(loop.call(lambda sampler: sampler.add([request]), drains=False))
+            return await asyncio.wrap_future(future)
+        except PromptError as error:
+            raise RefusedError(str(error)) from error
 
-    key = await endpoint.open(lambda: Chats(dialogue, limits, config.data.max_prompt_tokens, ask))
+    def chats() -> Chats:
+        own = Chats(dialogue, limits, config.data.max_prompt_tokens, ask)
+        own.broken = broken  # each request has its own chats
+        return own
+
+    key = await endpoint.open(chats)
     echo(f"OPENAI_BASE_URL={endpoint.base_url}\nOPENAI_API_KEY={key}")
-    await asyncio.Event().wait()
+    try:
+        await broken
+    except Exception as error:
+        raise LaunchError(
+            f"The engine has failed, and no request can be answered: {described(error)}. The lines above are the "
+            f"engine's. Start the server again by the same command."
+        ) from error

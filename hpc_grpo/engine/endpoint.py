@@ -208,6 +208,8 @@ class Chats:
         self._num_open += 1
         try:
             completion = await self._ask(prompt, self._num_turns - 1, min(left, asked.max_tokens or left))
+        except RefusedError:
+            raise
         except Exception as error:
             # Any engine error ends the run by `broken`. The waiting agent still gets an answer.
             if not self.broken.done():
