@@ -206,7 +206,7 @@ def test_a_node_whose_own_disk_lacks_the_model_is_named_with_it_before_anything_
     needs = {"model.path": str(model), "rewards.0.args.judge": str(judge)}
     sent = replace(spec_of(there), own_disk=OwnDisk(str(there.path), TOKEN, "", "", needs))
     assert NodeSpec.from_line(sent.to_line()) == sent
-    with pytest.raises(LaunchError, match=rf"Node n2 has its own disk.*at: model\.path = {model}\. Copy it"):
+    with pytest.raises(LaunchError, match=rf"The disk of node n2 lacks files.*has: model\.path = {model}\. Copy them"):
         take_run(sent, tmp_path / "hg-17", ends)
     assert not there.path.exists()
     model.mkdir()
