@@ -83,7 +83,7 @@ def pool() -> Iterator[RewardPool]:
     """The workers of training, which have a secret; a completion gets less time than by default."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("WANDB_API_KEY", "planted-8c1e")
-        pool = RewardPool([RewardConfig(name="reasoning_gym", timeout_s=60.0, args={"time_s": 0.5})], num_workers=1)
+        pool = RewardPool([RewardConfig(name="reasoning_gym", timeout_s=60.0, args={"time_s": 1.0})], num_workers=1)
         [note] = pool.check()
     assert "isolated by" in note
     yield pool
