@@ -110,8 +110,8 @@ def test_what_it_says_to_change_exists_and_may_change(todo: str) -> None:
 
 
 def value_of(config: Config, key: str) -> object:
-    """The value of a key; of one that a free-form section lacks, a word."""
+    """The value of a key; of one that a free-form section lacks, 1."""
     value: object = config.model_dump(mode="json")
     for part in key.split("."):
-        value = value[int(part)] if isinstance(value, list) else value.get(part, "x")  # type: ignore[attr-defined]
+        value = value[int(part)] if isinstance(value, list) else value.get(part, 1)  # type: ignore[attr-defined]
     return "null" if value is None else value
