@@ -36,6 +36,12 @@ def wait_for_all(cluster: SlurmCluster, runs: list[RunDir]) -> None:
         cluster.wait_until(lambda run=run: chain_is_over(cluster, run), 2 * DEADLINE_S, f"{run.path.name} is over")  # type: ignore[misc]
 
 
+def wait_for_record(cluster: SlurmCluster, job: str, state: str) -> None:
+    """Wait until Slurm's accounting says how a job ended: it lags behind the queue."""
+    sacct = ["sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job]
+    cluster.wait_until(lambda: cluster.output(sacct).startswith(state), DEADLINE_S, f"job {job} ended as {state}")
+
+
 def test_each_task_is_the_first_job_of_its_run(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Of runs that need no training: one is complete, and one was stopped while its task waited."""
     until = f"--wrap=until [ -e {tmp_path / 'go'} ]; do sleep 0.2; done"
@@ -56,13 +62,12 @@ def test_each_task_is_the_first_job_of_its_run(slurm_cluster: SlurmCluster, tmp_
         own, first, second = [link.job_id for link in read_chain(run).links]
         assert own == f"{array}_{task}"
         state, why = ends[task]
-        sacct = ["sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j"]
-        assert slurm_cluster.output([*sacct, own]).strip() == state
+        wait_for_record(slurm_cluster, own, state)
         assert run.job_mark(own).is_file()
         assert run.slurm_log(own).read_text().startswith(why)
         assert read_chain(run).ended.startswith(why)
         for follower in (first, second):
-            assert slurm_cluster.output([*sacct, follower]).startswith("CANCELLED")
+            wait_for_record(slurm_cluster, follower, "CANCELLED")
 
 
 @pytest.mark.long
