@@ -96,7 +96,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     echo(f"OPENAI_BASE_URL={endpoint.base_url}\nOPENAI_API_KEY={key}")
     try:
         await broken
-    except Exception as error:
+    except Exception as error:  # whatever the engine raised
         raise LaunchError(
             f"The engine has failed, and no request can be answered: {described(error)}. The lines above are the "
             f"engine's. Start the server again by the same command."

@@ -143,7 +143,7 @@ class Chats:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises what the engine raised."""
         self.is_cut = False
-        """Whether the last request was refused because of a limit."""
+        """True if the last request was refused because of a limit."""
 
     def left_s(self) -> float:
         """Return the seconds that the agent has left to end or to get another answer."""

@@ -75,7 +75,7 @@ class Learner:
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, changes)
         check_packing(self.model, f"model.path = {config.model.path}", self.device)
         self.microbatches = 0, 0
-        """The trained microbatches of the current or last step, and all of them."""
+        """The trained microbatches of the current step, and all of them; 0 and 0 between steps."""
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
@@ -139,6 +139,7 @@ class Learner:
             losses = [partial(loss_sum, *each) for each in zip(batches, proximal, strict=True)]
             divisor = self._objective.divisor(minibatch)
             grad_norms.append(optimizer_step(self.ds_engine, losses, divisor, "policy", "train.lr"))
+        self.microbatches = 0, 0
         for part in self.parts:
             part.after_step(self.model, self.policy_version // self.config.train.num_minibatches)
         taken = [norm for norm in grad_norms if norm is not None]

@@ -54,7 +54,7 @@ OF_THE_HOST = frozenset(
 """Variables for the host's software. An image has its own, unless launch.env or launch.pass_env names them."""
 
 _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
-"""Variables set inside the container alone: outside, the container engine's client needs its own values."""
+"""Variables set inside the container alone: outside, the engine's client needs its own. None is a secret."""
 
 _DEVICES = ("infiniband", "cxi*")  # networks in /dev that collectives use past the kernel
 _LIMITS = ("nofile", "nproc", "memlock", "core")
