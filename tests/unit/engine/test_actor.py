@@ -55,9 +55,9 @@ class FakeSampler:
 
     def add(self, requests: Sequence[GroupRequest]) -> list[Future[Any]]:
         self.raise_failure()
-        self.calls.append([request.ordinal for request in requests])
         futures = {request.ordinal: Future[Any]() for request in requests}
         self.completions |= futures
+        self.calls.append([request.ordinal for request in requests])  # last: tests wait for it on another thread
         return list(futures.values())
 
     def forget_requests(self) -> None:
