@@ -122,6 +122,7 @@ def test_an_engine_killed_in_mid_episode_costs_no_ordinal_and_no_bit(
     assert differing_weights(run, whole) == []
 
 
+@pytest.mark.long
 def test_environments_that_are_killed_and_stopped_cost_no_ordinal(workspace: Path, cluster: dict[str, str]) -> None:
     pids = workspace / "pids"
     with Attempt.in_cluster(cluster, config_of(workspace, "faults", lag=1, delay_s=0.05, pids=str(pids))) as attempt:

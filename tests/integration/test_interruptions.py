@@ -198,6 +198,7 @@ def test_engines_that_fail_are_replaced_and_the_run_goes_on(workspace: Path, clu
     assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics_of(run_dir).values()) <= TOLERANCE
 
 
+@pytest.mark.long
 def test_an_engine_that_dies_ahead_is_asked_again_for_all_steps_at_once(
     workspace: Path, cluster: dict[str, str]
 ) -> None:

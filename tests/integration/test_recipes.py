@@ -134,6 +134,7 @@ def test_a_run_goes_on_with_more_engines(cluster: dict[str, str], files: Path) -
     assert {step: values["lr"] for step, values in metrics_of(forked).items()} == {1: 1e-6, 2: 2e-6}
 
 
+@pytest.mark.long
 def test_the_cells_of_a_sweep_train(cluster: dict[str, str], files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each learning rate, without a queue's jobs."""
     queue = FakeQueue()

@@ -91,6 +91,7 @@ def test_a_callback_ends_a_run_as_complete(workspace: Path, cluster: dict[str, s
     assert (state.phase, state.step, state.total_steps, state.on_step) == ("complete", 2, 4, says)
 
 
+@pytest.mark.long
 def test_a_callback_that_fails_is_off_and_the_run_completes(workspace: Path, cluster: dict[str, str]) -> None:
     file = workspace / "failing.py"
     file.write_text("def fail(step, metrics, evals):\n    raise ValueError('no such metric')\n")

@@ -140,6 +140,7 @@ TASKS: dict[str, Task] = {
     "code": Task(
         distinct(COUNTS.map(lambda count: count.lstrip("0") or "0")),
         lambda right: {"tests": f"assert number() == {right}"},
+        {"time_s": 20.0},
         form=lambda answer: f"\n```python\ndef number():\n    return {answer}\n```\n",
         surroundings=_BESIDE_BLOCKS,
         senseless={"script": _ASCII},

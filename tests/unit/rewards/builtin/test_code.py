@@ -71,7 +71,7 @@ def test_a_case_finds_nothing_of_the_case_before() -> None:
         "print(os.path.exists('left'))\nopen('left', 'w')\n"
     )
     cases = [{"input": "", "output": "False"}] * 2
-    assert score("code", [program], {"tests": cases}) == [1.0]
+    assert score("code", [program], {"tests": cases}, args={"time_s": 20.0}, timeout_s=120.0) == [1.0]
 
 
 @needs_isolation
