@@ -84,14 +84,14 @@ places-test: setup machines-install ## The tests on pods, hosts, containers and 
 	@$(PYTHON_BIN) -m pytest tests/places -m 'places and not long' -rs --durations=12
 
 places: setup machines-install ## What can happen to a run on pods and hosts, as a table; minutes a row (root)
-	@$(PYTHON_BIN) -m pytest tests/places -m 'places and long' -v
+	@$(PYTHON_BIN) -m pytest tests/places -m 'places and long' -v --timeout=0
 
 long: setup      ## Tests that `make test` leaves out for their time, those of the demo among them
 	@tools/setup.sh cpu,demo
-	@$(PYTHON_BIN) -m pytest -m 'long and not slurm and not places'
+	@$(PYTHON_BIN) -m pytest -m 'long and not slurm and not places' --timeout=0
 
 chaos: setup slurm-install ## What can happen to a run on real Slurm, as a table; minutes a row (root)
-	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and long' -v
+	@$(PYTHON_BIN) -m pytest tests/slurm -m 'slurm and long' -v --timeout=0
 
 clean:           ## Remove the demo and caches; .venv and runs/ stay
 	@rm -rf demo .pytest_cache .mypy_cache .ruff_cache
