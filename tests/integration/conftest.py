@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(workspace: Path) -> Iterator[dict[str, str]]:
-    """The environment of drivers that share one cluster, one after the other."""
-    with Attempt(tiny_config(workspace, "cluster"), str(HERE / "holding_driver.py")) as holder:
+    """The environment of drivers that share one cluster, one after the other. Their actors are forked from templates."""
+    shutil.copy(HERE / "holding_driver.py", workspace)  # named as a module: a driver named as a file has no templates
+    with Attempt(tiny_config(workspace, "cluster"), "holding_driver") as holder:
         environment = holder.run_dir.path / ENVIRONMENT
         holder.wait_until(environment.exists, "cluster")
         yield json.loads(environment.read_text())

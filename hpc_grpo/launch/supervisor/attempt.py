@@ -33,7 +33,6 @@ from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.launch.supervisor.transitions import end_by_error
 from hpc_grpo.run.attempt import read_attempts
-from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.lock import LockOwner, RunLock, abandoned_by, remove_abandoned
 from hpc_grpo.run.paths import RunDir, tokenized_data
@@ -89,7 +88,8 @@ def run_attempt(
         container = container_of(config.launch, config, [run.path, folder, tokenized_data(config)])
         if container is not None:
             container.refuse_absent()
-        has_templates, stage = driver == DEFAULT_DRIVER, stage_of(config, folder, os.environ)
+        # A driver given as a file is a test's, and most of these start no engines.
+        has_templates, stage = not driver.endswith(".py"), stage_of(config, folder, os.environ)
         number = run.next_attempt_number()
         setup = AttemptSetup(
             run, config.launch, place, allocation, number, folder, container, has_templates=has_templates, stage=stage
