@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slurm
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SBATCH = str(REPOSITORY / "sbatch" / "grpo_rlzero.sbatch")
-NUM_STEPS = 30
+NUM_STEPS = 12
 LONG_NAME = ("a run name with spaces " * 9)[:199] + "."
 STALE = {
     "MASTER_ADDR": "192.0.2.1",
