@@ -121,6 +121,6 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     "; did you mean 'grpo'?"
     """
     # Among equally close names, prefer the one with the same letters: two letters were swapped.
-    close = difflib.get_close_matches(name, list(valid), n=5, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(valid), n=5, cutoff=0.5)
     close.sort(key=lambda other: sorted(other) != sorted(name))
     return f"; did you mean {close[0]!r}?" if close else "."
