@@ -105,8 +105,11 @@ class EndAskedError(LaunchError):
 
 def described(error: BaseException) -> str:
     """Describe an error of a user's function: its type, the start of its text, and the place that raised it."""
+    text = f"{type(error).__name__}: {str(error)[:_MOST_CHARACTERS]}"
+    if isinstance(error, SyntaxError):  # its text has the place; its traceback is of Python's own import
+        return text
     [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)  # not extract_tb, which reads the source files
-    return f"{type(error).__name__}: {str(error)[:_MOST_CHARACTERS]} ({frame.f_code.co_filename}:{line})"
+    return f"{text} ({frame.f_code.co_filename}:{line})"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

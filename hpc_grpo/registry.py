@@ -54,6 +54,14 @@ class Registry:
     def check(self, name: str) -> None:
         """Raise ConfigError if `name` is not a built-in. Ignores `module:function`, which the job imports."""
         names = self.names()
+        module, dot, function = name.rpartition("::" if "::" in name else ".")
+        if function == "py":
+            module, function = name, "FUNCTION"
+        if "::" in name or (":" not in name and dot and any(map(Path.is_file, (Path(module), Path(f"{module}.py"))))):
+            raise ConfigError(
+                f"{self._kind} {name!r}: one colon must separate the file or module from the function. "
+                f"Set {self._key} to {module}:{function}."
+            )
         if ":" not in name and name not in names:
             raise ConfigError(
                 f"{self._kind} {name!r} does not exist{nearest(name, names)} Built in: {', '.join(names)}. "
@@ -66,6 +74,8 @@ class Registry:
         Raises ConfigError if there is no such name or the module does not import.
         """
         module_name, separator, attribute = name.rpartition(":")
+        if "::" in name:
+            self.check(name)
         if not separator:
             if name not in self._entries:
                 self.check(name)
@@ -115,8 +125,7 @@ class Registry:
                     f"{module_name}. A file elsewhere is named by its path: path/to/{module_name}.py:FUNCTION."
                 ) from None
             raise ConfigError(
-                f"{self._kind} {name!r}: {module_name} does not import: {described(error)}. "
-                f"Built in: {', '.join(self.names()) or 'none'}."
+                f"{self._kind} {name!r}: {module_name} does not import: {described(error)}. Correct the module."
             ) from error
 
 

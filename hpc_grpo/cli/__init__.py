@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,8 @@ from hpc_grpo.system.processes import write_no_core_dumps
 
 click.UsageError.exit_code = EXIT_CONFIG
 """As of every other mistake of the user's: a fleet must not try a wrong command again."""
+click.IntRange.name = "integer"
+"""Instead of "integer range", in help and errors."""
 
 SECTIONS = {
     "Run": ("init", "config", "plan", "train", "submit", "fork", "stop"),
@@ -91,6 +94,16 @@ MOVED = {
 }
 """Old name -> what to type. Old names answer for one release."""
 
+_OTHER_WORDS = {
+    "chat": "model sample",
+    "evaluate": "model eval",
+    "generate": "model sample",
+    "run": "train",
+    "sbatch": "submit",
+    "sweep": "submit --sweep",
+}
+"""Words of other systems -> what to type."""
+
 MOVED_OPTIONS = {"--num-samples": "--num", "--output": "--out", "--folder": "--root", "--lines": "--num"}
 _HAD_THEM = ("eval", "sample", "logs", "demo")
 
@@ -145,7 +158,9 @@ class _Group(PlainGroup):
         if not self.words:
             args = up_to_date(args)
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            ctx.fail(f"No command {args[0]!r}{nearest(args[0], [*self.list_commands(ctx), *MOVED])}")
+            known = {name: name for name in self.list_commands(ctx)} | ({} if self.words else MOVED | _OTHER_WORDS)
+            near = nearest(args[0], known).split("'")
+            ctx.fail(f"No command {args[0]!r}{chr(39).join(known.get(word, word) for word in near)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -154,18 +169,25 @@ class _Group(PlainGroup):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
-            name = error.option_name.lstrip("-")
-            params = error.ctx.command.params if error.ctx else []
-            if "." not in name and all(each.name != "overrides" for each in params):
-                raise
-            key = name if "." in name else "train.lr"
-            raise click.UsageError(
-                f"No such option {error.option_name!r}. CONFIG and keys have no dashes: CONFIG {key}=VALUE.", error.ctx
-            ) from None
+            raise _without_option(error) from None
         except HpcGrpoError as error:
             with contextlib.suppress(OSError):  # a disk that is full changes no exit code
                 echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
+
+
+def _without_option(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error for an option that a command lacks, with the option, key or option of sbatch that was meant."""
+    written, params = error.option_name, error.ctx.command.params if error.ctx else []
+    options = [each for each in params if isinstance(each, click.Option) and not each.hidden]
+    if close := get_close_matches(written, [name for each in options for name in each.opts], n=1, cutoff=0.75):
+        return click.UsageError(f"No such option {written!r}; did you mean {close[0]!r}?", error.ctx)
+    name, said = written.lstrip("-").partition("=")[0], f"No such option {written!r}."
+    if "." in name or any(each.metavar and "KEY=VALUE" in each.metavar for each in params):
+        said += f" CONFIG and keys have no dashes: CONFIG {name if '.' in name else 'train.lr'}=VALUE."
+    if "." not in name and any(each.name == "sbatch" for each in options):
+        said += f" Options of sbatch: --sbatch {name}=VALUE."
+    return click.UsageError(said, error.ctx)
 
 
 def _install_completion(ctx: click.Context, _parameter: click.Parameter, shell: str | None) -> None:

@@ -238,6 +238,10 @@ def _is_run(path: Path) -> bool:
 
 
 def _no_such_run(argument: str, roots: Sequence[Path]) -> str:
+    if Path(argument).suffix in (".yaml", ".yml", ".sh") and Path(argument).is_file():
+        return (
+            f"RUN = {argument!r} is a config, and this command takes its run: run.root/run.name, such as runs/my-run."
+        )
     looked = " or ".join(f"{root.absolute()}" for root in roots)
     nearest = ", ".join(repr(name) for name in _nearest(argument, roots))
     hint = f" Did you mean {nearest}?" if nearest else ""

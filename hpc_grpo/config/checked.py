@@ -17,7 +17,7 @@ from hpc_grpo.section import OWN, ByName, Loading, Section, variants
 _SECTION = "must be a section: keys with values"
 _IN_PLAIN_WORDS = {
     "model_type": _SECTION, "dict_type": _SECTION, "union_tag_not_found": "must be a name, or a section with a name",
-    "path_type": "must be a path", "list_type": "must be a list, such as [VALUE]",
+    "path_type": "must be a path", "list_type": "must be a list",
     "string_type": "must be a text: put it in quotes",
     "int_type": "must be a whole number", "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number", "float_type": "must be a number", "float_parsing": "must be a number",
@@ -25,7 +25,10 @@ _IN_PLAIN_WORDS = {
 }  # fmt: skip
 """Pydantic's types of errors -> what a value must be."""
 
-_OTHER_WORDS = {"max_steps": "max_turns", "max_episode_steps": "max_turns"}
+_OTHER_WORDS = {
+    "max_steps": "max_turns", "max_episode_steps": "max_turns", "algorithm": "task", "eval_steps": "eval.every",
+    "name": "path", "r": "rank", "gpus": "gpus_per_node",
+}  # fmt: skip
 """Keys of other systems -> ours, wherever a section has it. Their letters are those of another key."""
 
 Checked = TypeVar("Checked", bound=Section)
@@ -77,7 +80,7 @@ def _explained(place: _Place, detail: Any) -> str:
     key, value = ".".join(place.keys), "null" if detail["input"] is None else repr(detail["input"])
     if detail["type"] == "extra_forbidden":
         *parents, last = place.keys
-        meant = ours if (ours := _OTHER_WORDS.get(last)) in place.valid else last
+        meant = ours if (ours := _OTHER_WORDS.get(last)) in place.valid_below else last
         near, valid = nearest(str(meant), place.valid_below), ", ".join(place.valid)
         if place.chosen is None:
             return f"{key}: unknown key{near} Valid here: {valid or 'none'}."
@@ -91,15 +94,34 @@ def _explained(place: _Place, detail: Any) -> str:
             f"{key}.name = {name} does not exist{nearest(name, names)} Built in: {', '.join(names)}. Or name your own: "
             f"module:NAME or path/to/file.py:NAME."
         )
-    info = place.section.model_fields.get(place.keys[-1])
-    has_path = info is not None and any("path" in kind.model_fields for kind in _sections(info))
-    example = f", such as {{path: {detail['input']}}}" if has_path and isinstance(detail["input"], str) else ""
-    return f"{key} = {value}: {in_plain_words(detail)}{example}."
+    return f"{key} = {value}: {in_plain_words(detail)}{_example(place, detail)}."
+
+
+def _example(place: _Place, detail: Any) -> str:
+    """Return how a text is written as the section, or the list of sections, that the key must have."""
+    text, info = detail["input"], place.section.model_fields.get(place.keys[-1])
+    kinds = [place.section] if place.keys[-1].isdigit() else _sections(info) if info is not None else []
+    if not kinds or not isinstance(text, str):
+        return ", such as [VALUE]" if detail["type"] == "list_type" else ""
+    key, _, rest = text.partition(":")
+    if key in kinds[0].model_fields:
+        return f", with a space after the colon: {key}: {rest}"
+    section = _as_section(kinds[0], text)
+    return f", such as {f'[{section}]' if detail['type'] == 'list_type' else section}" if section else ""
+
+
+def _as_section(kind: type[BaseModel], text: str) -> str:
+    """Return the section with `text` as its path or name, or as that of a section that it requires; or ""."""
+    if key := next((each for each in ("path", "name") if each in kind.model_fields), ""):
+        return f"{{{key}: {text}}}"
+    required = ((name, _sections(info)) for name, info in kind.model_fields.items() if info.is_required())
+    return next((f"{{{name}: {_as_section(inner[0], text)}}}" for name, inner in required if inner), "")
 
 
 def in_plain_words(detail: Any) -> str:
     """Say what a value must be, from one error of pydantic."""
     message: str = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return _IN_PLAIN_WORDS.get(detail["type"], message)
 
 

@@ -144,7 +144,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    if not separator or not key:
+    if not separator or not key or key != key.strip():
         raise ConfigError(
             f"Override {override!r} must have the form key.path=value, without spaces, such as train.lr=1e-6."
         )

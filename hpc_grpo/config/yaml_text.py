@@ -17,8 +17,21 @@ _CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
 """24:00:00. YAML 1.1 reads it as 86400, in base 60. Users mean a walltime."""
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+"""<<, which a section may have several times."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-6 as a number, and '1e-6' and 24:00:00 as text."""
+    """Reads 1e-6 as a number, and '1e-6' and 24:00:00 as text. Refuses a key that a section has twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        written: set[str] = set()
+        for key, _ in node.value:
+            if key.value in written and key.tag != _MERGE:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark)
+            if isinstance(key.value, str):
+                written.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -48,9 +61,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"Config {path}{where} is not valid YAML: {getattr(error, 'problem', error)}.") from error
+        says = getattr(error, "problem", error)
+        fix = " Indent with spaces instead of tabs." if "'\\t'" in f"{says}" else ""
+        raise ConfigError(f"Config {path}{where} is not valid YAML: {says}.{fix}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"Config {path} must hold key: value pairs, not {type(values).__name__}.")
+        found = {type(None): "is empty", list: "holds a list"}.get(type(values), "holds text")
+        raise ConfigError(f"Config {path} {found}; it must hold sections, such as run: {{name: my-run}}.")
     return values
 
 

@@ -26,6 +26,7 @@ from hpc_grpo.data.templates import (
     check_characters,
     check_messages,
     check_not_empty,
+    check_text,
     encode_completions,
     prompt_style,
     source_text,
@@ -212,8 +213,8 @@ def check_item(source: SourceConfig, item: Item, number: int, images: str | None
             )
         if isinstance(answer, str):
             check_characters(answer, source.path, number)
-    if source.messages_field is None and isinstance(prompt, str):
-        check_not_empty(prompt, source.path, number)
+    if source.messages_field is None and source.prompt_field is not None:
+        check_text(prompt, source, number)
         check_characters(prompt, source.path, number)
 
 

@@ -103,6 +103,20 @@ def source_text(source: SourceConfig, item: Mapping[str, Any]) -> Any:
     return item[source.prompt_field]
 
 
+def check_text(prompt: Any, source: SourceConfig, number: int) -> None:
+    if not isinstance(prompt, str):
+        column = source.prompt_field
+        fix = (
+            f"For chat messages set prompt_field=null messages_field={column}"
+            if isinstance(prompt, list)
+            else ("Make it text, or set prompt_field to another column")
+        )
+        raise ConfigError(
+            f"Item {number} of {source.path}: {column!r} must be text, not {type(prompt).__name__}. {fix}."
+        )
+    check_not_empty(prompt, source.path, number)
+
+
 def check_not_empty(prompt: str, path: str, number: int) -> None:
     if not prompt.strip():
         raise ConfigError(
@@ -241,12 +255,7 @@ class PromptTemplate:
         if field is not None:
             return check_messages(item[field], self._source, number)
         prompt = source_text(self._source, item)
-        if not isinstance(prompt, str):
-            raise ConfigError(
-                f"Item {number} of {self._source.path}: {self._source.prompt_field!r} must be text, "
-                f"not {type(prompt).__name__}. For a list of chat messages set messages_field."
-            )
-        check_not_empty(prompt, self._source.path, number)
+        check_text(prompt, self._source, number)
         return [{"role": "user", "content": prompt}]
 
 

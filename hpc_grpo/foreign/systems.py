@@ -76,19 +76,26 @@ SYSTEMS = {
 
 
 def counterpart(key: str, value: Any) -> str:
-    """Return our keys for an unknown key that TRL (or transformers) or verl has, from their tables; "" for others."""
+    """Return our keys for an unknown key that TRL (or transformers) or verl has, from their tables; "" for others.
+
+    A section of theirs is known by the first of its keys that has a counterpart.
+    """
+    if isinstance(value, Mapping):
+        return next(filter(None, (counterpart(f"{key}.{below}", inner) for below, inner in value.items())), "")
     systems = [SYSTEMS[name] for name in ("trl", "verl")]
     names = ((each, name) for each in systems for row in each.rows for name in (*row.names, *row.also))
-    same = ((each, name) for each, name in names if name.rpartition(".")[2] == key.rpartition(".")[2])
+    tails = ((each, name) for each, name in names if name.rpartition(".")[2] == key.rpartition(".")[2])
+    same = sorted(tails, key=lambda pair: pair[1] != key)
     found = ((each.title, name, ours) for each, name in same if (ours := _ours(each.rows, name, value)))
     return next((f"{name} is {title}'s: here set {', '.join(ours)}." for title, name, ours in found), "")
 
 
 def _ours(rows: Sequence[Row], name: str, value: Any) -> list[str]:
     """Return the keys of ours that their key becomes, or that it changes together with another key."""
-    if isinstance(value, Mapping | list):
+    if isinstance(value, list):
         return []
     given = translate(rows, {name: value})
     own = [key for outcome in given.outcomes if outcome.theirs == name and outcome.is_given for key in outcome.ours]
     before = translate(rows, {}).ours
-    return own or [key for key, ours in given.ours.items() if before.get(key) != ours]
+    changed = [key for key, ours in given.ours.items() if before.get(key) != ours]
+    return own or changed or [row.ours for row in rows if row.ours and name in (*row.names, *row.also)]

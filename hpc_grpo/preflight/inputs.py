@@ -6,6 +6,7 @@ A job with a wrong input would wait in the queue for hours before it fails. `sub
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from hpc_grpo.config import Config, LaunchConfig
 from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
 from hpc_grpo.data.encoder import as_json, check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
-from hpc_grpo.data.sources import read_items
+from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refuse_missing_processor
 from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer
@@ -333,15 +334,18 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError if a row of a .jsonl or .json file cannot be used, as the job would.
+    """Raise ConfigError for a data file of another type, or a row of a .jsonl or .json file that the job cannot use.
 
     Reads no more than `_MAX_CHECKED_ROWS` of a file: the rest, and lengths in tokens, are the job's to check.
     """
     for item in _items(config, working_dir):
         place = working_dir / item.name
-        if place.suffix not in (".jsonl", ".json") or not is_there(place):
+        if not item.is_local or not place.is_file() or item.key in config.models:
             continue
         source = source_of(config, item).model_copy(update={"path": str(place)})
+        open_source(source)  # the type of a file
+        if place.suffix not in (".jsonl", ".json"):
+            continue
         number = -1
         for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
             check_item(source, row, number, config.data.images)
@@ -408,6 +412,8 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
         place = working_dir / path
         if not is_there(place):
             yield key, f"{key} = {name}: there is no {place}"
+        elif place.suffix == ".py" and (wrong := _wrong_function(place, name.rpartition(":")[2])):
+            yield key, f"{key} = {name}: {wrong}"
     launch = config.launch
     python_path = filtered(os.environ, launch.pass_env, launch.env).get("PYTHONPATH", "")
     if _has_this_python(launch) and "$" not in python_path:
@@ -415,9 +421,28 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
         made = {item.key: item.name for item in _items(config, working_dir) if names_function(item.name)}
         for key, name in (_functions(config) | made).items():
             module, _, _ = name.rpartition(":")
-            if module and not module.endswith(".py") and not _is_importable(module, folders):
-                place = working_dir / f"{module.replace('.', '/')}.py"
+            place = working_dir / f"{module.replace('.', '/')}.py"
+            if not module or module.endswith(".py"):
+                continue
+            if not _is_importable(module, folders):
                 yield key, f"{key} = {name}: there is no {place}, and no module {module} in {sys.executable}"
+            elif place.is_file() and (wrong := _wrong_function(place, name.rpartition(":")[2])):
+                yield key, f"{key} = {name}: {wrong}"
+
+
+def _wrong_function(file: Path, name: str) -> str:
+    """Say why a file cannot have a function `name`, without running its code; "" if it may have one."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"{file} is not Python: {error}"
+    defs = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    functions = {node.name for node in nodes if isinstance(node, defs)}
+    words = {node.id for node in nodes if isinstance(node, ast.Name)}
+    imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    if {name, "*", "__getattr__", "globals", "exec", "setattr"} & (functions | words | imported):
+        return ""
+    return f"{file} has no {name!r}. It has: {', '.join(sorted(functions)) or 'no functions'}"
 
 
 def _is_importable(name: str, folders: Sequence[str]) -> bool:

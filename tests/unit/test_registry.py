@@ -127,6 +127,17 @@ def test_module_errors_reach_the_user(tmp_path: Path, source: str, name: str, wo
     assert words in message_of(f"{tmp_path}/bad.py:{name}")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("mine.py", "mine.py:FUNCTION"), ("mine.f", "mine:f"), ("mine.py::f", "mine.py:f")]
+)
+def test_a_file_without_one_colon_before_its_function_is_named_with_it(
+    name: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    assert f"Set rewards.N.name to {meant}." in message_of(name)
+
+
 def test_missing_module_and_missing_file(tmp_path: Path) -> None:
     message = message_of("no_such_module_at_all:f")
     assert f"there is no no_such_module_at_all.py in {Path.cwd()}, and no package" in message

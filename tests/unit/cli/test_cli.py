@@ -165,6 +165,18 @@ def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
             ["train", "my.yaml", "--lr", "1e-6"],
             "No such option '--lr'. CONFIG and keys have no dashes: CONFIG train.lr=VALUE.",
         ),
+        (["config", "my.yaml", "--train.lr=1e-6"], "CONFIG and keys have no dashes: CONFIG train.lr=VALUE."),
+        (["train", "my.yaml", "train.lr = 1e-6"], "without spaces, such as train.lr=1e-6"),
+        (["submit", "my.yaml", "--dryrun"], "No such option '--dryrun'; did you mean '--dry-run'?"),
+        (["submit", "my.yaml", "--mem=64G"], "Options of sbatch: --sbatch mem=VALUE."),
+        (["submit", "my.yaml", "--nodes", "two"], "'two' is not a valid integer."),
+        (["report", "my.yaml"], "RUN = 'my.yaml' is a config, and this command takes its run"),
+        (["evaluate", "runs/a"], "No command 'evaluate'; did you mean 'model eval'?"),
+        (["sbatch", "my.yaml"], "No command 'sbatch'; did you mean 'submit'?"),
+        (["config", "tab.yaml"], "tab.yaml, line 2, column 1 is not valid YAML: found character '\\t'"),
+        (["config", "twice.yaml"], "twice.yaml, line 2, column 1 is not valid YAML: the key 'train' occurs twice."),
+        (["config", "empty.yaml"], "Config empty.yaml is empty; it must hold sections, such as run: {name: my-run}."),
+        (["config", "list.yaml"], "Config list.yaml holds a list; it must hold sections"),
         (["submit", "nothing"], "Nor is it a run: RUN = 'nothing' must be a run directory"),
         (["reward", "test", "no.py:f", "--prompt", "p", "--completion", "c"], "error: Reward '"),
     ],
@@ -173,7 +185,16 @@ def test_a_newcomers_mistake_has_the_fix_in_its_error(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in {"my.yaml": "{}", "rows.jsonl": "{}", "broken.yaml": "run: {name: x\n"}.items():
+    files = {
+        "my.yaml": "{}",
+        "rows.jsonl": "{}",
+        "broken.yaml": "run: {name: x\n",
+        "tab.yaml": "run:\n\tname: x\n",
+        "twice.yaml": "train: {lr: 1e-6}\ntrain: {total_steps: 5}\n",
+        "empty.yaml": "",
+        "list.yaml": "- run: {name: x}\n",
+    }
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
     result = call(*words)
     assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.stderr

@@ -87,7 +87,7 @@ def test_paths_are_relative_to_the_folder_the_run_was_started_in(
 ) -> None:
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "rows.jsonl").write_text(ROW)
-    (tmp_path / "my" / "rewards.py").touch()
+    (tmp_path / "my" / "rewards.py").write_text("def f(): ...")
     words = ["data.train.path=my/rows.jsonl", "rewards=[{name: 'my/rewards.py:f'}]", f"run.root={tmp_path}/runs"]
     assert submit(*words).exit_code == 0
     monkeypatch.chdir(tmp_path / "runs")

@@ -68,6 +68,12 @@ def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Pat
         ("data.shuffle=maybe", "data.shuffle = 'maybe': must be true or false."),
         ("rollout.stop=end", "rollout.stop = 'end': must be a list, such as [VALUE]."),
         ("model=Qwen", "model = 'Qwen': must be a section: keys with values, such as {path: Qwen}."),
+        ("run=mine", "run = 'mine': must be a section: keys with values, such as {name: mine}."),
+        ("run=name:mine", "run = 'name:mine': must be a section: keys with values, with a space after the colon: name"),
+        ("data=a.jsonl", "data = 'a.jsonl': must be a section: keys with values, such as {train: {path: a.jsonl}}."),
+        ("rewards=length", "rewards = 'length': must be a list, such as [{name: length}]."),
+        ("rewards=[length]", "rewards.0 = 'length': must be a section: keys with values, such as {name: length}."),
+        ("rollout.group_size=1", "rollout.group_size = 1: must be at least 2."),
         ("run.name=5", "run.name = 5: must be a text: put it in quotes."),
         ("task=5", "task = 5: must be a name, or a section with a name."),
         ("run.root=null", "run.root = null: must be a path."),
@@ -116,7 +122,7 @@ def test_a_missing_section_is_an_error_that_names_it(tmp_path: Path) -> None:
     assert "model: must be set." in error_of(path)
 
 
-@pytest.mark.parametrize(("content", "words"), [("a: [", "not valid YAML"), ("- a", "not list"), ("", "not NoneType")])
+@pytest.mark.parametrize(("content", "words"), [("a: [", "not valid YAML"), ("- a", "holds a list"), ("", "is empty")])
 def test_a_file_without_keys_and_values_is_an_error(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(content)

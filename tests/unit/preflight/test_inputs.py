@@ -134,8 +134,28 @@ def test_a_file_with_a_function_of_the_users_must_exist(section: str, tmp_path: 
     key = {"rewards": "rewards.0.name", "name": "loss.name", "advantage": "loss.advantage.name"}[section]
     config = minimal_config(**named)
     assert dict(missing_inputs(config, tmp_path))[key].startswith(f"{key} = mine.py:f: ")
-    (tmp_path / "mine.py").touch()
+    (tmp_path / "mine.py").write_text("def f(): ...")
     assert key not in dict(missing_inputs(config, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def g(): ...", "mine.py has no 'f'. It has: g"),
+        ("def f(:", "mine.py is not Python: "),
+        ("from other import f", ""),
+        ("from other import *", ""),
+        ("globals()['f'] = print", ""),
+        ("if True:\n    f = print", ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["mine.py:f", "mine:f"])
+def test_a_file_must_have_the_function_unless_only_its_run_shows_that(
+    name: str, code: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    found = dict(missing_inputs(minimal_config(rewards=[{"name": name}]), tmp_path)).get("rewards.0.name", "")
+    assert (says in found, bool(found)) == (True, bool(says))
 
 
 @pytest.mark.parametrize("name", ["mine.py:f", "my_rewards:f"])
