@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ _MOVED = {
         f"loss.advantage.{key}": (f"loss.advantage.args.{key}", "{}")
         for key in ("unbiased_std", "eps", "discount", "k")
     },
+    "environment.tools": ("environment.args.tools", "'{}'"),
     "launch.reward_server.deadline_s": ("launch.bringup_deadline_s", "{}"),
     "launch.slurm.exclusive": ("launch.slurm.extra.exclusive", "{}"),
     "launch.slurm.min_nodes": ("launch.min_nodes", "{}"),
@@ -91,20 +93,22 @@ _REMOVED = {
 def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collection[str] = ()) -> Iterator[str]:
     """Yield what replaces `key`, or the keys of a removed section such as `ppo`. Yields nothing for other keys.
 
-    `beside` holds the other values of the key's section: three removed keys became one key. `valid` are the keys of the
-    section: a key that moved to `args` is explained if the chosen variant has it there.
+    `beside` holds the other values of the key's section: three removed keys became one key. `valid` are the keys of a
+    chosen variant: a key that moved to `args` is explained if the variant has it there.
     """
+    general = re.sub(r"^data\..+\.(?=environment\.)", "", key)  # a source has the section too
     if key in _EVERY:
         yield _explain_every(*_EVERY[key], beside)
-    elif key in _MOVED:
-        new, form = _MOVED[key]
+    elif general in _MOVED:
+        new, form = _MOVED[general]
+        new = key.removesuffix(general) + new
         inner = new.removeprefix(f"{key.rpartition('.')[0]}.")
-        if inner.startswith("args.") and inner not in valid:
+        if valid and inner.startswith("args.") and inner not in valid:
             return
         how = "leave it out" if value is None else f"set {new}={form.format(_text(value))} instead"
         yield f"{key} is now {new}: {how}."
-    elif key in _REMOVED:
-        yield f"{key} is no key any more, but always {_REMOVED[key]}. Leave it out."
+    elif general in _REMOVED:
+        yield f"{key} is no key any more, but always {_REMOVED[general]}. Leave it out."
     elif isinstance(value, Mapping):
         for inner, own in value.items():
             yield from explain_moved(f"{key}.{inner}", own, value, valid)
@@ -126,4 +130,6 @@ def _explain_every(new: str, default: Every | None, beside: Mapping[str, Any]) -
 
 
 def _text(value: Any) -> Any:
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else value

@@ -57,12 +57,21 @@ class RolloutConfig(Section):
         return SamplingSpec(self.max_new_tokens, self.min_new_tokens, temperature, top_p, tuple(self.stop))
 
 
+class EnvironmentArgs(TypedDict, total=False):
+    """Keyword arguments of an environment's class. Our code also reads the argument named here."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    tools: list[PathText]
+
+
 class EnvironmentConfig(Section):
     name: PathText = Field(description="An environment of episodes/builtin, or your class: module:Class.")
-    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
-    tools: list[PathText] = Field(
-        default_factory=list,
-        description="Tools of the environment tools: python, calculator, or your function, module:function.",
+    args: EnvironmentArgs = Field(
+        default_factory=EnvironmentArgs,
+        description=(
+            "Keyword arguments of the class. Of the environment tools: tools, a list of python, calculator, or your "
+            "function, module:function."
+        ),
     )
     python: PathText | None = Field(
         None, description="Interpreter of its processes, such as /path/to/venv/bin/python; null: that of training."

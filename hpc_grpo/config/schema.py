@@ -198,7 +198,8 @@ class Config(Section):
         for key, (_, own) in self.environments.items():
             if own.name.partition(":")[0] not in ENVIRONMENTS.names():
                 named[f"{key}.environment.name"] = own.name
-            tools = {f"{key}.environment.tools.{number}": tool for number, tool in enumerate(own.tools)}
+            given = own.args.get("tools", ())
+            tools = {f"{key}.environment.args.tools.{number}": tool for number, tool in enumerate(given)}
             named |= {place: tool for place, tool in tools.items() if ":" in tool}
         return named
 

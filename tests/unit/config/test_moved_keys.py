@@ -30,6 +30,7 @@ weights: {num_buffers: 2}
 READERS = {
     "loss.temperature_positive": "loss=sapo", "loss.temperature_negative": "loss=sapo", "loss.fraction": "loss=kl_cov",
     "loss.kl_coef": "loss=kl_cov", "loss.low": "loss=clip_cov", "loss.high": "loss={name: clip_cov, args: {low: 0.5}}",
+    "environment.tools": "environment.name=tools",
     "loss.advantage.discount": "loss.advantage=turns", "loss.advantage.k": "loss.advantage=pass_k",
 }  # fmt: skip
 """Keys of before -> what reads them, if the default does not."""
@@ -58,6 +59,7 @@ def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path,
         "mode": "offline",
         "template": "a.jinja",
         "fraction": "0.5",
+        "tools": "[python]",
     }
     value = texts.get(re.split(r"[._]", old)[-1], "1")
     readers = [READERS[old]] if old in READERS else []
@@ -68,6 +70,11 @@ def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path,
         section = old.partition(".")[0]
         names = [f"task={section}"] if section in ALGORITHMS.names() else []
         Config.model_validate(overridden(MINIMAL, [*names, *readers, f"{advice[1]}={advice[3]}"]))
+
+
+def test_an_old_key_of_a_source_is_an_error_that_names_the_sources_new_key(minimal: Path) -> None:
+    line = "data.train.environment.args.tools: set data.train.environment.args.tools='[python, a:b]' instead."
+    assert line in error_of(minimal, "data.train.environment={name: tools, tools: [python, 'a:b']}")
 
 
 @pytest.mark.parametrize(
