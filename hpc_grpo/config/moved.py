@@ -36,22 +36,23 @@ _MOVED = {
     "engine.prefix_caching": ("engine.vllm.enable_prefix_caching", "{}"),
     "engine.ngram_tokens": ("engine.vllm.speculative_config", "'{{method: ngram, num_speculative_tokens: {}}}'"),
     **{f"metrics.wandb_{key}": (f"metrics.wandb.{key}", "{}") for key in ("project", "entity", "mode")},
+    "environment.tools": ("args.tools", "'{}'"),
     **{
-        f"loss.{key}": (f"loss.args.{key}", "{}")
-        for key in ("temperature_positive", "temperature_negative", "fraction", "kl_coef", "low", "high")
+        f"{section}.{key}": (f"args.{key}", "{}")
+        for section, keys in {
+            "loss": "temperature_positive temperature_negative fraction kl_coef low high",
+            "loss.advantage": "unbiased_std eps discount k",
+            "rewards": "completion_s",
+        }.items()
+        for key in keys.split()
     },
-    **{
-        f"loss.advantage.{key}": (f"loss.advantage.args.{key}", "{}")
-        for key in ("unbiased_std", "eps", "discount", "k")
-    },
-    "environment.tools": ("environment.args.tools", "'{}'"),
     "launch.reward_server.deadline_s": ("launch.bringup_deadline_s", "{}"),
     "launch.slurm.exclusive": ("launch.slurm.extra.exclusive", "{}"),
     "launch.slurm.min_nodes": ("launch.min_nodes", "{}"),
     "launch.slurm.network": ("launch.slurm.extra.network", "{}"),
     "launch.slurm.num_nodes": ("launch.num_nodes", "{}"),
 }
-"""Key of before -> key of today, and the form of its value."""
+"""Key of before -> key of today, or `args` and a key of the same section; and the form of its value."""
 
 _REMOVED = {
     "data.held_out.max_items": "all that data.held_out holds out",
@@ -96,15 +97,16 @@ def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collec
     `beside` holds the other values of the key's section: three removed keys became one key. `valid` are the keys of a
     chosen variant: a key that moved to `args` is explained if the variant has it there.
     """
-    general = re.sub(r"^data\..+\.(?=environment\.)", "", key)  # a source has the section too
+    section = key.rpartition(".")[0]
+    general = re.sub(r"^(?:data\..+\.)?(environment|rewards)\.(?:\d+\.)?", r"\1.", key)  # a source has these too
     if key in _EVERY:
         yield _explain_every(*_EVERY[key], beside)
     elif general in _MOVED:
         new, form = _MOVED[general]
-        new = key.removesuffix(general) + new
-        inner = new.removeprefix(f"{key.rpartition('.')[0]}.")
-        if valid and inner.startswith("args.") and inner not in valid:
-            return
+        if new.startswith("args."):
+            if valid and new not in valid:
+                return
+            new = f"{section}.{new}"
         how = "leave it out" if value is None else f"set {new}={form.format(_text(value))} instead"
         yield f"{key} is now {new}: {how}."
     elif general in _REMOVED:

@@ -99,13 +99,6 @@ class RewardConfig(Section):
     timeout_s: PositiveFloat = Field(
         10.0, description="Wall-clock deadline of a group. For a built-in that calls no server: of a completion."
     )
-    completion_s: PositiveFloat = Field(
-        1.0,
-        description=(
-            "Processor time limit of one completion, for built-ins that score in their worker. A slower "
-            "completion gets the worst score."
-        ),
-    )
     pass_env: list[str] = Field(
         default_factory=list,
         description=(
@@ -127,20 +120,13 @@ class RewardConfig(Section):
         section: type[Section] = REWARDS.find(self.name).settings
         return checked(section, self.args, f"The reward {self.name}", key, "args")
 
-    @property
-    def has_budget(self) -> bool:
-        """Return whether `completion_s` bounds a completion."""
-        if ":" in self.name:
-            return False
-        built_in = REWARDS.find(self.name)
-        return bool(built_in.is_one_by_one and built_in.runs_here)
-
     def longest_call_s(self, num_completions: int) -> float:
         """Return how long a group may take by the clock, at most."""
         if ":" in self.name or not REWARDS.find(self.name).is_one_by_one:
             return self.timeout_s
         # `rewards.scoring` stops a group once more than half of its completions missed the deadline.
-        return self.timeout_s * (num_completions // 2 + 1) + self.completion_s * num_completions
+        completion_s: float = getattr(self.settings(), "completion_s", 0.0)
+        return self.timeout_s * (num_completions // 2 + 1) + completion_s * num_completions
 
 
 class GradingConfig(Section):

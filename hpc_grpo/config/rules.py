@@ -80,11 +80,6 @@ def _names(config: Config) -> None:
         for key, reward in config.rewards_by_key.items():
             REWARDS.check(reward.name)
             reward.settings(key)
-            if reward.completion_s != 1.0 and not reward.has_budget:
-                raise ConfigError(
-                    f"{key}.completion_s = {reward.completion_s:g} has no effect: {reward.name} is no built-in that "
-                    f"scores completions in its worker. Set {key}.timeout_s, or remove {key}.completion_s."
-                )
         for _, environment in config.environments.values():
             if environment.name.partition(":")[0] not in ENVIRONMENTS.names():  # textarena:Sokoban is built in, too
                 ENVIRONMENTS.check(environment.name)

@@ -30,7 +30,7 @@ weights: {num_buffers: 2}
 READERS = {
     "loss.temperature_positive": "loss=sapo", "loss.temperature_negative": "loss=sapo", "loss.fraction": "loss=kl_cov",
     "loss.kl_coef": "loss=kl_cov", "loss.low": "loss=clip_cov", "loss.high": "loss={name: clip_cov, args: {low: 0.5}}",
-    "environment.tools": "environment.name=tools",
+    "environment.tools": "environment.name=tools", "rewards.completion_s": "rewards=[{name: math}]",
     "loss.advantage.discount": "loss.advantage=turns", "loss.advantage.k": "loss.advantage=pass_k",
 }  # fmt: skip
 """Keys of before -> what reads them, if the default does not."""
@@ -63,7 +63,7 @@ def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path,
     }
     value = texts.get(re.split(r"[._]", old)[-1], "1")
     readers = [READERS[old]] if old in READERS else []
-    name = old.rpartition(".")[2]
+    old, name = old.replace("rewards.", "rewards.0."), old.rpartition(".")[2]
     line = next(explain_moved(old, value, {name: value}, [f"args.{name}"]))
     assert line in error_of(minimal, *readers, f"{old}={value}")
     if advice := re.search(r" set (\S+)=('?)(.*)\2 instead", line):
