@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hpc_grpo.config.run import Every
-from hpc_grpo.config.train import DistillKeys, PpoKeys
+from hpc_grpo.config.train import DistillArgs, OwnArgs, PpoArgs
 
 _UNITS = {"steps": "steps", "epochs": "epochs", "s": "seconds"}
 _EVERY = {
@@ -22,11 +22,12 @@ _EVERY = {
 """Removed key -> its new key, and the default that applies beside the given units."""
 
 _MOVED = {
-    **{f"ppo.{key}": (f"task.{key}", "{}") for key in PpoKeys.model_fields},
-    **{f"distill.{key}": (f"task.{key}", "{}") for key in DistillKeys.model_fields},
+    **{f"ppo.{key}": (f"task.args.{key}", "{}") for key in PpoArgs.model_fields},
+    **{f"distill.{key}": (f"task.args.{key}", "{}") for key in DistillArgs.model_fields},
+    **{f"task.{key}": (f"args.{key}", "{}") for key in OwnArgs.model_fields},
     "data.chat_template": ("data.template", "{}"),
     "data.held_out.fraction": ("data.held_out", "{}"),
-    "sft.batch_size": ("task.batch_size", "{}"),
+    "sft.batch_size": ("task.args.batch_size", "{}"),
     "sft.completion_field": ("data.train.answer_field", "{}"),
     **{
         f"engine.{key}": (f"engine.vllm.{key}", "{}")
@@ -74,8 +75,8 @@ _REMOVED = {
     "placement.bind_cores": "true",
     "placement.cpus_per_engine": "0.5",
     "placement.cpus_per_learner": "0.5",
-    "distill.coef": "1: task.reward_coef weighs the rewards beside it",
-    "task.coef": "1: task.reward_coef weighs the rewards beside it",
+    "distill.coef": "1: task.args.reward_coef weighs the rewards beside it",
+    "task.coef": "1: task.args.reward_coef weighs the rewards beside it",
     "task.normalize_advantages": "true",
     "placement.gpus": "as model.device says: with cpu no GPUs are reserved",
     "train.on_step.timeout_s": "deadlines.silent_s",

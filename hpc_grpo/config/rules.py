@@ -67,7 +67,7 @@ def _lag_and_minibatches(config: Config) -> None:
             f"train.num_minibatches = {minibatches}. Set it to one, or change train.num_minibatches."
         )
     if minibatches > config.items_per_step:
-        key = "task.batch_size" if config.needs.labels else "rollout.prompts_per_step"
+        key = "task.args.batch_size" if config.needs.labels else "rollout.prompts_per_step"
         raise ConfigError(
             f"train.num_minibatches = {minibatches} exceeds {key} = {config.items_per_step}: a minibatch holds at "
             f"least one group or demonstration. Lower it, or raise {key}."

@@ -1,4 +1,4 @@
-"""Sections `train` and `task`: the optimizer, the length of a run, the learner's memory, each algorithm's keys."""
+"""Sections `train` and `task`: the optimizer, the length of a run, the learner's memory, each algorithm's args."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.section import ByName, Fraction, PathText, Section, as_section
+from hpc_grpo.section import Args, ByName, Fraction, PathText, Section, as_section
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -97,7 +97,7 @@ class LoraConfig(Section):
     )
 
 
-class PpoKeys(Section):
+class PpoArgs(Args):
     critic: PathText | None = Field(
         None, description="Folder of a critic that a run has exported, to begin with. Default: model.path, worth 0."
     )
@@ -107,11 +107,11 @@ class PpoKeys(Section):
     value_clip: PositiveFloat | None = Field(0.2, description="Clip of a value's change in a step. null: no clip.")
 
 
-class SftKeys(Section):
+class SftArgs(Args):
     batch_size: PositiveInt = Field(32, description="Demonstrations of a step.")
 
 
-class DistillKeys(Section):
+class DistillArgs(Args):
     teacher: PathText | None = Field(
         None, description="Teacher to learn from: a Hugging Face model with the tokenizer of model.path."
     )
@@ -128,7 +128,7 @@ class DistillKeys(Section):
         """Return the teacher. Raises ConfigError if none is named."""
         if self.teacher is None:
             raise ConfigError(
-                "task.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, "
+                "task.args.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, "
                 "or a name in the local cache."
             )
         return self.teacher
@@ -138,22 +138,28 @@ class GrpoTask(Section):
     name: Literal["grpo"] = "grpo"
 
 
-class PpoTask(PpoKeys):
+class PpoTask(Section):
     name: Literal["ppo"] = "ppo"
+    args: PpoArgs = PpoArgs()
 
 
-class DistillTask(DistillKeys):
+class DistillTask(Section):
     name: Literal["distill"] = "distill"
+    args: DistillArgs = DistillArgs()
 
 
-class SftTask(SftKeys):
+class SftTask(Section):
     name: Literal["sft"] = "sft"
+    args: SftArgs = SftArgs()
 
 
-class OwnTask(PpoKeys, DistillKeys, SftKeys):
-    """A user's algorithm. It has the keys of all tasks, since it may inherit from one of ours."""
+class OwnArgs(PpoArgs, DistillArgs, SftArgs):
+    """Those of all tasks: a user's algorithm may inherit from one of ours."""
 
+
+class OwnTask(Section):
     name: PathText = Field(description="Your class: module:Class or path/to/file.py:Class.")
+    args: OwnArgs = OwnArgs()
 
     @field_validator("name")
     @classmethod

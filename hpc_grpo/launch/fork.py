@@ -26,7 +26,7 @@ KEPT: dict[str, str] = {
     "lora": "the checkpoint holds the weights",
     "lora.": "the checkpoint holds the weights",
     "task.name": "the checkpoint holds the parts of the task",
-    "task.critic": "the checkpoint holds the critic",
+    "task.args.critic": "the checkpoint holds the critic",
     "loss.kl.refresh_steps": "the checkpoint holds the reference, or none",
     "train.num_minibatches": "the checkpoint counts optimizer steps",
     "train.zero_stage": "decides the files of the checkpoint",

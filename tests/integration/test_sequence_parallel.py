@@ -50,8 +50,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "unbiased kl": {"kl": {"estimator": "unbiased"}},
 }
 TASKS: dict[str, tuple[int, dict[str, Any]]] = {
-    "ppo": (3, {"task": {"name": "ppo", "critic_lr": _NO_LR}}),
-    "distill": (2, {"task": {"name": "distill", "teacher": "ROOT/teacher"}}),
+    "ppo": (3, {"task": {"name": "ppo", "args": {"critic_lr": _NO_LR}}}),
+    "distill": (2, {"task": {"name": "distill", "args": {"teacher": "ROOT/teacher"}}}),
     "sft": (2, {"task": "sft", "loss": None, "rollout": None}),
     "lora": (3, {"lora": {"rank": 2, "targets": ["q_proj", "v_proj"]}}),
     "experts": (3, {"model": {"path": "ROOT/experts"}, "train": {"router_aux_loss_coef": 0.3}}),

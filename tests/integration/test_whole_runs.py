@@ -96,7 +96,7 @@ def test_a_callback_that_fails_is_off_and_the_run_completes(workspace: Path, clu
     file = workspace / "failing.py"
     file.write_text("def fail(step, metrics, evals):\n    raise ValueError('no such metric')\n")
     sections = {
-        "task": {"name": "sft", "batch_size": 16},
+        "task": {"name": "sft", "args": {"batch_size": 16}},
         "data": {"train": {"path": str(workspace / "sft.jsonl")}, "eval": None},
         "train": {"total_steps": 3, "on_step": {"name": f"{file}:fail"}},
         "eval": {"every": None},

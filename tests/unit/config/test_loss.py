@@ -25,7 +25,7 @@ LEAST: dict[str, Any] = {
 TASKS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ppo": {"task": "ppo"},
-    "distill": {"task": {"name": "distill", "teacher": "t"}},
+    "distill": {"task": {"name": "distill", "args": {"teacher": "t"}}},
     "sft": {"task": "sft"},
 }
 FOREIGN: dict[str, dict[str, Any]] = {
@@ -231,10 +231,10 @@ def test_the_resolved_config_of_a_task_has_its_keys_alone_and_loads_again(task: 
 def test_the_models_of_a_run_are_those_that_its_parts_load() -> None:
     assert load().models == {"model.path": "m"}
     assert load("loss.kl.coef=0.1").models == {"model.path": "m"}
-    other = load("loss.kl.coef=0.1", "loss.kl.reference=r", "task.teacher=t", task="distill")
-    assert other.models == {"model.path": "m", "loss.kl.reference": "r", "task.teacher": "t"}
-    assert other.scoring_models == {"loss.kl.reference": "r", "task.teacher": "t"}
-    assert load("task.critic=c", task="ppo").models == {"model.path": "m", "task.critic": "c"}
+    other = load("loss.kl.coef=0.1", "loss.kl.reference=r", "task.args.teacher=t", task="distill")
+    assert other.models == {"model.path": "m", "loss.kl.reference": "r", "task.args.teacher": "t"}
+    assert other.scoring_models == {"loss.kl.reference": "r", "task.args.teacher": "t"}
+    assert load("task.args.critic=c", task="ppo").models == {"model.path": "m", "task.args.critic": "c"}
 
 
 def test_optimizer_steps_are_those_of_any_task() -> None:
@@ -242,7 +242,7 @@ def test_optimizer_steps_are_those_of_any_task() -> None:
         config = load("train.num_minibatches=4", "train.total_steps=100", **task)
         assert config.optimizer_steps(100) == 400
     message = refusal("train.num_minibatches=33", **TASKS["sft"])
-    assert "train.num_minibatches = 33 exceeds task.batch_size = 32" in message
+    assert "train.num_minibatches = 33 exceeds task.args.batch_size = 32" in message
 
 
 def test_another_loss_in_an_override_of_a_resolved_config_keeps_what_was_resolved() -> None:
