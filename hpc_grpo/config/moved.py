@@ -47,6 +47,7 @@ _MOVED = {
         }.items()
         for key in keys.split()
     },
+    **{f"train.{key}": (f"train.adamw.{key}", "'{}'") for key in ("betas", "eps", "weight_decay")},
     "launch.reward_server.deadline_s": ("launch.bringup_deadline_s", "{}"),
     "launch.slurm.exclusive": ("launch.slurm.extra.exclusive", "{}"),
     "launch.slurm.min_nodes": ("launch.min_nodes", "{}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,11 +15,28 @@ from pydantic import (
     PositiveInt,
     field_validator,
 )
+from typing_extensions import TypedDict  # pydantic reads none of typing's before Python 3.12
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.section import Args, ByName, Fraction, PathText, Section, as_section
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class AdamwArgs(TypedDict):
+    betas: tuple[_Beta, _Beta]
+    eps: PositiveFloat
+    weight_decay: NonNegativeFloat
+
+
+_ADAMW = AdamwArgs(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+
+
+def _completed(args: Any) -> Any:
+    """Add the defaults of the arguments that are not given. Raises ValueError for an unknown one."""
+    if isinstance(args, Mapping) and (unknown := [name for name in args if name not in _ADAMW]):
+        raise ValueError(f"has no {unknown[0]!r}. It has: {', '.join(_ADAMW)}")
+    return {**_ADAMW, **args} if isinstance(args, Mapping) else args
 
 
 class CallbackConfig(Section):
@@ -30,9 +48,9 @@ class CallbackConfig(Section):
 
 class TrainConfig(Section):
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
-    betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="AdamW betas.")
-    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW weight decay.")
+    adamw: Annotated[AdamwArgs, BeforeValidator(_completed)] = Field(
+        _ADAMW, description="Arguments of torch.optim.AdamW. Biases and norms have no weight decay."
+    )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
     warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up.")

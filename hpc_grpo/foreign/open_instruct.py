@@ -248,11 +248,11 @@ ROWS = (
     Row("learning_rate", "train.lr", default=2e-5),
     Row("lr_scheduler_type", "train.schedule", lambda value, _: table.schedule(value), default="linear"),
     Row("warm_up_steps", "train.warmup_steps", _warmup, default=None, also={"warmup_ratio": 0.0}),
-    Row("weight_decay", "train.weight_decay", default=0.0),
+    Row("weight_decay", "train.adamw.weight_decay", default=0.0),
     Row("set_weight_decay_on_bias_and_norm", note="vectors have no weight decay here, as with true there"),
     Row("max_grad_norm", "train.max_grad_norm", lambda value, _: Differs(
         1.0, "null clips nothing there; here a norm is needed") if value is None else value, default=1.0),
-    Row("adam_betas", "train.betas", default=[0.9, 0.999]),
+    Row("adam_betas", "train.adamw.betas", default=[0.9, 0.999]),
     Row("beta", convert=_kl, default=0.05, also={"kl_estimator": 2}),
     Row("load_ref_policy", note="a reference is there where loss.kl.coef is not 0"),
     Row("loss_fn", convert=_loss, default="dapo", also={"clip_lower": 0.2, "clip_higher": 0.272}),

@@ -331,10 +331,10 @@ ROWS = (
     Row("lr_scheduler_kwargs*", note="with lr_scheduler_type"),
     Row("warmup_steps", "train.warmup_steps", lambda value, theirs: _share_of_steps(
         value or theirs.get("warmup_ratio"), theirs, "train.warmup_steps"), default=0, also={"warmup_ratio": None}),
-    Row("weight_decay", "train.weight_decay", default=0.0),
-    Row("adam_beta1", "train.betas", lambda value, theirs: [value, theirs.get("adam_beta2")], default=0.9,
+    Row("weight_decay", "train.adamw.weight_decay", default=0.0),
+    Row("adam_beta1", "train.adamw.betas", lambda value, theirs: [value, theirs.get("adam_beta2")], default=0.9,
         also={"adam_beta2": 0.999}),
-    Row("adam_epsilon", "train.eps", default=1e-8),
+    Row("adam_epsilon", "train.adamw.eps", default=1e-8),
     Row("optim", convert=only("adamw_torch", "adamw_torch_fused", "adamw", why="learners have AdamW alone")),
     Row("optim_args optim_args.* optim_target_modules", convert=only(why="learners have AdamW alone")),
     Row("max_grad_norm", "train.max_grad_norm", default=1.0),

@@ -219,7 +219,7 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
     """
     import deepspeed
 
-    settings, path, train = deepspeed_config(config, world_size), config.ppo.critic, config.train
+    settings, path = deepspeed_config(config, world_size), config.ppo.critic
     with sharded_loading(settings):
         model = load_trained(config, device, path, "model.path" if path is None else "task.args.critic")
         language_model = model.language_model
@@ -227,9 +227,8 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
         if path is not None:
             head.weight.data.copy_(_read_head(path, language_model.base_model_prefix, len(head.weight)))
         language_model.set_output_embeddings(head)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.ppo.critic_lr, betas=train.betas, eps=train.eps, weight_decay=0.0, fused=True
-    )
+    groups = [{"params": model.parameters(), "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.ppo.critic_lr, **config.train.adamw, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
     return engine
 

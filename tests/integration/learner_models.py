@@ -135,7 +135,7 @@ def distil(rank: int, world_size: int, store: Any, root: Path) -> tuple[list[flo
     """
     from hpc_grpo.learner.learner import Learner
 
-    config = make_config(root / "base", root, lr=6e-3, weight_decay=0.0, max_tokens_per_microbatch=4096).model_copy(
+    config = make_config(root / "base", root, lr=6e-3, adamw={"eps": 1e-4}, max_tokens_per_microbatch=4096).model_copy(
         update={"task": DistillTask(args=DistillArgs(teacher=str(root / "teacher")))}
     )
     config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl": KlSettings()})})

@@ -19,8 +19,11 @@ def naive_training(config: Config, steps: list[list[list[TrainSequence]]]) -> tu
     reference = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    groups = [
+        {"params": matrices, "weight_decay": train.adamw["weight_decay"]},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.adamw["betas"], eps=train.adamw["eps"])
     grad_norms = []
     for minibatches in steps:
         with torch.no_grad():

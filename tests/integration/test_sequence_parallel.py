@@ -106,7 +106,7 @@ class Learners:
     def build(self, changes: dict[str, Any], model: str = "model", **train: Any) -> tuple[Config, Any]:
         from hpc_grpo.learner.learner import Learner
 
-        train = {"lr": _NO_LR, "weight_decay": 0.0, "sequence_parallel": self.world_size, **train}
+        train = {"lr": _NO_LR, "adamw": {"eps": 1e-4}, "sequence_parallel": self.world_size, **train}
         values = make_config(self._root / model, self._root, **train).model_dump(mode="json", exclude_unset=True)
         values["launch"] = {"num_nodes": self.world_size}
         for name, own in changes.items():
