@@ -41,8 +41,9 @@ _MOVED = {
     **{
         f"{section}.{key}": (f"args.{key}", "{}")
         for section, keys in {
-            "loss": "temperature_positive temperature_negative fraction kl_coef low high",
+            "loss": "dual_clip temperature_positive temperature_negative fraction kl_coef low high",
             "loss.advantage": "unbiased_std eps discount k",
+            "loss.correction": "cap low",
             "rewards": "completion_s",
         }.items()
         for key in keys.split()

@@ -124,16 +124,16 @@ def _correction(value: Any, theirs: Theirs) -> Any:
         return {"loss.proximal": "engine", **none}
     if theirs.is_given(OLDER_KEYS[0]):
         cap = theirs.get(OLDER_KEYS[0])
-        return {**truncated, "loss.correction.cap": cap} if cap else none
+        return {**truncated, "loss.correction.args.cap": cap} if cap else none
     if not value:
         return none
     clamp_low, clamp_high, mask_low, mask_high = (
         float(theirs.get(f"rho_{name}_bound")) for name in ("clamp_lower", "clamp_upper", "mask_lower", "mask_upper")
     )
     is_masked, high, mask_high = bool(mask_low or mask_high), clamp_high or 1e9, mask_high or 1e9
-    ours: dict[str, Any] = {**truncated, "loss.correction.cap": high}
+    ours: dict[str, Any] = {**truncated, "loss.correction.args.cap": high}
     if is_masked:
-        ours = below("loss.correction", {"name": "icepop", "low": mask_low, "cap": mask_high})
+        ours = below("loss.correction", {"name": "icepop", "args.low": mask_low, "args.cap": mask_high})
     if clamp_low or (is_masked and high < mask_high):
         raise RefusedError("a weight is truncated or masked here, not both, and truncated from above alone: set "
                            "rho_clamp_lower_bound 0, and rho_clamp_upper_bound 0 with a mask", ours)  # fmt: skip

@@ -96,7 +96,7 @@ def _loss(value: Any, theirs: Theirs) -> Any:
         sides = {side: theirs.exact(f"{_ACTOR}.clip_ratio_{side}") for side in ("low", "high")}
         keys |= {f"loss.clip_{side}": float(plain if own is None else own) for side, own in sides.items()}
     if name == "grpo":
-        keys["loss.dual_clip"] = theirs.get(f"{_ACTOR}.clip_ratio_c")
+        keys["loss.args.dual_clip"] = theirs.get(f"{_ACTOR}.clip_ratio_c")
     if name == "sapo":
         keys |= {"loss.args.temperature_positive": theirs.get(f"{_ACTOR}.tau_pos"),
                  "loss.args.temperature_negative": theirs.get(f"{_ACTOR}.tau_neg")}  # fmt: skip
@@ -191,12 +191,12 @@ def _correction(value: Any, theirs: Theirs) -> dict[str, Any]:
     low, _, high = str(theirs.get(f"{_CORRECTION}.rollout_is_threshold")).rpartition("_")
     names = {"token": ("truncated", "icepop"), "sequence": ("sequence", "sequence_mask")}
     name = choice(names, "importance sampling by")(value)[bool(low)]
-    keys = {"loss.correction.name": name, "loss.correction.cap": float(high)}
-    return keys | ({"loss.correction.low": float(low)} if low else {})
+    keys = {"loss.correction.name": name, "loss.correction.args.cap": float(high)}
+    return keys | ({"loss.correction.args.low": float(low)} if low else {})
 
 
 def _older_correction(value: Any, _theirs: Theirs) -> dict[str, Any]:
-    return {"loss.correction.name": "truncated", "loss.correction.cap": float(value)} if value else {}
+    return {"loss.correction.name": "truncated", "loss.correction.args.cap": float(value)} if value else {}
 
 
 def _overlong(value: Any, theirs: Theirs) -> int | None:

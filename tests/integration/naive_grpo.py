@@ -54,7 +54,7 @@ def naive_loss(
     with torch.no_grad():
         towards_reference = logprobs_of(reference, sequence, config) - logprobs
     engine = torch.from_numpy(sequence.engine_logprobs[sequence.loss_mask])
-    weight = (proximal - engine).exp().clamp(max=config.loss.correction.cap)
+    weight = (proximal - engine).exp().clamp(max=config.loss.correction.args.cap)
     ratio = (logprobs - proximal).exp()
     clipped = ratio.clamp(1 - config.loss.clip_low, 1 + config.loss.clip_high)
     advantages = torch.from_numpy(sequence.advantages[sequence.loss_mask])

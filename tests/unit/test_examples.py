@@ -131,7 +131,7 @@ def test_a_loss_outside_the_package_is_trained_on_with_its_own_settings_and_a_bu
     loss = {
         "name": f"{EXAMPLES}/proximal_pull_loss.py:proximal_pull",
         "args": {"strength": 0.5},
-        "correction": {"cap": 1.5},
+        "correction": {"args": {"cap": 1.5}},
     }
     config = minimal_config(loss=loss)
     logprobs = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)

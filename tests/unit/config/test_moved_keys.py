@@ -29,6 +29,7 @@ weights: {num_buffers: 2}
 """
 
 READERS = {
+    "loss.correction.low": "loss.correction=sequence_mask", "loss.correction.cap": "loss.correction=sequence",
     **{f"task.{key}": "task=ppo" for key in PpoArgs.model_fields}, "task.batch_size": "task=sft",
     **{f"task.{key}": "task=distill" for key in DistillArgs.model_fields},
     "loss.temperature_positive": "loss=sapo", "loss.temperature_negative": "loss=sapo", "loss.fraction": "loss=kl_cov",
