@@ -172,7 +172,7 @@ def test_a_bare_name_on_the_command_line_chooses_and_keeps_what_every_loss_has()
 
 def test_a_layer_adds_keys_to_a_variant_that_the_one_below_names(tmp_path: Path) -> None:
     (tmp_path / "below.yaml").write_text(yaml.safe_dump({**LEAST, "loss": {"name": "dapo", "correction": "icepop"}}))
-    (tmp_path / "above.yaml").write_text("base: below.yaml\nloss: {correction: {cap: 3.0}, kl: {coef: 0.1}}\n")
+    (tmp_path / "above.yaml").write_text("base: below.yaml\nloss: {correction: {args: {cap: 3.0}}, kl: {coef: 0.1}}\n")
     loss = load_config(str(tmp_path / "above.yaml")).loss
     assert (loss.name, loss.correction) == (
         "dapo",

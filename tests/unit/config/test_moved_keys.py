@@ -65,6 +65,7 @@ def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path,
         "fraction": "0.5",
         "tools": "[python]",
         "betas": "[0.8, 0.9]",
+        "clip": "2",
     }
     value = texts.get(re.split(r"[._]", old)[-1], "1")
     readers = [READERS[old]] if old in READERS else []
