@@ -29,7 +29,7 @@ def environment_of(name: str, args: Mapping[str, Any]) -> Environment:
 
 def check_built_in(environment: EnvironmentConfig) -> None:
     """Raise ConfigError for errors in a built-in that a login node can detect. The job checks the user's files."""
-    args = dict(environment.args)
+    args: dict[str, Any] = {**environment.args}
     if given := args.get("tools"):
         args["tools"] = [tool for tool in given if ":" not in tool]
     is_built_in = environment.name.partition(":")[0] in ENVIRONMENTS.names()
