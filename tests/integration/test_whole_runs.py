@@ -43,7 +43,8 @@ def test_a_run_trains_and_its_engines_follow(
 
     A text of rollout.stop ends a completion, whose last tokens engine and learner score alike.
     """
-    task = {"name": name, **({"critic_lr": 1e-2} if name == "ppo" else {"teacher": str(workspace / "untied")})}
+    args = {"critic_lr": 1e-2} if name == "ppo" else {"teacher": str(workspace / "untied")}
+    task = {"name": name, "args": args}
     train = {"total_steps": 6, "zero_stage": 3}
     run = complete_in_cluster(cluster, tiny_config(workspace, name, **sections, task=task, train=train))
     metrics = metrics_of(run)

@@ -66,7 +66,7 @@ def test_models_beside_the_policy_have_fingerprints_of_their_own(config: Config,
     now = fingerprints(critic, tmp_path, {})
     assert [key for key in now if now[key] != before[key]] == ["task.args.critic"]
     (tmp_path / "critic" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"task\.critic = .*: the folder has no config\.json"):
+    with pytest.raises(ConfigError, match=r"task\.args\.critic = .*: the folder has no config\.json"):
         fingerprints(critic, tmp_path, {})
 
 

@@ -48,7 +48,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "train.num_minibatches": 4,
         "train.max_tokens_per_microbatch": 32768,
         "train.lr": 1e-5,
-        "train.adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.017},
+        "train.adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
         "train.total_epochs": 10,
         "train.warmup_steps": 0,
         "loss.name": "decoupled_ppo",
