@@ -39,7 +39,7 @@ TASKS: dict[str, tuple[int, dict[str, Any]]] = {
     "sums": (
         16,
         {
-            "environment": {"name": "tools", "tools": [f"{_FILE}:add"], "max_turns": 2, "max_tokens": 128},
+            "environment": {"name": "tools", "args": {"tools": [f"{_FILE}:add"]}, "max_turns": 2, "max_tokens": 128},
             "rewards": [{"name": "math"}],
             "data": {
                 "train": {"path": f"{_FILE}:sums", "messages_field": "messages", "args": {"count": 400, "seed": 0}},

@@ -28,7 +28,7 @@ from hpc_grpo.run.progress import read_metrics
 
 _LAGGING = {"rollout.max_policy_lag": 4}
 _MISMATCH = {"engine.dtype": "bfloat16", "rollout.max_policy_lag": 8}
-_PPO = {"task.name": "ppo", "task.critic_lr": 1e-3, "task.gae_lambda": 1.0}
+_PPO = {"task.name": "ppo", "task.args.critic_lr": 1e-3, "task.args.gae_lambda": 1.0}
 LOSSES: dict[str, Mapping[str, Any]] = {
     **{name: {"loss.name": name} for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "decoupled_ppo")},
     "ppo": _PPO,

@@ -1,6 +1,6 @@
 """A tool of one's own: a function with a docstring and named parameters. The model is shown both.
 
-hpc-grpo train CONFIG environment='{name: tools, tools: [calculator, examples/lookup_tool.py:population]}'
+hpc-grpo train CONFIG environment='{name: tools, args: {tools: [calculator, examples/lookup_tool.py:population]}}'
 """
 
 PEOPLE = {"Oslo": 717_710, "Quito": 1_763_275, "Perth": 2_309_338}

@@ -12,7 +12,7 @@ import click
 
 from hpc_grpo import errors
 from hpc_grpo.cli import COMMANDS, SECTIONS, main
-from hpc_grpo.config.describe import every_key
+from hpc_grpo.config.describe import Key, every_key
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 _ALIKE = {
@@ -36,13 +36,19 @@ def configuration() -> str:
     """Return a table of every key for each section."""
     sections: dict[str, list[str]] = {}
     keys = every_key()
+    of_args: dict[str, list[str]] = {}
     for key in keys.values():
+        parent, _, own = key.name.rpartition(".")
+        if parent.endswith(".args"):
+            of_args.setdefault(parent, []).append(f"{own} ({key.default}): {key.meaning}")
+    chosen = [Key(name, "{}", "Settings that the chosen name has.") for name in of_args if name not in keys]
+    for key in [*keys.values(), *chosen]:
         if any(key.name.startswith(own) and key.name.replace(own, other, 1) in keys for own, other in _ALIKE.items()):
             continue
         if ".args." in key.name:
             continue
-        inner = [f"{own[len(key.name) + 1 :]} ({of.default})" for own, of in keys.items() if key.name + "." in own]
-        meaning = f"{key.meaning} Of built-ins: {', '.join(inner)}." if inner else key.meaning
+        inner = of_args.get(key.name)
+        meaning = f"{key.meaning} Of built-ins: {' '.join(inner)}" if inner else key.meaning
         row = f"| `{key.name}` | {_code(key.default)} | {_cell(meaning)} |"
         sections.setdefault(key.name.partition(".")[0], []).append(row)
     parts = [

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from hpc_grpo.algorithms.terms import MAX_LOG_RATIO, LossInputs, sequence_mean, sequence_sum
 from hpc_grpo.registry import CORRECTIONS
-from hpc_grpo.section import ByName, PathText, Section
+from hpc_grpo.section import Args, ByName, PathText, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,9 +75,13 @@ class NoCorrection(CorrectionSettings):
         return Weights(weights, weights < 0.0)
 
 
+class CapArgs(Args):
+    cap: PositiveFloat = Field(2.0, description="Largest weight of a token, or of a sequence.")
+
+
 class Truncated(CorrectionSettings):
     name: Literal["truncated"] = "truncated"
-    cap: PositiveFloat = Field(2.0, description="Largest weight of a token.")
+    args: CapArgs = CapArgs()
 
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = min(proximal / engine, cap) of each token.
@@ -87,12 +91,12 @@ class Truncated(CorrectionSettings):
         et al., arXiv:2110.00641; AReaL, arXiv:2505.24298). The clipped ratio of the loss then compares with the
         proximal policy.
         """
-        return _capped(mismatch(inputs), self.cap)
+        return _capped(mismatch(inputs), self.args.cap)
 
 
 class SequenceCorrection(CorrectionSettings):
     name: Literal["sequence"] = "sequence"
-    cap: PositiveFloat = Field(2.0, description="Largest weight of a sequence.")
+    args: CapArgs = CapArgs()
 
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = min(product over the sequence's tokens of proximal / engine, cap) for each of its tokens.
@@ -101,29 +105,55 @@ class SequenceCorrection(CorrectionSettings):
         grows or shrinks exponentially with length: even a small mismatch gives a long sequence a tiny weight, or the
         cap.
         """
-        return _capped(sequence_sum(mismatch(inputs), inputs.sequence_ids), self.cap)
+        return _capped(sequence_sum(mismatch(inputs), inputs.sequence_ids), self.args.cap)
 
 
-class _Bounded(CorrectionSettings):
-    low: NonNegativeFloat = Field(description="Smallest weight that is not masked.")
-    cap: PositiveFloat = Field(description="Largest weight that is not masked.")
+_Low = Annotated[NonNegativeFloat, Field(description="Smallest weight that is not masked.")]
+_Cap = Annotated[PositiveFloat, Field(description="Largest weight that is not masked.")]
+
+
+class _Bounds(Args):
+    low: _Low
+    cap: _Cap
 
     @model_validator(mode="after")
-    def _has_room(self) -> _Bounded:
+    def _has_room(self) -> _Bounds:
         if self.low >= self.cap:
             raise ValueError(f"low = {self.low:g} must be less than cap = {self.cap:g}")
         return self
 
+
+class GeometricArgs(_Bounds):
+    low: _Low = 0.999
+    cap: _Cap = 1.002
+
+
+class IcePopArgs(_Bounds):
+    low: _Low = 0.5
+    cap: _Cap = 5.0
+
+
+class SequenceMaskArgs(_Bounds):
+    low: _Low = 0.0
+    cap: _Cap = 3.0
+
+
+class M2poArgs(Args):
+    cap: PositiveFloat = Field(0.04, description="Largest mean of (log weight)^2 over the tokens that are not masked.")
+
+
+class _Bounded(CorrectionSettings):
+    args: _Bounds
+
     def _within(self, log_weights: Tensor, log_ratio: Tensor) -> Weights:
         """Weigh by exp(log_weights) if low <= exp(log_ratio) <= cap, else 0."""
         ratio = log_ratio.double().exp()
-        return _masked(log_weights, (ratio >= self.low) & (ratio <= self.cap))
+        return _masked(log_weights, (ratio >= self.args.low) & (ratio <= self.args.cap))
 
 
 class Geometric(_Bounded):
     name: Literal["geometric"] = "geometric"
-    low: NonNegativeFloat = Field(0.999, description="Smallest mean weight of a sequence that is not masked.")
-    cap: PositiveFloat = Field(1.002, description="Largest mean weight of a sequence that is not masked.")
+    args: GeometricArgs = GeometricArgs()
 
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = proximal / engine of each token if low <= g <= cap for its sequence, else 0.
@@ -137,8 +167,7 @@ class Geometric(_Bounded):
 
 class IcePop(_Bounded):
     name: Literal["icepop"] = "icepop"
-    low: NonNegativeFloat = Field(0.5, description="Smallest weight of a token that is not masked.")
-    cap: PositiveFloat = Field(5.0, description="Largest weight of a token that is not masked.")
+    args: IcePopArgs = IcePopArgs()
 
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = proximal / engine of each token if low <= w <= cap, else 0.
@@ -152,8 +181,7 @@ class IcePop(_Bounded):
 
 class SequenceMask(_Bounded):
     name: Literal["sequence_mask"] = "sequence_mask"
-    low: NonNegativeFloat = Field(0.0, description="Smallest weight of a sequence that is not masked.")
-    cap: PositiveFloat = Field(3.0, description="Largest weight of a sequence that is not masked.")
+    args: SequenceMaskArgs = SequenceMaskArgs()
 
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = product over the sequence's tokens of proximal / engine for each token if low <= w <= cap, else 0.
@@ -168,7 +196,7 @@ class SequenceMask(_Bounded):
 
 class M2po(CorrectionSettings):
     name: Literal["m2po"] = "m2po"
-    cap: PositiveFloat = Field(0.04, description="Largest mean of (log weight)^2 over the tokens that are not masked.")
+    args: M2poArgs = M2poArgs()
     compares_minibatch: ClassVar[bool] = True
 
     def prepare(self, minibatch: LossInputs) -> Tensor:
@@ -176,7 +204,7 @@ class M2po(CorrectionSettings):
         squares = mismatch(minibatch).square().sort().values
         means = squares.cumsum(0) / squares.new_ones(len(squares)).cumsum(0)
         # Means of ever larger squares grow, so those within the bound come first.
-        num_kept = (means <= self.cap).sum()
+        num_kept = (means <= self.args.cap).sum()
         return squares.gather(0, (num_kept - 1).clamp(min=0).unsqueeze(0)).squeeze(0).where(num_kept > 0, -1.0)
 
     def weigh(self, inputs: LossInputs) -> Weights:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from hpc_grpo.algorithms.advantages import Advantage, GroupAdvantage
-from hpc_grpo.algorithms.corrections import Correction, IcePop, Truncated
+from hpc_grpo.algorithms.corrections import Correction, IcePop, IcePopArgs, Truncated
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput, kl_k3, ratio_metrics, sequence_ratios, token_ratios
 from hpc_grpo.registry import LOSSES
 from hpc_grpo.section import Args, ByName, PathText, Section, as_section
@@ -142,8 +142,16 @@ class LossSettings(Section):
         for key in ("correction", "advantage"):
             chosen, default = as_section(values.get(key)), cls.model_fields[key].default
             if isinstance(chosen, Mapping) and chosen.get("name", default.name) == default.name:
-                completed[key] = {**default.model_dump(), **chosen}
+                completed[key] = {**(own := default.model_dump()), **chosen}
+                if isinstance(args := chosen.get("args"), Mapping):
+                    completed[key]["args"] = {**own.get("args", {}), **args}
         return completed
+
+
+class ClippedArgs(Args):
+    dual_clip: PositiveFloat | None = Field(
+        None, gt=1.0, description="Largest ratio that counts for a negative advantage, such as 3. Default: no limit."
+    )
 
 
 class _Clipped(LossSettings):
@@ -155,9 +163,7 @@ class _Clipped(LossSettings):
 
     clip_low: ClipLow = 0.2
     clip_high: ClipHigh = 0.2
-    dual_clip: PositiveFloat | None = Field(
-        None, gt=1.0, description="Largest ratio that counts for a negative advantage, such as 3. Default: no limit."
-    )
+    args: ClippedArgs = ClippedArgs()
 
     def ratio(self, inputs: LossInputs) -> Tensor:
         """Return r = exp(learner_logprobs - proximal_logprobs) `[C]`."""
@@ -169,9 +175,9 @@ class _Clipped(LossSettings):
         policy = -(ratio * advantages).minimum(ratio.clamp(low, high) * advantages)
         is_negative = advantages < 0
         is_clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & is_negative)
-        if self.dual_clip is not None:
-            policy = policy.minimum(-self.dual_clip * advantages).where(is_negative, policy)
-            is_clipped = is_clipped | ((ratio > self.dual_clip) & is_negative)
+        if (most := self.args.dual_clip) is not None:
+            policy = policy.minimum(-most * advantages).where(is_negative, policy)
+            is_clipped = is_clipped | ((ratio > most) & is_negative)
         return LossOutput(policy, ratio_metrics(ratio, is_clipped))
 
 
@@ -227,7 +233,7 @@ class DecoupledPpoLoss(_Clipped):
     """
 
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
-    correction: Correction = IcePop(low=0.0, cap=5.0)
+    correction: Correction = IcePop(args=IcePopArgs(low=0.0))
 
 
 class GspoLoss(_Clipped):
@@ -353,7 +359,7 @@ class KlCovLoss(LossSettings):
         return LossOutput(penalty - ratio * inputs.advantages, ratio_metrics(ratio, is_held))
 
 
-class ClipCovArgs(Args):
+class ClipCovArgs(ClippedArgs):
     fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that is left out.")
     low: float = Field(1.0, description="Tokens that may be left out have a larger covariance.")
     high: float = Field(5.0, description="Tokens that may be left out have a smaller covariance.")

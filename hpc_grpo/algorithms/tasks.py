@@ -196,7 +196,7 @@ class Distill(Grpo):
     """On-policy distillation: reverse KL to a teacher on the student's own completions (GKD, arXiv:2306.13649; MiniLLM,
     arXiv:2306.08543; Thinking Machines Lab 2025, "On-Policy Distillation"), by the policy gradient of `loss.name`.
 
-    Rewards count only if `task.reward_coef` is set, through the advantages of `loss.advantage`.
+    Rewards count only if `task.args.reward_coef` is set, through the advantages of `loss.advantage`.
     """
 
     @property

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hpc_grpo.learner.learner import Learner
 
 _OF_THE_STEP = (
-    "loss.", "task.critic", "task.discount", "task.gae_lambda", "task.value_clip",
+    "loss.", "task.args.critic", "task.args.discount", "task.args.gae_lambda", "task.args.value_clip",
     "model.", "train.max_tokens_per_microbatch", "train.share_prompts", "train.attention",
     "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
 )  # fmt: skip

@@ -57,7 +57,7 @@ def checked(
             key, value, beside = ".".join(place.keys), detail["input"], _beside(values, detail["loc"])
             is_unknown, explained = detail["type"] == "extra_forbidden", list[str]()
             if is_unknown or isinstance(value, Mapping):  # a mapping: the key may have been a section
-                explained += explain_moved(key, value, beside, place.valid_below)
+                explained += explain_moved(key, value, beside, place.valid_below if place.chosen else ())
             if not is_unknown:
                 lines.update(dict.fromkeys(explained or [_explained(place, detail)]))
                 continue

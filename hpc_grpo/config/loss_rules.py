@@ -34,8 +34,8 @@ def _rewards(config: Config) -> None:
     ):
         if not is_default:
             raise ConfigError(
-                f"{key} would have no effect: with task.reward_coef = 0 no advantage is made of rewards. Set "
-                f"{key}={default}, or task.reward_coef above 0."
+                f"{key} would have no effect: with task.args.reward_coef = 0 no advantage is made of rewards. Set "
+                f"{key}={default}, or task.args.reward_coef above 0."
             )
 
 

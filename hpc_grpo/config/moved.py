@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hpc_grpo.config.run import Every
-from hpc_grpo.config.train import DistillKeys, PpoKeys
+from hpc_grpo.config.train import DistillArgs, OwnArgs, PpoArgs
 
 _UNITS = {"steps": "steps", "epochs": "epochs", "s": "seconds"}
 _EVERY = {
@@ -21,11 +22,12 @@ _EVERY = {
 """Removed key -> its new key, and the default that applies beside the given units."""
 
 _MOVED = {
-    **{f"ppo.{key}": (f"task.{key}", "{}") for key in PpoKeys.model_fields},
-    **{f"distill.{key}": (f"task.{key}", "{}") for key in DistillKeys.model_fields},
+    **{f"ppo.{key}": (f"task.args.{key}", "{}") for key in PpoArgs.model_fields},
+    **{f"distill.{key}": (f"task.args.{key}", "{}") for key in DistillArgs.model_fields},
+    **{f"task.{key}": (f"args.{key}", "{}") for key in OwnArgs.model_fields},
     "data.chat_template": ("data.template", "{}"),
     "data.held_out.fraction": ("data.held_out", "{}"),
-    "sft.batch_size": ("task.batch_size", "{}"),
+    "sft.batch_size": ("task.args.batch_size", "{}"),
     "sft.completion_field": ("data.train.answer_field", "{}"),
     **{
         f"engine.{key}": (f"engine.vllm.{key}", "{}")
@@ -35,21 +37,25 @@ _MOVED = {
     "engine.prefix_caching": ("engine.vllm.enable_prefix_caching", "{}"),
     "engine.ngram_tokens": ("engine.vllm.speculative_config", "'{{method: ngram, num_speculative_tokens: {}}}'"),
     **{f"metrics.wandb_{key}": (f"metrics.wandb.{key}", "{}") for key in ("project", "entity", "mode")},
+    "environment.tools": ("args.tools", "'{}'"),
     **{
-        f"loss.{key}": (f"loss.args.{key}", "{}")
-        for key in ("temperature_positive", "temperature_negative", "fraction", "kl_coef", "low", "high")
+        f"{section}.{key}": (f"args.{key}", "{}")
+        for section, keys in {
+            "loss": "dual_clip temperature_positive temperature_negative fraction kl_coef low high",
+            "loss.advantage": "unbiased_std eps discount k",
+            "loss.correction": "cap low",
+            "rewards": "completion_s",
+        }.items()
+        for key in keys.split()
     },
-    **{
-        f"loss.advantage.{key}": (f"loss.advantage.args.{key}", "{}")
-        for key in ("unbiased_std", "eps", "discount", "k")
-    },
+    **{f"train.{key}": (f"train.adamw.{key}", "'{}'") for key in ("betas", "eps", "weight_decay")},
     "launch.reward_server.deadline_s": ("launch.bringup_deadline_s", "{}"),
     "launch.slurm.exclusive": ("launch.slurm.extra.exclusive", "{}"),
     "launch.slurm.min_nodes": ("launch.min_nodes", "{}"),
     "launch.slurm.network": ("launch.slurm.extra.network", "{}"),
     "launch.slurm.num_nodes": ("launch.num_nodes", "{}"),
 }
-"""Key of before -> key of today, and the form of its value."""
+"""Key of before -> key of today, or `args` and a key of the same section; and the form of its value."""
 
 _REMOVED = {
     "data.held_out.max_items": "all that data.held_out holds out",
@@ -71,8 +77,8 @@ _REMOVED = {
     "placement.bind_cores": "true",
     "placement.cpus_per_engine": "0.5",
     "placement.cpus_per_learner": "0.5",
-    "distill.coef": "1: task.reward_coef weighs the rewards beside it",
-    "task.coef": "1: task.reward_coef weighs the rewards beside it",
+    "distill.coef": "1: task.args.reward_coef weighs the rewards beside it",
+    "task.coef": "1: task.args.reward_coef weighs the rewards beside it",
     "task.normalize_advantages": "true",
     "placement.gpus": "as model.device says: with cpu no GPUs are reserved",
     "train.on_step.timeout_s": "deadlines.silent_s",
@@ -91,20 +97,23 @@ _REMOVED = {
 def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collection[str] = ()) -> Iterator[str]:
     """Yield what replaces `key`, or the keys of a removed section such as `ppo`. Yields nothing for other keys.
 
-    `beside` holds the other values of the key's section: three removed keys became one key. `valid` are the keys of the
-    section: a key that moved to `args` is explained if the chosen variant has it there.
+    `beside` holds the other values of the key's section: three removed keys became one key. `valid` are the keys of a
+    chosen variant: a key that moved to `args` is explained if the variant has it there.
     """
+    section = key.rpartition(".")[0]
+    general = re.sub(r"^(?:data\..+\.)?(environment|rewards)\.(?:\d+\.)?", r"\1.", key)  # a source has these too
     if key in _EVERY:
         yield _explain_every(*_EVERY[key], beside)
-    elif key in _MOVED:
-        new, form = _MOVED[key]
-        inner = new.removeprefix(f"{key.rpartition('.')[0]}.")
-        if inner.startswith("args.") and inner not in valid:
-            return
+    elif general in _MOVED:
+        new, form = _MOVED[general]
+        if new.startswith("args."):
+            if valid and new not in valid:
+                return
+            new = f"{section}.{new}"
         how = "leave it out" if value is None else f"set {new}={form.format(_text(value))} instead"
         yield f"{key} is now {new}: {how}."
-    elif key in _REMOVED:
-        yield f"{key} is no key any more, but always {_REMOVED[key]}. Leave it out."
+    elif general in _REMOVED:
+        yield f"{key} is no key any more, but always {_REMOVED[general]}. Leave it out."
     elif isinstance(value, Mapping):
         for inner, own in value.items():
             yield from explain_moved(f"{key}.{inner}", own, value, valid)
@@ -126,4 +135,6 @@ def _explain_every(new: str, default: Every | None, beside: Mapping[str, Any]) -
 
 
 def _text(value: Any) -> Any:
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else value

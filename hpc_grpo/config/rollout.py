@@ -57,12 +57,21 @@ class RolloutConfig(Section):
         return SamplingSpec(self.max_new_tokens, self.min_new_tokens, temperature, top_p, tuple(self.stop))
 
 
+class EnvironmentArgs(TypedDict, total=False):
+    """Keyword arguments of an environment's class. Our code also reads the argument named here."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    tools: list[PathText]
+
+
 class EnvironmentConfig(Section):
     name: PathText = Field(description="An environment of episodes/builtin, or your class: module:Class.")
-    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
-    tools: list[PathText] = Field(
-        default_factory=list,
-        description="Tools of the environment tools: python, calculator, or your function, module:function.",
+    args: EnvironmentArgs = Field(
+        default_factory=EnvironmentArgs,
+        description=(
+            "Keyword arguments of the class. Of the environment tools: tools, a list of python, calculator, or your "
+            "function, module:function."
+        ),
     )
     python: PathText | None = Field(
         None, description="Interpreter of its processes, such as /path/to/venv/bin/python; null: that of training."
@@ -90,13 +99,6 @@ class RewardConfig(Section):
     timeout_s: PositiveFloat = Field(
         10.0, description="Wall-clock deadline of a group. For a built-in that calls no server: of a completion."
     )
-    completion_s: PositiveFloat = Field(
-        1.0,
-        description=(
-            "Processor time limit of one completion, for built-ins that score in their worker. A slower "
-            "completion gets the worst score."
-        ),
-    )
     pass_env: list[str] = Field(
         default_factory=list,
         description=(
@@ -118,20 +120,13 @@ class RewardConfig(Section):
         section: type[Section] = REWARDS.find(self.name).settings
         return checked(section, self.args, f"The reward {self.name}", key, "args")
 
-    @property
-    def has_budget(self) -> bool:
-        """Return whether `completion_s` bounds a completion."""
-        if ":" in self.name:
-            return False
-        built_in = REWARDS.find(self.name)
-        return bool(built_in.is_one_by_one and built_in.runs_here)
-
     def longest_call_s(self, num_completions: int) -> float:
         """Return how long a group may take by the clock, at most."""
         if ":" in self.name or not REWARDS.find(self.name).is_one_by_one:
             return self.timeout_s
         # `rewards.scoring` stops a group once more than half of its completions missed the deadline.
-        return self.timeout_s * (num_completions // 2 + 1) + self.completion_s * num_completions
+        completion_s: float = getattr(self.settings(), "completion_s", 0.0)
+        return self.timeout_s * (num_completions // 2 + 1) + completion_s * num_completions
 
 
 class GradingConfig(Section):

@@ -71,7 +71,7 @@ def _lag_and_minibatches(config: Config) -> None:
             f"train.num_minibatches = {minibatches}. Set it to one, or change train.num_minibatches."
         )
     if minibatches > config.items_per_step:
-        key = "task.batch_size" if config.needs.labels else "rollout.prompts_per_step"
+        key = "task.args.batch_size" if config.needs.labels else "rollout.prompts_per_step"
         raise ConfigError(
             f"train.num_minibatches = {minibatches} exceeds {key} = {config.items_per_step}: a minibatch holds at "
             f"least one group or demonstration. Lower it, or raise {key}."
@@ -84,11 +84,6 @@ def _names(config: Config) -> None:
         for key, reward in config.rewards_by_key.items():
             REWARDS.check(reward.name)
             reward.settings(key)
-            if reward.completion_s != 1.0 and not reward.has_budget:
-                raise ConfigError(
-                    f"{key}.completion_s = {reward.completion_s:g} has no effect: {reward.name} is no built-in that "
-                    f"scores completions in its worker. Set {key}.timeout_s, or remove {key}.completion_s."
-                )
         for _, environment in config.environments.values():
             if environment.name.partition(":")[0] not in ENVIRONMENTS.names():  # textarena:Sokoban is built in, too
                 ENVIRONMENTS.check(environment.name)

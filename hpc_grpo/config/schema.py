@@ -23,7 +23,7 @@ from hpc_grpo.config.rollout import (
     RolloutConfig,
 )
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
-from hpc_grpo.config.train import DistillKeys, GrpoTask, LoraConfig, PpoKeys, SftKeys, Task, TrainConfig
+from hpc_grpo.config.train import DistillArgs, GrpoTask, LoraConfig, PpoArgs, SftArgs, Task, TrainConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS, ENVIRONMENTS
 from hpc_grpo.section import Section, as_section
@@ -116,17 +116,17 @@ class Config(Section):
         return _NOT_OF_TASK.get(self.task.name, ())
 
     @property
-    def ppo(self) -> PpoKeys:
-        """Return the keys of a task with a critic; the defaults under another task."""
-        return self.task if isinstance(self.task, PpoKeys) else PpoKeys()
+    def ppo(self) -> PpoArgs:
+        """Return the args of a task with a critic; the defaults under another task."""
+        return args if isinstance(args := getattr(self.task, "args", None), PpoArgs) else PpoArgs()
 
     @property
-    def distill(self) -> DistillKeys:
-        return self.task if isinstance(self.task, DistillKeys) else DistillKeys()
+    def distill(self) -> DistillArgs:
+        return args if isinstance(args := getattr(self.task, "args", None), DistillArgs) else DistillArgs()
 
     @property
-    def sft(self) -> SftKeys:
-        return self.task if isinstance(self.task, SftKeys) else SftKeys()
+    def sft(self) -> SftArgs:
+        return args if isinstance(args := getattr(self.task, "args", None), SftArgs) else SftArgs()
 
     @property
     def publishes_adapter(self) -> bool:
@@ -158,15 +158,15 @@ class Config(Section):
         if needs.reference and self.loss.kl.reference is not None:
             named["loss.kl.reference"] = self.loss.kl.reference
         if needs.teacher:
-            named["task.teacher"] = self.distill.required_teacher
+            named["task.args.teacher"] = self.distill.required_teacher
         if needs.critic and self.ppo.critic is not None:
-            named["task.critic"] = self.ppo.critic
+            named["task.args.critic"] = self.ppo.critic
         return named
 
     @property
     def scoring_models(self) -> dict[str, str]:
         """Map each key of a model that scores sampled tokens to that model. All share the policy's vocabulary."""
-        return {key: path for key, path in self.models.items() if key in ("loss.kl.reference", "task.teacher")}
+        return {key: path for key, path in self.models.items() if key in ("loss.kl.reference", "task.args.teacher")}
 
     @property
     def items_per_step(self) -> int:
@@ -198,7 +198,8 @@ class Config(Section):
         for key, (_, own) in self.environments.items():
             if own.name.partition(":")[0] not in ENVIRONMENTS.names():
                 named[f"{key}.environment.name"] = own.name
-            tools = {f"{key}.environment.tools.{number}": tool for number, tool in enumerate(own.tools)}
+            given = own.args.get("tools", ())
+            tools = {f"{key}.environment.args.tools.{number}": tool for number, tool in enumerate(given)}
             named |= {place: tool for place, tool in tools.items() if ":" in tool}
         return named
 

@@ -1,7 +1,8 @@
-"""Sections `train` and `task`: the optimizer, the length of a run, the learner's memory, each algorithm's keys."""
+"""Sections `train` and `task`: the optimizer, the length of a run, the learner's memory, each algorithm's args."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,11 +15,28 @@ from pydantic import (
     PositiveInt,
     field_validator,
 )
+from typing_extensions import TypedDict  # pydantic reads none of typing's before Python 3.12
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.section import ByName, Fraction, PathText, Section, as_section
+from hpc_grpo.section import Args, ByName, Fraction, PathText, Section, as_section
 
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class AdamwArgs(TypedDict):
+    betas: tuple[_Beta, _Beta]
+    eps: PositiveFloat
+    weight_decay: NonNegativeFloat
+
+
+_ADAMW = AdamwArgs(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+
+
+def _completed(args: Any) -> Any:
+    """Add the defaults of the arguments that are not given. Raises ValueError for an unknown one."""
+    if isinstance(args, Mapping) and (unknown := [name for name in args if name not in _ADAMW]):
+        raise ValueError(f"has no {unknown[0]!r}. It has: {', '.join(_ADAMW)}")
+    return {**_ADAMW, **args} if isinstance(args, Mapping) else args
 
 
 class CallbackConfig(Section):
@@ -30,9 +48,9 @@ class CallbackConfig(Section):
 
 class TrainConfig(Section):
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
-    betas: tuple[_Beta, _Beta] = Field((0.9, 0.95), description="AdamW betas.")
-    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="AdamW weight decay.")
+    adamw: Annotated[AdamwArgs, BeforeValidator(_completed)] = Field(
+        _ADAMW, description="Arguments of torch.optim.AdamW. Biases and norms have no weight decay."
+    )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
     warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up.")
@@ -97,7 +115,7 @@ class LoraConfig(Section):
     )
 
 
-class PpoKeys(Section):
+class PpoArgs(Args):
     critic: PathText | None = Field(
         None, description="Folder of a critic that a run has exported, to begin with. Default: model.path, worth 0."
     )
@@ -107,11 +125,11 @@ class PpoKeys(Section):
     value_clip: PositiveFloat | None = Field(0.2, description="Clip of a value's change in a step. null: no clip.")
 
 
-class SftKeys(Section):
+class SftArgs(Args):
     batch_size: PositiveInt = Field(32, description="Demonstrations of a step.")
 
 
-class DistillKeys(Section):
+class DistillArgs(Args):
     teacher: PathText | None = Field(
         None, description="Teacher to learn from: a Hugging Face model with the tokenizer of model.path."
     )
@@ -128,7 +146,7 @@ class DistillKeys(Section):
         """Return the teacher. Raises ConfigError if none is named."""
         if self.teacher is None:
             raise ConfigError(
-                "task.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, "
+                "task.args.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, "
                 "or a name in the local cache."
             )
         return self.teacher
@@ -138,22 +156,28 @@ class GrpoTask(Section):
     name: Literal["grpo"] = "grpo"
 
 
-class PpoTask(PpoKeys):
+class PpoTask(Section):
     name: Literal["ppo"] = "ppo"
+    args: PpoArgs = PpoArgs()
 
 
-class DistillTask(DistillKeys):
+class DistillTask(Section):
     name: Literal["distill"] = "distill"
+    args: DistillArgs = DistillArgs()
 
 
-class SftTask(SftKeys):
+class SftTask(Section):
     name: Literal["sft"] = "sft"
+    args: SftArgs = SftArgs()
 
 
-class OwnTask(PpoKeys, DistillKeys, SftKeys):
-    """A user's algorithm. It has the keys of all tasks, since it may inherit from one of ours."""
+class OwnArgs(PpoArgs, DistillArgs, SftArgs):
+    """Those of all tasks: a user's algorithm may inherit from one of ours."""
 
+
+class OwnTask(Section):
     name: PathText = Field(description="Your class: module:Class or path/to/file.py:Class.")
+    args: OwnArgs = OwnArgs()
 
     @field_validator("name")
     @classmethod

@@ -156,7 +156,7 @@ class RolloutBatches:
 
 
 class DemonstrationBatches:
-    """Demonstrations, `task.batch_size` for each step."""
+    """Demonstrations, `task.args.batch_size` for each step."""
 
     def __init__(self, config: Config, stream: DemonstrationStream, next_ordinal: int) -> None:
         self._config, self._stream, self._next_ordinal = config, stream, next_ordinal

@@ -71,7 +71,7 @@ class Host:
         }
 
     def _new(self) -> Any:
-        return environment_of(self._settings["name"], self._settings["args"], self._settings["tools"])
+        return environment_of(self._settings["name"], self._settings["args"])
 
     async def serve(self, call: int, session: int, method: str, args: list[Any]) -> None:
         """Answer one call: `reset` opens a session, `step` continues it, `end` closes it without an answer.

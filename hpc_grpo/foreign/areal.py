@@ -151,14 +151,15 @@ def _loss(is_decoupled: Any, theirs: Theirs) -> Any:
             raise RefusedError("sapo goes with use_decoupled_loss false and a ratio for each token alone", ours)
         return ours
     low, dual = theirs.get("actor.eps_clip", "ppo.eps_clip"), theirs.get("actor.c_clip", "ppo.c_clip")
-    ours |= {"loss.name": "gspo" if by_sequence else "decoupled_ppo" if is_decoupled else "grpo", "loss.clip_low": low,
-             "loss.clip_high": theirs.get("actor.eps_clip_higher", default=low), "loss.dual_clip": dual}  # fmt: skip
+    high = theirs.get("actor.eps_clip_higher", default=low)
+    ours |= {"loss.name": "gspo" if by_sequence else "decoupled_ppo" if is_decoupled else "grpo",
+             "loss.clip_low": low, "loss.clip_high": high, "loss.args.dual_clip": dual}  # fmt: skip
     if (threshold := theirs.get("actor.m2_threshold")) is not None:
         without = {key: own for key, own in ours.items() if not key.startswith("loss.correction")}
         raise RefusedError(
             "m2_threshold masks in each microbatch, divides by what is left, and weighs by rejection_sampling there; "
             "loss.correction = m2po masks in the optimizer step, and weighs what is left by learner / engine",
-            without | {"loss.correction.name": "m2po", "loss.correction.cap": threshold},
+            without | {"loss.correction.name": "m2po", "loss.correction.args.cap": threshold},
         )
     if by_sequence and ours["loss.correction.name"] == "icepop":
         return Differs(ours, "a sequence's ratio is over the tokens that are not masked there, over all of them here")
@@ -185,12 +186,12 @@ def _correction(theirs: Theirs) -> dict[str, Any]:
             f"log ratios there; loss.correction has icepop (token, ratio, mask) and truncated (clamp without lower)",
             _masked(lower, upper),
         )
-    truncated = {"loss.correction.name": "truncated", "loss.correction.cap": upper}
+    truncated = {"loss.correction.name": "truncated", "loss.correction.args.cap": upper}
     return _masked(lower, upper) if action == "mask" else truncated
 
 
 def _masked(low: Any, cap: Any) -> dict[str, Any]:
-    return {"loss.correction.name": "icepop", "loss.correction.low": low or 0.0, "loss.correction.cap": cap or 1e9}
+    return below("loss.correction", {"name": "icepop", "args.low": low or 0.0, "args.cap": cap or 1e9})
 
 
 def _norm(theirs: Theirs, norm: str) -> dict[str, Any]:
@@ -387,10 +388,11 @@ ROWS = (
     Row("actor.optimizer", convert=only(why="the optimizer has a section")),
     Row("actor.optimizer.type", convert=only("adam", "adamw", why="learners have AdamW alone")),
     Row("actor.optimizer.lr", "train.lr", default=1e-3),
-    Row("actor.optimizer.weight_decay", "train.weight_decay", table.weight_decay, default=0.01),
-    Row("actor.optimizer.beta1", "train.betas", lambda value, theirs: [value, theirs.get("actor.optimizer.beta2")],
+    Row("actor.optimizer.weight_decay", "train.adamw.weight_decay", table.weight_decay, default=0.01),
+    Row("actor.optimizer.beta1", "train.adamw.betas",
+        lambda value, theirs: [value, theirs.get("actor.optimizer.beta2")],
         default=0.9, also={"actor.optimizer.beta2": 0.999}),
-    Row("actor.optimizer.eps", "train.eps", default=1e-8),
+    Row("actor.optimizer.eps", "train.adamw.eps", default=1e-8),
     Row("actor.optimizer.gradient_clipping", "train.max_grad_norm", default=1.0),
     Row("actor.optimizer.lr_scheduler_type", "train.schedule", _schedule, default="constant",
         also={"actor.optimizer.min_lr_ratio": 0.0}),

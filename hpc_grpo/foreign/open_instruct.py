@@ -124,16 +124,16 @@ def _correction(value: Any, theirs: Theirs) -> Any:
         return {"loss.proximal": "engine", **none}
     if theirs.is_given(OLDER_KEYS[0]):
         cap = theirs.get(OLDER_KEYS[0])
-        return {**truncated, "loss.correction.cap": cap} if cap else none
+        return {**truncated, "loss.correction.args.cap": cap} if cap else none
     if not value:
         return none
     clamp_low, clamp_high, mask_low, mask_high = (
         float(theirs.get(f"rho_{name}_bound")) for name in ("clamp_lower", "clamp_upper", "mask_lower", "mask_upper")
     )
     is_masked, high, mask_high = bool(mask_low or mask_high), clamp_high or 1e9, mask_high or 1e9
-    ours: dict[str, Any] = {**truncated, "loss.correction.cap": high}
+    ours: dict[str, Any] = {**truncated, "loss.correction.args.cap": high}
     if is_masked:
-        ours = below("loss.correction", {"name": "icepop", "low": mask_low, "cap": mask_high})
+        ours = below("loss.correction", {"name": "icepop", "args.low": mask_low, "args.cap": mask_high})
     if clamp_low or (is_masked and high < mask_high):
         raise RefusedError("a weight is truncated or masked here, not both, and truncated from above alone: set "
                            "rho_clamp_lower_bound 0, and rho_clamp_upper_bound 0 with a mask", ours)  # fmt: skip
@@ -248,11 +248,11 @@ ROWS = (
     Row("learning_rate", "train.lr", default=2e-5),
     Row("lr_scheduler_type", "train.schedule", lambda value, _: table.schedule(value), default="linear"),
     Row("warm_up_steps", "train.warmup_steps", _warmup, default=None, also={"warmup_ratio": 0.0}),
-    Row("weight_decay", "train.weight_decay", default=0.0),
+    Row("weight_decay", "train.adamw.weight_decay", default=0.0),
     Row("set_weight_decay_on_bias_and_norm", note="vectors have no weight decay here, as with true there"),
     Row("max_grad_norm", "train.max_grad_norm", lambda value, _: Differs(
         1.0, "null clips nothing there; here a norm is needed") if value is None else value, default=1.0),
-    Row("adam_betas", "train.betas", default=[0.9, 0.999]),
+    Row("adam_betas", "train.adamw.betas", default=[0.9, 0.999]),
     Row("beta", convert=_kl, default=0.05, also={"kl_estimator": 2}),
     Row("load_ref_policy", note="a reference is there where loss.kl.coef is not 0"),
     Row("loss_fn", convert=_loss, default="dapo", also={"clip_lower": 0.2, "clip_higher": 0.272}),

@@ -198,7 +198,7 @@ def _loss(value: Any, theirs: Theirs) -> Any:
             raise RefusedError(f"TRL has max(min(r, delta), clip(r)) where the advantage is negative, here min(max(r, "
                                f"clip(r)), dual_clip): the same from 1 + epsilon_high = {1 + high:g}, and delta = "
                                f"{delta} is less", chosen)  # fmt: skip
-        chosen["loss.dual_clip"] = float(delta)
+        chosen["loss.args.dual_clip"] = float(delta)
     if value == "bnpo":
         return Differs(chosen, "divided by the tokens of each microbatch there, then averaged; here by those of the "
                                "optimizer step")  # fmt: skip
@@ -252,9 +252,9 @@ def _correction(value: Any, theirs: Theirs) -> Any:
     cap, low = (theirs.get(f"vllm_importance_sampling_{key}") for key in ("cap", "clip_min"))
     high = theirs.exact("vllm_importance_sampling_clip_max") if cap is None else cap
     chosen = choice(_CORRECTIONS, "importance sampling")(theirs.get("vllm_importance_sampling_mode"))
-    keys = {"loss.correction.name": chosen, "loss.correction.cap": 1e9 if high is None else float(high)}
+    keys = {"loss.correction.name": chosen, "loss.correction.args.cap": 1e9 if high is None else float(high)}
     if chosen in ("icepop", "sequence_mask"):
-        return {**keys, "loss.correction.low": float(low or 0.0)}
+        return {**keys, "loss.correction.args.low": float(low or 0.0)}
     if low is not None:
         raise RefusedError("a truncated weight has no lower bound here (vllm_importance_sampling_clip_min)", keys)
     return keys
@@ -331,10 +331,10 @@ ROWS = (
     Row("lr_scheduler_kwargs*", note="with lr_scheduler_type"),
     Row("warmup_steps", "train.warmup_steps", lambda value, theirs: _share_of_steps(
         value or theirs.get("warmup_ratio"), theirs, "train.warmup_steps"), default=0, also={"warmup_ratio": None}),
-    Row("weight_decay", "train.weight_decay", default=0.0),
-    Row("adam_beta1", "train.betas", lambda value, theirs: [value, theirs.get("adam_beta2")], default=0.9,
+    Row("weight_decay", "train.adamw.weight_decay", default=0.0),
+    Row("adam_beta1", "train.adamw.betas", lambda value, theirs: [value, theirs.get("adam_beta2")], default=0.9,
         also={"adam_beta2": 0.999}),
-    Row("adam_epsilon", "train.eps", default=1e-8),
+    Row("adam_epsilon", "train.adamw.eps", default=1e-8),
     Row("optim", convert=only("adamw_torch", "adamw_torch_fused", "adamw", why="learners have AdamW alone")),
     Row("optim_args optim_args.* optim_target_modules", convert=only(why="learners have AdamW alone")),
     Row("max_grad_norm", "train.max_grad_norm", default=1.0),

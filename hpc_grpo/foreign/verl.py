@@ -96,7 +96,7 @@ def _loss(value: Any, theirs: Theirs) -> Any:
         sides = {side: theirs.exact(f"{_ACTOR}.clip_ratio_{side}") for side in ("low", "high")}
         keys |= {f"loss.clip_{side}": float(plain if own is None else own) for side, own in sides.items()}
     if name == "grpo":
-        keys["loss.dual_clip"] = theirs.get(f"{_ACTOR}.clip_ratio_c")
+        keys["loss.args.dual_clip"] = theirs.get(f"{_ACTOR}.clip_ratio_c")
     if name == "sapo":
         keys |= {"loss.args.temperature_positive": theirs.get(f"{_ACTOR}.tau_pos"),
                  "loss.args.temperature_negative": theirs.get(f"{_ACTOR}.tau_neg")}  # fmt: skip
@@ -191,12 +191,12 @@ def _correction(value: Any, theirs: Theirs) -> dict[str, Any]:
     low, _, high = str(theirs.get(f"{_CORRECTION}.rollout_is_threshold")).rpartition("_")
     names = {"token": ("truncated", "icepop"), "sequence": ("sequence", "sequence_mask")}
     name = choice(names, "importance sampling by")(value)[bool(low)]
-    keys = {"loss.correction.name": name, "loss.correction.cap": float(high)}
-    return keys | ({"loss.correction.low": float(low)} if low else {})
+    keys = {"loss.correction.name": name, "loss.correction.args.cap": float(high)}
+    return keys | ({"loss.correction.args.low": float(low)} if low else {})
 
 
 def _older_correction(value: Any, _theirs: Theirs) -> dict[str, Any]:
-    return {"loss.correction.name": "truncated", "loss.correction.cap": float(value)} if value else {}
+    return {"loss.correction.name": "truncated", "loss.correction.args.cap": float(value)} if value else {}
 
 
 def _overlong(value: Any, theirs: Theirs) -> int | None:
@@ -291,8 +291,8 @@ ROWS = (
         also={f"{_ACTOR}.use_dynamic_bsz": False, f"{_ACTOR}.ppo_max_token_len_per_gpu": 16384}),
     Row(f"{_ACTOR}.ppo_epochs", convert=only(1, why="each rollout is trained on once")),
     Row(f"{_OPTIM}.lr", "train.lr", default=1e-6),
-    Row(f"{_OPTIM}.weight_decay", "train.weight_decay", table.weight_decay, default=0.01),
-    Row(f"{_OPTIM}.betas", "train.betas", default=[0.9, 0.999]),
+    Row(f"{_OPTIM}.weight_decay", "train.adamw.weight_decay", table.weight_decay, default=0.01),
+    Row(f"{_OPTIM}.betas", "train.adamw.betas", default=[0.9, 0.999]),
     Row(f"{_OPTIM}.optimizer", convert=only("AdamW", why="learners have AdamW alone")),
     Row(_named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
         convert=only("torch.optim", {}, why="learners have AdamW alone")),

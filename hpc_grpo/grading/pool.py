@@ -134,7 +134,7 @@ class RewardPool:
         calls = {}
         for label, reward in rewards.items():
             group = Group(prompt, tuple(completions), fields, reward.timeout_s, images)
-            call = Call(_function_name(reward), reward.settings() or reward.args, group, reward.completion_s)
+            call = Call(_function_name(reward), reward.settings() or reward.args, group)
             # The worker ends a completion of a built-in itself; its own deadline comes first.
             grace_s = 0.0 if ":" in reward.name else _GRACE_S
             calls[label] = self._put(call, reward.timeout_s + grace_s)

@@ -36,14 +36,12 @@ _functions: dict[str, Any] = {}
 class Call:
     """One reward over one group. `args` are the settings of a built-in, or the keyword arguments of a user's function.
 
-    The parent ends it after `group.timeout_s`. A built-in that scores completions one by one has this time for each,
-    and `completion_s` of CPU time.
+    The parent ends it after `group.timeout_s`. A built-in that scores completions one by one has this time for each.
     """
 
     reward: str
     args: Any
     group: Group
-    completion_s: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
     function = _functions[call.reward]
     try:
         if isinstance(function, BuiltIn) and function.is_one_by_one:
-            scored = scorer().score(function, call.args, call.group, call.completion_s, show_progress)
+            scored = scorer().score(function, call.args, call.group, show_progress)
             return replace(_checked(call, scored.scores), lost=scored.lost)
         if isinstance(function, BuiltIn):
             return _checked(call, finished(function(call.group, call.args)))

@@ -26,7 +26,7 @@ KEPT: dict[str, str] = {
     "lora": "the checkpoint holds the weights",
     "lora.": "the checkpoint holds the weights",
     "task.name": "the checkpoint holds the parts of the task",
-    "task.critic": "the checkpoint holds the critic",
+    "task.args.critic": "the checkpoint holds the critic",
     "loss.kl.refresh_steps": "the checkpoint holds the reference, or none",
     "train.num_minibatches": "the checkpoint counts optimizer steps",
     "train.zero_stage": "decides the files of the checkpoint",
@@ -89,8 +89,8 @@ def _refuse_kept(before: Config, config: Config, step: int) -> None:
     changed = differences(before, config)
     entries = {key: [why for entry, why in KEPT.items() if is_listed(key, [entry])] for key in changed}
     kept = {key: found[0] for key, found in entries.items() if found and not may_change(key)}
-    if (before.train.weight_decay > 0.0) != (config.train.weight_decay > 0.0):
-        kept["train.weight_decay"] = "AdamW has other parameter groups without a decay"
+    if (before.train.adamw["weight_decay"] > 0.0) != (config.train.adamw["weight_decay"] > 0.0):
+        kept["train.adamw.weight_decay"] = "AdamW has other parameter groups without a decay"
     if config.data.deduplicate:
         kept |= {key: "data.deduplicate compares with the eval sets" for key in changed if key.startswith("data.eval")}
     if kept:

@@ -94,7 +94,7 @@ class Critic(LearnerPart):
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not from a run with task = ppo.")
 
     def export(self, folder: Path) -> None:
-        """Write the value model into the export's folder `critic`, as `task.critic` of another run reads it."""
+        """Write the value model into the export's folder `critic`, as `task.args.critic` of another run reads it."""
         _export_value_model(self._engine.module, self.config, folder / "critic")
 
     def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
@@ -149,7 +149,7 @@ class Critic(LearnerPart):
             return total
 
         losses = [partial(loss_sum, *each) for each in zip(batches, values, targets, strict=True)]
-        grad_norm = optimizer_step(self._engine, losses, num_valid_tokens, "critic", "task.critic_lr")
+        grad_norm = optimizer_step(self._engine, losses, num_valid_tokens, "critic", "task.args.critic_lr")
         if grad_norm is None:
             return {}
         old, target = (torch.cat(list(each))[: len(returns)] for each in (values, targets))
@@ -213,23 +213,22 @@ class ValueHead(nn.Module):  # type: ignore[misc]
 
 
 def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
-    """Build the DeepSpeed engine of `model.path` with a head of zeros, or of the critic at `task.critic`.
+    """Build the DeepSpeed engine of `model.path` with a head of zeros, or of the critic at `task.args.critic`.
 
-    Raises ConfigError if `task.critic` holds no critic.
+    Raises ConfigError if `task.args.critic` holds no critic.
     """
     import deepspeed
 
-    settings, path, train = deepspeed_config(config, world_size), config.ppo.critic, config.train
+    settings, path = deepspeed_config(config, world_size), config.ppo.critic
     with sharded_loading(settings):
-        model = load_trained(config, device, path, "model.path" if path is None else "task.critic")
+        model = load_trained(config, device, path, "model.path" if path is None else "task.args.critic")
         language_model = model.language_model
         head = ValueHead(language_model.config.hidden_size)
         if path is not None:
             head.weight.data.copy_(_read_head(path, language_model.base_model_prefix, len(head.weight)))
         language_model.set_output_embeddings(head)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.ppo.critic_lr, betas=train.betas, eps=train.eps, weight_decay=0.0, fused=True
-    )
+    groups = [{"params": model.parameters(), "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=config.ppo.critic_lr, **config.train.adamw, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
     return engine
 
@@ -276,7 +275,7 @@ def _read_head(path: str, prefix: str, hidden_size: int) -> Tensor:
     weights = [each for each in found.values() if tuple(each.shape) == (1, hidden_size)]
     if len(weights) != 1 or any(each.any() for each in found.values() if each.dim() == 1):
         raise ConfigError(
-            f"task.critic = {path} holds no value head (one row of {hidden_size} numbers, no bias), only "
+            f"task.args.critic = {path} holds no value head (one row of {hidden_size} numbers, no bias), only "
             f"{', '.join(sorted(found)) or 'a trunk'}. Give the critic folder of an export, or null."
         )
     return weights[0][0]

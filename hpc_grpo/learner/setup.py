@@ -50,11 +50,12 @@ def build_engine(
             change(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     # Vectors are biases and norms: weight decay is not meant for them.
-    decayed = [p for p in parameters if len(full_shape(p)) > 1 and train.weight_decay > 0.0]
-    others = [p for p in parameters if len(full_shape(p)) <= 1 or train.weight_decay == 0.0]
-    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    has_decay = train.adamw["weight_decay"] > 0.0
+    decayed = [p for p in parameters if len(full_shape(p)) > 1 and has_decay]
+    others = [p for p in parameters if len(full_shape(p)) <= 1 or not has_decay]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, **train.adamw, fused=True)
     if total_optimizer_steps is None and train.total_steps is not None:
         total_optimizer_steps = config.optimizer_steps(train.total_steps)
     if total_optimizer_steps is None and train.schedule != "constant":

@@ -100,7 +100,7 @@ def plan_of(
     }
     model = replace(
         model,
-        teacher_parameters=frozen.get("task.teacher", 0),
+        teacher_parameters=frozen.get("task.args.teacher", 0),
         reference_parameters=frozen.get("loss.kl.reference", 0),
     )
     return make_plan(model, config, nodes or config.launch.num_nodes, hardware)

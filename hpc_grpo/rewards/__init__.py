@@ -71,9 +71,9 @@ class BuiltIn:
 
     `prepare(settings, timeout_s, is_resume)` is called once before training. It raises ConfigError if the reward cannot
     work, and returns a note for the user, or None. `load` imports the reward's libraries and their data, once in each
-    worker: this time must not count for a completion. `runs_here` is False if completions run in other processes with
-    their own limits; then there is no limit of processor time here. `least` and `most` bound its scores: a completion
-    over its limit gets the bound that lowers the weighted reward.
+    worker: this time must not count for a completion. If completions run in other processes with their
+    own limits, `settings` have no `completion_s`. `least` and `most` bound its scores: a completion over its limit gets
+    the bound that lowers the weighted reward.
     """
 
     name: str
@@ -81,7 +81,6 @@ class BuiltIn:
     settings: type[Section]
     prepare: Callable[[Any, float, bool], Any] | None
     load: Callable[[], None] | None
-    runs_here: bool
     least: float = 0.0
     most: float = 1.0
 
@@ -99,13 +98,12 @@ def reward(
     *,
     prepare: Callable[[Any, float, bool], Any] | None = None,
     load: Callable[[], None] | None = None,
-    runs_here: bool = True,
     least: float = 0.0,
 ) -> Callable[[Callable[[Group, Any], Any]], BuiltIn]:
     """Decorate a built-in: `@reward("math", MathSettings)` in `builtin/math.py`."""
 
     def add(function: Callable[[Group, Any], Any]) -> BuiltIn:
-        return REWARDS.register(name)(BuiltIn(name, function, settings, prepare, load, runs_here, least))
+        return REWARDS.register(name)(BuiltIn(name, function, settings, prepare, load, least))
 
     return add
 
@@ -118,12 +116,11 @@ def score(
     prompt: str = "",
     args: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
-    completion_s: float = 1.0,
 ) -> list[float]:
     """Score completions of one row by a built-in. A user's own reward may build on one with this function.
 
-    `args`, `timeout_s` and `completion_s` are those of `rewards.N`. Calls from threads run one after the other. Raises
-    ConfigError for settings and data that the built-in refuses, ScoringError if it fails.
+    `args` and `timeout_s` are those of `rewards.N`. Calls from threads run one after the other. Raises ConfigError for
+    settings and data that the built-in refuses, ScoringError if it fails.
 
     >>> score("math", ["It is 4.", "It is 5."], {"answer": "4"})
     [1.0, 0.0]
@@ -136,7 +133,7 @@ def score(
     assert settings is not None
     group = Group(prompt, tuple(completions), fields, timeout_s)
     if built_in.is_one_by_one:
-        return scorer().score(built_in, settings, group, completion_s).scores
+        return scorer().score(built_in, settings, group).scores
     return list(finished(built_in(group, settings)))
 
 

@@ -75,7 +75,6 @@ class Scorer:
         built_in: BuiltIn,
         settings: Section,
         group: Group,
-        completion_s: float,
         progress: Callable[[], object] = lambda: None,
     ) -> Scored:
         """Score a group. Calls `progress` after each completion.
@@ -86,21 +85,20 @@ class Scorer:
         """
         with self._lock:
             self.load(built_in)
-            return self._score(built_in, settings, group, completion_s, progress)
+            return self._score(built_in, settings, group, progress)
 
     def _score(
         self,
         built_in: BuiltIn,
         settings: Section,
         group: Group,
-        completion_s: float,
         progress: Callable[[], object],
     ) -> Scored:
         found, doubtful, retried = Scored(), 0, -1
         while len(found.scores) < len(group.completions):
             index = len(found.scores)
             rest = replace(group, completions=group.completions[index:])
-            for kind, value in self._messages(built_in, settings, rest, completion_s):
+            for kind, value in self._messages(built_in, settings, rest):
                 if kind == "score":
                     found.scores.append(value)
                     progress()
@@ -121,13 +119,11 @@ class Scorer:
             found.scores.append(built_in.least)
         return found
 
-    def _messages(
-        self, built_in: BuiltIn, settings: Section, group: Group, completion_s: float
-    ) -> Iterator[tuple[_Kind, Any]]:
+    def _messages(self, built_in: BuiltIn, settings: Section, group: Group) -> Iterator[tuple[_Kind, Any]]:
         """Yield the child's messages. The last one says how the scoring ended."""
         connection = self._connection or self._start()
         try:
-            connection.send((built_in.name, settings, group, completion_s if built_in.runs_here else None))
+            connection.send((built_in.name, settings, group))
             kind: _Kind = "score"
             while kind == "score" and connection.poll(group.timeout_s):
                 kind, value = connection.recv()
@@ -137,7 +133,7 @@ class Scorer:
         except (EOFError, ConnectionError):
             status = self.close()
             if status == -signal.SIGPROF:
-                yield "exhausted", f"took more than {completion_s:g} s of processor time"
+                yield "exhausted", f"took more than {_limit_s(settings):g} s of processor time"
             else:
                 how = f"exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
                 is_crash = status < 0 and status not in _FROM_OUTSIDE
@@ -182,6 +178,11 @@ def _scorer_of(pid: int) -> Scorer:
     return Scorer()
 
 
+def _limit_s(settings: Section) -> float:
+    """Return the processor time limit of a completion; 0.0 where its program runs elsewhere, with its own limits."""
+    return getattr(settings, "completion_s", 0.0)
+
+
 def _answer(connection: Connection, parent: int) -> None:
     """Serve calls until the parent closes its end."""
     tie_to_parent(parent, signal.SIGKILL)
@@ -190,12 +191,13 @@ def _answer(connection: Connection, parent: int) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     while True:
         try:
-            name, settings, group, budget_s = connection.recv()
+            name, settings, group = connection.recv()
         except EOFError:
             return
-        most = hard if budget_s is None else used + _MAX_MEMORY_BYTES
+        limit_s = _limit_s(settings)
+        most = used + _MAX_MEMORY_BYTES if limit_s else hard
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-        for message in _scored(name, settings, group, budget_s or 0.0):
+        for message in _scored(name, settings, group, limit_s):
             connection.send(message)
 
 

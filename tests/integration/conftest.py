@@ -55,7 +55,7 @@ def stopped_sft(workspace: Path, cluster: dict[str, str]) -> tuple[Attempt, Atte
     config = tiny_config(
         workspace,
         "sft",
-        task={"name": "sft", "batch_size": 16},
+        task={"name": "sft", "args": {"batch_size": 16}},
         data={"train": {"path": str(workspace / "sft.jsonl")}},
         train={"total_steps": SFT_STEPS, "lr": 1e-2},
         checkpoint={"every": None},

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hpc_grpo.algorithms.losses import KlSettings
-from hpc_grpo.config.train import DistillTask, PpoTask
+from hpc_grpo.config.train import DistillArgs, DistillTask, PpoArgs, PpoTask
 from hpc_grpo.learner.model import gathered
 from hpc_grpo.learner.packing import pack
 from hpc_grpo.metrics.reductions import merge
@@ -46,7 +46,7 @@ def train_with_critic(rank: int, world_size: int, store: Any, root: Path) -> dic
     results = {}
     for stage in (1, 2, 3):
         config = make_config(root / "model", root, zero_stage=stage).model_copy(
-            update={"task": PpoTask(critic_lr=1e-2, value_clip=None)}
+            update={"task": PpoTask(args=PpoArgs(critic_lr=1e-2, value_clip=None))}
         )
         learner = Learner(config, rank, world_size, store)
         step = lambda own: own.train_step(make_step(1, rank, world_size, num_minibatches=2))  # noqa: E731
@@ -61,7 +61,7 @@ def train_with_critic(rank: int, world_size: int, store: Any, root: Path) -> dic
         if stage != 2:
             export_model(learner, root / f"export_{world_size}_{stage}")
             critic = str(root / f"export_{world_size}_{stage}" / "critic")
-            begun = Learner(config.model_copy(update={"task": PpoTask(critic=critic)}), rank, world_size)
+            begun = Learner(config.model_copy(update={"task": PpoTask(args=PpoArgs(critic=critic))}), rank, world_size)
             values = [values_of(each, make_sequences(5)[0]) for each in (learner, begun)]
         results[stage] = (metrics, weights_of(learner), again, weights_of(fresh), values)
     return results
@@ -135,8 +135,8 @@ def distil(rank: int, world_size: int, store: Any, root: Path) -> tuple[list[flo
     """
     from hpc_grpo.learner.learner import Learner
 
-    config = make_config(root / "base", root, lr=6e-3, weight_decay=0.0, max_tokens_per_microbatch=4096).model_copy(
-        update={"task": DistillTask(teacher=str(root / "teacher"))}
+    config = make_config(root / "base", root, lr=6e-3, adamw={"eps": 1e-4}, max_tokens_per_microbatch=4096).model_copy(
+        update={"task": DistillTask(args=DistillArgs(teacher=str(root / "teacher")))}
     )
     config = config.model_copy(update={"loss": config.loss.model_copy(update={"kl": KlSettings()})})
     learner = Learner(config)

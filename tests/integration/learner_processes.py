@@ -25,7 +25,8 @@ _IMPORTED_ONCE = ("hpc_grpo.learner.learner", "deepspeed", "transformers.models.
 
 def make_config(model: Path, root: Path, **train: Any) -> Config:
     """A config of a tiny CPU model; `train` overrides the training section."""
-    defaults = {"total_steps": 10, "lr": 1e-3, "eps": 1e-4, "weight_decay": 0.1, "max_tokens_per_microbatch": 64}
+    defaults: dict[str, Any] = {"total_steps": 10, "lr": 1e-3, "max_tokens_per_microbatch": 64}
+    defaults["adamw"] = {"eps": 1e-4, "weight_decay": 0.1}
     return minimal_config(
         run={"root": str(root)},
         model={"path": str(model), "dtype": "float32", "device": "cpu"},

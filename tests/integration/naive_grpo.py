@@ -19,8 +19,11 @@ def naive_training(config: Config, steps: list[list[list[TrainSequence]]]) -> tu
     reference = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    groups = [
+        {"params": matrices, "weight_decay": train.adamw["weight_decay"]},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.adamw["betas"], eps=train.adamw["eps"])
     grad_norms = []
     for minibatches in steps:
         with torch.no_grad():
@@ -51,7 +54,7 @@ def naive_loss(
     with torch.no_grad():
         towards_reference = logprobs_of(reference, sequence, config) - logprobs
     engine = torch.from_numpy(sequence.engine_logprobs[sequence.loss_mask])
-    weight = (proximal - engine).exp().clamp(max=config.loss.correction.cap)
+    weight = (proximal - engine).exp().clamp(max=config.loss.correction.args.cap)
     ratio = (logprobs - proximal).exp()
     clipped = ratio.clamp(1 - config.loss.clip_low, 1 + config.loss.clip_high)
     advantages = torch.from_numpy(sequence.advantages[sequence.loss_mask])

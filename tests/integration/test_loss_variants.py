@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "gspo, sequences": {"name": "gspo", "clip_low": 0.01, "clip_high": 0.01, "correction": "sequence"},
-    "dr_grpo, m2po": {"name": "dr_grpo", "correction": {"name": "m2po", "cap": 0.05}},
+    "dr_grpo, m2po": {"name": "dr_grpo", "correction": {"name": "m2po", "args": {"cap": 0.05}}},
     "kl_cov, entropy": {
         "name": "kl_cov",
         "args": {"fraction": 0.1},
@@ -28,7 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "clip_cov": {"name": "clip_cov", "args": {"fraction": 0.1, "low": -0.5}, "kl": {"coef": 0.0}},
     "to the engine": {"proximal": "engine", "correction": "none"},
-    "masked sequences": {"correction": {"name": "sequence_mask", "low": 0.5, "cap": 2.0}},
+    "masked sequences": {"correction": {"name": "sequence_mask", "args": {"low": 0.5, "cap": 2.0}}},
     "decoupled, interpolated": {"name": "decoupled_ppo", "proximal": "interpolated", "kl": {"where": "reward"}},
 }
 

@@ -71,8 +71,8 @@ def small(files: Path, name: str, **changes: Mapping[str, Any]) -> Path:
         values["model"]["path"] = "tiny"
     values["model"]["path"] = str(Path(values["model"]["path"]).resolve())
     values["data"]["template"] = str(files / "tiny.jinja")
-    if "teacher" in values.get("task", {}):
-        values["task"]["teacher"] = str(files / "tiny")
+    if "teacher" in values.get("task", {}).get("args", {}):
+        values["task"]["args"]["teacher"] = str(files / "tiny")
     values["run"]["root"] = str(files / "runs")
     path = files / f"small_{name}"
     path.write_text(yaml.safe_dump(values))

@@ -39,19 +39,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "kl_cov": {"name": "kl_cov", "args": {"fraction": 0.1}},
     "clip_cov": {"name": "clip_cov", "args": {"fraction": 0.1, "low": -0.5}},
-    "truncated": {"correction": {"name": "truncated", "cap": 1.2}},
+    "truncated": {"correction": {"name": "truncated", "args": {"cap": 1.2}}},
     "sequence": {"correction": "sequence"},
-    "sequence_mask": {"correction": {"name": "sequence_mask", "low": 1e-3, "cap": 1e3}},
-    "geometric": {"correction": {"name": "geometric", "low": 0.5, "cap": 2.0}},
-    "m2po": {"correction": {"name": "m2po", "cap": 0.05}},
+    "sequence_mask": {"correction": {"name": "sequence_mask", "args": {"low": 1e-3, "cap": 1e3}}},
+    "geometric": {"correction": {"name": "geometric", "args": {"low": 0.5, "cap": 2.0}}},
+    "m2po": {"correction": {"name": "m2po", "args": {"cap": 0.05}}},
     "entropy": {"entropy_coef": 0.01},
     "interpolated": {"proximal": "interpolated"},
     "kl in the reward": {"kl": {"where": "reward"}},
     "unbiased kl": {"kl": {"estimator": "unbiased"}},
 }
 TASKS: dict[str, tuple[int, dict[str, Any]]] = {
-    "ppo": (3, {"task": {"name": "ppo", "critic_lr": _NO_LR}}),
-    "distill": (2, {"task": {"name": "distill", "teacher": "ROOT/teacher"}}),
+    "ppo": (3, {"task": {"name": "ppo", "args": {"critic_lr": _NO_LR}}}),
+    "distill": (2, {"task": {"name": "distill", "args": {"teacher": "ROOT/teacher"}}}),
     "sft": (2, {"task": "sft", "loss": None, "rollout": None}),
     "lora": (3, {"lora": {"rank": 2, "targets": ["q_proj", "v_proj"]}}),
     "experts": (3, {"model": {"path": "ROOT/experts"}, "train": {"router_aux_loss_coef": 0.3}}),
@@ -106,7 +106,7 @@ class Learners:
     def build(self, changes: dict[str, Any], model: str = "model", **train: Any) -> tuple[Config, Any]:
         from hpc_grpo.learner.learner import Learner
 
-        train = {"lr": _NO_LR, "weight_decay": 0.0, "sequence_parallel": self.world_size, **train}
+        train = {"lr": _NO_LR, "adamw": {"eps": 1e-4}, "sequence_parallel": self.world_size, **train}
         values = make_config(self._root / model, self._root, **train).model_dump(mode="json", exclude_unset=True)
         values["launch"] = {"num_nodes": self.world_size}
         for name, own in changes.items():

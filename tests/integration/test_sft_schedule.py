@@ -18,7 +18,7 @@ def test_it_ends_where_the_schedule_does(workspace: Path, cluster: dict[str, str
     config = tiny_config(
         workspace,
         "sft-schedule",
-        task={"name": "sft", "batch_size": 8},
+        task={"name": "sft", "args": {"batch_size": 8}},
         data={"train": {"path": str(workspace / "sft.jsonl")}},
         train={"total_steps": STEPS, "num_minibatches": MINIBATCHES, "lr": PEAK, "schedule": "linear"},
         checkpoint={"every": None},

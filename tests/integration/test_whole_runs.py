@@ -43,7 +43,8 @@ def test_a_run_trains_and_its_engines_follow(
 
     A text of rollout.stop ends a completion, whose last tokens engine and learner score alike.
     """
-    task = {"name": name, **({"critic_lr": 1e-2} if name == "ppo" else {"teacher": str(workspace / "untied")})}
+    args = {"critic_lr": 1e-2} if name == "ppo" else {"teacher": str(workspace / "untied")}
+    task = {"name": name, "args": args}
     train = {"total_steps": 6, "zero_stage": 3}
     run = complete_in_cluster(cluster, tiny_config(workspace, name, **sections, task=task, train=train))
     metrics = metrics_of(run)
@@ -96,7 +97,7 @@ def test_a_callback_that_fails_is_off_and_the_run_completes(workspace: Path, clu
     file = workspace / "failing.py"
     file.write_text("def fail(step, metrics, evals):\n    raise ValueError('no such metric')\n")
     sections = {
-        "task": {"name": "sft", "batch_size": 16},
+        "task": {"name": "sft", "args": {"batch_size": 16}},
         "data": {"train": {"path": str(workspace / "sft.jsonl")}, "eval": None},
         "train": {"total_steps": 3, "on_step": {"name": f"{file}:fail"}},
         "eval": {"every": None},

@@ -96,7 +96,7 @@ def test_an_advantage_outside_the_package_is_asked_with_its_own_settings(args: A
 
 
 def test_the_example_of_a_tool_answers_the_model_and_says_what_it_does_not_know() -> None:
-    environment: Any = environment_of("tools", {}, [f"{EXAMPLES}/lookup_tool.py:population"])
+    environment: Any = environment_of("tools", {"tools": [f"{EXAMPLES}/lookup_tool.py:population"]})
     [schema] = environment.tools
     assert schema["function"]["description"] == "Return how many people live in a city."
     assert schema["function"]["parameters"]["properties"]["city"]["description"] == "The name of the city, in English."
@@ -131,7 +131,7 @@ def test_a_loss_outside_the_package_is_trained_on_with_its_own_settings_and_a_bu
     loss = {
         "name": f"{EXAMPLES}/proximal_pull_loss.py:proximal_pull",
         "args": {"strength": 0.5},
-        "correction": {"cap": 1.5},
+        "correction": {"args": {"cap": 1.5}},
     }
     config = minimal_config(loss=loss)
     logprobs = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)

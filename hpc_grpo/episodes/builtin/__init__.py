@@ -5,7 +5,7 @@ An environment's process calls `environment_of`; a login node calls `check_built
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.episodes import Environment
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpc_grpo.config.rollout import EnvironmentConfig
 
 
-def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()) -> Environment:
+def environment_of(name: str, args: Mapping[str, Any]) -> Environment:
     """Return a new environment. `textarena:Sokoban-v0` is the built-in textarena with Sokoban-v0 as first argument.
 
     Raises ConfigError if the environment does not exist, or does not accept the arguments.
@@ -24,18 +24,18 @@ def environment_of(name: str, args: Mapping[str, Any], tools: Sequence[str] = ()
     built_in, _, first = name.partition(":")
     is_built_in = built_in in ENVIRONMENTS.names()
     words = [first] if is_built_in and first else []
-    named = {**args, **({"tools": tools} if tools else {})}
-    return ENVIRONMENTS.with_args(built_in if is_built_in else name, named, len(words))(*words)  # type: ignore[no-any-return]
+    return ENVIRONMENTS.with_args(built_in if is_built_in else name, args, len(words))(*words)  # type: ignore[no-any-return]
 
 
 def check_built_in(environment: EnvironmentConfig) -> None:
     """Raise ConfigError for errors in a built-in that a login node can detect. The job checks the user's files."""
-    if environment.python is not None:
+    args: dict[str, Any] = {**environment.args}
+    if given := args.get("tools"):
+        args["tools"] = [tool for tool in given if ":" not in tool]
+    is_built_in = environment.name.partition(":")[0] in ENVIRONMENTS.names()
+    if environment.python is not None or not is_built_in or (given and not args["tools"]):
         return
-    tools = [tool for tool in environment.tools if ":" not in tool]
-    if environment.name.partition(":")[0] not in ENVIRONMENTS.names() or (environment.tools and not tools):
-        return
-    longest_s = getattr(environment_of(environment.name, environment.args, tools), "longest_step_s", 0.0)
+    longest_s = getattr(environment_of(environment.name, args), "longest_step_s", 0.0)
     if longest_s >= environment.timeout_s:
         raise ConfigError(
             f"environment.timeout_s is {environment.timeout_s:g}, and a step of {environment.name} may take "

@@ -43,7 +43,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS, Registry
 from hpc_grpo.rewards.sandbox.isolation import CELLS, Limits, find_isolation, run_job
 
-TOOLS = Registry("Tool", "environment.tools")
+TOOLS = Registry("Tool", "environment.args.tools")
 _MAX_CALLS = 32
 _PARAMETER = re.compile(r"\s+(\w+)\s*(?:\(.*?\))?:\s*(.*)")
 
@@ -81,7 +81,7 @@ class Tools:
         isolation: str = "strong",
     ) -> None:
         if not tools:
-            raise ConfigError("environment.tools is empty. List tools: python, calculator, or module:function.")
+            raise ConfigError("environment.args.tools is empty. List tools: python, calculator, or module:function.")
         self._max_chars, self._call_s = max_chars, call_s
         self._python = Python(python_s, isolation)
         functions = [self._python.python if tool == "python" else TOOLS.find(tool) for tool in tools]
@@ -92,7 +92,7 @@ class Tools:
         }
         self._functions = dict(zip(names, map(validate_call, functions), strict=True))
         if len(self._functions) < len(names):
-            raise ConfigError(f"environment.tools has two functions of one name: {names}. Rename one of them.")
+            raise ConfigError(f"environment.args.tools has two functions of one name: {names}. Rename one of them.")
         self.longest_step_s = call_s + max(call_s, _CLOCK * python_s)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
@@ -157,9 +157,9 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         parameters = TypeAdapter[Any](function).json_schema()  # type: ignore[arg-type]
     except (PydanticUserError, NameError) as error:
-        raise ConfigError(f"environment.tools: the parameters of {name} have no JSON schema: {error}") from None
+        raise ConfigError(f"environment.args.tools: the parameters of {name} have no JSON schema: {error}") from None
     if not text or parameters["type"] != "object":
-        raise ConfigError(f"environment.tools: {name} must have a docstring, and named parameters alone.")
+        raise ConfigError(f"environment.args.tools: {name} must have a docstring, and named parameters alone.")
     described = ""
     for line in text.partition("\nArgs:\n")[2].splitlines():
         if line and not line[0].isspace():

@@ -57,7 +57,7 @@ def prepare(settings: CodeSettings, timeout_s: float, is_resume: bool) -> str:
     return describe(find_isolation(settings.isolation))
 
 
-@reward("code", CodeSettings, prepare=prepare, runs_here=False)
+@reward("code", CodeSettings, prepare=prepare)
 def code(group: Group, settings: CodeSettings) -> Iterator[float]:
     """Score 1.0 for a program that passes its tests; `program_of` finds the program.
 

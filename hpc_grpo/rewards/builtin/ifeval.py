@@ -19,7 +19,7 @@ from hpc_grpo.config.checked import in_plain_words
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import after_thoughts
-from hpc_grpo.section import Section
+from hpc_grpo.rewards.builtin import ScoredHere
 
 Check = Callable[..., bool]
 Relation = Literal["less than", "at least"]
@@ -28,7 +28,7 @@ _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
-class IfevalSettings(Section):
+class IfevalSettings(ScoredHere):
     mode: Literal["strict", "loose"] = Field(
         "strict", description="loose: forgive a first or last line, and asterisks."
     )

@@ -25,6 +25,7 @@ from hpc_grpo.rewards.answers import (
     reference_answer,
     stated_number,
 )
+from hpc_grpo.rewards.builtin import ScoredHere
 from hpc_grpo.section import Section
 
 
@@ -34,7 +35,7 @@ def load() -> None:
     are_equal(r"\sqrt{8}", r"2\sqrt{2}")  # the first comparison builds the parser
 
 
-@reward("math", Section, load=load)
+@reward("math", ScoredHere, load=load)
 def math(group: Group, settings: Section) -> Iterator[float]:
     r"""Compare each completion with its `answer`: a number, words, or notation such as `\sqrt{8}`, sets, matrices."""
     wanted = reference_answer(str(group.answer()))
@@ -55,7 +56,7 @@ correctness = reward("correctness", math.settings, load=load)(math.function)
 """`math` under its older name."""
 
 
-class Gsm8kSettings(Section):
+class Gsm8kSettings(ScoredHere):
     method: Literal["strict", "flexible"] = Field(
         "strict", description="strict: the number after ####; flexible: the last number."
     )
@@ -86,7 +87,7 @@ _FILLER = (
 )
 
 
-class MultipleChoiceSettings(Section):
+class MultipleChoiceSettings(ScoredHere):
     letters: str = Field("ABCDE", min_length=1, description="Letters of the choices.")
 
 

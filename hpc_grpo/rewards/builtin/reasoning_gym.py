@@ -62,7 +62,7 @@ def prepare(settings: ReasoningGymSettings, timeout_s: float, is_resume: bool) -
     return describe(find_isolation(settings.isolation))
 
 
-@reward("reasoning_gym", ReasoningGymSettings, load=load, prepare=prepare, runs_here=False)
+@reward("reasoning_gym", ReasoningGymSettings, load=load, prepare=prepare)
 def reasoning_gym(group: Group, settings: ReasoningGymSettings) -> Iterator[float]:
     """Score by the item's task. Without `partial`, only a full score counts.
 

@@ -15,10 +15,11 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import after_thoughts, answer_blocks, given_answer, is_same_text, plain_characters
+from hpc_grpo.rewards.builtin import ScoredHere
 from hpc_grpo.section import Section
 
 
-@reward("exact", Section)
+@reward("exact", ScoredHere)
 def exact(group: Group, settings: Section) -> Iterator[float]:
     """Compare texts: the marked or announced answer, else the whole completion, with the column `answer`.
 
@@ -35,7 +36,7 @@ def exact(group: Group, settings: Section) -> Iterator[float]:
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-@reward("string_f1", Section)
+@reward("string_f1", ScoredHere)
 def string_f1(group: Group, settings: Section) -> Iterator[float]:
     """Return the F1 of words like SQuAD's evaluation (arXiv:1606.05250), the best over several references.
 
@@ -60,7 +61,7 @@ def _f1(given: list[str], wanted: list[str]) -> float:
     return 2.0 * common / (len(given) + len(wanted))
 
 
-class RegexSettings(Section):
+class RegexSettings(ScoredHere):
     pattern: str | None = Field(None, description="Pattern of Python; null: that of the row.")
     pattern_field: str = Field("pattern", description="Column with the pattern of each row.")
     mode: Literal["search", "fullmatch"] = Field("search", description="Match anywhere, or the whole completion.")
@@ -94,7 +95,7 @@ def regex(group: Group, settings: RegexSettings) -> Iterator[float]:
         yield float(match(completion) is not None)
 
 
-class KeywordMatchSettings(Section):
+class KeywordMatchSettings(ScoredHere):
     keyword_list: list[str] | None = Field(None, description="Keywords; null: those of the row.")
     keyword_field: str = Field("keywords", description="Column with the keywords of each row.")
     case_sensitive: bool = Field(False, description="Upper and lower case differ.")
@@ -119,7 +120,7 @@ def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[floa
         yield found / len(patterns) if patterns else 1.0
 
 
-class JsonSchemaSettings(Section):
+class JsonSchemaSettings(ScoredHere):
     # Not named `schema`: pydantic's models have a method of that name.
     wanted: dict[str, Any] | bool | str | None = Field(
         None, alias="schema", description="The schema, or its text as JSON; null: that of the row."
@@ -167,7 +168,7 @@ def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
         yield 1.0 if validator.is_valid(value) else settings.partial
 
 
-class LengthSettings(Section):
+class LengthSettings(ScoredHere):
     most: PositiveInt | None = Field(None, description="Longest completion without a penalty.")
     over: PositiveInt | None = Field(None, description="Length over which the penalty falls to -1; null: `most`.")
     target: PositiveInt | None = Field(None, description="Length that scores 1.")
@@ -197,7 +198,7 @@ def length(group: Group, settings: LengthSettings) -> Iterator[float]:
             yield -min(1.0, max(0, size - settings.most) / (settings.over or settings.most))
 
 
-class RepetitionSettings(Section):
+class RepetitionSettings(ScoredHere):
     ngram: PositiveInt = Field(3, description="Words in a row that count as a repetition.")
 
 
@@ -213,7 +214,7 @@ def repetition(group: Group, settings: RepetitionSettings) -> Iterator[float]:
         yield len(set(ngrams)) / len(ngrams) - 1.0 if ngrams else 0.0
 
 
-class StrictFormatSettings(Section):
+class StrictFormatSettings(ScoredHere):
     reasoning_tag: str = Field("reasoning", description="Name of the first element.")
     answer_tag: str = Field("answer", description="Name of the second element.")
 

@@ -34,7 +34,7 @@ def with_step(sequences: Sequence[Trained], settings: Settings) -> list[Trained]
     """Tell each sequence what a variant wants to know of all tokens of the step."""
     found: tuple[float, ...] = ()
     if settings.correction.name == "m2po":
-        found = (second_moment_limit(sequences, settings.correction.cap),)
+        found = (second_moment_limit(sequences, settings.correction.args.cap),)
     if settings.name == "kl_cov":
         found = covariance_limit(sequences, settings.args.fraction)
     if settings.name == "clip_cov":
@@ -105,8 +105,8 @@ def clip(ratio: float, settings: Settings) -> float:
 def ppo_term(ratio: float, advantage: float, settings: Settings) -> float:
     """PPO, arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729, eq. 5: max(min(r A, clip(r) A), c A) where A < 0."""
     objective = min(ratio * advantage, clip(ratio, settings) * advantage)
-    if settings.dual_clip is not None and advantage < 0:
-        objective = max(objective, settings.dual_clip * advantage)
+    if settings.args.dual_clip is not None and advantage < 0:
+        objective = max(objective, settings.args.dual_clip * advantage)
     return -objective
 
 
@@ -164,7 +164,7 @@ POLICY: dict[str, Callable[[Array, Array, Trained, Settings], Array]] = {
 def correction(own: Trained, settings: Settings) -> tuple[Array, Array]:
     """Weights, and whether a bound acted, per token: min(r, C), Yao et al. 2025; masks outside of [low, C], IcePop."""
     ratios = [math.exp(before - sampled) for before, sampled in zip(own.proximal, own.engine, strict=True)]
-    low, cap = (getattr(settings.correction, key, math.nan) for key in ("low", "cap"))
+    low, cap = (getattr(getattr(settings.correction, "args", None), key, math.nan) for key in ("low", "cap"))
     match settings.correction.name:
         case "none":
             pairs = [(1.0, False) for _ in ratios]
@@ -291,4 +291,4 @@ def is_clipped(own: Trained, settings: Settings) -> Array:
         return (ratios < low) | (ratios > high)
     up, down = own.advantages > 0, own.advantages < 0
     cut = (up & (ratios > high)) | (down & (ratios < low))
-    return cut | (down & (ratios > settings.dual_clip)) if settings.dual_clip else cut
+    return cut | (down & (ratios > settings.args.dual_clip)) if settings.args.dual_clip else cut

@@ -124,7 +124,7 @@ def test_an_advantage_of_the_users_may_see_the_rewards_of_turns_and_give_one_num
 
 
 def test_a_distillation_weighs_the_advantages_of_turns() -> None:
-    distill = {"name": "distill", "teacher": "org/large", "reward_coef": 0.5}
+    distill = {"name": "distill", "args": {"teacher": "org/large", "reward_coef": 0.5}}
     algorithm = algorithm_of(
         minimal_config(task=distill, loss={"advantage": {"name": "turns", "normalize_std": False}})
     )

@@ -17,13 +17,13 @@ from tests.support.sequences import graded
 from tests.unit.algorithms import references
 from tests.unit.algorithms.test_objective import LONGEST, ragged_groups
 
-TEACHER = {"task": {"name": "distill", "teacher": "org/large"}}
+TEACHER = {"task": {"name": "distill", "args": {"teacher": "org/large"}}}
 
 
 @pytest.mark.parametrize("loss", [{}, {"name": "gspo", "clip_low": 0.1, "clip_high": 0.1}, {"correction": "icepop"}])
 def test_the_loss_is_that_of_the_teachers_advantages_added_to_those_of_rewards(loss: dict[str, Any]) -> None:
     """A_t + log teacher - log proximal, which the references of the losses then take, in float64."""
-    config = minimal_config(task={"name": "distill", "teacher": "t", "reward_coef": 2.0}, loss=loss)
+    config = minimal_config(task={"name": "distill", "args": {"teacher": "t", "reward_coef": 2.0}}, loss=loss)
     plain = ragged_groups(3)
     teachers = [own.reference for own in plain]  # another model's logprobs of the same tokens
     taught = [
@@ -67,7 +67,7 @@ def test_its_gradient_is_that_of_the_reverse_kl_over_a_whole_vocabulary() -> Non
 
 @pytest.mark.parametrize(("coef", "expected"), [(0.0, (0.0, 0.0)), (0.5, (0.25, -0.25))])
 def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[float, ...]) -> None:
-    distill = {"name": "distill", "teacher": "org/large", "reward_coef": coef}
+    distill = {"name": "distill", "args": {"teacher": "org/large", "reward_coef": coef}}
     config = minimal_config(task=distill, loss={"advantage": {"normalize_std": False}})
     ((*found,),) = algorithm_of(config).step_advantages([graded(1.0, 0.0)])
     assert tuple(found) == expected
@@ -77,9 +77,9 @@ def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[f
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"task": "distill"}, "task.teacher is not set, and task distill needs it"),
-        ({**TEACHER, "loss": {"advantage": "rloo"}}, "with task.reward_coef = 0 no advantage is made of rewards"),
-        ({**TEACHER, "rollout": {"overlong_tokens": 9}}, "Set rollout.overlong_tokens=null, or task.reward_coef"),
+        ({"task": "distill"}, "task.args.teacher is not set, and task distill needs it"),
+        ({**TEACHER, "loss": {"advantage": "rloo"}}, "with task.args.reward_coef = 0 no advantage is made of rewards"),
+        ({**TEACHER, "rollout": {"overlong_tokens": 9}}, "Set rollout.overlong_tokens=null, or task.args.reward_coef"),
         ({**TEACHER, "loss": {"name": "kl_cov"}}, "loss.name = kl_cov compares advantages before an optimizer step"),
         (
             {**TEACHER, "rollout": {"drop_zero_variance": True}},
@@ -87,7 +87,7 @@ def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[f
         ),
         ({"rewards": []}, "rewards is empty"),
         (
-            {"task": {"name": "distill", "teacher": "t", "reward_coef": 1.0}, "rewards": []},
+            {"task": {"name": "distill", "args": {"teacher": "t", "reward_coef": 1.0}}, "rewards": []},
             "rewards is empty",
         ),
     ],

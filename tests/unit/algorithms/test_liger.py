@@ -26,8 +26,8 @@ LIGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "gspo", "clip_low": 0.02, "clip_high": 0.03},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.02, "epsilon_high": 0.03},
     ),
-    "dual clip": ({"dual_clip": 1.5}, {"loss_type": "dapo", "delta": 1.5}),
-    "TIS 1.2": ({"correction": {"name": "truncated", "cap": 1.2}}, {"loss_type": "dapo"}),
+    "dual clip": ({"args": {"dual_clip": 1.5}}, {"loss_type": "dapo", "delta": 1.5}),
+    "TIS 1.2": ({"correction": {"name": "truncated", "args": {"cap": 1.2}}}, {"loss_type": "dapo"}),
     "k3": ({"kl": {"coef": 0.1}}, {"loss_type": "dapo", "beta": 0.1}),
     "unbiased KL": (
         {"kl": {"coef": 0.1, "estimator": "unbiased"}},

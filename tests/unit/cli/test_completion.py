@@ -52,7 +52,7 @@ def offered(shell: str, *words: str) -> list[str]:
         (["train", "local/ti"], ["local/tiny_grpo", "local/tiny_sft"], False),
         (["train", "own.yaml", "tra"], ["train."], True),
         (["train", "own.yaml", "train.l"], ["train.lr="], True),
-        (["config", "own.yaml", "task.critic_l"], ["task.critic_lr="], True),
+        (["config", "own.yaml", "task.args.critic_l"], ["task.args.critic_lr="], True),
         (["config", "own.yaml", "train.lr="], [], False),
         (["train", "own.yaml", "train.lr", "=", ""], [], False),
     ],

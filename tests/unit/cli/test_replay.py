@@ -52,7 +52,7 @@ def test_another_loss_brings_the_settings_of_its_paper_but_for_those_that_are_gi
     assert (trained_by[1].loss.clip_high, trained_by[1].loss.kl.coef) == (0.3, 0.1)
     assert replay(run, "loss.name=cispo", "loss.correction.name=icepop").exit_code == 0
     loss = trained_by[2].loss
-    assert (loss.name, loss.clip_high, loss.correction.low, loss.correction.cap) == ("cispo", 4.0, 0.5, 5.0)
+    assert (loss.name, loss.clip_high, loss.correction.args.low, loss.correction.args.cap) == ("cispo", 4.0, 0.5, 5.0)
 
 
 @pytest.mark.parametrize(

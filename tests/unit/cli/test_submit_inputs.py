@@ -257,7 +257,10 @@ def test_a_run_on_images_without_images_or_processor_is_refused_before_it_queues
 
 @pytest.mark.parametrize(
     "words",
-    [["task=distill", "task.teacher=./teacher", "rewards=[]"], ["loss.kl.coef=0.1", "loss.kl.reference=./teacher"]],
+    [
+        ["task=distill", "task.args.teacher=./teacher", "rewards=[]"],
+        ["loss.kl.coef=0.1", "loss.kl.reference=./teacher"],
+    ],
     ids=["teacher", "reference"],
 )
 @pytest.mark.parametrize(("ids", "is_refused"), [({"a": 0, "b": 1}, False), ({"a": 0, "b": 2, "c": 1}, True)])
@@ -278,9 +281,9 @@ def test_a_model_that_scores_with_other_tokens_is_refused_before_it_queues(
 
 
 def test_a_teacher_that_is_nowhere_is_refused(queue: FakeQueue) -> None:
-    refused = submit("model.path=org/m", "task=distill", "task.teacher=./large")
+    refused = submit("model.path=org/m", "task=distill", "task.args.teacher=./large")
     assert refused.exit_code == EXIT_CONFIG
-    assert "task.teacher = ./large: there is no " in refused.stderr
+    assert "task.args.teacher = ./large: there is no " in refused.stderr
 
 
 QWEN_7B = {

@@ -39,7 +39,10 @@ def test_a_source_of_a_mix_has_an_environment_of_its_own_and_the_rewards_of_the_
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"environment": {"name": "tools", "tools": ["calculator"]}, "rewards": []}, "tools, which gives no reward"),
+        (
+            {"environment": {"name": "tools", "args": {"tools": ["calculator"]}}, "rewards": []},
+            "tools, which gives no reward",
+        ),
         ({"data": {"train": {"path": "a", "prompt_field": None}}}, "is for sources with an environment"),
         ({"environment": {"name": "tols"}}, "did you mean 'tools'?"),
         (

@@ -8,7 +8,7 @@ import yaml
 
 from hpc_grpo.config import Config, load_launch, load_resolved, to_yaml
 from hpc_grpo.config.load import find_config
-from hpc_grpo.config.train import PpoTask, SftTask, Task
+from hpc_grpo.config.train import PpoArgs, PpoTask, SftArgs, SftTask, Task
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.section import OWN, variants
@@ -93,7 +93,7 @@ def test_an_override_of_a_length_takes_the_place_of_the_files_length(minimal: Pa
     [
         ("train.learning_rate=1", "train.learning_rate: unknown key"),
         ("task=stf", "task.name = stf does not exist; did you mean 'sft'? Built in: grpo, ppo, distill, sft."),
-        ("task.critic_lr=1", "task.critic_lr: task.name = grpo has no such key"),
+        ("task.args.critic_lr=1", "task.args: task.name = grpo has no such key"),
         ("train.num_minibatch=2", "did you mean 'num_minibatches'?"),
         ("launch.slurm.partion=x", "did you mean 'partition'?"),
         ("data.eval={path: x, max_item: 3}", "did you mean 'max_items'?"),
@@ -188,16 +188,20 @@ def test_a_name_close_to_a_shipped_one_is_an_error_that_gives_it() -> None:
 @pytest.mark.parametrize(
     ("above", "overrides", "task"),
     [
-        ({}, [], PpoTask(critic_lr=1e-3)),
-        ({"task": {"gae_lambda": 1.0}}, ["task.discount=0.5"], PpoTask(critic_lr=1e-3, gae_lambda=1.0, discount=0.5)),
+        ({}, [], PpoTask(args=PpoArgs(critic_lr=1e-3))),
+        (
+            {"task": {"args": {"gae_lambda": 1.0}}},
+            ["task.args.discount=0.5"],
+            PpoTask(args=PpoArgs(critic_lr=1e-3, gae_lambda=1.0, discount=0.5)),
+        ),
         ({"task": "sft"}, [], SftTask()),
-        ({}, ["task=sft", "task.batch_size=4"], SftTask(batch_size=4)),
+        ({}, ["task=sft", "task.args.batch_size=4"], SftTask(args=SftArgs(batch_size=4))),
     ],
 )
 def test_a_bare_task_replaces_that_of_the_base_and_a_section_adds_keys(
     above: dict[str, Any], overrides: list[str], task: Task, tmp_path: Path
 ) -> None:
-    write(tmp_path / "base.yaml", {**MINIMAL, "task": {"name": "ppo", "critic_lr": 1e-3}})
+    write(tmp_path / "base.yaml", {**MINIMAL, "task": {"name": "ppo", "args": {"critic_lr": 1e-3}}})
     assert load(write(tmp_path / "c.yaml", {"base": "base.yaml", **above}), *overrides).task == task
 
 
@@ -243,7 +247,8 @@ def test_a_task_of_the_users_own_file_is_found_from_any_folder(tmp_path: Path, m
         ("checkpoint.every=5 moons", "checkpoint.every = '5 moons': must be such as '50 steps'"),
         ("checkpoint.every=1 epoch, 2 epochs", "must be such as"),
         ("eval.every=1.5 steps", "must be such as"),
-        ("train.betas=[0.9,2]", "train.betas.1 = 2: must be less than 1"),
+        ("train.adamw.betas=[0.9,2]", "train.adamw.betas.1 = 2: must be less than 1"),
+        ("train.adamw.beta=1", "train.adamw = {'beta': 1}: has no 'beta'. It has: betas, eps, weight_decay"),
         ("engine.vllm={max_num_batched_tokens: 0}", "engine.vllm.max_num_batched_tokens = 0"),
         ("metrics.wandb={id: a}", "id is set by hpc-grpo alone"),
         ("metrics.wandb.mode=off", "metrics.wandb.mode = False"),

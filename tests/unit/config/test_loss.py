@@ -25,7 +25,7 @@ LEAST: dict[str, Any] = {
 TASKS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ppo": {"task": "ppo"},
-    "distill": {"task": {"name": "distill", "teacher": "t"}},
+    "distill": {"task": {"name": "distill", "args": {"teacher": "t"}}},
     "sft": {"task": "sft"},
 }
 FOREIGN: dict[str, dict[str, Any]] = {
@@ -60,12 +60,21 @@ OF_DR_GRPO = {"name": "group", "normalize_std": False, "args": {"unbiased_std": 
         ({"name": "cispo"}, {"clip_low": 1.0, "clip_high": 4.0}),
         ({"name": "sapo"}, {"args": {"temperature_positive": 1.0, "temperature_negative": 1.05}}),
         ({"name": "kl_cov"}, {"args": {"fraction": 2e-4, "kl_coef": 1.0}}),
-        ({"name": "clip_cov", "args": {"high": 9.0}}, {"args": {"fraction": 2e-4, "low": 1.0, "high": 9.0}}),
-        ({"name": "decoupled_ppo"}, {"correction": {"name": "icepop", "low": 0.0, "cap": 5.0}}),
-        ({"name": "decoupled_ppo", "correction": {"cap": 4}}, {"correction": {"name": "icepop", "low": 0.0, "cap": 4}}),
-        ({"name": "decoupled_ppo", "correction": "truncated"}, {"correction": {"name": "truncated", "cap": 2.0}}),
-        ({"correction": "icepop"}, {"correction": {"name": "icepop", "low": 0.5, "cap": 5.0}}),
-        ({"correction": "m2po"}, {"correction": {"name": "m2po", "cap": 0.04}}),
+        (
+            {"name": "clip_cov", "args": {"high": 9.0}},
+            {"args": {"dual_clip": None, "fraction": 2e-4, "low": 1.0, "high": 9.0}},
+        ),
+        ({"name": "decoupled_ppo"}, {"correction": {"name": "icepop", "args": {"low": 0.0, "cap": 5.0}}}),
+        (
+            {"name": "decoupled_ppo", "correction": {"args": {"cap": 4}}},
+            {"correction": {"name": "icepop", "args": {"low": 0.0, "cap": 4}}},
+        ),
+        (
+            {"name": "decoupled_ppo", "correction": "truncated"},
+            {"correction": {"name": "truncated", "args": {"cap": 2.0}}},
+        ),
+        ({"correction": "icepop"}, {"correction": {"name": "icepop", "args": {"low": 0.5, "cap": 5.0}}}),
+        ({"correction": "m2po"}, {"correction": {"name": "m2po", "args": {"cap": 0.04}}}),
         ({"advantage": "pass_k"}, {"advantage": {"name": "pass_k", "args": {"k": 4}}}),
         ({"denominator": 512}, {"denominator": 512}),
     ],
@@ -80,10 +89,16 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["loss=cispo", "loss.dual_clip=3"], "loss.dual_clip: loss.name = cispo has no such key. It has: name, "),
+        (
+            ["loss=cispo", "loss.dual_clip=3"],
+            "loss.dual_clip: loss.name = cispo has no such key. It has: name, ",
+        ),
         (["loss=sapo", "loss.clip_low=0.2"], "loss.clip_low: loss.name = sapo has no such key"),
         (["loss=my.py:own", "loss.clip_low=0.2"], "loss.clip_low: loss.name of your own has no such key"),
-        (["loss.correction={name: none, cap: 2}"], "loss.correction.cap: loss.correction.name = none has no such key"),
+        (
+            ["loss.correction={name: none, cap: 2}"],
+            "loss.correction.cap: loss.correction.name = none has no such key",
+        ),
         (["loss.correction.low=1"], "loss.correction.low: loss.correction.name = truncated has no such key"),
         (["loss.advantage={name: rloo, normalize_std: true}"], "loss.advantage.name = rloo has no such key. It has: n"),
         (["loss.advantage.args.k=2"], "loss.advantage.args.k: unknown key"),
@@ -93,8 +108,8 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
         (["loss.correction=icepopp"], "loss.correction.name = icepopp does not exist; did you mean 'icepop'?"),
         (["loss.advantage=groups"], "loss.advantage.name = groups does not exist; did you mean 'group'?"),
         (["loss.correction.name=trunc"], "Or name your own: module:NAME or path/to/file.py:NAME."),
-        (["loss.correction={name: icepop, low: 6}"], "low = 6 must be less than cap = 5"),
-        (["loss.correction.cap=0"], "loss.correction.cap = 0: must be greater than 0"),
+        (["loss.correction={name: icepop, args: {low: 6}}"], "low = 6 must be less than cap = 5"),
+        (["loss.correction.args.cap=0"], "loss.correction.args.cap = 0: must be greater than 0"),
         (["loss=clip_cov", "loss.args.low=5"], "low = 5 must be less than high = 5: nothing lies between them"),
         (["loss=clip_cov", "loss.args.low=x"], "loss.args.low = 'x': must be a number"),
         (["loss.denominator=token"], "loss.denominator = 'token': must be tokens, sequences, constant, or a number of"),
@@ -146,20 +161,23 @@ def test_a_key_that_moved_into_a_section_is_looked_for_there(before: str, now: s
 
 
 def test_a_bare_name_on_the_command_line_chooses_and_keeps_what_every_loss_has() -> None:
-    written = {"kl": {"coef": 0.1}, "correction": {"name": "icepop", "cap": 3.0}}
+    written = {"kl": {"coef": 0.1}, "correction": {"name": "icepop", "args": {"cap": 3.0}}}
     loss = load("loss=gspo", "loss.correction=none", "loss.advantage=rloo", loss=written).loss
     assert (loss.name, loss.kl.coef, loss.correction.name, loss.advantage.name) == ("gspo", 0.1, "none", "rloo")
     assert (
-        load("loss.correction.cap=4", loss={"correction": "icepop"}).loss.correction
-        == loss_of(correction={"name": "icepop", "cap": 4.0}).correction
+        load("loss.correction.args.cap=4", loss={"correction": "icepop"}).loss.correction
+        == loss_of(correction={"name": "icepop", "args": {"cap": 4.0}}).correction
     )
 
 
 def test_a_layer_adds_keys_to_a_variant_that_the_one_below_names(tmp_path: Path) -> None:
     (tmp_path / "below.yaml").write_text(yaml.safe_dump({**LEAST, "loss": {"name": "dapo", "correction": "icepop"}}))
-    (tmp_path / "above.yaml").write_text("base: below.yaml\nloss: {correction: {cap: 3.0}, kl: {coef: 0.1}}\n")
+    (tmp_path / "above.yaml").write_text("base: below.yaml\nloss: {correction: {args: {cap: 3.0}}, kl: {coef: 0.1}}\n")
     loss = load_config(str(tmp_path / "above.yaml")).loss
-    assert (loss.name, loss.correction) == ("dapo", loss_of(correction={"name": "icepop", "cap": 3.0}).correction)
+    assert (loss.name, loss.correction) == (
+        "dapo",
+        loss_of(correction={"name": "icepop", "args": {"cap": 3.0}}).correction,
+    )
     (tmp_path / "above.yaml").write_text("base: below.yaml\nloss: gspo\n")
     loss = load_config(str(tmp_path / "above.yaml")).loss
     assert (loss.name, loss.correction.name) == ("gspo", "icepop")
@@ -231,10 +249,10 @@ def test_the_resolved_config_of_a_task_has_its_keys_alone_and_loads_again(task: 
 def test_the_models_of_a_run_are_those_that_its_parts_load() -> None:
     assert load().models == {"model.path": "m"}
     assert load("loss.kl.coef=0.1").models == {"model.path": "m"}
-    other = load("loss.kl.coef=0.1", "loss.kl.reference=r", "task.teacher=t", task="distill")
-    assert other.models == {"model.path": "m", "loss.kl.reference": "r", "task.teacher": "t"}
-    assert other.scoring_models == {"loss.kl.reference": "r", "task.teacher": "t"}
-    assert load("task.critic=c", task="ppo").models == {"model.path": "m", "task.critic": "c"}
+    other = load("loss.kl.coef=0.1", "loss.kl.reference=r", "task.args.teacher=t", task="distill")
+    assert other.models == {"model.path": "m", "loss.kl.reference": "r", "task.args.teacher": "t"}
+    assert other.scoring_models == {"loss.kl.reference": "r", "task.args.teacher": "t"}
+    assert load("task.args.critic=c", task="ppo").models == {"model.path": "m", "task.args.critic": "c"}
 
 
 def test_optimizer_steps_are_those_of_any_task() -> None:
@@ -242,7 +260,7 @@ def test_optimizer_steps_are_those_of_any_task() -> None:
         config = load("train.num_minibatches=4", "train.total_steps=100", **task)
         assert config.optimizer_steps(100) == 400
     message = refusal("train.num_minibatches=33", **TASKS["sft"])
-    assert "train.num_minibatches = 33 exceeds task.batch_size = 32" in message
+    assert "train.num_minibatches = 33 exceeds task.args.batch_size = 32" in message
 
 
 def test_another_loss_in_an_override_of_a_resolved_config_keeps_what_was_resolved() -> None:

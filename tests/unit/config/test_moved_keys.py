@@ -11,6 +11,7 @@ from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import Config, LaunchConfig, load_launch
 from hpc_grpo.config.load import overridden
 from hpc_grpo.config.moved import _EVERY, _MOVED, _REMOVED, explain_moved
+from hpc_grpo.config.train import DistillArgs, PpoArgs
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.run.chain import ChainRecord, read_chain
@@ -28,8 +29,12 @@ weights: {num_buffers: 2}
 """
 
 READERS = {
+    "loss.correction.low": "loss.correction=sequence_mask", "loss.correction.cap": "loss.correction=sequence",
+    **{f"task.{key}": "task=ppo" for key in PpoArgs.model_fields}, "task.batch_size": "task=sft",
+    **{f"task.{key}": "task=distill" for key in DistillArgs.model_fields},
     "loss.temperature_positive": "loss=sapo", "loss.temperature_negative": "loss=sapo", "loss.fraction": "loss=kl_cov",
     "loss.kl_coef": "loss=kl_cov", "loss.low": "loss=clip_cov", "loss.high": "loss={name: clip_cov, args: {low: 0.5}}",
+    "environment.tools": "environment.name=tools", "rewards.completion_s": "rewards=[{name: math}]",
     "loss.advantage.discount": "loss.advantage=turns", "loss.advantage.k": "loss.advantage=pass_k",
 }  # fmt: skip
 """Keys of before -> what reads them, if the default does not."""
@@ -39,8 +44,8 @@ def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path
     minimal.write_text(minimal.read_text() + OLD)
     message = error_of(minimal)
     for line in (
-        "ppo.critic is now task.critic: set task.critic=critics/a instead.",
-        "ppo.value_clip is now task.value_clip: set task.value_clip=0.3 instead.",
+        "ppo.critic is now task.args.critic: set task.args.critic=critics/a instead.",
+        "ppo.value_clip is now task.args.value_clip: set task.args.value_clip=0.3 instead.",
         "checkpoint.every_steps and checkpoint.every_s are now checkpoint.every: set checkpoint.every=null instead.",
         "eval.every_epochs is now eval.every: set eval.every='2 epochs' instead.",
         "engine.enforce_eager is now engine.vllm.enforce_eager: set engine.vllm.enforce_eager=true instead.",
@@ -58,16 +63,24 @@ def test_an_old_key_in_an_override_is_an_error_whose_advice_loads(minimal: Path,
         "mode": "offline",
         "template": "a.jinja",
         "fraction": "0.5",
+        "tools": "[python]",
+        "betas": "[0.8, 0.9]",
+        "clip": "2",
     }
     value = texts.get(re.split(r"[._]", old)[-1], "1")
     readers = [READERS[old]] if old in READERS else []
-    name = old.rpartition(".")[2]
+    old, name = old.replace("rewards.", "rewards.0."), old.rpartition(".")[2]
     line = next(explain_moved(old, value, {name: value}, [f"args.{name}"]))
     assert line in error_of(minimal, *readers, f"{old}={value}")
     if advice := re.search(r" set (\S+)=('?)(.*)\2 instead", line):
         section = old.partition(".")[0]
         names = [f"task={section}"] if section in ALGORITHMS.names() else []
         Config.model_validate(overridden(MINIMAL, [*names, *readers, f"{advice[1]}={advice[3]}"]))
+
+
+def test_an_old_key_of_a_source_is_an_error_that_names_the_sources_new_key(minimal: Path) -> None:
+    line = "data.train.environment.args.tools: set data.train.environment.args.tools='[python, a:b]' instead."
+    assert line in error_of(minimal, "data.train.environment={name: tools, tools: [python, 'a:b']}")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ def test_an_override_has_the_type_that_yaml_gives_it(minimal: Path) -> None:
     config = load(
         minimal,
         "train.lr=3e-5",
-        "train.betas=[0.9, 0.99]",
+        "train.adamw.betas=[0.9, 0.99]",
         "data.shuffle=false",
         "model.dtype=float32",
         "train.num_threads=null",
         "launch.env={A: b}",
         "run.name=a=b",
     )
-    assert (config.train.lr, config.train.betas, config.data.shuffle) == (3e-5, (0.9, 0.99), False)
+    assert (config.train.lr, config.train.adamw["betas"], config.data.shuffle) == (3e-5, (0.9, 0.99), False)
     assert (config.model.dtype, config.train.num_threads, config.launch.env) == ("float32", None, {"A": "b"})
     assert config.run.name == "a=b"
 
@@ -76,8 +76,8 @@ def test_an_override_with_a_position_changes_that_item_of_a_list(tmp_path: Path)
 
 
 def test_an_override_of_one_of_two_equal_items_changes_that_one(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.yaml", {**MINIMAL, "train": {"total_steps": 3, "betas": [0.9, 0.9]}})
-    assert load(path, "train.betas.1=0.95").train.betas == (0.9, 0.95)
+    path = write(tmp_path / "c.yaml", {**MINIMAL, "train": {"total_steps": 3, "adamw": {"betas": [0.9, 0.9]}}})
+    assert load(path, "train.adamw.betas.1=0.95").train.adamw["betas"] == (0.9, 0.95)
 
 
 @pytest.mark.parametrize("index", ["2", "-1", "x"])

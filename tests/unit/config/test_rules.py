@@ -83,7 +83,11 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         ({"task": "sft", "data": {"train": EVAL, "curriculum": {}}}, "task sft samples nothing to judge prompts by"),
         (
-            {"task": {"name": "distill", "teacher": "t"}, "rewards": [], "data": {"train": EVAL, "curriculum": {}}},
+            {
+                "task": {"name": "distill", "args": {"teacher": "t"}},
+                "rewards": [],
+                "data": {"train": EVAL, "curriculum": {}},
+            },
             "data.curriculum judges prompts by rewards, and data.train has none.",
         ),
         ({"eval": {"every": 5}}, "data.eval is not"),
@@ -120,7 +124,12 @@ def test_sft_has_no_rewards_to_check() -> None:
             "eval.reward = 'mth' must be one of rewards: math",
         ),
         (
-            {"task": {"name": "distill", "teacher": "t"}, "rewards": [], "eval": {"every": 5}, "data": {"eval": EVAL}},
+            {
+                "task": {"name": "distill", "args": {"teacher": "t"}},
+                "rewards": [],
+                "eval": {"every": 5},
+                "data": {"eval": EVAL},
+            },
             "eval.every is set, but rewards is empty.",
         ),
         (
@@ -199,7 +208,7 @@ def test_a_broken_rule_is_an_error_with_the_values_and_the_fix(sections: dict[st
     [
         {"train": {"total_steps": None, "total_episodes": 10}},
         {"rollout": {"max_policy_lag": 4}, "train": {"num_minibatches": 2}},
-        {"task": {"name": "sft", "batch_size": 4}, "train": {"num_minibatches": 4}},
+        {"task": {"name": "sft", "args": {"batch_size": 4}}, "train": {"num_minibatches": 4}},
         {"task": "sft", "train": {"max_tokens_per_microbatch": 1}},
         {"eval": {"every": 5, "num_samples": 2}, "data": {"train": EVAL, "eval": EVAL}},
         {"eval": {"every": 5}, "data": {"train": EVAL, "eval": EVAL}, "rewards": [{"name": "gsm8k"}]},

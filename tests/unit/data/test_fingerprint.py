@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.train import PpoTask
+from hpc_grpo.config.train import PpoArgs, PpoTask
 from hpc_grpo.data import sources
 from hpc_grpo.data.fingerprint import fingerprints, local_fingerprints
 from hpc_grpo.errors import ConfigError
@@ -59,14 +59,14 @@ def test_models_beside_the_policy_have_fingerprints_of_their_own(config: Config,
     (tmp_path / "critic").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "critic" / name).write_text("{}")
-    critic = config.model_copy(update={"task": PpoTask(critic=str(tmp_path / "critic"))})
+    critic = config.model_copy(update={"task": PpoTask(args=PpoArgs(critic=str(tmp_path / "critic")))})
     before = fingerprints(critic, tmp_path, {})
-    assert "task.critic" not in fingerprints(config, tmp_path, {})
+    assert "task.args.critic" not in fingerprints(config, tmp_path, {})
     (tmp_path / "critic" / "model.safetensors").write_text("other")
     now = fingerprints(critic, tmp_path, {})
-    assert [key for key in now if now[key] != before[key]] == ["task.critic"]
+    assert [key for key in now if now[key] != before[key]] == ["task.args.critic"]
     (tmp_path / "critic" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"task\.critic = .*: the folder has no config\.json"):
+    with pytest.raises(ConfigError, match=r"task\.args\.critic = .*: the folder has no config\.json"):
         fingerprints(critic, tmp_path, {})
 
 

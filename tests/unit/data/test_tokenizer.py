@@ -92,7 +92,7 @@ def test_every_loader_is_told_not_to_run_code() -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["task.teacher", "loss.kl.reference"])
+@pytest.mark.parametrize("key", ["task.args.teacher", "loss.kl.reference"])
 def test_a_model_that_scores_must_have_the_tokens_of_the_policy_under_the_same_ids(
     make_tokenizer: Callable[..., Any], tmp_path: Path, key: str
 ) -> None:
@@ -106,8 +106,8 @@ def test_a_model_that_scores_must_have_the_tokens_of_the_policy_under_the_same_i
 
     def config_with(other: str) -> Any:
         path, own = str(tmp_path / other), {"path": str(tmp_path / "student")}
-        if key == "task.teacher":
-            return minimal_config(task={"name": "distill", "teacher": path}, model=own)
+        if key == "task.args.teacher":
+            return minimal_config(task={"name": "distill", "args": {"teacher": path}}, model=own)
         return minimal_config(loss={"kl": {"coef": 0.1, "reference": path}}, model=own)
 
     refuse_other_vocabularies(config_with("twin"))

@@ -224,7 +224,9 @@ def test_a_line_is_kept_for_each_rollout_with_a_text() -> None:
 
 def test_demonstrations_are_trained_on_in_order_from_the_first_that_no_step_had() -> None:
     stream: Any = FakeDemonstrations()
-    source = DemonstrationBatches(minimal_config(task={"name": "sft", "batch_size": 2}), stream, next_ordinal=4)
+    source = DemonstrationBatches(
+        minimal_config(task={"name": "sft", "args": {"batch_size": 2}}), stream, next_ordinal=4
+    )
     first, second = (source.take_step(0, StepTimer()) for _ in range(2))
     assert (list(first.ordinals), list(second.ordinals)) == ([4, 5], [6, 7])
     [items] = first.minibatches
@@ -240,7 +242,7 @@ def test_demonstrations_are_trained_on_in_order_from_the_first_that_no_step_had(
 
 def test_demonstrations_of_a_step_are_dealt_out_to_its_optimizer_steps() -> None:
     stream: Any = FakeDemonstrations()
-    config = minimal_config(task={"name": "sft", "batch_size": 5}, train={"num_minibatches": 2})
+    config = minimal_config(task={"name": "sft", "args": {"batch_size": 5}}, train={"num_minibatches": 2})
     batch = DemonstrationBatches(config, stream, next_ordinal=0).take_step(0, StepTimer())
     assert [[item.data.ordinal for item in items] for items in batch.minibatches] == [[0, 2, 4], [1, 3]]
 

@@ -10,7 +10,7 @@ from tests.support.configs import minimal_config
 
 def config(task: str = "grpo", **train: int) -> Config:
     if task == "sft":
-        return minimal_config(task={"name": task, "batch_size": 10}, train=train)
+        return minimal_config(task={"name": task, "args": {"batch_size": 10}}, train=train)
     return minimal_config(task=task, rollout={"prompts_per_step": 4, "group_size": 8}, train=train)
 
 

@@ -157,12 +157,12 @@ def test_rows_of_another_task_are_refused(sum_row):
 
 
 def test_a_run_knows_the_files_of_its_environments_and_tools():
-    mine = {"name": "tools", "tools": ["python", "my_tools.py:lookup"]}
+    mine = {"name": "tools", "args": {"tools": ["python", "my_tools.py:lookup"]}}
     config = minimal_config(environment=mine, rewards=[])
     assert functions_of(config) == {
-        key: "my_tools.py:lookup" for key in functions_of(config) if key.endswith("environment.tools.1")
+        key: "my_tools.py:lookup" for key in functions_of(config) if key.endswith("environment.args.tools.1")
     }
-    assert "data.train.environment.tools.1" in functions_of(config)
+    assert "data.train.environment.args.tools.1" in functions_of(config)
     own = minimal_config(environment={"name": "guess.py:Game"}, rewards=[])
     assert functions_of(own)["data.train.environment.name"] == "guess.py:Game"
     assert functions_of(minimal_config(environment={"name": "textarena:Sokoban-v0"}, rewards=[])) == {}
@@ -172,7 +172,7 @@ def test_a_run_knows_the_files_of_its_environments_and_tools():
     ("environment", "told"),
     [
         ({"name": "textarena:Soko-v0"}, "textarena has no game 'Soko-v0'"),
-        ({"name": "tools", "tools": ["python"], "timeout_s": 5}, "a step of tools may take 20 s"),
+        ({"name": "tools", "args": {"tools": ["python"]}, "timeout_s": 5}, "a step of tools may take 20 s"),
     ],
 )
 def test_a_login_node_refuses_a_built_in_that_cannot_be_made(environment, told):
@@ -183,7 +183,7 @@ def test_a_login_node_refuses_a_built_in_that_cannot_be_made(environment, told):
 @needs_isolation
 def test_tools_work_in_an_environments_process_with_its_limits():
     call = '<tool_call>{"name": "python", "arguments": {"code": "x = 6 * 7\\nx"}}</tool_call>'
-    [[first, answer, last]] = play("tools", ({}, 0, [call, "It is 42."]), tools=["python", "calculator"])
+    [[first, answer, last]] = play("tools", ({}, 0, [call, "It is 42."]), args={"tools": ["python", "calculator"]})
     assert first.messages == []
     assert [tool["function"]["name"] for tool in first.tools] == ["python", "calculator"]
     assert answer.messages == [{"role": "tool", "name": "python", "content": "42\n"}]

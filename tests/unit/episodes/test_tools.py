@@ -32,7 +32,7 @@ def call(name, **arguments):
 
 
 def tools_of(*tools, **args):
-    environment = environment_of("tools", args, tools)
+    environment = environment_of("tools", {**args, "tools": tools})
     environment.reset({}, 0)
     return environment
 
@@ -262,7 +262,7 @@ def _all_described(key: str, times: int = 1, share: float = 0.5, ids: list[int] 
 @pytest.mark.parametrize(
     ("tools", "told"),
     [
-        ([], "environment.tools is empty"),
+        ([], "environment.args.tools is empty"),
         (["pyton"], "did you mean 'python'"),
         ([f"{FILE}:undocumented"], "must have a docstring"),
         ([f"{FILE}:of_anything"], "named parameters alone"),
@@ -272,16 +272,16 @@ def _all_described(key: str, times: int = 1, share: float = 0.5, ids: list[int] 
 )
 def test_tools_that_no_model_can_call_are_refused(tools, told):
     with pytest.raises(ConfigError, match=told):
-        environment_of("tools", {}, tools)
+        environment_of("tools", {"tools": tools})
 
 
 def test_a_login_node_checks_built_in_tools_and_their_seconds():
-    check_built_in(EnvironmentConfig(name="tools", tools=["python", "nowhere.py:lookup"]))
-    check_built_in(EnvironmentConfig(name="my.py:Game", tools=[]))
+    check_built_in(EnvironmentConfig(name="tools", args={"tools": ["python", "nowhere.py:lookup"]}))
+    check_built_in(EnvironmentConfig(name="my.py:Game"))
     with pytest.raises(ConfigError, match=r"python_s: 'float' = 5.0"):
-        check_built_in(EnvironmentConfig(name="tools", tools=["python"], args={"seconds": 3}))
+        check_built_in(EnvironmentConfig(name="tools", args={"tools": ["python"], "seconds": 3}))
     with pytest.raises(ConfigError, match="a step of tools may take 50 s"):
-        check_built_in(EnvironmentConfig(name="tools", tools=["python"], args={"python_s": 20}))
+        check_built_in(EnvironmentConfig(name="tools", args={"tools": ["python"], "python_s": 20}))
 
 
 def test_several_calls_are_answered_in_order_and_counted():
@@ -440,7 +440,7 @@ def test_a_program_that_passes_a_limit_or_breaks_out_is_forgotten_or_told_and_th
 def test_a_process_of_tools_imports_neither_torch_nor_transformers():
     program = (
         "import sys\nfrom hpc_grpo.episodes.builtin import environment_of\n"
-        "environment_of('tools', {}, ['python', 'calculator'])\n"
+        "environment_of('tools', {'tools': ['python', 'calculator']})\n"
         "print({'torch', 'transformers', 'vllm', 'numpy', 'ray'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -450,7 +450,7 @@ def test_a_process_of_tools_imports_neither_torch_nor_transformers():
 @pytest.mark.parametrize("how", ["exit", "break"])
 def test_a_tool_that_kills_its_process_or_raises_costs_its_episode_alone(how):
     async def played():
-        environment = EnvironmentConfig(name="tools", tools=[f"{FILE}:misbehave"], num_workers=1)
+        environment = EnvironmentConfig(name="tools", args={"tools": [f"{FILE}:misbehave"]}, num_workers=1)
         workers = EnvironmentWorkers(environment)
         try:
             session, _ = await workers.reset({}, 0)

@@ -147,7 +147,7 @@ def test_areals_switches_choose_loss_proximal_logprobs_and_correction(
     given: dict[str, Any], expected: tuple[str, str, str, float | None]
 ) -> None:
     found = ours(areal.ROWS, {f"actor.{key}": value for key, value in given.items()})
-    keys = ("loss.name", "loss.proximal", "loss.correction.name", "loss.correction.cap")
+    keys = ("loss.name", "loss.proximal", "loss.correction.name", "loss.correction.args.cap")
     assert tuple(found.get(key) for key in keys) == expected
 
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_said_exactly_is_refused(
         (trl.ROWS, {"sync_ref_model": True, "beta": 0.1, **_TRL},
          {"loss.kl.mixup": 0.6, "loss.kl.refresh_steps": 128}),
         (trl.ROWS, {"router_aux_loss_coef": 0.001}, {"train.router_aux_loss_coef": 0.001}),
-        (trl.ROWS, {"use_vllm": True}, {"loss.correction.name": "sequence_mask", "loss.correction.cap": 3.0}),
+        (trl.ROWS, {"use_vllm": True}, {"loss.correction.name": "sequence_mask", "loss.correction.args.cap": 3.0}),
         (trl.ROWS, {"scale_rewards": "batch"}, {"loss.advantage.name": "group_step_std"}),
         (trl.ROWS, {"max_prompt_length": 64}, {"data.max_prompt_tokens": 64, "data.drop_long_prompts": True}),
         (trl.ROWS, {"dtype": "float32"}, {"model.dtype": "bfloat16"}),

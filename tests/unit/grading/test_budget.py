@@ -16,8 +16,8 @@ from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.pool import RewardOutcome, RewardPool
 from hpc_grpo.rewards import BuiltIn, Group
+from hpc_grpo.rewards.builtin import ScoredHere
 from hpc_grpo.rewards.scoring import Scored, Scorer, ScoringError
-from hpc_grpo.section import Section
 from tests.support.isolation import needs_isolation
 
 TOWERS = [rf"\boxed{{{base}^{{{base}^{{{base}^{{{base}}}}}}}}}" for base in range(5, 35, 2)]
@@ -26,11 +26,9 @@ WISHES = {"instruction_id_list": ["detectable_content:number_placeholders"], "kw
 DEEP = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\nprint(1)\n"
 
 
-def graded(
-    name: str, completions: list[str], row: dict[str, Any], completion_s: float = 1.0, **args: Any
-) -> RewardOutcome:
+def graded(name: str, completions: list[str], row: dict[str, Any], **args: Any) -> RewardOutcome:
     """Grade one group through a worker, with the default deadline."""
-    with closing(RewardPool([RewardConfig(name=name, args=args, completion_s=completion_s)], num_workers=1)) as pool:
+    with closing(RewardPool([RewardConfig(name=name, args=args)], num_workers=1)) as pool:
         pool.check()
         return pool.submit("p", completions, row).result()
 
@@ -70,7 +68,7 @@ def test_a_completion_that_blows_up_its_judge_scores_0_alone(
 
 @pytest.mark.parametrize(("weight", "reward"), [(2.0, 0.0), (-2.0, -2.0)])
 def test_over_budget_is_never_the_best_score(weight: float, reward: float) -> None:
-    rewards = [RewardConfig(name="regex", weight=weight, args={"pattern": "^(a+)+b$"}, completion_s=0.25)]
+    rewards = [RewardConfig(name="regex", weight=weight, args={"pattern": "^(a+)+b$", "completion_s": 0.25})]
     with closing(RewardPool(rewards, num_workers=1)) as pool:
         outcome = pool.submit("p", ["a" * 60], {}).result()
     assert (outcome.rewards, lost(outcome)) == ((reward,), [0])
@@ -99,16 +97,16 @@ def test_a_folder_3000_deep_costs_the_program_that_left_it() -> None:
     assert outcome.rewards == (1.0, 1.0, 1.0)
 
 
-class NoSettings(Section):
-    """No settings."""
+class Settings(ScoredHere):
+    """Settings of a built-in of the test's."""
 
 
 def acting(act: Callable[[str], float]) -> BuiltIn:
-    def function(group: Group, settings: NoSettings) -> Iterator[float]:
+    def function(group: Group, settings: Settings) -> Iterator[float]:
         for completion in group.completions:
             yield act(completion)
 
-    return BuiltIn("acting", function, NoSettings, None, None, runs_here=True)
+    return BuiltIn("acting", function, Settings, None, None)
 
 
 @pytest.fixture
@@ -119,7 +117,7 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Scored]]:
     def scored(act: Callable[[str], float], *completions: str, timeout_s: float = 30.0, least: float = 0.0) -> Scored:
         built_in = replace(acting(act), least=least)
         monkeypatch.setattr("hpc_grpo.registry.REWARDS.find", lambda name: built_in)
-        return scorer.score(built_in, NoSettings(), Group("p", completions, {}, timeout_s), 0.3)
+        return scorer.score(built_in, Settings(completion_s=0.3), Group("p", completions, {}, timeout_s))
 
     yield scored
     scorer.close()

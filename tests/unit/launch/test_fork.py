@@ -170,7 +170,7 @@ def test_a_fork_is_compared_with_its_run_and_looks_like_a_run(run: RunDir, tmp_p
         (["--step", "3"], "Steps with a checkpoint: 2, 4."),
         (["--step", "2", "model.path=org/other"], "model.path: 'org/m' there, 'org/other' now"),
         (["--step", "2", "train.zero_stage=1"], "train.zero_stage: 2 there, 1 now"),
-        (["--step", "2", "train.weight_decay=0.1"], "train.weight_decay: 0.0 there, 0.1 now"),
+        (["--step", "2", "train.adamw.weight_decay=0.1"], "train.adamw.weight_decay: 0.0 there, 0.1 now"),
         (["--step", "2", "train.num_minibatches=2"], "1 there, 2 now (the checkpoint counts optimizer steps)"),
         (["--step", "2", "lora={rank: 4}"], "lora.rank: None there, 4 now"),
         (["--step", "2", "data.train.path=org/others"], "data.train.path: 'org/rows' there"),

@@ -153,7 +153,7 @@ def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) 
     [
         ("train.lr=1", "train.lr: 0.0001 there, 1.0 now"),
         ("rewards.0.weight=2", "rewards.0.weight: "),
-        ("rewards.0.completion_s=3", "rewards.0.completion_s: 1.0 there, 3.0 now"),
+        ("rewards.0.args.completion_s=3", "rewards.0.args.completion_s: "),
         ("train.zero_stage=3", "train.zero_stage: "),
         ("train.max_token_per_microbatch=3", "did you mean 'max_tokens_per_microbatch'?"),
         ("train.max_tokens_per_microbatch=3", "must hold the longest sequence"),
@@ -207,10 +207,10 @@ def test_a_key_may_change_only_where_the_table_has_it(key: str, may: bool) -> No
 
 def test_a_difference_inside_a_list_of_sections_names_the_item() -> None:
     one = with_overrides(DEBUG, ["rewards=[{name: correctness}]"])
-    other = with_overrides(one, ["rewards.0.timeout_s=60", "train.betas=[0.8, 0.9]"])
+    other = with_overrides(one, ["rewards.0.timeout_s=60", "train.adamw.betas=[0.8, 0.9]"])
     assert differences(one, other) == {
         "rewards.0.timeout_s": (10.0, 60.0),
-        "train.betas": ([0.9, 0.95], [0.8, 0.9]),
+        "train.adamw.betas": ([0.9, 0.95], [0.8, 0.9]),
     }
     two = with_overrides(one, ["rewards=[{name: correctness}, {name: strict_format}]"])
     assert differences(one, two)["rewards.1.name"] == (None, "strict_format")

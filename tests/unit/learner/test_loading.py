@@ -69,8 +69,8 @@ def test_weights_are_read_from_the_nodes_copy_and_a_teachers_are_not(
 ) -> None:
     monkeypatch.setenv("HPC_GRPO_WEIGHTS_DIR", str(model_path))
     assert load_policy(make_config(tmp_path / "slow"), False).language_model.name_or_path == str(model_path)
-    with pytest.raises(ConfigError, match=r"task\.teacher = .*/slow: no such folder"):
-        load_policy(make_config(model_path), False, str(tmp_path / "slow"), "task.teacher")
+    with pytest.raises(ConfigError, match=r"task\.args\.teacher = .*/slow: no such folder"):
+        load_policy(make_config(model_path), False, str(tmp_path / "slow"), "task.args.teacher")
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_the_reference_is_sharded_under_stage_3_alone(stage: int, expected: floa
 @pytest.mark.parametrize(("stage", "whole"), [(2, 1.0), (3, 0.5)])
 def test_an_average_in_float32_and_a_teacher_are_counted_beside_the_reference(stage: int, whole: float) -> None:
     loss = {"kl": {"coef": 0.1, "refresh_steps": 1, "mixup": 0.1}}
-    sections = {"task": {"name": "distill", "teacher": "org/large"}, "train": {"zero_stage": stage}}
+    sections = {"task": {"name": "distill", "args": {"teacher": "org/large"}}, "train": {"zero_stage": stage}}
     taught = replace(BILLION, teacher_parameters=3 * 10**9)
     found = gigabytes(state_parts(taught, planned_config(**sections, loss=loss), 2))
     extra = {"reference model": 2 * whole, "reference's average": 4 * whole, "teacher": 6 * whole}

@@ -10,7 +10,7 @@ from hpc_grpo.rewards.answers import final_answer, last_boxed, last_number, pars
 
 
 def is_correct(completion: str, reference: str) -> bool:
-    return score("math", [completion], {"answer": reference}, completion_s=10.0) == [1.0]
+    return score("math", [completion], {"answer": reference}, args={"completion_s": 10.0}) == [1.0]
 
 
 @pytest.mark.parametrize(

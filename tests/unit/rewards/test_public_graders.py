@@ -29,7 +29,7 @@ REASONS: dict[str, list[int]] = json.loads((FOLDER / "differences.json").read_te
 def ours() -> Iterator[float]:
     """Score each case through a worker, all settings but the deadlines at their defaults."""
     pools = {
-        name: RewardPool([RewardConfig(name=name, timeout_s=120.0, completion_s=60.0)], num_workers=1)
+        name: RewardPool([RewardConfig(name=name, timeout_s=120.0, args={"completion_s": 60.0})], num_workers=1)
         for name in sorted({case["reward"] for case in CASES})
     }
     futures = [pools[case["reward"]].submit("q", [case["completion"]], case["row"]) for case in CASES]

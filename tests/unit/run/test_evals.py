@@ -75,7 +75,7 @@ def test_a_run_that_never_evaluated_is_judged_by_its_first_reward_and_one_of_sft
 
 
 def test_an_eval_asks_for_no_reward_teacher_or_minibatch_of_training() -> None:
-    distilled = config_of(task={"name": "distill", "teacher": "org/large"}, rewards=[])
+    distilled = config_of(task={"name": "distill", "args": {"teacher": "org/large"}}, rewards=[])
     for config in (eval_config(distilled, FOLDER, "m"), sample_config(distilled, FOLDER, "m", "p.jsonl", None)):
         assert (config.needs.teacher, config.distill.teacher) == (False, None)
     assert [reward.name for reward in eval_config(distilled, FOLDER, "m").all_rewards] == ["correctness"]

@@ -43,7 +43,7 @@ def test_models_and_what_rewards_are_given_are_needed_on_every_node_and_data_is_
         model={"path": str(tmp_path / "model")},
         data={"train": {"path": str(tmp_path / "rows")}},
         rewards=rewards,
-        task={"name": "distill", "teacher": "Qwen/Qwen2.5-7B"},
+        task={"name": "distill", "args": {"teacher": "Qwen/Qwen2.5-7B"}},
         loss={"kl": {"coef": 0.1, "reference": str(tmp_path / "judge")}},
     )
     assert needed_everywhere(config, time.time() + 60) == {

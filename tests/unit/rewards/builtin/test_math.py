@@ -160,7 +160,7 @@ def pairs(table: str) -> list[tuple[str, str]]:
 def scores(table: str, cpu_s: float) -> dict[str, float]:
     return {
         f"{given} ~ {answer}": score(
-            "math", [rf"So the answer is $\boxed{{{given}}}$."], {"answer": answer}, completion_s=cpu_s
+            "math", [rf"So the answer is $\boxed{{{given}}}$."], {"answer": answer}, args={"completion_s": cpu_s}
         )[0]
         for given, answer in pairs(table)
     }
@@ -186,7 +186,7 @@ def test_an_answer_that_cannot_be_compared_costs_its_deadline_and_no_other() -> 
 def test_completions_of_a_group_that_agree_are_compared_once() -> None:
     stuck = r"\boxed{100000000!}"
     begun = time.monotonic()
-    assert score("math", [stuck] * 50, {"answer": "x"}, completion_s=0.5) == [0.0] * 50
+    assert score("math", [stuck] * 50, {"answer": "x"}, args={"completion_s": 0.5}) == [0.0] * 50
     assert time.monotonic() - begun < 50 * 0.5
 
 
