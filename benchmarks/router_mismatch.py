@@ -51,8 +51,9 @@ _NONE = -1
 def main(folder: Path, model: str, dtype: str, prompts: int) -> None:
     """Sample with the engine, and print how far the learner's logprobs are from the engine's."""
     folder = folder.resolve()
-    settings = {"run.root": folder, "model.path": write_models(folder)[model], "model.dtype": dtype}
-    settings["engine.vllm.enable_prefix_caching"] = "false"  # routers do not see cached tokens
+    settings: dict[str, Any] = {"run.root": folder, "model.path": write_models(folder)[model], "model.dtype": dtype}
+    # Routers do not see cached tokens. Threads that wait for each other are slow on cores that others use.
+    settings |= {"engine.vllm.enable_prefix_caching": "false", "engine.num_threads": 1}
     config = load_config("local/demo", [f"{key}={value}" for key, value in settings.items()])
     prepare("engine", config)
     sequences, experts = sample(config, prompts)
