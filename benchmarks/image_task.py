@@ -142,7 +142,7 @@ def config_of(folder: Path, steps: int, lr: float, seed: int) -> dict[str, Any]:
         },
         "rewards": [{"name": "exact"}],
         "rollout": {"prompts_per_step": _PROMPTS, "group_size": 8, "max_new_tokens": 1},
-        "engine": {"engines_per_node": 1, "num_threads": 2, "max_num_seqs": 64, "kv_cache_gib": 0.25},
+        "engine": {"engines_per_node": 1, "num_threads": 2, "kv_cache_gib": 0.25, "vllm": {"max_num_seqs": 64}},
         "train": {
             "total_steps": steps,
             "lr": lr,
