@@ -41,7 +41,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(workspace: Path) -> Iterator[dict[str, str]]:
-    """The environment of drivers that share one cluster, one after the other. Their actors are forked from templates."""
+    """The environment of drivers that share one cluster, one after the other. Actors are forks of its templates."""
     shutil.copy(HERE / "holding_driver.py", workspace)  # named as a module: a driver named as a file has no templates
     with Attempt(tiny_config(workspace, "cluster"), "holding_driver") as holder:
         environment = holder.run_dir.path / ENVIRONMENT
