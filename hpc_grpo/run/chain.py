@@ -18,7 +18,7 @@ from hpc_grpo.run.paths import RunDir
 if TYPE_CHECKING:
     from hpc_grpo.config import LaunchConfig
 
-_OF_A_JOB = frozenset(["time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "exclusive", "extra"])
+_OF_A_JOB = frozenset(["time_min", "partition", "account", "gpus_per_node", "cpus_per_node", "extra"])
 """The keys of `launch.slurm` that describe a job. Other keys, about the chain, always come from the current config."""
 
 

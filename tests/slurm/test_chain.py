@@ -103,7 +103,7 @@ def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Pa
     assert [len(attempt.restarts) for attempt in attempts] == [1, 1]
     assert all(attempt.ends_at is not None and attempt.ends_at - attempt.started_at <= 240 for attempt in attempts)
     chain = read_chain(run)
-    assert (chain.slurm["exclusive"], chain.slurm["extra"]) == (True, {"comment": "mine"})
+    assert chain.slurm["extra"] == {"exclusive": True, "comment": "mine"}
     jobs = [link.job_id for link in chain.links]
     assert [link.successor_of for link in chain.links] == ["", *jobs[:-1]]
     assert "No new checkpoint in 2 attempts" in chain.ended
