@@ -1,10 +1,10 @@
 """How far engine and learner are apart where routers are near a tie, and what replay of the engine's experts changes.
 
-`python benchmarks/router_mismatch.py --model experts --dtype bfloat16`, and `--model dense` beside it. The models are
-those of `experts.py`, the prompts those of the demo's eval. The engine is a run's vLLM engine. It samples one
-completion at a time. Its routers give the experts of each token to a function in this process. vLLM offers that on CPUs
-too, but does not add the experts to a completion there. The learner's model scores the same tokens with its own
-experts, with the engine's, and with the engine's of one token earlier.
+`python benchmarks/router_mismatch.py --model experts --dtype bfloat16`, and `--model dense` beside it, after
+`tools/setup.sh cpu,demo`. The models are those of `experts.py`, the prompts those of the demo's eval. The engine is a
+run's vLLM engine. It samples one completion at a time. Its routers give the experts of each token to a function in this
+process. vLLM offers that on CPUs too, but does not add the experts to a completion there. The learner's model scores
+the same tokens with its own experts, with the engine's, and with the engine's of one token earlier.
 """
 
 from __future__ import annotations
