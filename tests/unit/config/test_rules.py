@@ -42,7 +42,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ({"run": {"name": ".."}}, "one folder name"),
         ({"run": {"name": "a/b"}}, "without '/'"),
         ({"run": {"name": "x" * 201}}, "at most 200 bytes"),
-        ({"train": {"total_steps": None}}, "Set: none"),
+        ({"train": {"total_steps": None}}, "None is set. Set one, such as train.total_epochs=1."),
         ({"train": {"total_steps": 1, "total_epochs": 2}}, "Set: train.total_steps, train.total_epochs"),
         (
             {"rollout": {"max_policy_lag": 3}, "train": {"num_minibatches": 2}},
