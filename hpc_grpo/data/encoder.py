@@ -214,8 +214,7 @@ def check_item(source: SourceConfig, item: Item, number: int, images: str | None
         if isinstance(answer, str):
             check_characters(answer, source.path, number)
     if source.messages_field is None and source.prompt_field is not None:
-        check_text(prompt, source, number)
-        check_characters(prompt, source.path, number)
+        check_characters(check_text(prompt, source, number), source.path, number)
 
 
 def completion_text(source: SourceConfig, item: Item, number: int) -> str:

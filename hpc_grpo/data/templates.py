@@ -103,18 +103,17 @@ def source_text(source: SourceConfig, item: Mapping[str, Any]) -> Any:
     return item[source.prompt_field]
 
 
-def check_text(prompt: Any, source: SourceConfig, number: int) -> None:
+def check_text(prompt: Any, source: SourceConfig, number: int) -> str:
+    """Return the prompt of item `number`. Raises ConfigError if it is no text, or empty."""
     if not isinstance(prompt, str):
-        column = source.prompt_field
-        fix = (
-            f"For chat messages set prompt_field=null messages_field={column}"
-            if isinstance(prompt, list)
-            else ("Make it text, or set prompt_field to another column")
-        )
+        fix = "Make it text, or set prompt_field to another column"
+        if isinstance(prompt, list):
+            fix = f"For chat messages set prompt_field=null messages_field={source.prompt_field}"
         raise ConfigError(
-            f"Item {number} of {source.path}: {column!r} must be text, not {type(prompt).__name__}. {fix}."
+            f"Item {number} of {source.path}: {source.prompt_field!r} must be text, not {type(prompt).__name__}. {fix}."
         )
     check_not_empty(prompt, source.path, number)
+    return prompt
 
 
 def check_not_empty(prompt: str, path: str, number: int) -> None:
