@@ -81,6 +81,7 @@ USES_SLURM = {
 
 NAMES_SLURM = {
     "launch.environment": "the deny list holds in every place: it is one table, to be read as a whole",
+    "cli": "`sbatch` typed as a command means submit; the option --sbatch",
     "cli.options": "the option --sbatch",
     "cli.submit": "the option --sbatch",
     "cli.shell": "the option --sbatch",

@@ -149,6 +149,7 @@ def test_an_attempt_of_another_machine_with_the_same_home_is_left_alone(
         assert not scene.folder.runner_lives()
         assert scene.folder.is_of_this_machine()
     assert scene.folder.runner_lives()
+    wait_until(scene.seen.exists, "the job has a handler of SIGTERM")
     os.kill(mine["pid"], signal.SIGTERM)
     ended = scene.ending()
     assert ended is not None
