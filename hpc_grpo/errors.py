@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 EXIT_COMPLETE = 0
 EXIT_CRASH = 1
@@ -112,8 +112,10 @@ def described(error: BaseException) -> str:
     return f"{text} ({frame.f_code.co_filename}:{line})"
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+def nearest(name: str, valid: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
     """Return the end of a sentence about an unknown name: the valid name closest to it, where one is close.
+
+    `shown` maps valid names to what the sentence shows in their place.
 
     >>> nearest("corectness", ["correctness", "strict_format"])
     "; did you mean 'correctness'?"
@@ -123,4 +125,4 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     # Among equally close names, prefer the one with the same letters: two letters were swapped.
     close = difflib.get_close_matches(name, list(valid), n=5, cutoff=0.5)
     close.sort(key=lambda other: sorted(other) != sorted(name))
-    return f"; did you mean {close[0]!r}?" if close else "."
+    return f"; did you mean {(shown or {}).get(close[0], close[0])!r}?" if close else "."

@@ -158,9 +158,8 @@ class _Group(PlainGroup):
         if not self.words:
             args = up_to_date(args)
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            known = {name: name for name in self.list_commands(ctx)} | ({} if self.words else MOVED | _OTHER_WORDS)
-            near = nearest(args[0], known).split("'")
-            ctx.fail(f"No command {args[0]!r}{chr(39).join(known.get(word, word) for word in near)}")
+            others = {} if self.words else MOVED | _OTHER_WORDS
+            ctx.fail(f"No command {args[0]!r}{nearest(args[0], [*self.list_commands(ctx), *others], others)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -55,7 +55,7 @@ _MOVED = {
     "launch.slurm.network": ("launch.slurm.extra.network", "{}"),
     "launch.slurm.num_nodes": ("launch.num_nodes", "{}"),
 }
-"""Key of before -> key of today, or `args` and a key of the same section; and the form of its value."""
+"""Old key -> its new key, and the form of its value. A new key `args.KEY` is in the section of the old one."""
 
 _REMOVED = {
     "data.held_out.max_items": "all that data.held_out holds out",

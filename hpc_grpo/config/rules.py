@@ -39,11 +39,9 @@ def _one_length(config: Config) -> None:
     lengths = ("total_steps", "total_episodes", "total_epochs")
     given = [f"train.{name}" for name in lengths if getattr(config.train, name) is not None]
     if len(given) != 1:
-        found = (
-            f"Set: {', '.join(given)}. Keep one, and set the others to null."
-            if given
-            else ("None is set. Set one, such as train.total_epochs=1.")
-        )
+        found = "None is set. Set one, such as train.total_epochs=1."
+        if given:
+            found = f"Set: {', '.join(given)}. Keep one, and set the others to null."
         raise ConfigError(
             f"Exactly one of train.total_steps, train.total_episodes and train.total_epochs must be set. {found}"
         )

@@ -15,7 +15,7 @@ from pydantic import (
     PositiveInt,
     field_validator,
 )
-from typing_extensions import TypedDict  # pydantic reads none of typing's before Python 3.12
+from typing_extensions import TypedDict  # pydantic refuses that of `typing` before Python 3.12
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.section import Args, ByName, Fraction, PathText, Section, as_section

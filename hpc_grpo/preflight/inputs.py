@@ -334,7 +334,7 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError for a data file of another type, or a row of a .jsonl or .json file that the job cannot use.
+    """Raise ConfigError if the job cannot read a data file of this type, or a row of a .jsonl or .json file.
 
     Reads no more than `_MAX_CHECKED_ROWS` of a file: the rest, and lengths in tokens, are the job's to check.
     """

@@ -153,7 +153,7 @@ def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) 
     [
         ("train.lr=1", "train.lr: 0.0001 there, 1.0 now"),
         ("rewards.0.weight=2", "rewards.0.weight: "),
-        ("rewards.0.args.completion_s=3", "rewards.0.args.completion_s: "),
+        ("rewards.0.args.completion_s=3", "rewards.0.args.completion_s: None there, 3 now"),
         ("train.zero_stage=3", "train.zero_stage: "),
         ("train.max_token_per_microbatch=3", "did you mean 'max_tokens_per_microbatch'?"),
         ("train.max_tokens_per_microbatch=3", "must hold the longest sequence"),

@@ -131,6 +131,7 @@ def test_a_critic_without_a_finite_gradient_ends_the_run_before_it_is_saved(crit
     critic, batches = critic_with(FakeEngine(float("nan"))), [zero_weight_batch()]
     with pytest.raises(
         HpcGrpoError,
-        match=r"step 7 is not finite \(nan\)\. Give a new run\.name and a lower task\.args\.critic_lr",
+        match=r"critic in optimizer step 7 is not finite \(nan\)\. "
+        r"Give a new run\.name and a lower task\.args\.critic_lr",
     ):
         critic.train(batches, critic.values(batches), np.zeros(0, np.float32), num_valid_tokens=1)
