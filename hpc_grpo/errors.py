@@ -121,8 +121,12 @@ def nearest(name: str, valid: Iterable[str], shown: Mapping[str, str] | None = N
     "; did you mean 'correctness'?"
     >>> nearest("gpro", ["gspo", "grpo"])
     "; did you mean 'grpo'?"
+    >>> nearest("zero", ["zero_stage"]), nearest("ppo", ["sapo", "gspo"])
+    ("; did you mean 'zero_stage'?", '.')
     """
     # Among equally close names, prefer the one with the same letters: two letters were swapped.
-    close = difflib.get_close_matches(name, list(valid), n=5, cutoff=0.5)
+    names = list(valid)
+    close = difflib.get_close_matches(name, names, n=5, cutoff=0.58)
     close.sort(key=lambda other: sorted(other) != sorted(name))
+    close = close or [other for other in names if len(name) > 2 and other.startswith(name)]
     return f"; did you mean {(shown or {}).get(close[0], close[0])!r}?" if close else "."

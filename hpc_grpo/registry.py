@@ -28,12 +28,16 @@ class Registry:
     """The built-ins of some modules, and the users' own entries; `kind` and `key` are for error texts.
 
     `modules` maps a module of the package to the names of its entries. Without modules there are only users' entries.
+    `others` maps names of other systems to ours.
     """
 
-    def __init__(self, kind: str, key: str, modules: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: str, key: str, modules: Mapping[str, str] | None = None, others: Mapping[str, str] | None = None
+    ) -> None:
         self._kind = kind
         self._key = key
         self._modules = {name: module for module, names in (modules or {}).items() for name in names.split()}
+        self._others = others or {}
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
@@ -64,7 +68,8 @@ class Registry:
             )
         if ":" not in name and name not in names:
             raise ConfigError(
-                f"{self._kind} {name!r} does not exist{nearest(name, names)} Built in: {', '.join(names)}. "
+                f"{self._kind} {name!r} does not exist{nearest(name, [*names, *self._others], self._others)} "
+                f"Built in: {', '.join(names)}. "
                 f"Set {self._key} to one of them, or to your own: module:function or path/to/file.py:function."
             )
 
@@ -144,6 +149,7 @@ REWARDS = Registry(
         "rewards.builtin.servers": "llm_judge remote",
         "rewards.builtin.text": "exact json_schema keyword_match length regex repetition strict_format string_f1",
     },
+    {"accuracy_reward": "math", "think_format_reward": "strict_format"},
 )
 ENVIRONMENTS = Registry(
     "Environment",

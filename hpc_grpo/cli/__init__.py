@@ -182,8 +182,10 @@ def _without_option(error: click.NoSuchOption) -> click.UsageError:
     if close := get_close_matches(written, [name for each in options for name in each.opts], n=1, cutoff=0.75):
         return click.UsageError(f"No such option {written!r}; did you mean {close[0]!r}?", error.ctx)
     name, said = written.lstrip("-").partition("=")[0], f"No such option {written!r}."
-    if "." in name or any(each.metavar and "KEY=VALUE" in each.metavar for each in params):
+    if any(isinstance(each, click.Argument) and "KEY=VALUE" in (each.metavar or "") for each in params):
         said += f" CONFIG and keys have no dashes: CONFIG {name if '.' in name else 'train.lr'}=VALUE."
+    else:
+        said += f" Options: {', '.join(each.opts[-1] for each in options)}."
     if "." not in name and any(each.name == "sbatch" for each in options):
         said += f" Options of sbatch: --sbatch {name}=VALUE."
     return click.UsageError(said, error.ctx)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -42,7 +43,7 @@ from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
-from hpc_grpo.preflight.inputs import refusals, refuse_what_fails
+from hpc_grpo.preflight.inputs import refusals, refuse_what_fails, to_fetch
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner, refuse_if_held
@@ -260,4 +261,6 @@ def _comments(request: Request, refused: Sequence[ConfigError], first: str) -> s
     except ConfigError as error:
         plan = f"No plan: {' '.join(str(error).split())}\n"
     text = "".join([first, *(f"submit would refuse this. {error}\n\n" for error in refused), plan])
+    if items := ", ".join(map(str, to_fetch(request.config, Path.cwd(), request.environ))):
+        text += f"\nNot in the cache: {items}. Without a network on the nodes, run hpc-grpo cluster prefetch CONFIG.\n"
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())

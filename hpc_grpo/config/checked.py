@@ -27,9 +27,19 @@ _IN_PLAIN_WORDS = {
 
 _OTHER_WORDS = {
     "max_steps": "max_turns", "max_episode_steps": "max_turns", "algorithm": "task", "eval_steps": "eval.every",
-    "name": "path", "r": "rank", "gpus": "gpus_per_node",
+    "name": "path", "gpus": "gpus_per_node", "r": "lora.rank", "lora_r": "lora.rank", "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout", "modules": "lora.targets", "target_modules": "lora.targets",
+    "lora_target_modules": "lora.targets", "peft_config": "lora", "epochs": "train.total_epochs",
+    "num_epochs": "train.total_epochs", "function": "name",
 }  # fmt: skip
-"""Keys of other systems -> ours, wherever a section has it. Their letters are those of another key."""
+"""Keys of other systems -> ours, in the same section or from the top. Their letters are those of another key."""
+
+_OTHER_NAMES = {
+    "dpo": "there is no training on preference pairs here", "gae": "set task=ppo", "gkd": "set task=distill",
+    "reinforce": "set loss.advantage=rloo", "reinforce_plus_plus": "set loss.advantage=reinforce_pp",
+    "reinforce_plus_plus_baseline": "set loss.advantage=reinforce_pp_baseline", "vanilla": "set loss.name=grpo",
+}  # fmt: skip
+"""Names of methods in other systems -> what to do here. `_chosen_elsewhere` has our own names."""
 
 Checked = TypeVar("Checked", bound=Section)
 
@@ -59,14 +69,27 @@ def checked(
             if is_unknown or isinstance(value, Mapping):  # a mapping: the key may have been a section
                 explained += explain_moved(key, value, beside, place.valid_below if place.chosen else ())
             if not is_unknown:
-                lines.update(dict.fromkeys(explained or [_explained(place, detail)]))
+                lines.update(dict.fromkeys(explained or [_explained(place, detail, section)]))
                 continue
-            elsewhere = [each for each in _Place([], section).valid_below if each.endswith(f".{place.keys[-1]}")]
-            is_misspelt = get_close_matches(place.keys[-1], place.valid, cutoff=0.8)
-            if not explained and len(elsewhere) == 1 and place.chosen is None and not is_misspelt:
-                explained = [f"{key}: unknown key; did you mean {elsewhere[0]!r}?"]
-            lines.update(dict.fromkeys(explained) or {_explained(place, detail): (key, detail["input"])})
+            if not explained and (meant := _in_another_section(key, place, section)):
+                explained = [f"{key}: unknown key; did you mean {meant!r}?"]
+            lines.update(dict.fromkeys(explained) or {_explained(place, detail, section): (key, detail["input"])})
         raise InvalidConfigError(origin, lines) from None
+
+
+def _in_another_section(key: str, place: _Place, root: type[BaseModel]) -> str:
+    """Return the key that an unknown one means in a section below its own, or elsewhere; "" if that is not clear."""
+    *_, last = place.keys
+    everywhere, words = _Place([], root).valid_below, {last, _OTHER_WORDS.get(last)}
+    if named := [each for each in everywhere if "." in each and each in words]:
+        return named[0] if place.chosen is None else ""
+    if place.chosen is not None or get_close_matches(last, place.valid, cutoff=0.8):
+        return ""
+    below = [each for each in place.valid_below if "." in each and each.rpartition(".")[2] in words]
+    if below and place.section is not root:
+        return f"{key.removesuffix(last)}{below[0]}"
+    elsewhere = [each for each in everywhere if each.endswith(f".{last}")]
+    return elsewhere[0] if len(elsewhere) == 1 else ""
 
 
 def _beside(values: Any, location: Sequence[int | str]) -> Mapping[str, Any]:
@@ -76,12 +99,14 @@ def _beside(values: Any, location: Sequence[int | str]) -> Mapping[str, Any]:
     return values if isinstance(values, Mapping) else {}
 
 
-def _explained(place: _Place, detail: Any) -> str:
+def _explained(place: _Place, detail: Any, root: type[BaseModel]) -> str:
     key, value = ".".join(place.keys), "null" if detail["input"] is None else repr(detail["input"])
     if detail["type"] == "extra_forbidden":
         *parents, last = place.keys
         meant = ours if (ours := _OTHER_WORDS.get(last)) in place.valid_below else last
         near, valid = nearest(str(meant), place.valid_below), ", ".join(place.valid)
+        if near == "." and "extra" in place.valid:
+            near = f"; an option of sbatch is {'.'.join(parents)}.extra.{last}."
         if place.chosen is None:
             return f"{key}: unknown key{near} Valid here: {valid or 'none'}."
         chosen = "of your own" if place.chosen == OWN else f"= {place.chosen}"
@@ -90,24 +115,51 @@ def _explained(place: _Place, detail: Any) -> str:
         return f"{key}: must be set."
     if detail["type"] == "union_tag_invalid":
         name, names = detail["ctx"]["tag"], [name for name in place.variants if name != OWN]
+        instead = (_chosen_elsewhere(root) | _OTHER_NAMES).get(name)
+        near = f"; {instead}." if instead else nearest(name, names)
         return (
-            f"{key}.name = {name} does not exist{nearest(name, names)} Built in: {', '.join(names)}. Or name your own: "
+            f"{key}.name = {name} does not exist{near} Built in: {', '.join(names)}. Or name your own: "
             f"module:NAME or path/to/file.py:NAME."
         )
-    return f"{key} = {value}: {in_plain_words(detail)}{_example(place, detail)}."
+    info = place.section.model_fields.get(place.keys[-1])
+    meant = info.description if info and info.description and detail["type"].endswith("_parsing") else ""
+    meaning = f" Meaning: {meant.partition('. ')[0].removesuffix('.')}." if meant else ""
+    return f"{key} = {value}: {in_plain_words(detail)}{_example(place, detail)}.{meaning}"
+
+
+def _chosen_elsewhere(section: type[BaseModel], above: str = "") -> dict[str, str]:
+    """Map the names that keys of a section choose among, except defaults, to how each is set."""
+    found: dict[str, str] = {}
+    for key, info in section.model_fields.items():
+        for by_name in (each for each in info.metadata if isinstance(each, ByName)):
+            for name, kind in variants(info.annotation).items():
+                below = {name: f"set {above}{key}={name}"} if name not in (OWN, by_name.default) else {}
+                found = below | _chosen_elsewhere(kind, f"{above}{key}.") | found
+    return found
 
 
 def _example(place: _Place, detail: Any) -> str:
-    """Return how a text is written as the section, or the list of sections, that the key must have."""
-    text, info = detail["input"], place.section.model_fields.get(place.keys[-1])
+    """Return the choices of a name, or an example of a section or list of sections, with the value that was given."""
+    if detail["type"] == "union_tag_not_found":
+        return f". Built in: {', '.join(name for name in place.variants if name != OWN)}"
+    if detail["type"] not in ("model_type", "dict_type", "list_type"):
+        return ""
+    given, info = detail["input"], place.section.model_fields.get(place.keys[-1])
     kinds = [place.section] if place.keys[-1].isdigit() else _sections(info) if info is not None else []
-    if not kinds or not isinstance(text, str):
-        return ", such as [VALUE]" if detail["type"] == "list_type" else ""
-    key, _, rest = text.partition(":")
-    if key in kinds[0].model_fields:
+    defaults = {name: each.default for kind in kinds[:1] for name, each in kind.model_fields.items()}
+    text = str(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else ""
+    key, colon, rest = text.partition(":")
+    if colon and key in defaults:
         return f", with a space after the colon: {key}: {rest}"
-    section = _as_section(kinds[0], text)
-    return f", such as {f'[{section}]' if detail['type'] == 'list_type' else section}" if section else ""
+    section = _as_section(kinds[0], text or "VALUE") if kinds else ""
+    if detail["type"] == "list_type":
+        return f", such as [{section or 'VALUE'}]"
+    own = getattr(info.annotation, "__annotations__", {}) if info is not None and not kinds else {}
+    for first in [*defaults, *own][:1]:
+        default = defaults[first] if isinstance(defaults.get(first), str | int | float) else "VALUE"
+        section = section or f"{{{first}: {text or default}}}"
+    null = ", or null" if info is not None and type(None) in get_args(info.annotation) else ""
+    return f", such as {section or '{KEY: VALUE}'}{null}" + (f". Valid here: {', '.join(defaults)}" if defaults else "")
 
 
 def _as_section(kind: type[BaseModel], text: str) -> str:

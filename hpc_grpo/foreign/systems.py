@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.foreign import areal, open_instruct, trl, verl
 from hpc_grpo.foreign.reading import read_nested, read_options, read_script, read_words
-from hpc_grpo.foreign.table import Row, Theirs, Translation, translate, with_defaults
+from hpc_grpo.foreign.table import Kind, Outcome, Row, Theirs, Translation, translate, with_defaults
 
 
 @dataclass(frozen=True)
@@ -82,20 +83,36 @@ def counterpart(key: str, value: Any) -> str:
     """
     if isinstance(value, Mapping):
         return next(filter(None, (counterpart(f"{key}.{below}", inner) for below, inner in value.items())), "")
-    systems = [SYSTEMS[name] for name in ("trl", "verl")]
-    names = ((each, name) for each in systems for row in each.rows for name in (*row.names, *row.also))
-    tails = ((each, name) for each, name in names if name.rpartition(".")[2] == key.rpartition(".")[2])
-    same = sorted(tails, key=lambda pair: pair[1] != key)
-    found = ((each.title, name, ours) for each, name in same if (ours := _ours(each.rows, name, value)))
-    return next((f"{name} is {title}'s: here set {', '.join(ours)}." for title, name, ours in found), "")
+    systems, (section, _, tail) = [SYSTEMS[name] for name in ("trl", "verl")], key.rpartition(".")
+    names = [(each, name) for each in systems for row in each.rows for name in (*row.names, *row.also)]
+    tails = [(each, name) for each, name in names if name.rpartition(".")[2] == tail]
+    if section in ("", "train"):
+        tails += [(each, tail) for each, name in names if "*" in name and "." not in name and fnmatchcase(tail, name)]
+    same = sorted(tails, key=lambda pair: not pair[1].endswith(key))
+    found = ((each.title, name, said) for each, name in same if (said := _said(each.rows, name, key, value)))
+    return next((f"{name} is {title}'s: {said}." for title, name, said in found), "")
 
 
-def _ours(rows: Sequence[Row], name: str, value: Any) -> list[str]:
-    """Return the keys of ours that their key becomes, or that it changes together with another key."""
+def _said(rows: Sequence[Row], name: str, key: str, value: Any) -> str:
+    """Say which keys of ours their `name` becomes or changes, or why there is none; "" if neither is known.
+
+    `key` is what the user wrote. A part of a verl name may mean another key, and then says only what it becomes.
+    """
     if isinstance(value, list):
-        return []
-    given = translate(rows, {name: value})
-    own = [key for outcome in given.outcomes if outcome.theirs == name and outcome.is_given for key in outcome.ours]
-    before = translate(rows, {}).ours
-    changed = [key for key, ours in given.ours.items() if before.get(key) != ours]
-    return own or changed or [row.ours for row in rows if row.ours and name in (*row.names, *row.also)]
+        return ""
+    before, outcomes = translate(rows, {}).ours, list[Outcome]()
+    other = [not value] if isinstance(value, bool) else [value + 1] if isinstance(value, int | float) else []
+    for tried in (value, *other):  # a default of theirs changes nothing
+        given = translate(rows, {name: tried})
+        own = [outcome for outcome in given.outcomes if outcome.theirs == name and outcome.is_given]
+        ours = [new for outcome in own for new in outcome.ours]
+        ours = ours or [new for new, now in given.ours.items() if before.get(new) != now]
+        if ours := ours or [row.ours for row in rows if row.ours and name in (*row.names, *row.also)]:
+            return f"here set {', '.join(ours)}"
+        outcomes += own
+    for each in outcomes if "." not in name or name.endswith(key) else ():
+        if each.kind in (Kind.REFUSED, Kind.NO_COUNTERPART):
+            return f"leave it out ({each.note})"
+        if each.kind is Kind.BY_HAND:
+            return each.note
+    return ""

@@ -136,7 +136,7 @@ def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
             return replace(_checked(call, scored.scores), lost=scored.lost)
         if isinstance(function, BuiltIn):
             return _checked(call, finished(function(call.group, call.args)))
-        arguments = _arguments(function, call)
+        arguments = arguments_of(inspect.signature(function), call)
         if isinstance(arguments, str):
             return _violation(call, arguments)
         return _checked(call, finished(function(**arguments)))
@@ -148,7 +148,7 @@ def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
         return CallResult(failure=_shortened(described(error)), timed_out=isinstance(error, TimeoutError))
 
 
-def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any] | str:
+def arguments_of(signature: inspect.Signature, call: Call) -> dict[str, Any] | str:
     """Return the keyword arguments of a user's function, or the error if one is missing.
 
     Columns that the function does not accept are omitted. `args` replace columns of the same name. A parameter `images`
@@ -156,7 +156,6 @@ def _arguments(function: Callable[..., Any], call: Call) -> dict[str, Any] | str
     """
     group, count = call.group, len(call.group.completions)
     columns = {name: [value] * count for name, value in group.fields.items()}
-    signature = inspect.signature(function)
     if group.images and "images" in signature.parameters:
         columns["images"] = [[open_image(image) for image in group.images]] * count
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in signature.parameters.values()):

@@ -6,7 +6,6 @@ A job with a wrong input would wait in the queue for hours before it fails. `sub
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shutil
@@ -14,13 +13,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from itertools import islice
 from math import inf
 from pathlib import Path
 
-from hpc_grpo.config import Config, LaunchConfig
+from hpc_grpo.config import Config, LaunchConfig, SourceConfig
 from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
 from hpc_grpo.data.encoder import as_json, check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
@@ -29,7 +26,8 @@ from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refus
 from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.environment import filtered, job_environ
+from hpc_grpo.grading.worker import Call, arguments_of
+from hpc_grpo.launch.environment import expand, filtered, job_environ
 from hpc_grpo.launch.freeze import refuse_secrets, refuse_sweep, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.plan.disk import DiskBudget, read_disk
@@ -37,7 +35,9 @@ from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.prefetch import Item, is_generated, is_there, items_of, source_of
+from hpc_grpo.preflight.user_code import is_importable, signature_in, wrong_function
 from hpc_grpo.registry import names_function
+from hpc_grpo.rewards import Group
 from hpc_grpo.run.adapter import refuse_wrong_lora
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
@@ -55,6 +55,7 @@ MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "en
 """Checks of the doctor."""
 _MAX_CHECKED_ROWS = 200_000
 """A second or two: a login node is everybody's."""
+_TEXT_ROWS = (".jsonl", ".json")
 _PREFETCH = "hpc-grpo cluster prefetch CONFIG, on a login node"
 _MAKE_ROOM = (
     "make room (hpc-grpo disk du, hpc-grpo disk clean RUN), lower checkpoint.keep_last or checkpoint.keep_exports, or "
@@ -104,10 +105,12 @@ def _checks_of(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str
         (INPUTS, partial(refuse_missing_environment, config.launch, start)),
         (INPUTS, partial(refuse_missing_notify, config.launch, start)),
         ("paths", partial(refuse_missing_inputs, config, start)),
+        ("paths", partial(refuse_offline, config, start, environ)),
         (MODEL, partial(refuse_unsupported_model, config, start, environ)),
         (INPUTS, partial(refuse_wrong_environments, config)),
         (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
         (INPUTS, partial(refuse_unreadable_data, config, start)),
+        (INPUTS, partial(refuse_wrong_rewards, config, start)),
         (INPUTS, partial(refuse_too_few_gpus, config)),
     )
 
@@ -148,15 +151,10 @@ def data_finding(config: Config, context: Context) -> Finding:
     environ = context.job_environ
     if missing := _missing_paths(config, "data."):
         return failure(DATA, missing, "set data.train.path and data.eval.path")
-    paths = [source.path for which in (False, True) for _, source in config.data.sources(for_eval=which)]
-    to_fetch = [
-        path
-        for path in paths
-        if not (is_generated(path) or Path(path).exists() or any(map(Path.is_dir, dataset_folders(path, environ))))
-    ]
-    if to_fetch:
+    items = [item for item in items_of(config, Path.cwd()) if item.key not in config.models]
+    if to_fetch := [item.name for item in items if not _is_here(item, config, environ)]:
         return _not_cached(DATA, " and ".join(to_fetch), datasets_cache(environ), environ)
-    return ok(DATA, ", ".join(dict.fromkeys(paths)))
+    return ok(DATA, ", ".join(dict.fromkeys(item.name for item in items)))
 
 
 def other_inputs_finding(config: Config, context: Context) -> Finding:
@@ -290,6 +288,36 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
         )
 
 
+def to_fetch(config: Config, working_dir: Path, environ: Mapping[str, str]) -> list[Item]:
+    """List the models and data sets of the hub that are not in the cache of the job."""
+    of_job = job_environ(environ, config.launch.env)
+    return [item for item in _items(config, working_dir) if not _is_here(item, config, of_job)]
+
+
+def refuse_offline(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if an offline job would lack a model or a data set.
+
+    Does not check if launch.env has a variable of the job alone, which may name its cache.
+    """
+    of_job = job_environ(environ, config.launch.env)
+    is_known = not any("$" in expand(value, environ) for value in config.launch.env.values())
+    if is_known and is_offline(of_job) and (items := to_fetch(config, working_dir, environ)):
+        raise ConfigError(
+            f"{', '.join(map(str, items))}: not in the cache {hub_cache(of_job)}, and the job is offline. Run "
+            f"{_PREFETCH}, or give paths that exist."
+        )
+
+
+def _is_here(item: Item, config: Config, environ: Mapping[str, str]) -> bool:
+    """Return whether an item is a path, is generated, or is in the cache of `environ`."""
+    if item.is_local or item.key not in config.models:
+        return item.is_local or any(map(Path.is_dir, dataset_folders(item.name, environ)))
+    try:
+        return bool(find_model(item.name, environ))
+    except ConfigError:
+        return False
+
+
 def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if learners could not load a model, or not publish its weights to engines.
 
@@ -338,21 +366,37 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
 
     Reads no more than `_MAX_CHECKED_ROWS` of a file: the rest, and lengths in tokens, are the job's to check.
     """
-    for item in _items(config, working_dir):
-        place = working_dir / item.name
-        if not item.is_local or not place.is_file() or item.key in config.models:
+    for source, place in _sources(config, working_dir):
+        if place is None:
             continue
-        source = source_of(config, item).model_copy(update={"path": str(place)})
-        open_source(source)  # the type of a file
-        if place.suffix not in (".jsonl", ".json"):
-            continue
-        number = -1
-        for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
-            check_item(source, row, number, config.data.images)
-            if config.needs.labels:
-                completion_text(source, row, number)
-        if number < 0:
+        is_empty = place.is_dir() and not any(map(Path.is_file, place.rglob("*")))
+        if place.is_file():
+            open_source(source)  # the type of a file
+        if place.is_file() and place.suffix in _TEXT_ROWS:
+            number = -1
+            for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
+                check_item(source, row, number, config.data.images)
+                if config.needs.labels:
+                    completion_text(source, row, number)
+            is_empty = number < 0
+        if is_empty:
             raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
+
+
+def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError for a reward of the user's that cannot be called with a row of its data, without calling it.
+
+    Columns that are unknown here are assumed to be those that the reward needs.
+    """
+    for source, place in _sources(config, working_dir) if config.needs.rollouts else ():
+        row = next(read_items(source), None) if place is not None and place.suffix in _TEXT_ROWS else None
+        for reward in config.rewards_of(source):
+            if signature := signature_in(working_dir, reward.name):
+                more = {"images": None} if config.data.images else {}
+                fields = dict.fromkeys(signature.parameters) if row is None else {**row, **more}
+                called = arguments_of(signature, Call(reward.name, reward.args, Group("", ("",), fields)))
+                if isinstance(called, str):
+                    raise ConfigError(f"Reward {reward.name!r} {called}")
 
 
 def _start_of(config: Config) -> Path:
@@ -412,7 +456,7 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
         place = working_dir / path
         if not is_there(place):
             yield key, f"{key} = {name}: there is no {place}"
-        elif place.suffix == ".py" and (wrong := _wrong_function(place, name.rpartition(":")[2])):
+        elif place.suffix == ".py" and (wrong := wrong_function(place, name.rpartition(":")[2])):
             yield key, f"{key} = {name}: {wrong}"
     launch = config.launch
     python_path = filtered(os.environ, launch.pass_env, launch.env).get("PYTHONPATH", "")
@@ -424,41 +468,10 @@ def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str
             place = working_dir / f"{module.replace('.', '/')}.py"
             if not module or module.endswith(".py"):
                 continue
-            if not _is_importable(module, folders):
+            if not is_importable(module, folders):
                 yield key, f"{key} = {name}: there is no {place}, and no module {module} in {sys.executable}"
-            elif place.is_file() and (wrong := _wrong_function(place, name.rpartition(":")[2])):
+            elif place.is_file() and (wrong := wrong_function(place, name.rpartition(":")[2])):
                 yield key, f"{key} = {name}: {wrong}"
-
-
-def _wrong_function(file: Path, name: str) -> str:
-    """Say why a file cannot have a function `name`, without running its code; "" if it may have one."""
-    try:
-        nodes = list(ast.walk(ast.parse(file.read_bytes())))
-    except (OSError, SyntaxError, ValueError) as error:
-        return f"{file} is not Python: {error}"
-    defs = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    functions = {node.name for node in nodes if isinstance(node, defs)}
-    words = {node.id for node in nodes if isinstance(node, ast.Name)}
-    imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
-    if {name, "*", "__getattr__", "globals", "exec", "setattr"} & (functions | words | imported):
-        return ""
-    return f"{file} has no {name!r}. It has: {', '.join(sorted(functions)) or 'no functions'}"
-
-
-def _is_importable(name: str, folders: Sequence[str]) -> bool:
-    """Return whether the job would find a module there or in this Python, without running any of its code.
-
-    A module of one file may create other modules at its import, so modules below it are not checked.
-    """
-    if name in sys.modules:
-        return True
-    parts = name.split(".")
-    spec = (PathFinder.find_spec(parts[0], [*folders, *sys.path]) or find_spec(parts[0])) if all(parts) else None
-    for number, _ in enumerate(parts[1:], start=2):
-        if spec is None or spec.submodule_search_locations is None:
-            break
-        spec = PathFinder.find_spec(".".join(parts[:number]), spec.submodule_search_locations)
-    return spec is not None
 
 
 def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, str]]:
@@ -483,6 +496,15 @@ def _functions(config: Config) -> dict[str, str]:
     rewards = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
     of_sections = config.loss.functions | config.eval.functions | config.train.functions
     return rewards | of_sections | config.environment_functions
+
+
+def _sources(config: Config, working_dir: Path) -> Iterator[tuple[SourceConfig, Path | None]]:
+    """Yield each source that the run would read, with its file or folder, None for others."""
+    for item in _items(config, working_dir):
+        if item.key not in config.models:
+            source, place = source_of(config, item), working_dir / item.name
+            is_path = item.is_local and is_there(place)
+            yield (source.model_copy(update={"path": str(place)}), place) if is_path else (source, None)
 
 
 def _items(config: Config, working_dir: Path) -> Iterator[Item]:

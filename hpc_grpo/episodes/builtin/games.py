@@ -16,6 +16,8 @@ from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.registry import ENVIRONMENTS, REWARDS
 from hpc_grpo.rewards import Group
 
+OFFLINE_GAMES = "2048 Blackjack FrozenLake GuessTheNumber Mastermind Minesweeper Sokoban TowerOfHanoi"
+"""Some games of one player that need no network, without their -v0."""
 _MAX_CHARS = 4000
 """Length of a message's end that is searched for the move. Python parses no number of more than 4300 digits."""
 
@@ -36,7 +38,11 @@ class TextArena:
 
         games = [name.removesuffix("-raw") for name in ENV_REGISTRY if name.endswith("-raw")]
         if game not in games:
-            raise ConfigError(f"environment.name: textarena has no game {game!r}{nearest(game, games)}")
+            raise ConfigError(
+                f"environment.name: textarena has no game {game!r}{nearest(game, games)} Games of one player that need "
+                f"no network: {', '.join(f'{name}-v0' for name in OFFLINE_GAMES.split())}. The keys of "
+                f"textarena.envs.registration.ENV_REGISTRY are all games."
+            )
         self._own_move = textarena.ObservationType.PLAYER_ACTION
         try:
             self._game = textarena.make(f"{game}-raw", **args)

@@ -178,6 +178,10 @@ def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
         (["config", "empty.yaml"], "Config empty.yaml is empty; it must hold sections, such as run: {name: my-run}."),
         (["config", "list.yaml"], "Config list.yaml holds a list; it must hold sections"),
         (["submit", "nothing"], "Nor is it a run: RUN = 'nothing' must be a run directory"),
+        (
+            ["reward", "test", "math", "--response", "4"],
+            "No such option '--response'. Options: --prompt, --completion, ",
+        ),
         (["reward", "test", "no.py:f", "--prompt", "p", "--completion", "c"], "error: Reward '"),
     ],
 )

@@ -23,6 +23,12 @@ def script(folder: Path, text: str) -> Path:
         ("train.learning_rate=1e-6", "learning_rate is TRL's: here set train.lr."),
         ("train.num_train_epochs=2", "num_train_epochs is TRL's: here set train.total_epochs."),
         ("loss.epsilon=0.3", "epsilon is TRL's: here set loss.clip_low, loss.clip_high."),
+        ("loss.epsilon=0.2", "epsilon is TRL's: here set loss.clip_low, loss.clip_high."),
+        (
+            "logging_steps=1",
+            "logging_steps is TRL's: leave it out (of the hub and of logging; the same command resumes).",
+        ),
+        ("top_k=50", "top_k is TRL's: leave it out (top-k sampling is not here: use top_p)."),
         ("train.warmup_ratio=0.1", "warmup_ratio is TRL's: here set train.warmup_steps."),
         ("trainer={total_epochs: 2}", "trainer.total_epochs is verl's: here set train.total_epochs."),
         ("actor_rollout_ref={rollout: {n: 4}}", "actor_rollout_ref.rollout.n is verl's: here set rollout.group_size."),
@@ -37,7 +43,22 @@ def test_a_key_of_another_system_is_an_error_with_the_key_here(override: str, li
 
 
 @pytest.mark.parametrize(
-    ("key", "place"), [("lr", "train.lr"), ("train.group_size", "rollout.group_size"), ("reward", "rewards")]
+    ("key", "place"),
+    [
+        ("lr", "train.lr"),
+        ("train.group_size", "rollout.group_size"),
+        ("reward", "rewards"),
+        ("lora.modules", "lora.targets"),
+        ("lora.target_modules", "lora.targets"),
+        ("lora.r", "lora.rank"),
+        ("lora_r", "lora.rank"),
+        ("model.lora_alpha", "lora.alpha"),
+        ("train.lora_dropout", "lora.dropout"),
+        ("num_epochs", "train.total_epochs"),
+        ("data.path", "data.train.path"),
+        ("launch.gpus", "launch.slurm.gpus_per_node"),
+        ("model.name", "path"),
+    ],
 )
 def test_a_key_in_the_wrong_section_is_an_error_with_its_place(key: str, place: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -148,7 +148,11 @@ def test_a_dry_run_without_the_model_says_why_there_is_no_plan(monkeypatch: pyte
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     _, below = dry_run("model.path=org/not-here")
     assert below.startswith("\n# No plan: model.path = org/not-here is not on this machine")
-    assert len(below.splitlines()) == 2
+    assert below.splitlines()[2:] == [
+        "#",
+        "# Not in the cache: model.path = org/not-here, data.train.path = org/rows. Without a network on the nodes, "
+        "run hpc-grpo cluster prefetch CONFIG.",
+    ]
 
 
 def test_a_dry_run_says_what_submit_would_refuse() -> None:

@@ -63,6 +63,15 @@ def test_a_bad_row_anywhere_is_refused_by_its_number(row: str, message: str, que
     assert message.format(path=tmp_path / "rows.jsonl") in result.stderr
 
 
+def test_an_empty_folder_is_refused(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows" / "train").mkdir(parents=True)
+    result = submit("data.train.path=./rows")
+    assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert f"Data set {tmp_path}/rows is empty. It must hold at least one item." in result.stderr
+    (tmp_path / "rows" / "train" / "part.jsonl").write_text(ROW)
+    assert submit("data.train.path=./rows").exit_code == 0
+
+
 def test_data_is_judged_without_packages_that_a_light_installation_lacks() -> None:
     program = "import sys, hpc_grpo.preflight.inputs, hpc_grpo.config\n"
     program += "print(sorted(set(sys.modules) & {'numpy', 'torch', 'ray', 'datasets', 'transformers'}))"

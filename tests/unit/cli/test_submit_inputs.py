@@ -87,13 +87,70 @@ def test_paths_are_relative_to_the_folder_the_run_was_started_in(
 ) -> None:
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "rows.jsonl").write_text(ROW)
-    (tmp_path / "my" / "rewards.py").write_text("def f(): ...")
+    (tmp_path / "my" / "rewards.py").write_text("def f(prompts, completions): ...")
     words = ["data.train.path=my/rows.jsonl", "rewards=[{name: 'my/rewards.py:f'}]", f"run.root={tmp_path}/runs"]
     assert submit(*words).exit_code == 0
     monkeypatch.chdir(tmp_path / "runs")
     assert submit(*words).exit_code == 0
     (tmp_path / "my" / "rewards.py").unlink()
     assert f"there is no {tmp_path}/my/rewards.py" in submit(*words).stderr
+
+
+REWARDS = [
+    ("def f(completions, **columns): ...", ""),
+    ("@wrapped\ndef f(text): ...", ""),
+    ("def f(text): ...\nf = wrapped(f)", ""),
+    ("class f: ...", ""),
+    ("async def f(prompts: X, completions, *, answer, weight=unknown(), timeout_s=1): ...", ""),
+    ("def f(prompts, completions, question, weight): ...", ""),
+    ("def f(prompts, completions, weight, gold): ...", "cannot be called: missing a required argument: 'gold'"),
+    ("def f(solution_str, ground_truth): ...", "cannot be called: missing a required argument: 'solution_str'"),
+    ("def f(prompts, weight): ...", "cannot be called: got an unexpected keyword argument 'completions'"),
+    (
+        "def f(prompts, completions, /, **columns): ...",
+        "cannot be called: 'prompts' parameter is positional only, but was passed as a keyword",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "says"), REWARDS, ids=[code for code, _ in REWARDS])
+@pytest.mark.parametrize("name", ["my.py:f", "my:f"])
+def test_a_reward_that_cannot_be_called_with_a_row_is_refused(
+    name: str, code: str, says: str, queue: FakeQueue, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    (tmp_path / "my.py").write_text(code)
+    words = ["model.path=org/m", f"rewards=[{{name: '{name}', args: {{weight: 2}}}}]"]
+    result = submit(*words, "data.train.path=rows.jsonl")
+    assert (result.exit_code, len(queue.requests)) == ((EXIT_CONFIG, 0) if says else (0, 1)), result.stderr
+    if says:
+        assert f"Reward '{name}' {says}. It gets lists by name: prompts, completions, and the columns" in result.stderr
+        assert "here: question, answer" in result.stderr
+
+
+def test_a_reward_may_need_columns_of_data_that_is_elsewhere(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("def f(prompts, completions, gold): ...")
+    words = ["model.path=org/m", "rewards=[{name: 'my.py:f'}]"]
+    assert submit(*words).exit_code == 0
+    (tmp_path / "my.py").write_text("def f(gold): ...")
+    assert "Reward 'my.py:f' cannot be called" in submit(*words).stderr
+
+
+def test_an_offline_job_needs_its_inputs_in_the_cache(queue: FakeQueue, tmp_path: Path) -> None:
+    words = ["model.path=org/m", f"launch.env.HF_HOME={tmp_path}/cache"]
+    warned = submit(*words, "--dry-run")
+    assert warned.exit_code == 0
+    assert "# Not in the cache: model.path = org/m, data.train.path = org/rows. " in warned.stdout
+    refused = submit(*words, "launch.env.HF_HUB_OFFLINE='1'")
+    assert (refused.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert "model.path = org/m, data.train.path = org/rows: not in the cache" in refused.stderr
+    assert "hpc-grpo cluster prefetch CONFIG" in refused.stderr
+    assert submit(*words, "launch.env.HF_HOME=$OF_THE_JOB/c", "launch.env.HF_HUB_OFFLINE='1'").exit_code == 0
+    for folder in ("models--org--m/snapshots/a", "datasets--org--rows"):
+        (tmp_path / "cache" / "hub" / folder).mkdir(parents=True)
+    (tmp_path / "cache" / "hub" / "models--org--m" / "snapshots" / "a" / "config.json").write_text("{}")
+    assert submit(*words, "launch.env.HF_HUB_OFFLINE='1'").exit_code == 0
+    assert "Not in the cache" not in submit(*words, "--dry-run").stdout
 
 
 def test_a_name_of_the_hub_is_one_although_another_folder_holds_a_clone(

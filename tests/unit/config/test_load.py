@@ -75,8 +75,17 @@ def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Pat
         ("rewards=[length]", "rewards.0 = 'length': must be a section: keys with values, such as {name: length}."),
         ("rollout.group_size=1", "rollout.group_size = 1: must be at least 2."),
         ("run.name=5", "run.name = 5: must be a text: put it in quotes."),
-        ("task=5", "task = 5: must be a name, or a section with a name."),
+        ("task=5", "task = 5: must be a name, or a section with a name. Built in: grpo, ppo, distill, sft."),
         ("run.root=null", "run.root = null: must be a path."),
+        ("launch.slurm.time_min=24:00:00", "'24:00:00': must be a whole number. Meaning: Walltime in minutes."),
+        (
+            "lora=true",
+            "lora = True: must be a section: keys with values, such as {rank: 16}, or null. Valid here: rank, ",
+        ),
+        ("eval=true", "eval = True: must be a section: keys with values, such as {every: VALUE}. Valid here: every, "),
+        ("loss.kl=0.1", "loss.kl = 0.1: must be a section: keys with values, such as {coef: 0.1}. Valid here: coef, "),
+        ("rewards=true", "rewards = True: must be a list, such as [{name: VALUE}]."),
+        ("metrics.wandb=true", "metrics.wandb = True: must be a section: keys with values, such as {project: VALUE}."),
     ],
 )
 def test_an_error_says_what_a_value_must_be(minimal: Path, override: str, says: str) -> None:
@@ -100,6 +109,8 @@ def test_an_override_of_a_length_takes_the_place_of_the_files_length(minimal: Pa
         ("rewards=[{name: correctness, wieght: 2}]", "rewards.0.wieght: unknown key; did you mean 'weight'?"),
         ("environment={name: g.py:G, max_steps: 3}", "environment.max_steps: unknown key; did you mean 'max_turns'?"),
         ("rolout.group_size=4", "did you mean 'rollout'?"),
+        ("train.zero=3", "train.zero: unknown key; did you mean 'zero_stage'?"),
+        ("launch.slurm.qos=long", "qos: unknown key; an option of sbatch is launch.slurm.extra.qos. Valid here: "),
     ],
 )
 def test_an_unknown_key_is_an_error_with_the_nearest_and_all_valid_ones(

@@ -108,6 +108,7 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"data": {"train": {"mix": [{"path": "a", "rewards": [{"name": "mth"}]}]}}},
             "Reward 'mth' does not exist; did you mean 'math'?",
         ),
+        ({"rewards": [{"name": "accuracy_reward"}]}, "'accuracy_reward' does not exist; did you mean 'math'? Built in"),
         ({"eval": {"every": 5}, "task": "sft", "data": {"train": {"path": "d"}, "eval": EVAL}}, "task sft"),
         ({"data": {"train": EVAL, "eval_sets": {"a/b": EVAL}}}, "data.eval_sets has 'a/b': the name of a set"),
         (

@@ -12,6 +12,7 @@ from hpc_grpo.config import SourceConfig
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.data.reasoning_gym import ReasoningGym
 from hpc_grpo.episodes.builtin import environment_of
+from hpc_grpo.episodes.builtin.games import OFFLINE_GAMES
 from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentWorkers
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.inputs import refusals
@@ -98,6 +99,7 @@ def test_a_game_ends_by_wrong_moves_and_takes_any_message():
     ("name", "args", "told"),
     [
         ("textarena:GuesTheNumber-v0", {}, "did you mean 'GuessTheNumber-v0'"),
+        ("textarena:Nope", {}, "no game 'Nope'. Games of one player that need no network: 2048-v0, Blackjack-v0, "),
         ("textarena:GuessTheNumber-v0", {"highest": 3}, "unexpected keyword argument 'highest'"),
         ("textarena:KuhnPoker-v0", {}, "number of players has to be 2"),
         ("textarena:QuantumTicTacToe-v0", {}, "is not for one player"),
@@ -113,6 +115,10 @@ def test_a_game_ends_by_wrong_moves_and_takes_any_message():
 def test_an_environment_that_cannot_be_made_is_refused_with_what_is_valid(name, args, told):
     with pytest.raises(ConfigError, match=told):
         environment_of(name, args)
+
+
+def test_the_error_names_games_that_are_played_here():
+    assert {name.partition("-")[0] for name in GAMES} == {*OFFLINE_GAMES.split()}
 
 
 @pytest.mark.parametrize(
