@@ -34,6 +34,7 @@ from hpc_grpo.driver.remote import Deadline, all_errors, get_all
 from hpc_grpo.driver.telemetry import Meters, Profiles
 from hpc_grpo.driver.weights import Canary, NodeMembers, WeightSync
 from hpc_grpo.engine.actor import Engine
+from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.errors import ConfigError, LaunchError, NodesUnavailableError
 from hpc_grpo.grading.grader import Grader
 from hpc_grpo.learner.actor import WATCHING, WRITING, LearnerActor
@@ -206,7 +207,7 @@ class Workers:
         ready = [engine.ready.remote() for engine in engines]
         if self._config.placement.colocate and self._num_learners:
             get_all(ready, None, "the engines")  # first: vLLM measures what is free of the GPU
-            get_all([engine.sleep.remote() for engine in engines], None, "the engines to sleep")
+            get_all([engine.between_steps.remote(Sampler.sleep) for engine in engines], None, "the engines to sleep")
         self.learners.start()
         if self._num_learners and engines:
             self._weights = WeightSync(self._config, self._nodes)  # stores are allocated while engines still start

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 
 from hpc_grpo.driver.remote import Deadline, all_errors, as_raised, death, ended, get_all
 from hpc_grpo.driver.rollouts import GradedGroup, spread
+from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.errors import EngineLostError, GraderLostError, HpcGrpoError, LaunchError, NodesUnavailableError
 from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupRequest, Prompt
@@ -226,7 +227,8 @@ class RolloutPool:
 
     def forget_prefixes(self) -> None:
         """Empty the engines' prefix caches. The next wait or publish replaces an engine that failed."""
-        for error in all_errors([engine.actor.forget_prefixes.remote() for engine in self._engines], None):
+        forgetting = [engine.actor.between_steps.remote(Sampler.forget_prefixes) for engine in self._engines]
+        for error in all_errors(forgetting, None):
             if error is not None and not is_engine_failure(error):
                 raise error
 

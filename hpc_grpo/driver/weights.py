@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from hpc_grpo.config import Config
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, is_engine_failure
 from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, errors_in_time, get_all
+from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import Completion, GroupRequest, Prompt, SamplingSpec
 from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
@@ -155,7 +156,7 @@ class WeightSync:
             get_all(freeing, self._deadline, "the learners' memory")
         self._verify(version, staged)
         if shares_gpus:
-            self._have_all("wake_up", "the engines to wake up")
+            self._have_all(Sampler.wake_up, "the engines to wake up")
         failures, loading = self._announce(version)
         while failures:
             self._replace(failures)
@@ -164,7 +165,7 @@ class WeightSync:
 
     def put_engines_to_sleep(self) -> None:
         """Let the engines free their GPU memory for the learners until the next publish. No engine has work."""
-        self._have_all("sleep", "the engines to sleep")
+        self._have_all(Sampler.sleep, "the engines to sleep")
 
     def revive(self, engine: RemoteEngine, error: Exception) -> None:
         """Replace an engine that failed. The new engine reads the published version from its node's store."""
@@ -172,7 +173,7 @@ class WeightSync:
         replaced = set[RemoteEngine]()
         while failures:
             replaced |= self._replace(failures)
-            loading = {engine: engine.actor.load_stored_weights.remote() for engine in replaced}
+            loading = {engine: engine.actor.between_steps.remote(Sampler.load_stored_weights) for engine in replaced}
             failures = self._failures(loading, [], "the weights of an engine that was started again")
 
     def _verify(self, version: int, staged: Sequence[StoredVersion]) -> None:
@@ -191,11 +192,11 @@ class WeightSync:
             raise WeightSyncError(f"Publishing weight version {version} failed: {error}") from error
         self._replace(failures)
 
-    def _have_all(self, method: str, waiting_for: str) -> None:
-        """Call a method of every engine. Replace an engine that fails, and call its replacement too."""
+    def _have_all(self, method: Callable[[Sampler], None], waiting_for: str) -> None:
+        """Call a method of every engine's sampler. Replace an engine that fails, and call its replacement too."""
         engines: set[RemoteEngine] | list[RemoteEngine] = self._engines
         while engines:
-            calls = {engine: getattr(engine.actor, method).remote() for engine in engines}
+            calls = {engine: engine.actor.between_steps.remote(method) for engine in engines}
             engines = self._replace(self._failures(calls, [], waiting_for))
 
     def _announce(self, version: int) -> tuple[dict[RemoteEngine, Exception], dict[RemoteEngine, Any]]:

@@ -22,7 +22,6 @@ import ray
 from hpc_grpo.config import Config
 from hpc_grpo.data.images import open_image
 from hpc_grpo.data.templates import Tokenizer
-from hpc_grpo.engine.episodes import EpisodePlayer
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.engine.vllm import start_vllm
 from hpc_grpo.run.pulse import PULSE, patience_of_actor
@@ -118,10 +117,9 @@ class Engine:
         on_gpu: bool,
         reads_weights: bool = False,
     ) -> None:
-        """Start vLLM. It `reads_weights` of the model's folder if no learner publishes any.
+        """Start vLLM. It `reads_weights` of the model if no learner publishes any. Environments need the tokenizer."""
+        from hpc_grpo.engine.episodes import EpisodePlayer  # with aiohttp, which the driver does not need
 
-        Environments need the tokenizer.
-        """
         dump_stacks_on_signal("engine")
         PULSE.open("engine", patience_of_actor(config))
         # Before the import of vLLM, whose threads inherit the cores.
@@ -149,13 +147,13 @@ class Engine:
         if config != self._config:
             raise ValueError("this engine was started with another config")
         self._player.end_all()
-        await self._between_steps(lambda sampler: sampler.forget_requests())
+        await self.between_steps(Sampler.forget_requests)
         self._groups.clear()
         self._verified = None
         METER.read()  # the usage under the previous driver must not count for the new one
 
     async def contract_differences(self, layout: BucketLayout) -> list[str]:
-        workers = await self._between_steps(lambda own: own.on_workers("hpc_grpo_contract_differences", layout))
+        workers = await self.between_steps(lambda own: own.on_workers("hpc_grpo_contract_differences", layout))
         return [line for lines in workers for line in lines]
 
     async def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
@@ -169,7 +167,7 @@ class Engine:
         self._shares = range(first, first + self._config.engine.tensor_parallel)
         self._num_shares = membership.size - 1
         alpha = self._config.lora.alpha if self._config.lora and self._config.publishes_adapter else None
-        await self._between_steps(lambda sampler: sampler.on_workers("hpc_grpo_join", membership, store, alpha))
+        await self.between_steps(lambda sampler: sampler.on_workers("hpc_grpo_join", membership, store, alpha))
 
     async def verify_weights(self, staged: StoredVersion) -> None:
         """Compare this engine's shares of the staged version with their checksums, on threads beside the sampling.
@@ -182,7 +180,7 @@ class Engine:
             asyncio.to_thread(self._store.verify, staged, share, self._num_shares) for share in self._shares
         ]
         if self._on_gpu:
-            tasks.append(self._between_steps(lambda sampler: sampler.on_workers("hpc_grpo_copy_to_gpu", staged)))
+            tasks.append(self.between_steps(lambda sampler: sampler.on_workers("hpc_grpo_copy_to_gpu", staged)))
         await asyncio.gather(*tasks)
         self._verified = staged
 
@@ -206,39 +204,25 @@ class Engine:
         """Load the published version. Return the completion of the `probe`, sampled before other requests."""
         if probe is not None:
             [probe] = await _with_images([probe])
-        return await self._between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
-
-    async def load_stored_weights(self) -> None:
-        """Load the version of the node's other engines, after this engine replaced a dead one."""
-        await self._between_steps(lambda sampler: sampler.load_stored_weights())
-
-    async def sleep(self) -> None:
-        """Give the GPU to the learner that shares it."""
-        await self._between_steps(lambda sampler: sampler.sleep())
-
-    async def wake_up(self) -> None:
-        """Take the GPU back, without weights: the next publish brings them."""
-        await self._between_steps(lambda sampler: sampler.wake_up())
+        return await self.between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
     async def usage(self) -> Usage:
         """Return the usage since the last call. Busy is the time of sampling."""
         return METER.read()
 
     async def start_profile(self) -> None:
-        await self._between_steps(lambda sampler: sampler.start_profile())
+        await self.between_steps(Sampler.start_profile)
 
     async def stop_profile(self) -> dict[str, bytes]:
         """Return the contents of the profile's files, by the ends of their names."""
-        return await self._between_steps(lambda sampler: sampler.stop_profile())
-
-    async def forget_prefixes(self) -> None:
-        await self._between_steps(lambda sampler: sampler.forget_prefixes())
+        return await self.between_steps(Sampler.stop_profile)
 
     async def _sample(self, requests: Sequence[GroupRequest]) -> Sequence[Future[Completion]]:
         requests = await _with_images(requests)
         return await asyncio.wrap_future(self._loop.call(lambda sampler: sampler.add(requests), drains=False))
 
-    async def _between_steps(self, function: Callable[[Sampler], T]) -> T:
+    async def between_steps(self, function: Callable[[Sampler], T]) -> T:
+        """Call a function of the sampler between two steps, such as `Sampler.sleep`. Return its result."""
         return await asyncio.wrap_future(self._loop.call(function))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import itertools
 import json
 import secrets
@@ -23,16 +24,17 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from aiohttp import web
 
 from hpc_grpo.config.rollout import EnvironmentConfig
-from hpc_grpo.episodes.calls import Call, before_calls, calls_of
+from hpc_grpo.episodes import Message
+from hpc_grpo.episodes.calls import before_calls, calls_of
 from hpc_grpo.episodes.dialogue import Conversation, Dialogue, WrittenText
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import Completion
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
 """Samples turn N after a prompt, with at most the given number of tokens."""
@@ -40,27 +42,20 @@ _MAX_BODY_BYTES = 16 << 20
 _MOST_CHARACTERS = 16
 """Characters per token that a request may have. Encoding a longer one would block the engine's loop for seconds."""
 _CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
-_TAKEN = {_CHAT: ("messages", "tools", "max_tokens", "max_completion_tokens"), _TEXT: ("prompt", "max_tokens")}
-"""The fields of each route, in addition to the common fields."""
-_TAKEN_BY_ALL = ("logprobs", "stream", "stream_options")
+_COMMON = ("logprobs", "stream", "stream_options")
+_TAKEN = {
+    _CHAT: ("messages", "tools", "max_tokens", "max_completion_tokens", *_COMMON),
+    _TEXT: ("prompt", "max_tokens", *_COMMON),
+}
 _IGNORED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("model", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
 )
 """Training uses the run's own sampling; the others do not change the answer."""
 _DEFAULTS: dict[str, Any] = {
-    "n": 1,
-    "best_of": 1,
-    "stop": [],
-    "echo": False,
-    "suffix": "",
-    "logit_bias": {},
-    "top_logprobs": 0,
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "response_format": {"type": "text"},
-    "modalities": ["text"],
-}
+    "n": 1, "best_of": 1, "stop": [], "echo": False, "suffix": "", "logit_bias": {}, "top_logprobs": 0,
+    "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"],
+}  # fmt: skip
 """Fields that may only have this value."""
 _INSTEAD = {
     "n": "Ask n times.",
@@ -100,31 +95,23 @@ class Request:
     @property
     def said(self) -> Any:
         """Return the parts compared with earlier answers: the prompt, or a key of each message."""
-        return [*map(_compared, self.given)] if self.is_chat else self.given
+        return [*map(_key, self.given)] if self.is_chat else self.given
 
 
 @dataclass
 class Answered:
-    """A request with its answer: `text`, or `calls` with the `text` before them.
+    """A request with its answer. The content of a `message` with calls is the text before them.
 
-    `said` is the beginning of a request that continues this one. `num_first` is the number of tokens of the
-    conversation's first prompt.
+    `said` is the beginning of a request that continues this one.
     """
 
-    text: str
-    calls: Sequence[Call]
+    message: Message
     completion: Completion
     asked: Request
     said: Any
     conversation: Conversation | WrittenText
-    num_first: int
     sequence: list[Completion]
     is_extended: bool = False
-
-    @property
-    def usage(self) -> Mapping[str, int]:
-        prompt, written = len(self.conversation.prompt), len(self.completion.token_ids)
-        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
 class Chats:
@@ -147,8 +134,7 @@ class Chats:
 
     def left_s(self) -> float:
         """Return the seconds that the agent has left to end or to get another answer."""
-        waited_s = 0.0 if self._num_open else self._clock() - self._last_answer
-        return self._limits.timeout_s - waited_s
+        return self._limits.timeout_s - (0.0 if self._num_open else self._clock() - self._last_answer)
 
     async def answer(self, asked: Request) -> Answered:
         """Answer a request; a retry gets the earlier answer. Raises RefusedError."""
@@ -181,8 +167,6 @@ class Chats:
             await asyncio.wait(self._tasks)
 
     async def _answer(self, asked: Request) -> Answered:
-        import numpy as np
-
         limits = self._limits
         if self._num_turns >= limits.max_turns:
             self.is_cut = True
@@ -195,8 +179,7 @@ class Chats:
         before = self._before(asked)
         conversation = self._conversation(before, asked)
         prompt, context = conversation.prompt, conversation.context
-        num_first = len(prompt) if before is None else before.num_first
-        left = limits.max_tokens - (len(prompt) - min(num_first, self._max_prompt_tokens))
+        left = limits.max_tokens - (len(prompt) - min(conversation.num_first, self._max_prompt_tokens))
         if left <= 0:
             raise self._too_long(len(prompt) + left, f"resulted in {len(prompt)} tokens")
         starts_anew = before is None or before.is_extended or context.starts_anew
@@ -223,14 +206,13 @@ class Chats:
         self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
         sampled: list[int] = completion.token_ids.tolist()
         text = self.dialogue.text_of(sampled)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
         calls = list(calls_of(text)) if asked.tools else []
-        if any(call.error for call in calls):  # the agent reads the text
-            calls = []
-        own: Any = text if isinstance(asked.given, str) else sampled
-        if asked.is_chat:
-            own = [_answer_key(text, [(call.name, call.arguments) for call in calls])]
-        text = before_calls(text) if calls else text
-        answered = Answered(text, calls, completion, asked, asked.said + own, conversation, num_first, sequence)
+        if calls and not any(call.error for call in calls):  # otherwise the agent reads the text
+            functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+            message |= {"content": before_calls(text), "tool_calls": [{"function": own} for own in functions]}
+        own: Any = [_key(message)] if asked.is_chat else text if isinstance(asked.given, str) else sampled
+        answered = Answered(message, completion, asked, asked.said + own, conversation, sequence)
         self._answered.append(answered)
         return answered
 
@@ -286,14 +268,9 @@ class Endpoint:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen; port 0: any that is free."""
-        from aiohttp import web
-
         loop = asyncio.get_running_loop()
-
-        def request_of(message: Any, body: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            return web.BaseRequest(message, body, protocol, writer, task, loop, client_max_size=_MAX_BODY_BYTES)
-
-        protocol = web.Server(self._serve, request_factory=request_of, access_log=None)
+        make_request = functools.partial(web.BaseRequest, loop=loop, client_max_size=_MAX_BODY_BYTES)
+        protocol = web.Server(self._serve, request_factory=make_request, access_log=None)
         self._server = await loop.create_server(protocol, host, port)
         host, port, *_ = self._server.sockets[0].getsockname()
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
@@ -317,8 +294,6 @@ class Endpoint:
         del self._chats[key]
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        from aiohttp import web
-
         try:
             self._chats_of(request)
             match request.method, request.path.rstrip("/"):
@@ -343,46 +318,43 @@ class Endpoint:
         return chats()
 
     async def _complete(self, request: web.BaseRequest, route: str) -> web.StreamResponse:
-        from aiohttp import web
-
         try:
             body = json.loads(await request.read())
+            json.dumps(body, ensure_ascii=False).encode()
         except web.HTTPRequestEntityTooLarge as error:
             raise RefusedError(f"a request has at most {_MAX_BODY_BYTES} bytes", 413) from error
         except ValueError as error:
-            raise RefusedError("the request is no JSON") from error
+            raise RefusedError(f"the request is no JSON, or a text holds half of a character: {error}") from error
         asked = _read(route, body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
         chats = self._chats_of(request)  # the episode may have ended while the request was read
         answered = await chats.answer(asked)
         if request.transport is not None and not request.transport.is_closing():
             chats.delivered(asked)
-        streams, wanted = bool(body.get("stream")), body.get("logprobs")
-        logprobs = None  # 0 in a text completion: logprobs of the sampled tokens
-        if wanted is not None and wanted is not False:
-            logprobs = _logprobs(chats.dialogue, answered)
-        said: dict[str, Any] = {"text": answered.text}
+        streams, kind = bool(body.get("stream")), "text_completion"
+        said: dict[str, Any] = {"text": answered.message["content"]}
         if asked.is_chat:
-            said = {"delta" if streams else "message": _message(answered, streams=streams)}
-        kind = ("chat.completion.chunk" if streams else "chat.completion") if asked.is_chat else "text_completion"
-        common = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self._model}
-        common["object"] = kind
-        reason = "tool_calls" if answered.calls else answered.completion.finish_reason
+            said = {"delta" if streams else "message": _message(answered.message, streams=streams)}
+            kind = "chat.completion.chunk" if streams else "chat.completion"
+        name, now = f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        common = {"id": name, "object": kind, "created": now, "model": self._model}
+        wanted = body.get("logprobs")  # 0 in a text completion: logprobs of the sampled tokens
+        logprobs = None if wanted is None or wanted is False else _logprobs(chats.dialogue, answered)
+        reason = "tool_calls" if "tool_calls" in answered.message else answered.completion.finish_reason
         choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": reason}
+        prompt, written = len(answered.conversation.prompt), len(answered.completion.token_ids)
+        usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
         if not streams:
-            return web.json_response({**common, "choices": [choice], "usage": answered.usage})
+            return web.json_response({**common, "choices": [choice], "usage": usage})
+        chunks: list[dict[str, Any]] = [{"choices": [{**choice, "finish_reason": None}]}]
         end: dict[str, Any] = {"delta": {}} if asked.is_chat else {"text": ""}
-        chunks: list[dict[str, Any]] = [
-            {"choices": [{**choice, "finish_reason": None}]},
-            {"choices": [{**choice, **end, "logprobs": None}]},
-        ]
+        chunks.append({"choices": [{**choice, **end, "logprobs": None}]})
         if (body.get("stream_options") or {}).get("include_usage"):
-            chunks.append({"choices": [], "usage": answered.usage})
-        lines = [json.dumps({**common, **chunk}) for chunk in chunks]
-        text = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
+            chunks.append({"choices": [], "usage": usage})
+        text = "".join(f"data: {json.dumps({**common, **chunk})}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         return web.Response(text=text, content_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-def _demand(is_right: bool, rule: str, *value: Any) -> None:
+def _demand(is_right: Any, rule: str, *value: Any) -> None:
     """Raise RefusedError with the rule and the value, unless it `is_right`."""
     if not is_right:
         raise RefusedError(f"{rule}, not {value[0]!r:.100}" if value else rule)
@@ -391,7 +363,7 @@ def _demand(is_right: bool, rule: str, *value: Any) -> None:
 def _read(route: str, body: Any, *, is_retry: bool) -> Request:
     """Read a request. Raises RefusedError for fields that cannot have their usual effect."""
     _demand(isinstance(body, dict), "the request must be a JSON object")
-    taken = (*_TAKEN[route], *_TAKEN_BY_ALL)
+    taken = _TAKEN[route]
     given = {name: value for name, value in body.items() if name not in (*taken, *_IGNORED) and value is not None}
     if wrong := {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}:
         told = ", ".join(f"{name} = {json.dumps(value)[:100]}" for name, value in wrong.items())
@@ -405,33 +377,29 @@ def _read(route: str, body: Any, *, is_retry: bool) -> Request:
         _demand(type(limit) is int and limit > 0, "max_tokens must be a positive integer", limit)
     logprobs, tools = body.get("logprobs"), body.get("tools") or []
     _demand(logprobs in (None, False, 0, 1), f"logprobs = {logprobs!r:.100}: only those of sampled tokens. Give 1.")
-    are_objects = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    _demand(are_objects, "tools must be a list of objects", tools)
+    _demand(_are_objects(tools), "tools must be a list of objects", tools)
     _demand(isinstance(body.get("stream_options") or {}, dict), "stream_options must be an object")
     most, is_chat = min(limits, default=None), route == _CHAT
-    request = Request((_messages if is_chat else _prompt)(body), is_chat, tools, most, is_retry)
-    try:
-        request.key.encode()
-    except UnicodeEncodeError as error:
-        raise RefusedError(f"a text holds {error.object[error.start]!r}, half of a character") from error
-    return request
+    asked: Any = _messages(body.get("messages")) if is_chat else _prompt(body.get("prompt"))
+    return Request(asked, is_chat, tools, most, is_retry)
 
 
-def _prompt(body: Mapping[str, Any]) -> Any:
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _prompt(value: Any) -> Any:
     """Return the prompt: a text or token ids, or a list with one of both. Raises RefusedError."""
-    value: Any = body.get("prompt")
     if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
         [value] = value
     are_ids = isinstance(value, list) and value and all(type(token) is int for token in value)
-    _demand(bool(are_ids) or isinstance(value, str), "Ask one by one: prompt must be a text, or token ids", value)
+    _demand(are_ids or isinstance(value, str), "Ask one by one: prompt must be a text, or token ids", value)
     return value
 
 
-def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _messages(value: Any) -> list[dict[str, Any]]:
     """Return the messages for chat templates. Raises RefusedError for messages that no template shows."""
-    value: Any = body.get("messages")
-    are_objects = isinstance(value, list) and value and all(isinstance(message, dict) for message in value)
-    _demand(bool(are_objects), "messages must be a list of objects, at least one")
+    _demand(value and _are_objects(value), "messages must be a list of objects, at least one")
     messages = [_shown(message) for message in value]
     is_question = messages[-1]["role"] != "assistant"
     _demand(is_question, "the last message must not be of the role assistant: an answer is not continued")
@@ -443,49 +411,39 @@ def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
     roles = ("system", "developer", "user", "assistant", "tool")
     _demand(role in roles, f"a message has the role {', '.join(roles)}", role)
     if isinstance(content, list):
-        are_texts = all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content)
+        are_texts = _are_objects(content) and all(isinstance(part.get("text"), str) for part in content)
         _demand(are_texts, "a part of a message must be text")
         content = "".join(part["text"] for part in content)
     _demand(isinstance(content or "", str), "the content of a message is text", content)
-    shown = {"role": "system" if role == "developer" else role, "content": content or ""}
+    shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
     shown |= {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
     try:
-        if calls := [_call(**call["function"], id=call.get("id")) for call in message.get("tool_calls") or ()]:
-            shown["tool_calls"] = calls
+        for call in message.get("tool_calls") or ():
+            function = {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}
+            own = {"id": str(call.get("id")), "type": "function", "function": function}
+            shown["tool_calls"] = [*shown.get("tool_calls", ()), own]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError("a tool call has function.name, and function.arguments as JSON") from error
     return shown
 
 
-def _call(name: str, arguments: str, id: Any, **_: Any) -> dict[str, Any]:
-    return {"id": str(id), "type": "function", "function": {"name": name, "arguments": json.loads(arguments)}}
-
-
-def _compared(message: Mapping[str, Any]) -> Any:
+def _key(message: Message) -> Any:
     """Return the key that identifies a message. Agents strip answers, and drop text before calls."""
     if message["role"] != "assistant":
         return message["role"], message["content"]
-    calls = [each["function"] for each in message.get("tool_calls", ())]
-    return _answer_key(message["content"], [(call["name"], call["arguments"]) for call in calls])
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return "assistant", json.dumps(functions, sort_keys=True) if functions else message["content"].strip()
 
 
-def _answer_key(text: str, calls: Sequence[tuple[str, Any]]) -> Any:
-    return "assistant", json.dumps([list(call) for call in calls], sort_keys=True) if calls else text.strip()
-
-
-def _message(answered: Answered, *, streams: bool) -> dict[str, Any]:
-    if not answered.calls:
-        return {"role": "assistant", "content": answered.text}
-    calls = [
-        {
-            "id": f"call_{secrets.token_hex(8)}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-        }
-        | ({"index": index} if streams else {})
-        for index, call in enumerate(answered.calls)
-    ]
-    return {"role": "assistant", "content": answered.text.strip() or None, "tool_calls": calls}
+def _message(message: Message, *, streams: bool) -> Message:
+    """Return an answer in OpenAI's form."""
+    calls: list[dict[str, Any]] = []
+    for index, call in enumerate(message.get("tool_calls", ())):
+        function = {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}
+        calls.append({"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": function})
+        if streams:
+            calls[-1]["index"] = index
+    return {**message, "content": message["content"].strip() or None, "tool_calls": calls} if calls else message
 
 
 def _logprobs(dialogue: Dialogue, answered: Answered) -> dict[str, Any]:

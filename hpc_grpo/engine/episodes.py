@@ -25,7 +25,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from hpc_grpo.config import Config
 from hpc_grpo.config.rollout import EnvironmentConfig
@@ -35,9 +37,6 @@ from hpc_grpo.engine.endpoint import Ask, Chats, Endpoint
 from hpc_grpo.episodes.dialogue import Dialogue
 from hpc_grpo.episodes.workers import Answer, EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers, Session
 from hpc_grpo.types import Completion, Episode, GroupRequest, GroupSamples
-
-if TYPE_CHECKING:
-    from hpc_grpo.types import Int32Array
 
 _MAX_SUSPECTED = 3
 """Limit of process ends during an episode's own call: at the third the episode is the probable cause."""
@@ -83,22 +82,17 @@ class EpisodePlayer:
 
     async def _group(self, request: GroupRequest, seats: Sequence[tuple[_Wave, int]]) -> GroupSamples:
         """Play the episodes of a group. If one raises, end the others."""
-        import numpy as np
-
-        prompt_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all, so stored once
-        playing = [
-            asyncio.ensure_future(self._episode(request, prompt_ids, index, *seat)) for index, seat in enumerate(seats)
-        ]
+        ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all, so stored once
+        playing = [asyncio.ensure_future(self._episode(request, ids, *each)) for each in enumerate(seats)]
         try:
             return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)), request.images)
         finally:
             for episode in playing:
                 episode.cancel()
 
-    async def _episode(
-        self, request: GroupRequest, prompt_ids: Int32Array, index: int, wave: _Wave, place: int
-    ) -> Episode:
+    async def _episode(self, request: GroupRequest, prompt_ids: Any, index: int, seat: tuple[_Wave, int]) -> Episode:
         """Play one episode. Restart it if the process of its environment is lost."""
+        wave, place = seat
         one_by_one: Any = asyncio.Lock() if self._in_waves else contextlib.nullcontext()
 
         async def ask(prompt: Sequence[int], turn: int, most: int) -> Completion:
@@ -142,12 +136,7 @@ class _Stage:
         self.workers = EnvironmentWorkers(environment)
 
     async def play(self, request: GroupRequest, ask: Ask) -> Episode:
-        """Play one episode. An error of its environment ends the episode and is its `failure`.
-
-        Raises EnvironmentLostError.
-        """
-        import numpy as np
-
+        """Play one episode. An error of its environment ends it, as its `failure`. Raises EnvironmentLostError."""
         turns: list[Completion] = []
         metrics = {"env_s": 0.0}
         session = None
@@ -157,10 +146,10 @@ class _Stage:
                 return await self._play_agent(session, request, ask)
             messages = answer.messages or self._template.messages(request.row, request.ordinal)
             conversation = self._dialogue.begin(messages, answer.tools)
-            longest = len(conversation.prompt) + self._environment.max_tokens
-            if len(conversation.prompt) > self._max_prompt_tokens:
+            longest = conversation.num_first + self._environment.max_tokens
+            if conversation.num_first > self._max_prompt_tokens:
                 raise EnvironmentFailedError(
-                    f"reset gave a prompt of {len(conversation.prompt)} tokens, more than data.max_prompt_tokens = "
+                    f"reset gave a prompt of {conversation.num_first} tokens, more than data.max_prompt_tokens = "
                     f"{self._max_prompt_tokens}"
                 )
             while (left := longest - len(conversation.prompt)) > 0:
@@ -169,9 +158,9 @@ class _Stage:
                 begun = time.monotonic()
                 answer = await session.step(self._dialogue.text_of(sampled))
                 metrics["env_s"] += time.monotonic() - begun
-                context = np.asarray(conversation.context.token_ids, np.int32)
-                starts_anew = conversation.context.starts_anew
-                turns.append(replace(completion, context_ids=context, starts_anew=starts_anew, reward=answer.reward))
+                context = conversation.context
+                ids, starts_anew = np.asarray(context.token_ids, np.int32), context.starts_anew
+                turns.append(replace(completion, context_ids=ids, starts_anew=starts_anew, reward=answer.reward))
                 metrics |= {name: metrics.get(name, 0.0) + value for name, value in answer.metrics.items()}
                 if answer.done or len(turns) == self._environment.max_turns:
                     is_whole = answer.done and completion.finish_reason == "stop"

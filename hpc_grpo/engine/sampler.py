@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpc_grpo.errors import PromptError, WeightSyncError
 from hpc_grpo.metrics.profiling import StackProfile
 from hpc_grpo.types import Completion, GroupRequest, SamplingSpec
 
 if TYPE_CHECKING:
     from hpc_grpo.weights.store import StoredVersion
-
 
 ADAPTER_ID = 1
 """vLLM's number of the policy's adapter."""
@@ -116,12 +117,12 @@ class Sampler:
 
         `verified` is the version that the node's engines have verified. Raises errors of a step.
         """
-        self.raise_failure()
         self._load("hpc_grpo_receive", version, verified)
         self._switch_to(version)
         return None if probe is None else self._answer(probe)
 
     def load_stored_weights(self) -> None:
+        """Load the version of the node's other engines, after this engine replaced a dead one."""
         self._switch_to(self._load("hpc_grpo_load_stored")[0])
 
     def sleep(self) -> None:
@@ -192,11 +193,9 @@ class Sampler:
         self._is_loading = True
         try:
             return self.on_workers(method, *args)
-        except WeightSyncError:
-            raise
-        except BaseException as error:
-            # Any error is raised again, and nothing is sampled from half-loaded weights.
-            self.fail(error)
+        except BaseException as error:  # raised again
+            if not isinstance(error, WeightSyncError):
+                self.fail(error)
             raise
 
     def _switch_to(self, version: int) -> None:
@@ -245,8 +244,6 @@ class Sampler:
         return pending.future
 
     def _finish(self, output: Any) -> None:
-        import numpy as np
-
         pending = self._pending.pop(output.request_id)
         (result,) = output.outputs
         pending.close_segment(self.policy_version, len(result.token_ids))

@@ -1,8 +1,9 @@
 """Environments: a model acts in them, turn by turn. Built-ins are in `builtin/`; `hpc_grpo.registry` finds them.
 
 An environment is a class with `reset` and `step`, or with `play` for an agent that calls the model itself
-(docs/environments.md). An object of the class plays one episode after another; `reset` begins the next. An environment
-with tools has `tools`, a list of JSON schemas for the chat template, after `reset` has returned.
+(docs/environments.md). An object of the class plays one episode after another; `reset` begins the next. The same row
+and seed give the same first messages. An environment with tools has `tools`, a list of JSON schemas for the chat
+template, after `reset` has returned.
 
 This file imports nothing of the package, because processes with other Pythons load it.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 Message = Mapping[str, Any]
 Messages = str | Message | Sequence[Message]
@@ -32,16 +33,6 @@ class Turn:
     reward: float = 0.0
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-class Environment(Protocol):
-    """The object that `environment.name` creates."""
-
-    def reset(self, row: Mapping[str, Any], seed: int) -> Messages | None:
-        """Begin an episode. The same row and seed give the same first messages."""
-
-    def step(self, message: str) -> Turn:
-        """Answer the model's text, which has no end token."""
 
 
 def as_messages(value: Messages | None) -> list[Message]:

@@ -12,7 +12,6 @@ from typing import Any
 _FORM = 'Write {"name": ..., "arguments": {...}}.'
 _HERMES = re.compile(r"<tool_call>\s*")
 _HERMES_END = re.compile(r"\s*(?:</tool_call>|\Z)")
-_LLAMA = "<|python_tag|>"
 _XML = re.compile(r"<function=([^>\s]+)\s*>(.*?)(?:</function>|\Z)", re.DOTALL)
 _XML_PARAMETER = re.compile(r"<parameter=([^>\s]+)\s*>\n?(.*?)\n?(?:</parameter>|(?=<parameter=))", re.DOTALL)
 _XML_FORM = "Write <function=...><parameter=...>...</parameter></function>."
@@ -21,7 +20,6 @@ _PYTHONIC = re.compile(
     r"|\A\s*(\[\s*[A-Za-z][\w.]*\(\s*(?:\)|[A-Za-z]\w*\s*=).*)",
     re.DOTALL,
 )
-_PYTHONIC_FORM = "Write [name(argument=value)]."
 _BARE = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|parameters)"')
 """The beginning of a message that is a call without a marker, even if its JSON is broken."""
 _JSON = json.JSONDecoder()
@@ -41,11 +39,9 @@ class Call:
 
 
 def calls_of(message: str) -> Iterator[Call]:
-    """Yield the calls in a message. A call that cannot be parsed has an `error`. Text of thoughts is ignored.
+    """Yield the calls in a message without its thoughts, in the forms that docs/environments.md lists.
 
-    Parses Hermes's and Qwen's <tool_call> tags around JSON, Qwen3-Coder's XML with or without these tags, and lists of
-    Python calls: Llama 4's, and OLMo's inside <function_calls> tags. Without these it parses JSON objects with `name`,
-    and `arguments` or `parameters`: Llama's, with or without <|python_tag|>, and lists of them.
+    A call that cannot be parsed has an `error`.
     """
     text = message.rpartition("</think>")[2]
     match, xml = _HERMES.search(text), _XML.search(text)
@@ -63,7 +59,7 @@ def calls_of(message: str) -> Iterator[Call]:
     if pythonic := _PYTHONIC.search(text):
         yield from _python_calls("".join(filter(None, pythonic.groups())))
         return
-    calls, end, is_meant = [], 0, _LLAMA in text or _BARE.match(text) is not None
+    calls, end, is_meant = [], 0, "<|python_tag|>" in text or _BARE.match(text) is not None
     while (start := text.find("{", end)) >= 0:
         call, end = _read(text, start)
         calls.append(call)
@@ -94,7 +90,7 @@ def _python_calls(text: str) -> Iterator[Call]:
             arguments.encode()
             yield Call(ast.unparse(node.func), json.loads(arguments))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        yield Call(error=f"the call cannot be read: {error}. {_PYTHONIC_FORM}")
+        yield Call(error=f"the call cannot be read: {error}. Write [name(argument=value)].")
 
 
 def _literal(node: ast.expr) -> Any:

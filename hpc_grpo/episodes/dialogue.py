@@ -77,14 +77,11 @@ class Dialogue:
             with_start, bare = encode_prompts(tokenizer, style, ["x"])[0], tokenizer(["x"], add_special_tokens=False)
             self._start = with_start[: len(with_start) - len(bare["input_ids"][0])]
             self._check_joins("Is it 5?", "No.")
-        elif complaint := self.complaint("user"):
-            raise ConfigError(complaint)
+        else:
+            self._check_role("user")
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation:
-        """Begin an episode. Raises ValueError for messages that the template or the tokenizer refuses.
-
-        Raises ConfigError for tools under `plain`.
-        """
+        """Begin an episode. Raises ValueError for refused messages, and ConfigError for tools under `plain`."""
         if not messages:
             raise ChatTemplateError("an episode begins with a message, and the environment gave none")
         asked = self.pieces.hide(messages)
@@ -95,24 +92,23 @@ class Dialogue:
                     "An environment with tools needs data.template = chat. With plain, describe the tools in its first "
                     "message, and leave its `tools` empty."
                 )
-        asked = opening(self.style, asked)
+        asked = self._with_calls(opening(self.style, asked))
         shown = [self.pieces.hide_in(tool) for tool in tools]
-        if not self._shows_calls(asked):
-            asked = [_with_calls(message) for message in asked]
         if shown and self.render(asked, shown) == self.render(asked, []):
-            asked, shown = self._with_system(_with_tools(asked, shown)), []
+            asked, shown = self._with_tools(asked, shown), []
         return Conversation(self, asked, shown)
 
-    def _shows_calls(self, messages: Sequence[Message]) -> bool:
-        """Return whether the template shows the `tool_calls` of messages; True if there are none."""
+    def _with_calls(self, messages: list[Message]) -> list[Message]:
+        """Write the `tool_calls` of messages into their content if the template does not show them."""
         named = {"function": {"name": self.pieces.end, "arguments": {}}}
-        probe = [
-            {**message, "tool_calls": [{**call, **named} for call in message["tool_calls"]]}
-            if message.get("tool_calls")
-            else message
-            for message in messages
-        ]
-        return probe == [*messages] or self.pieces.end in self.render(probe)
+        probe, written = [*messages], [*messages]
+        for at, message in enumerate(messages):
+            if calls := message.get("tool_calls"):
+                probe[at] = {**message, "tool_calls": [{**call, **named} for call in calls]}
+                texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+                shown = "".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
+                written[at] = {**message, "content": message["content"] + shown}
+        return messages if probe == messages or self.pieces.end in self.render(probe) else written
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Render the messages and the beginning of the next answer; `plain` has no such beginning."""
@@ -120,26 +116,28 @@ class Dialogue:
             return "".join(message["content"] for message in messages)
         return render_chat(self.tokenizer, self.style, messages, **({"tools": tools} if tools else {}))
 
-    def _with_system(self, messages: list[Message]) -> list[Message]:
-        """Return the messages. If the template refuses a system message, its text is put before the next message."""
+    def _with_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Write the tools into the system message, or into the next message if the template refuses the system's."""
+        block = _TOOLS.replace("{signatures}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if messages[0]["role"] == "system":
+            system, *others = messages
+            block = f"{system['content']}\n\n{block}"
+        else:
+            system, others = {"role": "system"}, [*messages]
+        shown = [{**system, "content": block}, *others]
         try:
-            self.render(messages)
+            self.render(shown)
         except ChatTemplateError:
-            first, *others = messages
             if others:
-                return [{**others[0], "content": f"{first['content']}\n\n{others[0]['content']}"}, *others[1:]]
-        return messages
+                return [{**others[0], "content": f"{block}\n\n{others[0]['content']}"}, *others[1:]]
+        return shown
 
     def told(self, messages: Sequence[Message]) -> list[Message]:
         """Return the environment's messages: as one user message if the template has no role tool."""
         if not (any(message["role"] == "tool" for message in messages) and self.complaint("tool")):
             return list(messages)
-        texts = [
-            f"<tool_response>\n{message['content']}\n</tool_response>"
-            if message["role"] == "tool"
-            else message["content"]
-            for message in messages
-        ]
+        around = {"tool": "<tool_response>\n{}\n</tool_response>"}
+        texts = [around.get(message["role"], "{}").replace("{}", message["content"]) for message in messages]
         return [{"role": "user", "content": "\n".join(texts)}]
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -147,10 +145,6 @@ class Dialogue:
         if self.pieces.nonce in text:
             return self._start + self.pieces.encode(text)
         return encode_prompts(self.tokenizer, self.style, [text])[0]
-
-    def encode_text(self, text: str) -> list[int]:
-        """Encode a trusted text: names of control tokens are control tokens."""
-        return encode_prompts(self.tokenizer, replace(self.style, template="plain"), [text])[0]
 
     def text_of(self, sampled: Sequence[int]) -> str:
         """Return the text of the model's tokens, without the end token."""
@@ -162,35 +156,35 @@ class Dialogue:
     def complaint(self, role: str) -> str:
         """Return why no message of `role` can follow an answer of the model; "" if one can."""
         if role not in self._complaints:
+            self._complaints[role] = ""
             try:
-                self._complaints[role] = "" if self.is_plain else self._try(role)
+                self._check_role(role)
             except ConfigError as error:
                 self._complaints[role] = str(error)
         return self._complaints[role]
 
-    def _try(self, role: str) -> str:
+    def _check_role(self, role: str) -> None:
+        """Raise ConfigError if no message of `role` can follow an answer of the model."""
+        if self.is_plain:
+            return
         asked: list[Message] = [{"role": "user", "content": "Guess."}]
-        self._render_as("user", asked)
-        asked = opening(self.style, asked)
-        self._render_as("system", asked)
-        told = f"{self.pieces.nonce}b"
+        opened, told = opening(self.style, asked), f"{self.pieces.nonce}b"
         turn = [{"role": "assistant", "content": f"Is it 5?{self.pieces.end}"}, {"role": role, "content": told}]
-        before, end, after = self._render_as(role, [*asked, *turn]).rpartition(self.pieces.end)
+        text = ""
+        for shown, messages in (("user", asked), ("system", opened), (role, [*opened, *turn])):
+            try:
+                text = self.render(messages)
+            except ChatTemplateError as error:
+                fix = "Unset data.system_prompt, or give" if shown == "system" and self.style.system_prompt else "Give"
+                raise ConfigError(
+                    f"An environment needs messages of the role {shown}, and {error}. {fix} another template "
+                    f"(data.template)."
+                ) from error
+        before, end, after = text.rpartition(self.pieces.end)
         if not end or told not in after:
             missing = f"what an environment tells with the role {role}" if end else "what the model answers"
-            return f"The chat template leaves out {missing}. Give another template (data.template)."
+            raise ConfigError(f"The chat template leaves out {missing}. Give another template (data.template).")
         self._check_joins(before, after.replace(told, "No."))
-        return ""
-
-    def _render_as(self, role: str, messages: Sequence[Message]) -> str:
-        try:
-            return self.render(messages)
-        except ChatTemplateError as error:
-            unset = "Unset data.system_prompt, or give" if role == "system" and self.style.system_prompt else "Give"
-            raise ConfigError(
-                f"An environment needs messages of the role {role}, and {error}. {unset} another template "
-                f"(data.template)."
-            ) from error
 
     def _check_joins(self, before: str, after: str) -> None:
         """Raise ConfigError if splitting a text changes it: some tokenizers put a space before each piece."""
@@ -208,12 +202,14 @@ class Conversation:
     """One episode's messages and token ids.
 
     `prompt` is the model's complete input for its next turn. `context` is its end, or all of it (`Context`).
+    `num_first` is the number of tokens of the first prompt.
     """
 
     def __init__(self, dialogue: Dialogue, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         self._dialogue, self._messages, self._tools = dialogue, messages, tools
         self._text = dialogue.render(messages, tools)
         self.prompt: Sequence[int] = dialogue.encode_prompt(self._text)
+        self.num_first = len(self.prompt)
         self.context = Context(self.prompt, starts_anew=True)
 
     def go_on(self, sampled: Sequence[int], messages: Sequence[Message]) -> Context:
@@ -221,7 +217,7 @@ class Conversation:
 
         Raises ValueError, and changes nothing, for messages that the template or the tokenizer refuses or omits.
         """
-        sampled, pieces = [int(token) for token in sampled], self._dialogue.pieces
+        pieces = self._dialogue.pieces
         answer = pieces.hide_written(self._dialogue.text_of(sampled), pieces.without_end(sampled))
         messages = self._dialogue.told(messages)
         told = pieces.hide(messages)
@@ -229,7 +225,9 @@ class Conversation:
             raise ChatTemplateError(complaint)
         # After the mark, the template writes its end of an answer.
         before, end, after = self._render(answer + pieces.end, told).rpartition(pieces.end)
-        tail = self._encode_after(sampled, after) if end and _same(before, self._text + answer) else None
+        # Templates trim white space.
+        is_same = "".join(before.split()) == "".join((self._text + answer).split())
+        tail = self._encode_after(sampled, after) if end and is_same else None
         if tail is not None:
             text = before + after
             context = Context(tail, starts_anew=False)
@@ -253,7 +251,7 @@ class Conversation:
         ids, pieces = self._dialogue.pieces.encode(after), self._dialogue.pieces
         if len(pieces.without_end(sampled)) == len(sampled):
             return ids
-        at = next((at for at, token in enumerate(ids) if pieces.ends(token)), len(ids))
+        at = next((at for at, token in enumerate(ids) if token in pieces.ends), len(ids))
         if at == len(ids) or self._dialogue.decode(ids[:at]).strip():  # the template ends answers with text
             return ids
         return ids[at + 1 :] if ids[at] == sampled[-1] else None
@@ -264,14 +262,17 @@ class WrittenText:
 
     def __init__(self, dialogue: Dialogue, given: str | Sequence[int]) -> None:
         self._pieces = dialogue.pieces
-        self.prompt = dialogue.encode_text(given) if isinstance(given, str) else self._pieces.checked(given)
+        if isinstance(given, str):
+            self.prompt = encode_prompts(dialogue.tokenizer, replace(dialogue.style, template="plain"), [given])[0]
+        else:
+            self.prompt = self._pieces.checked(given)
+        self.num_first = len(self.prompt)
         self.context = Context(self.prompt, starts_anew=True)
 
     def go_on(self, sampled: Sequence[int], given: str | Sequence[int]) -> None:
         """Append an answer, with its sampled ids, and the prompt's text or ids behind it."""
-        pieces, sampled = self._pieces, [int(token) for token in sampled]
-        ids = pieces.encode(given) if isinstance(given, str) else pieces.checked(given)
-        has_end = isinstance(given, str) and pieces.ends(sampled[-1])
+        ids = self._pieces.encode(given) if isinstance(given, str) else self._pieces.checked(given)
+        has_end = isinstance(given, str) and sampled[-1] in self._pieces.ends
         if starts_anew := has_end and ids[:1] != sampled[-1:]:  # the agent's text has no end token there
             sampled = sampled[:-1]
         elif has_end:
@@ -311,7 +312,8 @@ class Pieces:
         self._numbers = {token["content"]: token["id"] for token in control}
         self._strip = {side: {token["id"] for token in control if token[side]} for side in ("lstrip", "rstrip")}
         special = [token["content"] for token in control if token["special"]]
-        self._ends = {*(self._numbers[name] for name in special), tokenizer.eos_token_id}
+        self.ends = {*(self._numbers[name] for name in special), tokenizer.eos_token_id}
+        """The tokens that end an answer: the end token, and all special tokens."""
         self._control, self._special = re.compile(_any_of(self._numbers)), re.compile(_any_of(special))
         if '"prepend_scheme": "first"' in (steps := json.dumps(spec["pre_tokenizer"])):
             spec["pre_tokenizer"] = json.loads(steps.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"'))
@@ -320,9 +322,7 @@ class Pieces:
 
     def hide(self, messages: Iterable[Message]) -> list[Message]:
         """Return messages with marks. Raises ValueError for a lone surrogate."""
-        return [
-            self.hide_in(message, self._special if message["role"] == "assistant" else None) for message in messages
-        ]
+        return [self.hide_in(each, self._special if each["role"] == "assistant" else None) for each in messages]
 
     def hide_in(self, value: Any, names: re.Pattern[str] | None = None) -> Any:
         """Return a text, or all texts of a mapping or a list, with marks for `names`. Default: all names."""
@@ -335,32 +335,23 @@ class Pieces:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            half = value[error.start : error.end]
-            raise ChatTemplateError(
-                f"a message holds {half!r}, half of a character, which no tokenizer takes"
-            ) from error
+            raise ChatTemplateError(f"a message holds half of a character: {error}") from error
         return (names or self._control).sub(lambda name: f"{self.nonce}{self._numbers[name[0]]}z", value)
 
     def hide_written(self, text: str, sampled: Sequence[int]) -> str:
         """Return the model's text, with marks for spelled-out special tokens that the model did not sample."""
         spelled = [self._numbers[name] for name in self._special.findall(text)]
-        as_sampled = spelled == [token for token in sampled if token in self._ends]
+        as_sampled = spelled == [token for token in sampled if token in self.ends]
         return text if as_sampled else self.hide_in(text, self._special)
 
-    def ends(self, token: int) -> bool:
-        """Return whether `token` ends an answer as its last token: the end token, or any special token."""
-        return token in self._ends
-
     def without_end(self, sampled: Sequence[int]) -> list[int]:
-        sampled = [int(token) for token in sampled]
-        return sampled[:-1] if sampled and self.ends(sampled[-1]) else sampled
+        return [*(sampled[:-1] if sampled and sampled[-1] in self.ends else sampled)]
 
     def checked(self, token_ids: Sequence[int]) -> list[int]:
         """Return token ids. Raises ValueError for a number that is not a token."""
         size = self._joined.get_vocab_size()
-        for token in token_ids:
-            if not 0 <= token < size:
-                raise ValueError(f"token {token} is not among the tokenizer's {size}")
+        if wrong := [token for token in token_ids if not 0 <= token < size]:
+            raise ValueError(f"token {wrong[0]} is not among the tokenizer's {size}")
         return list(token_ids)
 
     def encode(self, text: str) -> list[int]:
@@ -417,21 +408,3 @@ def _any_of(names: Iterable[str]) -> str:
         more = f"(?:{_any_of(rest)})" + ("?" if start in alike else "") if rest else ""
         found.append(re.escape(start) + more)
     return "|".join(found) or "(?!)"
-
-
-def _same(one: str, other: str) -> bool:
-    """Compare texts without white space, because templates trim some."""
-    return one == other or "".join(one.split()) == "".join(other.split())
-
-
-def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    block = _TOOLS.replace("{signatures}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": block}, *messages]
-    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{block}"}, *messages[1:]]
-
-
-def _with_calls(message: Message) -> Message:
-    """Write an assistant's `tool_calls` into its content."""
-    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-    return {**message, "content": message["content"] + "".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)}

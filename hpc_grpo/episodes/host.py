@@ -50,7 +50,8 @@ class Host:
     """Creates environments and keeps one for each open session. An idle one serves the next session."""
 
     def __init__(self, settings: Mapping[str, Any], connection: socket.socket, writer: asyncio.StreamWriter) -> None:
-        self._settings, self._connection, self._writer = settings, connection, writer
+        self._connection, self._writer, self._timeout_s = connection, writer, settings["timeout_s"]
+        self._new = partial(environment_of, settings["name"], settings["args"])
         self._writing = threading.Lock()
         self._sessions: dict[int, _Session] = {}
         self._idle: list[Any] = []
@@ -65,13 +66,8 @@ class Host:
                     raise ConfigError(f"it has no method {method}, nor play (docs/environments.md)")
         except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
             return {"refused": str(error) if isinstance(error, HpcGrpoError) else described(error)}
-        return {
-            "plays": plays,
-            "is_async": inspect.iscoroutinefunction(environment.play if plays else environment.step),
-        }
-
-    def _new(self) -> Any:
-        return environment_of(self._settings["name"], self._settings["args"])
+        is_async = inspect.iscoroutinefunction(environment.play if plays else environment.step)
+        return {"plays": plays, "is_async": is_async}
 
     async def serve(self, call: int, session: int, method: str, args: list[Any]) -> None:
         """Answer one call: `reset` opens a session, `step` continues it, `end` closes it without an answer.
@@ -82,7 +78,7 @@ class Host:
             if (own := self._sessions.pop(session, None)) is not None:
                 self._idle.append(own.environment)
             return
-        begun, seconds = time.monotonic(), self._settings["timeout_s"]
+        begun, seconds = time.monotonic(), self._timeout_s
         try:
             if method != "step":
                 self._sessions[session] = _Session(self._idle.pop() if self._idle else self._new(), args[1])
@@ -163,10 +159,7 @@ class _Session:
             return in_thread(partial(function, *args))
         random.setstate(self._random)
         if (numpy := sys.modules.get("numpy")) is not None:
-            if self._numpy_random is None:
-                numpy.random.seed(self._seed % 2**32)
-            else:
-                numpy.random.set_state(self._numpy_random)
+            numpy.random.set_state(self._numpy_random or numpy.random.RandomState(self._seed % 2**32).get_state())
         value = function(*args)
         self._random = random.getstate()
         if (numpy := sys.modules.get("numpy")) is not None:
@@ -182,10 +175,8 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
     def run() -> None:
         try:
             future.set_result(function())
-        except Exception as error:  # noqa: BLE001 - it may raise anything; who waits raises it again
-            future.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - as SystemExit, which must not end the process
-            future.set_exception(RuntimeError(f"it raised {error!r}"))
+        except BaseException as error:  # noqa: BLE001 - it may raise anything; SystemExit must not end the process
+            future.set_exception(error if isinstance(error, Exception) else RuntimeError(f"it raised {error!r}"))
 
     threading.Thread(target=run, daemon=True).start()
     return asyncio.wrap_future(future)

@@ -153,10 +153,7 @@ class _Process:
         self.ready = asyncio.create_task(self._start())
 
     async def call(self, session: int, method: str, args: Any, left_s: Callable[[], float] | None) -> Answer:
-        """Return the answer to a call. Any answer of the process is a sign of life and restarts the call's time.
-
-        With `left_s`, only `left_s` limits the call.
-        """
+        """Return the answer to a call. Any answer of the process restarts the call's time, unless it has a `left_s`."""
         if self.end is not None:
             raise EnvironmentLostError(f"its process {self.end}")
         if not self._calls:
@@ -205,11 +202,11 @@ class _Process:
                 self.kill("was stopped (SIGSTOP)")
                 return
             is_blocked = self._freed_at == math.inf
-            guilty = [self._blocker] if is_blocked else [*left_s][-1:] if self._is_async else [*left_s][:1]
             if self.plays:
-                guilty = [number for number, left in left_s.items() if left <= 0.0]
-            if self.plays and self._is_async:  # without threads, a hanging agent may have held up the others
-                guilty = guilty[:1]
+                late = [number for number, left in left_s.items() if left <= 0.0]
+                guilty = late[:1] if self._is_async else late  # without threads, one agent may have held up the others
+            else:
+                guilty = [self._blocker] if is_blocked else [*left_s][-1:] if self._is_async else [*left_s][:1]
             did = "neither ended nor asked the model" if self.plays else "did not end"
             does = "blocks the event loop" if self._is_async else "is"
             where = f"; it {does} at {self._blocked_at}" if is_blocked and self._blocker in guilty else ""
@@ -267,10 +264,10 @@ class _Process:
         remaining = _MAX_PRINTED
         while data := self._process.stdout.read1(65536):
             if remaining > 0:
-                sys.stderr.write(data[:remaining].decode(errors="replace"))
+                is_end = len(data) >= remaining
+                note = "\nThe environment prints too much: further output is dropped.\n" if is_end else ""
+                sys.stderr.write(data[:remaining].decode(errors="replace") + note)
                 sys.stderr.flush()
-            if 0 < remaining <= len(data):
-                sys.stderr.write("\nThe environment prints too much: further output is dropped.\n")
             remaining -= len(data)
         self._process.wait()
 
@@ -282,11 +279,8 @@ def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any
     """
 
     async def begin() -> Answer | None:
-        workers = EnvironmentWorkers(environment)
-        try:
+        with contextlib.closing(EnvironmentWorkers(environment)) as workers:
             return (await workers.reset(row, 0))[1]
-        finally:
-            workers.close()
 
     try:
         return asyncio.run(begin())

@@ -16,7 +16,7 @@ import ast
 import copy
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +36,7 @@ _MOST = {"exponent": 1000, "precision": 1000, "decimal_places": 1000}
 """Limits of numbers, by parameter: the mathematical API would accept calls that run for years."""
 _MOST_OF_OTHERS = 10**18
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
+_FILE = "BFCL_v4_multi_turn_{}.json"
 
 
 def tasks(categories: Sequence[str] = CATEGORIES) -> Iterator[dict[str, str]]:
@@ -43,7 +44,7 @@ def tasks(categories: Sequence[str] = CATEGORIES) -> Iterator[dict[str, str]]:
     for category in categories:
         if category not in CATEGORIES:
             raise ConfigError(f"bfcl has no category {category!r}. Categories: {', '.join(CATEGORIES)}.")
-        yield from ({"id": task["id"]} for task in _read(f"BFCL_v4_multi_turn_{category}.json"))
+        yield from ({"id": task["id"]} for task in _read(_FILE.format(category)))
 
 
 @ENVIRONMENTS.register("bfcl")
@@ -63,7 +64,7 @@ class Bfcl:
         self._apis, self._reference = (Apis(self._task) for _ in range(2))
         later = {name for names in self._task.get("missed_function", {}).values() for name in names}
         self.tools = self._apis.tools(hidden={*later, *self._task.get("excluded_function", ())})
-        self._turn, self._num_steps, self._num_read = 0, 0, 0
+        self._turn, self._num_steps, self._num_judged = 0, 0, 0
         self._results: list[str] = []
         messages: Messages = self._task["question"][0]
         return messages
@@ -74,24 +75,21 @@ class Bfcl:
         self._num_steps += 1
         if self._num_steps > _MAX_STEPS or len(calls) > _MAX_CALLS:
             return Turn(done=True)
-        observation, num_errors = [], 0
+        observation = []
         for call in calls:
-            result = f"Error: {call.error}"
-            if call.error:
-                num_errors += 1
-            else:
-                self._num_read += 1
-                result = self._apis.call(call.name, call.arguments)
-                self._results.append(result)
+            result = f"Error: {call.error}" if call.error else self._apis.call(call.name, call.arguments)
             observation.append({"role": "tool", "name": call.name, "content": shortened(result, _MAX_CHARS)})
-        return Turn(observation, metrics={"tool_calls": len(calls), "tool_errors": num_errors})
+            if not call.error:
+                self._results.append(result)
+        metrics = {"tool_calls": len(calls), "tool_errors": sum(call.error != "" for call in calls)}
+        return Turn(observation, metrics=metrics)
 
     def _end_turn(self) -> Turn:
         from bfcl_eval.constants.default_prompts import DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
 
         if not self._is_right():
             return Turn(done=True)
-        self._turn, self._num_steps, self._num_read = self._turn + 1, 0, 0
+        self._turn, self._num_steps, self._num_judged = self._turn + 1, 0, len(self._results)
         if self._turn == len(self._task["question"]):
             return Turn(reward=1.0, done=True)
         if names := self._task.get("missed_function", {}).get(str(self._turn)):
@@ -108,7 +106,7 @@ class Bfcl:
         if not calls:
             return True
         return bool(
-            self._num_read
+            len(self._results) > self._num_judged
             and state_checker(self._apis.instances, self._reference.instances)["valid"]
             and response_checker(self._results, expected, self._turn)["valid"]
         )
@@ -127,14 +125,16 @@ class Apis:
             if name not in package.STATELESS_CLASSES:
                 config = copy.deepcopy(task["initial_config"].get(name, {}))
                 self.instances[name]._load_scenario(config, long_context="long_context" in task["id"])
-            for document in _read(f"multi_turn_func_doc/{package.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]}"):
+            for document in _read(
+                f"multi_turn_func_doc/{package.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]}", _with_json_type
+            ):
                 self._documents[document["name"]] = name, document
 
     def tools(self, hidden: set[str] = set()) -> list[dict[str, Any]]:  # noqa: B006
         """Return the functions in the form of chat templates."""
         documents = [each for name, (_, each) in self._documents.items() if name not in hidden]
         keys = ("name", "description", "parameters")
-        return [{"type": "function", "function": {key: _json_types(each[key]) for key in keys}} for each in documents]
+        return [{"type": "function", "function": {key: each[key] for key in keys}} for each in documents]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the result of a function, or its error, in the package's words."""
@@ -147,12 +147,10 @@ class Apis:
             value = getattr(self.instances[self._documents[name][0]], name)(**arguments)
         except Exception as error:  # noqa: BLE001 - a call of the model's may raise anything, and is told what
             return f"Error during execution: {error}"
-        if isinstance(value, dict):
-            try:
-                return json.dumps(value)
-            except (TypeError, ValueError):
-                return str(value)
-        return str(value)
+        try:
+            return json.dumps(value) if isinstance(value, dict) else str(value)
+        except (TypeError, ValueError):
+            return str(value)
 
     def read(self, call: str) -> tuple[str, dict[str, Any]]:
         """Return the name and the arguments of one of the task's own calls, such as `sort(file_name='a.txt')`."""
@@ -165,14 +163,10 @@ class Apis:
         return name, dict(zip(parameters, values, strict=False)) | named
 
 
-def _json_types(value: Any) -> Any:
-    """Return a schema of the package with JSON schema's names of types."""
-    if isinstance(value, list):
-        return [_json_types(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    changed = {key: _json_types(each) for key, each in value.items()}
-    return changed | ({"type": _TYPES[changed["type"]]} if changed.get("type") in _TYPES else {})
+def _with_json_type(value: dict[str, Any]) -> dict[str, Any]:
+    """Replace the package's name of a type by JSON schema's."""
+    name = value.get("type")
+    return value | {"type": _TYPES[name]} if isinstance(name, str) and name in _TYPES else value
 
 
 def _folder() -> Path:
@@ -182,16 +176,14 @@ def _folder() -> Path:
     return Path(spec.origin).parent / "data"
 
 
-def _read(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (_folder() / name).read_text(encoding="utf-8").splitlines()]
+def _read(name: str, hook: Callable[[dict[str, Any]], Any] | None = None) -> list[dict[str, Any]]:
+    lines = (_folder() / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line, object_hook=hook) for line in lines]
 
 
 @cache
 def _tasks() -> dict[str, dict[str, Any]]:
     """Return all tasks by id, with their own calls."""
-    files = [f"BFCL_v4_multi_turn_{category}.json" for category in CATEGORIES]
-    found = {task["id"]: task for file in files for task in _read(file)}
-    for file in files:
-        for answer in _read(f"possible_answer/{file}"):
-            found[answer["id"]]["ground_truth"] = answer["ground_truth"]
-    return found
+    files = [_FILE.format(category) for category in CATEGORIES]
+    answers = {answer["id"]: answer["ground_truth"] for file in files for answer in _read(f"possible_answer/{file}")}
+    return {task["id"]: task | {"ground_truth": answers[task["id"]]} for file in files for task in _read(file)}

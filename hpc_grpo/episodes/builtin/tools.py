@@ -3,14 +3,9 @@
 Each call in a message is answered by a message of the role `tool`. A message without a call ends the episode. The
 rewards of the config judge this message: the environment gives no reward.
 
-Errors and their effect:
-
-    of the model  invalid JSON, unknown tool, wrong arguments, ValueError or TypeError: the model reads the error
-    of the tool   another exception, or no answer within `call_s`: the episode is masked
-
-Any exception out of `step` masks the episode. A user's tool should therefore raise ValueError for bad arguments. No
-call starts later than `call_s` after the first call of its message. Otherwise many slow calls would exceed the
-environment's deadline, and mask the episode.
+The model reads ValueError and TypeError of a tool. Any other exception, also for a missed deadline `call_s`, comes out
+of `step` and masks the episode. No call starts later than `call_s` after the first call of its message. Otherwise many
+slow calls would exceed the environment's deadline, and mask the episode.
 
 The sandbox of the reward `code` runs `python`. A program sees the state of the session's earlier programs: they run
 again first, and their output is dropped. Together they have `python_s` of CPU time, and twice this in wall time. A
@@ -31,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError, validate_call
@@ -51,18 +47,17 @@ _CLOCK = 2.0
 """Wall seconds per CPU second: a busy node gives a program only a part of a core."""
 
 _MAX_BITS, _MAX_EXPRESSION, _MAX_DIGITS = 4096, 1000, 2000
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.UAdd: operator.pos, ast.USub: operator.neg,
 }  # fmt: skip
-_UNARY: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs, "max": max, "min": min, "ceil": math.ceil, "floor": math.floor, "sqrt": math.sqrt, "exp": math.exp,
     "log": math.log, "log2": math.log2, "log10": math.log10, "gcd": math.gcd, "lcm": math.lcm, "sin": math.sin,
     "cos": math.cos, "tan": math.tan, "radians": math.radians, "degrees": math.degrees,
     "round": lambda value, digits=None: round(value, digits and max(digits, -_MAX_DIGITS)),
 }  # fmt: skip
-_CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
 @ENVIRONMENTS.register("tools")
@@ -86,17 +81,14 @@ class Tools:
         self._python = Python(python_s, isolation)
         functions = [self._python.python if tool == "python" else TOOLS.find(tool) for tool in tools]
         self.tools = [schema_of(function) for function in functions]
-        names = [schema["function"]["name"] for schema in self.tools]
-        self._parameters = {
-            name: schema["function"]["parameters"] for name, schema in zip(names, self.tools, strict=True)
-        }
-        self._functions = dict(zip(names, map(validate_call, functions), strict=True))
-        if len(self._functions) < len(names):
-            raise ConfigError(f"environment.args.tools has two functions of one name: {names}. Rename one of them.")
+        self._schemas = {schema["function"]["name"]: schema["function"]["parameters"] for schema in self.tools}
+        if len(self._schemas) < len(functions):
+            raise ConfigError(f"environment.args.tools has two functions of one name: {tools}. Rename one of them.")
+        self._functions = dict(zip(self._schemas, map(validate_call, functions), strict=True))
         self.longest_step_s = call_s + max(call_s, _CLOCK * python_s)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
-        self._python.begin()
+        self._python.programs.clear()
 
     async def step(self, message: str) -> Turn:
         calls = list(calls_of(message))
@@ -126,7 +118,7 @@ class Tools:
             raise ValueError(f"there is no tool {call.name!r}. Tools: {', '.join(self._functions)}")
         function = self._functions[call.name]
         if call.has_texts:
-            schemas = self._parameters[call.name]["properties"]
+            schemas = self._schemas[call.name]["properties"]
             typed = {key: _typed(text, schemas.get(key, {})) for key, text in call.arguments.items()}
             call = replace(call, arguments=typed)
         bound = partial(function, **call.arguments)
@@ -160,17 +152,15 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
         raise ConfigError(f"environment.args.tools: the parameters of {name} have no JSON schema: {error}") from None
     if not text or parameters["type"] != "object":
         raise ConfigError(f"environment.args.tools: {name} must have a docstring, and named parameters alone.")
-    described = ""
-    for line in text.partition("\nArgs:\n")[2].splitlines():
-        if line and not line[0].isspace():
-            break
-        if (match := _PARAMETER.match(line)) and match[1] in parameters["properties"]:
-            described = match[1]
-            parameters["properties"][described]["description"] = match[2]
-        elif described and line.strip():
-            parameters["properties"][described]["description"] += f" {line.strip()}"
-    for schema in parameters["properties"].values():
+    properties, described = parameters["properties"], None
+    for schema in properties.values():
         schema.pop("title", None)
+    for line in takewhile(lambda line: not line or line[0].isspace(), text.partition("\nArgs:\n")[2].splitlines()):
+        if (match := _PARAMETER.match(line)) and match[1] in properties:
+            described = properties[match[1]]
+            described["description"] = match[2]
+        elif described and line.strip():
+            described["description"] += f" {line.strip()}"
     description = re.split(r"\n(?:Args|Returns|Raises):", text)[0].strip()
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
@@ -191,10 +181,7 @@ class Python:
 
     def __init__(self, seconds: float, isolation: str) -> None:
         self._limits, self._isolation = Limits(seconds, clock=_CLOCK), isolation
-        self._programs: list[str] = []
-
-    def begin(self) -> None:
-        self._programs = []
+        self.programs: list[str] = []
 
     def python(self, code: str) -> str:
         """Run a Python program. Returns what it prints, and the value of its last expression.
@@ -204,10 +191,10 @@ class Python:
         """
         # Sets must keep their order when a program runs again.
         argv = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-s", "-P", str(CELLS)]
-        job = json.dumps([*self._programs, code])
+        job = json.dumps([*self.programs, code])
         [result] = run_job(find_isolation(self._isolation), argv, {}, [job], self._limits)
         if result.ended == "exit 0" and result.verdict == "done":
-            self._programs.append(code)
+            self.programs.append(code)
             return result.stdout + result.stderr or "(no output)"
         how = {
             "time": f"it took more than {self._limits.cpu_s:g} s, with the programs before it",
@@ -241,15 +228,15 @@ def _evaluated(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             pass
-        case ast.Name(id=name) if name in _CONSTANTS:
-            value = _CONSTANTS[name]
-        case ast.UnaryOp() if type(node.op) in _UNARY:
-            value = _UNARY[type(node.op)](_evaluated(node.operand))
-        case ast.BinOp() if type(node.op) in _BINARY:
+        case ast.Name(id="pi" | "e" as name):
+            value = getattr(math, name)
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
+            value = _OPERATORS[type(node.op)](_evaluated(node.operand))
+        case ast.BinOp() if type(node.op) in _OPERATORS:
             left, right = _evaluated(node.left), _evaluated(node.right)
             if isinstance(node.op, ast.Pow) and isinstance(left, int) and isinstance(right, int):
                 _refuse_bits(left.bit_length() * abs(right))
-            value = _BINARY[type(node.op)](left, right)
+            value = _OPERATORS[type(node.op)](left, right)
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             value = _FUNCTIONS[name](*map(_evaluated, node.args))
         case _:

@@ -32,7 +32,7 @@ class FakeEngine:
         return SimpleNamespace(
             generate=SimpleNamespace(remote=lambda call, requests: None),
             samples=SimpleNamespace(remote=lambda call, index: sampled(answered(outcome))),
-            forget_prefixes=SimpleNamespace(remote=lambda: answered(outcome)),
+            between_steps=SimpleNamespace(remote=lambda method: answered(outcome)),
         )
 
     def revive(self, error: Exception) -> None:

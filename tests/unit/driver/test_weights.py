@@ -16,6 +16,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.driver import weights as sync
 from hpc_grpo.driver.remote import ActorLostError, Deadline, get_all
 from hpc_grpo.driver.weights import Canary, NodeMembers, WeightSync
+from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import Completion, ParameterSpec, Prompt
 from hpc_grpo.weights.store import StoredVersion
@@ -110,7 +111,7 @@ class FakeEngine:
             contract_differences=[],
             receive_weights=outcome or answer(5),
             join_weight_group=self._join,
-            load_stored_weights=self._load,
+            between_steps=self._load,
             verify_weights=self._verify,
         )
 
@@ -122,7 +123,8 @@ class FakeEngine:
         self.joined += 1
         return next(self._joins, None)
 
-    def _load(self) -> Exception | None:
+    def _load(self, method: Callable[..., Any]) -> Exception | None:
+        assert method is Sampler.load_stored_weights
         self.loaded += 1
         return next(self._loads, None)
 
@@ -270,7 +272,8 @@ def test_engines_that_share_gpus_wake_once_the_learners_have_freed_them_and_befo
     engine.actor = FakeActor(
         contract_differences=[],
         receive_weights=noted("receive_weights", answer(5)),
-        **{call: noted(call) for call in ("sleep", "verify_weights", "wake_up")},
+        verify_weights=noted("verify_weights"),
+        between_steps=lambda method: asked.append(method.__name__),
     )
     config = CONFIG.model_copy(update={"placement": CONFIG.placement.model_copy(update={"colocate": True})})
     weights = make_sync([([learner], [engine])], config)
@@ -292,6 +295,6 @@ def test_the_place_of_an_engine_that_died_asleep_is_filled_once_learners_have_fr
 
 def test_an_engine_that_does_not_fall_asleep_is_replaced_and_the_next_one_sleeps() -> None:
     engine = FakeEngine()
-    engine.actor = FakeActor(contract_differences=[], sleep=OUT_OF_MEMORY)
+    engine.actor = FakeActor(contract_differences=[], between_steps=OUT_OF_MEMORY)
     make_weights([engine]).put_engines_to_sleep()
     assert engine.failures == [OUT_OF_MEMORY]
