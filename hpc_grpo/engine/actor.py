@@ -147,7 +147,7 @@ class Engine:
         if config != self._config:
             raise ValueError("this engine was started with another config")
         self._player.end_all()
-        await self.between_steps(Sampler.forget_requests)
+        await self.between_steps(lambda sampler: sampler.forget_requests())
         self._groups.clear()
         self._verified = None
         METER.read()  # the usage under the previous driver must not count for the new one
@@ -211,11 +211,11 @@ class Engine:
         return METER.read()
 
     async def start_profile(self) -> None:
-        await self.between_steps(Sampler.start_profile)
+        await self.between_steps(lambda sampler: sampler.start_profile())
 
     async def stop_profile(self) -> dict[str, bytes]:
         """Return the contents of the profile's files, by the ends of their names."""
-        return await self.between_steps(Sampler.stop_profile)
+        return await self.between_steps(lambda sampler: sampler.stop_profile())
 
     async def _sample(self, requests: Sequence[GroupRequest]) -> Sequence[Future[Completion]]:
         requests = await _with_images(requests)

@@ -124,7 +124,8 @@ class FakeEngine:
         return next(self._joins, None)
 
     def _load(self, method: Callable[..., Any]) -> Exception | None:
-        assert method is Sampler.load_stored_weights
+        if method is not Sampler.load_stored_weights:
+            return None
         self.loaded += 1
         return next(self._loads, None)
 
