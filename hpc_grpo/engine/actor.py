@@ -206,6 +206,10 @@ class Engine:
             [probe] = await _with_images([probe])
         return await self.between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
+    async def between_steps(self, function: Callable[[Sampler], T]) -> T:
+        """Call a function of the sampler between two steps, such as `Sampler.sleep`. Return its result."""
+        return await asyncio.wrap_future(self._loop.call(function))
+
     async def usage(self) -> Usage:
         """Return the usage since the last call. Busy is the time of sampling."""
         return METER.read()
@@ -220,10 +224,6 @@ class Engine:
     async def _sample(self, requests: Sequence[GroupRequest]) -> Sequence[Future[Completion]]:
         requests = await _with_images(requests)
         return await asyncio.wrap_future(self._loop.call(lambda sampler: sampler.add(requests), drains=False))
-
-    async def between_steps(self, function: Callable[[Sampler], T]) -> T:
-        """Call a function of the sampler between two steps, such as `Sampler.sleep`. Return its result."""
-        return await asyncio.wrap_future(self._loop.call(function))
 
 
 async def _with_images(requests: Sequence[GroupRequest]) -> Sequence[GroupRequest]:

@@ -41,12 +41,12 @@ Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
 _MAX_BODY_BYTES = 16 << 20
 _MOST_CHARACTERS = 16
 """Characters per token that a request may have. Encoding a longer one would block the engine's loop for seconds."""
-_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 _COMMON = ("logprobs", "stream", "stream_options")
 _TAKEN = {
-    _CHAT: ("messages", "tools", "max_tokens", "max_completion_tokens", *_COMMON),
-    _TEXT: ("prompt", "max_tokens", *_COMMON),
+    "/v1/chat/completions": ("messages", "tools", "max_tokens", "max_completion_tokens", *_COMMON),
+    "/v1/completions": ("prompt", "max_tokens", *_COMMON),
 }
+"""The fields of each route."""
 _IGNORED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("model", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -301,7 +301,7 @@ class Endpoint:
                     model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hpc-grpo"}
                     model["max_model_len"] = self._max_model_len
                     return web.json_response({"object": "list", "data": [model]})
-                case "POST", ("/v1/chat/completions" | "/v1/completions") as route:
+                case "POST", route if route in _TAKEN:
                     return await self._complete(request, route)
             raise RefusedError(f"there is no {request.method} {request.path[:100]}", 404)
         except (RefusedError, RecursionError) as raised:
@@ -379,7 +379,7 @@ def _read(route: str, body: Any, *, is_retry: bool) -> Request:
     _demand(logprobs in (None, False, 0, 1), f"logprobs = {logprobs!r:.100}: only those of sampled tokens. Give 1.")
     _demand(_are_objects(tools), "tools must be a list of objects", tools)
     _demand(isinstance(body.get("stream_options") or {}, dict), "stream_options must be an object")
-    most, is_chat = min(limits, default=None), route == _CHAT
+    most, is_chat = min(limits, default=None), "messages" in taken
     asked: Any = _messages(body.get("messages")) if is_chat else _prompt(body.get("prompt"))
     return Request(asked, is_chat, tools, most, is_retry)
 

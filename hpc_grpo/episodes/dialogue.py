@@ -77,8 +77,7 @@ class Dialogue:
             with_start, bare = encode_prompts(tokenizer, style, ["x"])[0], tokenizer(["x"], add_special_tokens=False)
             self._start = with_start[: len(with_start) - len(bare["input_ids"][0])]
             self._check_joins("Is it 5?", "No.")
-        else:
-            self._check_role("user")
+        self._check_role("user")
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation:
         """Begin an episode. Raises ValueError for refused messages, and ConfigError for tools under `plain`."""

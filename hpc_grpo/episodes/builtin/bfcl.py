@@ -125,9 +125,8 @@ class Apis:
             if name not in package.STATELESS_CLASSES:
                 config = copy.deepcopy(task["initial_config"].get(name, {}))
                 self.instances[name]._load_scenario(config, long_context="long_context" in task["id"])
-            for document in _read(
-                f"multi_turn_func_doc/{package.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]}", _with_json_type
-            ):
+            file = package.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]
+            for document in _read(f"multi_turn_func_doc/{file}", _with_json_type):
                 self._documents[document["name"]] = name, document
 
     def tools(self, hidden: set[str] = set()) -> list[dict[str, Any]]:  # noqa: B006
