@@ -183,7 +183,10 @@ def _without_option(error: click.NoSuchOption) -> click.UsageError:
         return click.UsageError(f"No such option {written!r}; did you mean {close[0]!r}?", error.ctx)
     name, said = written.lstrip("-").partition("=")[0], f"No such option {written!r}."
     if any(isinstance(each, click.Argument) and "KEY=VALUE" in (each.metavar or "") for each in params):
+        from hpc_grpo.foreign.systems import counterpart
+
         said += f" CONFIG and keys have no dashes: CONFIG {name if '.' in name else 'train.lr'}=VALUE."
+        said += f" {counterpart(name.replace('-', '_'), None)}".rstrip() + " `hpc-grpo init` writes a CONFIG."
     else:
         said += f" Options: {', '.join(each.opts[-1] for each in options)}."
     if "." not in name and any(each.name == "sbatch" for each in options):

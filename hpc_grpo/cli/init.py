@@ -22,6 +22,7 @@ from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.plan.fit import Plan, plan_of
 from hpc_grpo.plan.memory import HARDWARE
 from hpc_grpo.plan.model import FAMILY, family_model, read_model
+from hpc_grpo.preflight.inputs import missing_inputs
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.system.readable import counted
@@ -68,10 +69,12 @@ def init(file: Path, **given: Any) -> None:
     values, plan = _fitting(_values(file.stem, model, data, fields, reward, eval_set), gpus)
     REWARDS.check(reward)
     write_atomic(file, _SHOWN.format(file=file, yaml=write_yaml(values)))
-    load_config(str(file))
+    config = load_config(str(file))
     echo(f"Wrote {file}: {_as_text(gpus, values)}")
     if plan is not None and not plan.fits:
         echo(f"It does not fit: {'; '.join(plan.problems)}. `hpc-grpo plan {file}` says what to change.", err=True)
+    for _, says in missing_inputs(config, Path.cwd()):
+        echo(f"Not there yet: {says}.", err=True)
     echo(f"Next: hpc-grpo plan {file}; then hpc-grpo train {file}, or hpc-grpo submit {file} on Slurm.")
 
 

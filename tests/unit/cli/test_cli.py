@@ -167,6 +167,14 @@ def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
         ),
         (["config", "my.yaml", "--train.lr=1e-6"], "CONFIG and keys have no dashes: CONFIG train.lr=VALUE."),
         (["train", "my.yaml", "train.lr = 1e-6"], "without spaces, such as train.lr=1e-6"),
+        (
+            ["train", "--num_generations", "8"],
+            "CONFIG train.lr=VALUE. num_generations is TRL's: here set rollout.group_s",
+        ),
+        (
+            ["train", "--model", "org/m"],
+            "No such option '--model'. CONFIG and keys have no dashes: CONFIG train.lr=VALUE. `",
+        ),
         (["submit", "my.yaml", "--dryrun"], "No such option '--dryrun'; did you mean '--dry-run'?"),
         (["submit", "my.yaml", "--mem=64G"], "Options of sbatch: --sbatch mem=VALUE."),
         (["submit", "my.yaml", "--nodes", "two"], "'two' is not a valid integer."),

@@ -67,6 +67,14 @@ def test_what_cannot_be_written_is_one_error(tmp_path: Path, words: list[str], s
     assert not (tmp_path / "my_run.yaml").exists()
 
 
+def test_what_is_not_there_yet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("def f(): ...")
+    result = call("init", "--model", "org/m-1B", "--data", "gone.jsonl", "--reward", "my.py:g")
+    assert result.exit_code == 0
+    assert f"Not there yet: data.train.path = gone.jsonl: there is no {tmp_path}/gone.jsonl.\n" in result.stderr
+    assert f"Not there yet: rewards.0.name = my.py:g: {tmp_path}/my.py has no 'g'. It has: f.\n" in result.stderr
+
+
 def test_questions_are_asked_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_grpo.cli.init.is_asked", lambda: True)
     result = CliRunner().invoke(main, ["init"], input="org/m-1B\nrows.jsonl\nmath\n4\n\n")
