@@ -201,15 +201,16 @@ class _Process:
             if hold_on(self._process.pid) == "stopped":
                 self.kill("was stopped (SIGSTOP)")
                 return
-            is_blocked = self._freed_at == math.inf
-            if self.plays:
+            if self._blocked_at:
+                guilty = [self._blocker]
+            elif self.plays:
                 late = [number for number, left in left_s.items() if left <= 0.0]
                 guilty = late[:1] if self._is_async else late  # without threads, one agent may have held up the others
             else:
-                guilty = [self._blocker] if is_blocked else [*left_s][-1:] if self._is_async else [*left_s][:1]
+                guilty = [*left_s][-1:] if self._is_async else [*left_s][:1]
             did = "neither ended nor asked the model" if self.plays else "did not end"
             does = "blocks the event loop" if self._is_async else "is"
-            where = f"; it {does} at {self._blocked_at}" if is_blocked and self._blocker in guilty else ""
+            where = f"; it {does} at {self._blocked_at}" if self._blocked_at else ""
             self.kill(f"{did} within {self._environment.timeout_s:g} s{where}", guilty)
 
     def _left_s(self, number: int, call: _Call) -> float:
@@ -247,7 +248,8 @@ class _Process:
                 number = said.pop("call")
                 if (blocked_at := said.get("blocks")) is not None:
                     self._blocker, self._blocked_at = number, blocked_at
-                    self._freed_at = math.inf if blocked_at else self._clock()
+                    # A call that has ended may have left a task, for which other agents do not wait.
+                    self._freed_at = math.inf if blocked_at and number in self._calls else self._clock()
                     continue
                 call = self._calls.pop(number)
                 if (failure := said.get("failure")) is not None:

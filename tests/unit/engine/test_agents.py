@@ -86,6 +86,19 @@ def test_an_agent_that_blocks_the_event_loop_is_named_and_its_neighbours_are_not
     assert [(own.failure, own.turns[-1].reward) for own in (first, third)] == [("", 0.25)] * 2
 
 
+def test_a_task_that_an_agent_leaves_and_that_blocks_the_event_loop_costs_its_neighbours_a_start(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    engine = WrittenEngine(tokenizer, lambda _: "yes")
+    requests = [
+        GroupRequest(number, (), (7,), SAMPLING, **scene(do=do, left=str(tmp_path / "left")))
+        for number, do in enumerate(("think", "leave", "think"))
+    ]
+    groups = play(config_of("AsyncAgent", lag=1, timeout_s=4.0), engine, *requests)
+    assert [(only([own]).failure, only([own]).turns[-1].reward) for own in groups] == [("", 0.25)] * 3
+    assert len(engine.calls) == 5, "both neighbours have begun again"
+
+
 def test_agents_that_hang_beside_each_other_are_ended_together(tokenizer: Any) -> None:
     engine = WrittenEngine(tokenizer, lambda _: "yes")
     requests = [GroupRequest(number, (), (7,), SAMPLING, **scene(do="hang")) for number in range(6)]
