@@ -25,17 +25,16 @@ _PACKAGE = Path(__file__).parent
 
 
 class Registry:
-    """The built-ins of some modules, and the users' own entries; `kind` and `key` are for error texts.
+    """The built-ins of some modules, and the users' own entries; `kind` is for error texts.
 
     `modules` maps a module of the package to the names of its entries. Without modules there are only users' entries.
     `others` maps names of other systems to ours.
     """
 
     def __init__(
-        self, kind: str, key: str, modules: Mapping[str, str] | None = None, others: Mapping[str, str] | None = None
+        self, kind: str, modules: Mapping[str, str] | None = None, others: Mapping[str, str] | None = None
     ) -> None:
         self._kind = kind
-        self._key = key
         self._modules = {name: module for module, names in (modules or {}).items() for name in names.split()}
         self._others = others or {}
         self._entries: dict[str, Callable[..., Any]] = {}
@@ -64,13 +63,12 @@ class Registry:
         if "::" in name or (":" not in name and dot and any(map(Path.is_file, (Path(module), Path(f"{module}.py"))))):
             raise ConfigError(
                 f"{self._kind} {name!r}: one colon must separate the file or module from the function. "
-                f"Set {self._key} to {module}:{function}."
+                f"Write {module}:{function}."
             )
         if ":" not in name and name not in names:
             raise ConfigError(
                 f"{self._kind} {name!r} does not exist{nearest(name, [*names, *self._others], self._others)} "
-                f"Built in: {', '.join(names)}. "
-                f"Set {self._key} to one of them, or to your own: module:function or path/to/file.py:function."
+                f"Built in: {', '.join(names)}. Or name your own: module:function or path/to/file.py:function."
             )
 
     def find(self, name: str) -> Any:
@@ -134,13 +132,12 @@ class Registry:
             ) from error
 
 
-ALGORITHMS = Registry("Algorithm", "task.name", {"algorithms.tasks": "distill grpo ppo sft"})
-LOSSES = Registry("Loss", "loss.name")
-CORRECTIONS = Registry("Correction", "loss.correction.name")
-ADVANTAGES = Registry("Advantage", "loss.advantage.name")
+ALGORITHMS = Registry("Algorithm", {"algorithms.tasks": "distill grpo ppo sft"})
+LOSSES = Registry("Loss")
+CORRECTIONS = Registry("Correction")
+ADVANTAGES = Registry("Advantage")
 REWARDS = Registry(
     "Reward",
-    "rewards.N.name",
     {
         "rewards.builtin.code": "code",
         "rewards.builtin.ifeval": "ifeval",
@@ -153,18 +150,16 @@ REWARDS = Registry(
 )
 ENVIRONMENTS = Registry(
     "Environment",
-    "environment.name",
     {
         "episodes.builtin.tools": "tools",
         "episodes.builtin.bfcl": "bfcl",
         "episodes.builtin.games": "reasoning_gym textarena verifiers",
     },
 )
-EVAL_METRICS = Registry("Eval metric", "eval.metrics")
-CALLBACKS = Registry("Callback", "train.on_step.name")
+EVAL_METRICS = Registry("Eval metric")
+CALLBACKS = Registry("Callback")
 SOURCES = Registry(
     "Data source",
-    "data.train.path",
     {"data.sources": "arrow function hub json jsonl parquet", "data.reasoning_gym": "reasoning_gym"},
 )
 

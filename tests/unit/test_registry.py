@@ -83,7 +83,7 @@ def test_args_that_a_function_of_the_users_does_not_take_are_refused(
 def test_unknown_name_gives_the_nearest_and_lists_the_builtins() -> None:
     message = message_of("corectness")
     assert f"did you mean 'correctness'? Built in: {', '.join(REWARDS.names())}." in message
-    assert "Set rewards.N.name to one of them, or to your own: module:function" in message
+    assert "Or name your own: module:function" in message
 
 
 def test_a_name_is_registered_once() -> None:
@@ -135,7 +135,7 @@ def test_a_file_without_one_colon_before_its_function_is_named_with_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").touch()
-    assert f"Set rewards.N.name to {meant}." in message_of(name)
+    assert f"Write {meant}." in message_of(name)
 
 
 def test_missing_module_and_missing_file(tmp_path: Path) -> None:

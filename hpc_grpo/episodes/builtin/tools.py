@@ -39,7 +39,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ENVIRONMENTS, Registry
 from hpc_grpo.rewards.sandbox.isolation import CELLS, Limits, find_isolation, run_job
 
-TOOLS = Registry("Tool", "environment.args.tools")
+TOOLS = Registry("Tool")
 _MAX_CALLS = 32
 _PARAMETER = re.compile(r"\s+(\w+)\s*(?:\(.*?\))?:\s*(.*)")
 

@@ -56,7 +56,7 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"rewards": [{"name": "strict_format"}, {"name": "corectness"}]},
             "Reward 'corectness' does not exist; did you mean 'correctness'? Built in: ",
         ),
-        ({"rewards": [{"name": "mine.f"}]}, "or to your own: module:function or path/to/file.py:function."),
+        ({"rewards": [{"name": "mine.f"}]}, "Or name your own: module:function or path/to/file.py:function."),
         (
             {"task": "ppo", "launch": {"num_nodes": 4, "min_nodes": 3}},
             "launch.min_nodes = 3 is below launch.num_nodes = 4. A run with a critic",
