@@ -66,7 +66,7 @@ def init(file: Path, **given: Any) -> None:
     reward = answer("reward", "Reward (a built-in, or my_rewards.py:function)", "correctness")
     gpus = int(answer("gpus", "GPUs of a node (0: CPUs)", str(LocalPlace().node_resources().num_gpus)))
     eval_set = answer("eval_set", "Eval set (a file, or the share of the data to hold out)", "0.05")
-    values, plan = _fitting(_values(file.stem, model, data, fields, reward, eval_set), gpus)
+    values, plan = _fitting(_values(file.stem.replace("_", "-"), model, data, fields, reward, eval_set), gpus)
     REWARDS.check(reward)
     write_atomic(file, _SHOWN.format(file=file, yaml=write_yaml(values)))
     config = load_config(str(file))
