@@ -38,7 +38,7 @@ from hpc_grpo.launch.chain.submit import (
     refuse_endless_chain,
     submit_run,
 )
-from hpc_grpo.launch.freeze import freeze, reconfigured
+from hpc_grpo.launch.freeze import freeze, is_over, reconfigured
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.plan.fit import plan_of
@@ -150,7 +150,10 @@ def submit(
         os.environ.update(request.exported)
         requests = [request] if cells is None else [*cells.cells.values()]
         refused = [*refusals([each.config for each in requests], accepts_changes=accepts_changes)]
-        echo(script + _comments(requests[0], refused, "" if cells is None else f"Cells:\n\n{cells}\n\n"), nl=False)
+        first = "" if cells is None else f"Cells:\n\n{cells}\n\n"
+        if cells is None and is_over(run, request.config):
+            first = f"submit would queue no job. {_already_complete(run)}\n\n"
+        echo(script + _comments(requests[0], refused, first), nl=False)
         for error in refused:
             raise error
         return
@@ -160,7 +163,7 @@ def submit(
         return
     run, job_id = queue_run(request, queue, driver, after, accepts_changes=accepts_changes)
     if not job_id:
-        echo(f"The run in {run.path} is already complete; raise train.total_* to extend it.")
+        echo(_already_complete(run))
     else:
         echo(job_id if parsable else _how_to_follow(run, job_id))
 
@@ -238,6 +241,10 @@ def _is_complete(run: RunDir) -> bool:
     if run.is_complete():
         echo(f"The run in {run.path} is complete.")
     return run.is_complete()
+
+
+def _already_complete(run: RunDir) -> str:
+    return f"The run in {run.path} is already complete; raise train.total_* to extend it."
 
 
 def _how_to_follow(run: RunDir, job_id: str) -> str:

@@ -28,7 +28,7 @@ from hpc_grpo.episodes.workers import first_answer
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.grading.worker import Call, arguments_of
 from hpc_grpo.launch.environment import expand, filtered, job_environ
-from hpc_grpo.launch.freeze import refuse_secrets, refuse_sweep, working_dir
+from hpc_grpo.launch.freeze import refuse_other_config, refuse_secrets, refuse_sweep, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
 from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
@@ -82,6 +82,7 @@ def refusals(
     """
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
     checks = [check for config in unlike.values() for check in _checks_of(config, environ)]
+    checks += [("run folder", partial(refuse_other_config, config)) for config in configs]
     checks += [(INPUTS, partial(refuse_changed_inputs, config, accepts_changes)) for config in configs]
     checks.append(("partition", partial(refuse_what_cannot_start, configs[0].launch)))
     checks.append((DISK, partial(refuse_full_disk, configs, environ)))

@@ -171,6 +171,24 @@ def test_a_dry_run_says_all_that_submit_would_refuse(programs: SlurmPrograms) ->
     assert "launch.num_nodes (--nodes) = 3" in refused[2]
 
 
+def test_a_dry_run_refuses_the_name_of_another_run(queue: FakeQueue) -> None:
+    assert submit().exit_code == 0
+    tried = submit("run.seed=9", "--dry-run")
+    assert tried.exit_code == EXIT_CONFIG
+    assert "# submit would refuse this. The run name 'debug' is taken by another config" in tried.stdout
+    assert tried.stderr == submit("run.seed=9").stderr
+    assert submit("--dry-run").exit_code == 0
+
+
+def test_a_dry_run_says_that_the_run_is_complete(queue: FakeQueue) -> None:
+    assert submit().exit_code == 0
+    run = RunDir(load_request("local/debug", []).config.run_path)
+    run.complete_marker.write_text("complete\n")
+    assert f"# submit would queue no job. The run in {run.path} is already complete" in submit("--dry-run").stdout
+    assert "is already complete" not in submit("--dry-run", "train.total_steps=99").stdout
+    assert run.is_complete()
+
+
 @pytest.mark.parametrize("scontrol", [None, "echo no controller >&2; exit 1", "exec sleep 30"])
 def test_a_dry_run_needs_no_slurm_that_answers(
     scontrol: str | None, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
