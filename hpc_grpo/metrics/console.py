@@ -103,9 +103,9 @@ def _headline(record: StepRecord) -> list[tuple[str, str]]:
 
 
 def _position(record: StepRecord) -> str:
-    """Return `Epoch 1/5 step 6/19 global step 6`; for the eval before the first step, `Epoch 1/5 global step 0`."""
+    """Return `Epoch 1/5 step 6/19 global step 6/95`; for the eval before step 1, `Epoch 1/5 global step 0/95`."""
     in_epoch = f" step {record.step_in_epoch}/{record.steps_per_epoch}" if record.step else ""
-    return f"Epoch {record.epoch}/{record.total_epochs}{in_epoch} global step {record.step}"
+    return f"Epoch {record.epoch}/{record.total_epochs}{in_epoch} global step {record.step}/{record.total_steps}"
 
 
 def _time_shares(metrics: Mapping[str, float]) -> dict[str, float]:
