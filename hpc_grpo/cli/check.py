@@ -41,6 +41,7 @@ from hpc_grpo.plan.model import FAMILY
 from hpc_grpo.plan.text import size_sections
 from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
 from hpc_grpo.preflight.findings import Context, facts_of, has_failure, report_text, to_json
+from hpc_grpo.preflight.inputs import refuse_unsupported_model
 from hpc_grpo.preflight.prefetch import prefetch as fill_caches
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
@@ -176,6 +177,8 @@ def plan(
     if learners or lags or len(nodes) > 1:
         raise click.UsageError("--learners, --lag and several --nodes go with a RUN, which has measured its times.")
     request = load_request(config_name, [*sets, *overrides])
+    if asked["size"] is None:
+        refuse_unsupported_model(request.config, Path.cwd(), request.environ)
     planned = plan_of(
         request.config,
         request.environ,

@@ -13,6 +13,7 @@ from hpc_grpo.config import Config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import names_function
 from hpc_grpo.system.hugging_face import find_model, refuse_missing_folder
+from hpc_grpo.weights.contract import refuse_short_context
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
@@ -105,13 +106,7 @@ def context_length(config: Config) -> int | None:
 
 def check_context_length(config: Config) -> None:
     """Raise ConfigError when prompt and completion together may exceed what the model was made for."""
-    limit = context_length(config)
-    if config.needs.rollouts and limit is not None and config.max_model_len > limit:
-        raise ConfigError(
-            f"{config.longest_sequence} = {config.data.max_prompt_tokens} + "
-            f"{config.longest_rollout} = {config.max_model_len} exceeds the context of model.path = "
-            f"{config.model.path!r}: {limit} tokens. Lower one of the two."
-        )
+    refuse_short_context(context_length(config), config, f"model.path = {config.model.path}")
 
 
 def stop_token_ids(config: Config, tokenizer: Any) -> tuple[int, ...]:

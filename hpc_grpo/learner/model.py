@@ -38,7 +38,7 @@ from hpc_grpo.learner.vision import Vision
 from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
-from hpc_grpo.weights.contract import refuse_scaled_logits, refuse_uneven_heads
+from hpc_grpo.weights.contract import refuse_scaled_logits, refuse_short_context, refuse_uneven_heads
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
@@ -305,12 +305,7 @@ def _from_pretrained(path: str, source: str, *, has_images: bool = False, **kwar
 
 def _check_model(language_model: Any, config: Config, source: str) -> None:
     settings, architecture = language_model.config.get_text_config(), type(language_model).__name__
-    context = getattr(settings, "max_position_embeddings", None)
-    if config.needs.rollouts and context is not None and context < config.max_model_len:
-        raise ConfigError(
-            f"{source} has a context of {context} tokens, less than {config.longest_sequence} = "
-            f"{config.max_model_len}. Lower one of the two or use another model."
-        )
+    refuse_short_context(getattr(settings, "max_position_embeddings", None), config, source)
     refuse_scaled_logits(settings.to_dict(), source)
     head_size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     if config.train.attention == "varlen" and (head_size > 256 or head_size % 8):

@@ -47,6 +47,7 @@ from hpc_grpo.weights.contract import (
     refuse_experts,
     refuse_images,
     refuse_scaled_logits,
+    refuse_short_context,
     refuse_uneven_heads,
     refuse_wrong_experts,
 )
@@ -143,7 +144,7 @@ def model_finding(config: Config, context: Context) -> Finding:
     if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
         return failure(MODEL, f"{folder} has a config.json but no weights", _PREFETCH)
     for error in refusals([config], context.environ, only=MODEL):
-        return failure(MODEL, str(error), "set model.path to a dense decoder")
+        return failure(MODEL, str(error), "correct what it names")
     return ok(MODEL, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
 
 
@@ -334,6 +335,8 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         if not isinstance(settings, dict):
             continue
         refuse_uneven_heads(settings, config.train.sequence_parallel, f"{key} = {path}")
+        limit = (settings.get("text_config") or settings).get("max_position_embeddings")
+        refuse_short_context(limit, config, f"{key} = {path}")
         if key != "model.path":
             continue
         refuse_images(settings, path, config.data.images)

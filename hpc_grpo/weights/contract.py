@@ -127,6 +127,16 @@ def refuse_uneven_heads(settings: Mapping[str, Any], degree: int, source: str) -
         )
 
 
+def refuse_short_context(limit: int | None, config: Config, source: str) -> None:
+    """Raise ConfigError if prompt and completion may exceed `limit`, a model's `max_position_embeddings`."""
+    if config.needs.rollouts and limit is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"{config.longest_sequence} = {config.data.max_prompt_tokens} + {config.longest_rollout} = "
+            f"{config.max_model_len} exceeds the context of {source}: {limit} tokens. Lower one of the two, or use "
+            f"another model."
+        )
+
+
 def contract_differences(
     learner: Sequence[ParameterSpec], engine: Sequence[ParameterSpec], packed_modules: Mapping[str, Sequence[str]]
 ) -> list[str]:

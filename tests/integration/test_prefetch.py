@@ -129,7 +129,7 @@ def test_what_the_run_would_refuse_is_found_here(call: Call) -> None:
     words = ["data.train.prompt_field=prompt", "data.max_prompt_tokens=41", "data.eval.path=held_out.jsonl"]
     text = "\n".join(errors(call(*words)))
     assert "there is no field 'prompt' (prompt_field). Fields: question, answer." in text
-    assert "41 + 24 = 65 exceeds the context of model.path = 'org/tiny': 64 tokens" in text
+    assert "41 + 24 = 65 exceeds the context of model.path = org/tiny: 64 tokens" in text
     assert "held_out.jsonl cannot be read" in text
 
 

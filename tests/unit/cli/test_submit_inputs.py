@@ -366,6 +366,17 @@ def test_submit_refuses_heads_that_the_degree_does_not_divide(queue: FakeQueue, 
     assert "train.sequence_parallel" not in submit(*words, "train.sequence_parallel=4").stderr
 
 
+def test_a_model_whose_context_is_too_short_is_refused_before_it_queues(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "qwen").mkdir()
+    (tmp_path / "qwen" / "config.json").write_text(json.dumps(QWEN_7B | {"max_position_embeddings": 256}))
+    words = ["model.path=./qwen", "data.max_prompt_tokens=512", "rollout.max_new_tokens=128"]
+    says = "= 512 + 128 = 640 exceeds the context of model.path = ./qwen: 256 tokens."
+    refused, planned = submit(*words), call("plan", "local/debug", *words)
+    assert says in refused.stderr
+    assert says in planned.stderr
+    assert (refused.exit_code, planned.exit_code, queue.requests) == (EXIT_CONFIG, EXIT_CONFIG, [])
+
+
 def test_submit_refuses_a_run_whose_checkpoints_have_no_room(
     queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
