@@ -212,6 +212,9 @@ def _hardware(
         node = HARDWARE[found]
     elif hardware is None and gpu_memory_gib is None and expects_gpus(config):
         echo("No known GPU on this machine: planned for gh200, of 96 GiB. --hardware h100-sxm: of 80.", err=True)
+    elif hardware is None and host_memory_gib is None and not expects_gpus(config):
+        assumed = f"{node.host_bytes // GIB} GiB of a node's memory"
+        echo(f"model.device = cpu: planned for {assumed}. --host-memory-gib N: for N GiB.", err=True)
     sizes = {"gpu_bytes": gpu_memory_gib, "host_bytes": host_memory_gib}
     return replace(node, **{name: int(gib * GIB) for name, gib in sizes.items() if gib is not None})
 

@@ -29,6 +29,7 @@ from hpc_grpo.cli.options import (
 )
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.cli.sweep import Sweep, load_sweep
+from hpc_grpo.config.resources import expects_gpus
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.chain.submit import (
     attempt_command,
@@ -130,6 +131,12 @@ def submit(
         return
     request = load_request(config_name, words).for_queue(queue)
     request.tell()
+    if (num_gpus := request.config.launch.slurm.gpus_per_node) and not expects_gpus(request.config):
+        echo(
+            f"launch.slurm.gpus_per_node = {num_gpus}, but model.device = cpu uses no GPU. Set model.device=auto, or "
+            f"launch.slurm.gpus_per_node=0.",
+            err=True,
+        )
     run, cells = RunDir(request.config.run_path), None
     job = JobRequest(run, request.config.launch, attempt_command(run, driver))
     if is_sweep:
@@ -267,7 +274,10 @@ def _comments(request: Request, refused: Sequence[ConfigError], first: str) -> s
         plan = f"Plan, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{plan}"
     except ConfigError as error:
         plan = f"No plan: {' '.join(str(error).split())}\n"
-    text = "".join([first, *(f"submit would refuse this. {error}\n\n" for error in refused), plan])
+    most = request.config.launch.slurm.max_job_chains
+    limit = "as many as the run needs (--one-job: none)" if most is None else f"at most {most}" if most else "none"
+    follow = f"Follow-on jobs until the run is complete: {limit}.\n\n"
+    text = "".join([first, *(f"submit would refuse this. {error}\n\n" for error in refused), follow, plan])
     if items := ", ".join(map(str, to_fetch(request.config, Path.cwd(), request.environ))):
         text += f"\nNot in the cache: {items}. Without a network on the nodes, run hpc-grpo cluster prefetch CONFIG.\n"
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())

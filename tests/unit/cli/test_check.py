@@ -70,7 +70,9 @@ def test_a_model_that_is_not_here_is_a_config_error() -> None:
 
 def test_a_model_folder_is_counted(tmp_path: Path) -> None:
     count = write_model(tmp_path / "model", ModelSize(hidden_size=64, num_heads=2), seed=0)
-    output = call("plan", "local/debug", f"model.path={tmp_path / 'model'}").output
+    result = call("plan", "local/debug", f"model.path={tmp_path / 'model'}", "model.device=cpu")
+    assert "planned for 460 GiB of a node's memory" in result.stderr
+    output = result.output
     assert f"{count:,} parameters (safetensors headers)" in output
 
 

@@ -147,12 +147,20 @@ def test_a_dry_run_without_the_model_says_why_there_is_no_plan(monkeypatch: pyte
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     _, below = dry_run("model.path=org/not-here")
-    assert below.startswith("\n# No plan: model.path = org/not-here is not on this machine")
-    assert below.splitlines()[2:] == [
+    follow_on, _, below = below.partition("\n#\n")
+    assert follow_on == "\n# Follow-on jobs until the run is complete: as many as the run needs (--one-job: none)."
+    assert below.startswith("# No plan: model.path = org/not-here is not on this machine")
+    assert below.splitlines()[1:] == [
         "#",
         "# Not in the cache: model.path = org/not-here, data.train.path = org/rows. Without a network on the nodes, "
         "run hpc-grpo cluster prefetch CONFIG.",
     ]
+
+
+def test_gpus_that_a_run_on_cpus_would_leave_idle_are_told() -> None:
+    result = submit("--dry-run", "--one-job", "model.device=cpu", "launch.slurm.gpus_per_node=4")
+    assert "launch.slurm.gpus_per_node = 4, but model.device = cpu uses no GPU" in result.stderr
+    assert "# Follow-on jobs until the run is complete: none.\n" in result.stdout
 
 
 def test_a_dry_run_says_what_submit_would_refuse() -> None:
