@@ -186,7 +186,7 @@ def _without_option(error: click.NoSuchOption) -> click.UsageError:
         from hpc_grpo.foreign.systems import counterpart
 
         said += f" CONFIG and keys have no dashes: CONFIG {name if '.' in name else 'train.lr'}=VALUE."
-        said += f" {counterpart(name.replace('-', '_'), None)}".rstrip() + " `hpc-grpo init` writes a CONFIG."
+        said += f" {counterpart(name.replace('-', '_'), 1)}".rstrip() + " `hpc-grpo init` writes a CONFIG."
     else:
         said += f" Options: {', '.join(each.opts[-1] for each in options)}."
     if "." not in name and any(each.name == "sbatch" for each in options):

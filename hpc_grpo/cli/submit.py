@@ -158,7 +158,7 @@ def submit(
         requests = [request] if cells is None else [*cells.cells.values()]
         refused = [*refusals([each.config for each in requests], accepts_changes=accepts_changes)]
         first = "" if cells is None else f"Cells:\n\n{cells}\n\n"
-        if cells is None and is_over(run, request.config):
+        if not refused and cells is None and is_over(run, request.config):
             first = f"submit would queue no job. {_already_complete(run)}\n\n"
         echo(script + _comments(requests[0], refused, first), nl=False)
         for error in refused:

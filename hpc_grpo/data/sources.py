@@ -70,6 +70,11 @@ def _kind(path: str) -> str:
     return "hub"
 
 
+def reward_fields(item: Mapping[str, Any], answer_field: str | None) -> Mapping[str, Any]:
+    """Return the columns that rewards get: those of the item, and `answer` from `answer_field`. Raises KeyError."""
+    return item if answer_field is None else {**item, "answer": answer_of(item, answer_field)}
+
+
 def answer_of(item: Mapping[str, Any], field: str) -> Any:
     """Return the column `field`, or with a dotted name a value inside a column. Raises KeyError without it.
 

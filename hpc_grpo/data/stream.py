@@ -14,7 +14,7 @@ from hpc_grpo.config import SourceConfig
 from hpc_grpo.data.cache import Rows
 from hpc_grpo.data.encoder import Row
 from hpc_grpo.data.order import MixOrder, Place, places_per_epoch
-from hpc_grpo.data.sources import answer_of
+from hpc_grpo.data.sources import reward_fields
 from hpc_grpo.types import Demonstration, Prompt
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ class Stream:
 class PromptStream(Stream):
     def prompt(self, ordinal: int) -> Prompt:
         epoch, part, row = self.find(ordinal)
-        item, answer_field = json.loads(row.fields), part.source.answer_field
-        fields = item if answer_field is None else {**item, "answer": answer_of(item, answer_field)}
+        fields = reward_fields(json.loads(row.fields), part.source.answer_field)
         tokens, images = tuple(row.prompt_ids), tuple(row.images)
         return Prompt(ordinal, epoch, tokens, row.text, fields, part.name, part.reward_set, part.environment, images)
 

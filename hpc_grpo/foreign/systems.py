@@ -111,7 +111,7 @@ def _said(rows: Sequence[Row], name: str, key: str, value: Any) -> str:
             return f"here set {', '.join(ours)}"
         outcomes += own
     for each in outcomes if "." not in name or name.endswith(key) else ():
-        if each.kind in (Kind.REFUSED, Kind.NO_COUNTERPART):
+        if each.kind in (Kind.REFUSED, Kind.NO_COUNTERPART) and not each.note.startswith("the value cannot be read"):
             return f"leave it out ({each.note})"
         if each.kind is Kind.BY_HAND:
             return each.note

@@ -13,15 +13,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from inspect import Parameter
 from itertools import islice
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from hpc_grpo.config import Config, LaunchConfig, SourceConfig
 from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
 from hpc_grpo.data.encoder import as_json, check_item, completion_text
 from hpc_grpo.data.fingerprint import local_fingerprints
-from hpc_grpo.data.sources import open_source, read_items
+from hpc_grpo.data.sources import open_source, read_items, reward_fields
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refuse_missing_processor
 from hpc_grpo.episodes.builtin import check_built_in
 from hpc_grpo.episodes.workers import first_answer
@@ -299,10 +301,13 @@ def to_fetch(config: Config, working_dir: Path, environ: Mapping[str, str]) -> l
 def refuse_offline(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if an offline job would lack a model or a data set.
 
-    Does not check if launch.env has a variable of the job alone, which may name its cache.
+    Does not check if the job may have another cache: launch.env has a variable of the job alone, or launch.setup_lines
+    or launch.modules may set one.
     """
     of_job = job_environ(environ, config.launch.env)
-    is_known = not any("$" in expand(value, environ) for value in config.launch.env.values())
+    launch = config.launch
+    values = (expand(value, environ) for value in launch.env.values())
+    is_known = not (launch.setup_lines or launch.modules or any("$" in value for value in values))
     if is_known and is_offline(of_job) and (items := to_fetch(config, working_dir, environ)):
         raise ConfigError(
             f"{', '.join(map(str, items))}: not in the cache {hub_cache(of_job)}, and the job is offline. Run "
@@ -373,7 +378,7 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
     for source, place in _sources(config, working_dir):
         if place is None:
             continue
-        is_empty = place.is_dir() and not any(map(Path.is_file, place.rglob("*")))
+        is_empty = place.is_dir() and not any(files for _, _, files in os.walk(place, followlinks=True))
         if place.is_file():
             open_source(source)  # the type of a file
         if place.is_file() and place.suffix in _TEXT_ROWS:
@@ -393,11 +398,16 @@ def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
     Columns that are unknown here are assumed to be those that the reward needs.
     """
     for source, place in _sources(config, working_dir) if config.needs.rollouts else ():
-        row = next(read_items(source), None) if place is not None and place.suffix in _TEXT_ROWS else None
+        is_read = place is not None and place.is_file() and place.suffix in _TEXT_ROWS
+        row: Mapping[str, Any] | None = next(read_items(source), None) if is_read else None
+        with suppress(KeyError):  # `refuse_unreadable_data` names a missing column
+            row = row and reward_fields(row, source.answer_field)
         for reward in config.rewards_of(source):
             if signature := signature_in(working_dir, reward.name):
                 more = {"images": None} if config.data.images else {}
-                fields = dict.fromkeys(signature.parameters) if row is None else {**row, **more}
+                by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+                own = [name for name, each in signature.parameters.items() if each.kind in by_name]
+                fields = dict.fromkeys(own) if row is None else {**row, **more}
                 called = arguments_of(signature, Call(reward.name, reward.args, Group("", ("",), fields)))
                 if isinstance(called, str):
                     raise ConfigError(f"Reward {reward.name!r} {called}")

@@ -34,9 +34,11 @@ def signature_in(working_dir: Path, name: str) -> inspect.Signature | None:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # a built-in, a package's function, or an error of `wrong_function`
         return None
-    found = [node for node in tree.body if getattr(node, "name", None) == function]
-    words = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == function]
-    if len(found) != 1 or any(isinstance(word.ctx, ast.Store) for word in words):
+    nodes = list(ast.walk(tree))
+    found = [node for node in nodes if function in (getattr(node, "name", None), getattr(node, "asname", None))]
+    words = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {word.id for word in words if isinstance(word.ctx, ast.Store) or word.id in ("globals", "exec", "setattr")}
+    if len(found) != 1 or found[0] not in tree.body or {function, "globals", "exec", "setattr"} & bound:
         return None
     if not isinstance(node := found[0], ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return None

@@ -32,6 +32,7 @@ from tests.integration.training_runs import (
     metrics_of,
     tiny_config,
 )
+from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -159,7 +160,7 @@ def test_agents_of_another_python_train_and_killed_ones_cost_no_ordinal(
     assert lag or max(values["mismatch/logprob_abs_diff_max"] for values in metrics.values()) < TOLERANCE
     assert [values["episode/turns"] for values in metrics.values()] == [3.0] * STEPS
     assert sum(values["episode/failed_fraction"] for values in metrics.values()) == 0.0
-    assert [int(path.name) for path in pids.iterdir() if psutil.pid_exists(int(path.name))] == []
+    wait_until(lambda: not any(psutil.pid_exists(int(path.name)) for path in pids.iterdir()), "no process is left")
 
 
 def test_each_token_of_an_episode_has_the_version_of_the_weights_that_sampled_it(

@@ -101,6 +101,8 @@ REWARDS = [
     ("@wrapped\ndef f(text): ...", ""),
     ("def f(text): ...\nf = wrapped(f)", ""),
     ("class f: ...", ""),
+    ("def f(text): ...\ntry:\n    from fast import g as f\nexcept ImportError: ...", ""),
+    ("def f(text): ...\nglobals()['f'] = wrapped(f)", ""),
     ("async def f(prompts: X, completions, *, answer, weight=unknown(), timeout_s=1): ...", ""),
     ("def f(prompts, completions, question, weight): ...", ""),
     ("def f(prompts, completions, weight, gold): ...", "cannot be called: missing a required argument: 'gold'"),
@@ -126,6 +128,20 @@ def test_a_reward_that_cannot_be_called_with_a_row_is_refused(
     if says:
         assert f"Reward '{name}' {says}. It gets lists by name: prompts, completions, and the columns" in result.stderr
         assert "here: question, answer" in result.stderr
+
+
+def test_a_reward_gets_the_answer_from_the_answer_field(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "6*7?", "solution": {"value": "42"}}\n')
+    (tmp_path / "my.py").write_text("def f(prompts, completions, answer, min_lines=2, **columns): ...")
+    words = ["model.path=org/m", "rewards=[{name: 'my.py:f'}]", "data.train.path=rows.jsonl"]
+    result = submit(*words, "data.train.answer_field=solution.value", "data.train.prompt_field=question")
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("code", ["def f(prompts, completions, *_): ...", "def f(own=None, /, **columns): ..."])
+def test_names_that_no_column_can_have_are_no_columns(code: str, queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(code)
+    assert submit("model.path=org/m", "rewards=[{name: 'my.py:f'}]").exit_code == 0
 
 
 def test_a_reward_may_need_columns_of_data_that_is_elsewhere(queue: FakeQueue, tmp_path: Path) -> None:
