@@ -155,9 +155,9 @@ def _example(place: _Place, detail: Any) -> str:
     if detail["type"] == "list_type":
         return f", such as [{section or 'VALUE'}]"
     own = getattr(info.annotation, "__annotations__", {}) if info is not None and not kinds else {}
-    for first in [*defaults, *own][:1]:
+    if not section and (first := next(iter([*defaults, *own]), "")):
         default = defaults[first] if isinstance(defaults.get(first), str | int | float) else "VALUE"
-        section = section or f"{{{first}: {text or default}}}"
+        section = f"{{{first}: {text or default}}}"
     null = ", or null" if info is not None and type(None) in get_args(info.annotation) else ""
     return f", such as {section or '{KEY: VALUE}'}{null}" + (f". Valid here: {', '.join(defaults)}" if defaults else "")
 

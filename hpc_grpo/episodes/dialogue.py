@@ -224,8 +224,9 @@ class Conversation:
             raise ChatTemplateError(complaint)
         # After the mark, the template writes its end of an answer.
         before, end, after = self._render(answer + pieces.end, told).rpartition(pieces.end)
+        written = self._text + answer
         # Templates trim white space.
-        is_same = "".join(before.split()) == "".join((self._text + answer).split())
+        is_same = before == written or "".join(before.split()) == "".join(written.split())
         tail = self._encode_after(sampled, after) if end and is_same else None
         if tail is not None:
             text = before + after

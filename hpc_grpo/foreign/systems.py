@@ -101,8 +101,8 @@ def _said(rows: Sequence[Row], name: str, key: str, value: Any) -> str:
     if isinstance(value, list):
         return ""
     before, outcomes = translate(rows, {}).ours, list[Outcome]()
-    other = [not value] if isinstance(value, bool) else [value + 1] if isinstance(value, int | float) else []
-    for tried in (value, *other):  # a default of theirs changes nothing
+    other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else 1
+    for tried in (value, other):  # a default of theirs changes nothing, and a text may be no number
         given = translate(rows, {name: tried})
         own = [outcome for outcome in given.outcomes if outcome.theirs == name and outcome.is_given]
         ours = [new for outcome in own for new in outcome.ours]
@@ -111,7 +111,7 @@ def _said(rows: Sequence[Row], name: str, key: str, value: Any) -> str:
             return f"here set {', '.join(ours)}"
         outcomes += own
     for each in outcomes if "." not in name or name.endswith(key) else ():
-        if each.kind in (Kind.REFUSED, Kind.NO_COUNTERPART) and not each.note.startswith("the value cannot be read"):
+        if each.kind in (Kind.REFUSED, Kind.NO_COUNTERPART):
             return f"leave it out ({each.note})"
         if each.kind is Kind.BY_HAND:
             return each.note

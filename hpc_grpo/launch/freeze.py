@@ -125,14 +125,15 @@ def refuse_sweep(config: Config) -> None:
         )
 
 
-def refuse_other_config(config: Config) -> None:
-    """Raise ConfigError if the run's folder holds a run that has trained with another config."""
-    run = RunDir(config.run_path)
-    if run.has_config() and (forbidden := _forbidden(run, differences(read_config(run), config))):
+def refuse_other_config(run: RunDir, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the differences to the config of the run. Raises ConfigError for those that a resume may not have."""
+    changed = differences(read_config(run), config)
+    if forbidden := _forbidden(run, changed):
         raise ConfigError(
             f"The run name {config.run.name!r} is taken by another config, in {run.path}:\n{forbidden}\n"
             f"Choose another run.name, or give the values of that run to resume it. {_MAY_CHANGE}"
         )
+    return changed
 
 
 def reconfigured(run: RunDir, overrides: Sequence[str]) -> Config:
@@ -183,8 +184,7 @@ def _pattern(entry: str) -> str:
 
 
 def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_changes: bool) -> Frozen:
-    refuse_other_config(config)
-    changed = differences(read_config(run), config)
+    changed = refuse_other_config(run, config)
     source = read_record(run.source, _resumable) or {**now, "resumed": []}
     folder = Path(source["working_dir"])
     if not folder.is_dir():

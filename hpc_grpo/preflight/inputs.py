@@ -59,6 +59,7 @@ MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "en
 _MAX_CHECKED_ROWS = 200_000
 """A second or two: a login node is everybody's."""
 _TEXT_ROWS = (".jsonl", ".json")
+_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _PREFETCH = "hpc-grpo cluster prefetch CONFIG, on a login node"
 _MAKE_ROOM = (
     "make room (hpc-grpo disk du, hpc-grpo disk clean RUN), lower checkpoint.keep_last or checkpoint.keep_exports, or "
@@ -85,7 +86,8 @@ def refusals(
     """
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
     checks = [check for config in unlike.values() for check in _checks_of(config, environ)]
-    checks += [("run folder", partial(refuse_other_config, config)) for config in configs]
+    runs = [(RunDir(config.run_path), config) for config in configs]
+    checks += [("run folder", partial(refuse_other_config, *own)) for own in runs if own[0].has_config()]
     checks += [(INPUTS, partial(refuse_changed_inputs, config, accepts_changes)) for config in configs]
     checks.append(("partition", partial(refuse_what_cannot_start, configs[0].launch)))
     checks.append((DISK, partial(refuse_full_disk, configs, environ)))
@@ -100,7 +102,7 @@ def refusals(
                 yield error
 
 
-def _checks_of(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _checks_of(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], object]]]:
     start = _start_of(config)
     yield from (
         ("variables", partial(refuse_secrets, config)),
@@ -400,14 +402,17 @@ def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
     for source, place in _sources(config, working_dir) if config.needs.rollouts else ():
         is_read = place is not None and place.is_file() and place.suffix in _TEXT_ROWS
         row: Mapping[str, Any] | None = next(read_items(source), None) if is_read else None
-        with suppress(KeyError):  # `refuse_unreadable_data` names a missing column
+        try:
             row = row and reward_fields(row, source.answer_field)
+        except KeyError:  # `refuse_unreadable_data` names the missing column
+            continue
         for reward in config.rewards_of(source):
             if signature := signature_in(working_dir, reward.name):
-                more = {"images": None} if config.data.images else {}
-                by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-                own = [name for name, each in signature.parameters.items() if each.kind in by_name]
-                fields = dict.fromkeys(own) if row is None else {**row, **more}
+                if row is None:
+                    named = [name for name, each in signature.parameters.items() if each.kind in _BY_NAME]
+                    fields: Mapping[str, Any] = dict.fromkeys(named)
+                else:
+                    fields = {**row, "images": None} if config.data.images else row
                 called = arguments_of(signature, Call(reward.name, reward.args, Group("", ("",), fields)))
                 if isinstance(called, str):
                     raise ConfigError(f"Reward {reward.name!r} {called}")

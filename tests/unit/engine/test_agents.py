@@ -92,7 +92,7 @@ def test_a_task_that_an_agent_leaves_and_that_blocks_the_event_loop_costs_its_ne
     engine = WrittenEngine(tokenizer, lambda _: "yes")
     requests = [
         GroupRequest(number, (), (7,), SAMPLING, **scene(do=do, left=str(tmp_path / "left")))
-        for number, do in enumerate(("think", "leave", "think"))
+        for number, do in enumerate(("follow", "leave", "follow"))
     ]
     groups = play(config_of("AsyncAgent", lag=1, timeout_s=4.0), engine, *requests)
     assert [(only([own]).failure, only([own]).turns[-1].reward) for own in groups] == [("", 0.25)] * 3

@@ -89,6 +89,10 @@ class AsyncAgent:
             await asyncio.gather(blocks())
         if row.get("do") == "think":
             await asyncio.sleep(1.0)
+        if row.get("do") == "follow":
+            while not Path(row["left"]).exists():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
         if row.get("do") == "leave" and not Path(row["left"]).exists():
             Path(row["left"]).touch()
             self.task = asyncio.create_task(blocks())

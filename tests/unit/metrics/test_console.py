@@ -28,7 +28,10 @@ def test_a_log_gets_exactly_this_line(record: StepRecord, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"metrics": {"reward/mean": 0.5, "eval/pass@1": 0.2}}, "step 6/19 global step 6/95 reward 0.500 pass@1 0.200"),
+        (
+            {"metrics": {"reward/mean": 0.5, "eval/pass@1": 0.25}},
+            "step 6/19 global step 6/95 reward 0.500 pass@1 0.250",
+        ),
         ({"metrics": {"loss/policy": 1.23456}}, "step 6/19 global step 6/95 loss 1.2346"),
         ({"step": 0, "metrics": {"eval/pass@1": 0.1}}, "global step 0/95 pass@1 0.100"),
     ],
