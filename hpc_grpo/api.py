@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_grpo.cli.options import find_run, open_run
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.cli.submit import queue_run
-from hpc_grpo.cli.train import run_until_over
+from hpc_grpo.cli.train import refuse_wrong_inputs, run_until_over
 from hpc_grpo.config import Config
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_RESUMABLE, ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import cancel_run
@@ -200,7 +200,9 @@ def train(
     if on_step is not None:
         asked["train.on_step.name"] = _name_of(on_step)
     words = _as_words(asked)
-    run = RunDir(load_request(str(config), words).config.run_path)
+    resolved = load_request(str(config), words).config
+    refuse_wrong_inputs(resolved)  # here too: a notebook shows an exception, not what a child prints
+    run = RunDir(resolved.run_path)
     code = run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(config), *words])
     if code in (EXIT_COMPLETE, EXIT_RESUMABLE):
         return Run(run.path)

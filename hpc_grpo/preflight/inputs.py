@@ -1,7 +1,7 @@
-"""The inputs of a run and its disk, checked on the login node.
+"""The inputs of a run and its disk, checked before the run starts.
 
-A job with a wrong input would wait in the queue for hours before it fails. `submit` and `resume` refuse such a run
-(`refusals`), and the doctor prints a finding for each error (`input_findings`).
+A job with a wrong input would wait in the queue for hours before it fails, and `train` would bring Ray up first. Both
+commands refuse such a run (`refusals`), and the doctor prints a finding for each error (`input_findings`).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _MAKE_ROOM = (
 )
 
 
-def refuse_what_fails(configs: Sequence[Config], *, accepts_changes: bool = False) -> None:
-    for error in refusals(configs, accepts_changes=accepts_changes):
+def refuse_what_fails(configs: Sequence[Config], *, accepts_changes: bool = False, asks_slurm: bool = True) -> None:
+    for error in refusals(configs, accepts_changes=accepts_changes, asks_slurm=asks_slurm):
         raise error
 
 
@@ -78,18 +78,21 @@ def refusals(
     *,
     only: str = "",
     accepts_changes: bool = False,
+    asks_slurm: bool = True,
 ) -> Iterator[ConfigError]:
-    """Yield each error that would stop a job at its start, once, if a login node can find it.
+    """Yield each error that would stop a run at its start, once, if it can be found in seconds and without its code.
 
     The configs are of one run or of the cells of a sweep, which have one `launch` and one disk. `only` selects the
-    errors of one check of the doctor.
+    errors of one check of the doctor. `asks_slurm`: the nodes are still to be requested with sbatch.
     """
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
     checks = [check for config in unlike.values() for check in _checks_of(config, environ)]
     runs = [(RunDir(config.run_path), config) for config in configs]
     checks += [("run folder", partial(refuse_other_config, *own)) for own in runs if own[0].has_config()]
     checks += [(INPUTS, partial(refuse_changed_inputs, config, accepts_changes)) for config in configs]
-    checks.append(("partition", partial(refuse_what_cannot_start, configs[0].launch)))
+    if asks_slurm:
+        checks += [(INPUTS, partial(refuse_too_few_gpus, config)) for config in unlike.values()]
+        checks.append(("partition", partial(refuse_what_cannot_start, configs[0].launch)))
     checks.append((DISK, partial(refuse_full_disk, configs, environ)))
     said = set()
     for check, refuse in checks:
@@ -117,7 +120,6 @@ def _checks_of(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str
         (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
         (INPUTS, partial(refuse_unreadable_data, config, start)),
         (INPUTS, partial(refuse_wrong_rewards, config, start)),
-        (INPUTS, partial(refuse_too_few_gpus, config)),
     )
 
 
@@ -289,7 +291,7 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
     if missing := list(missing_inputs(config, working_dir)):
         listed = "\n".join(f"  {says}" for _, says in missing)
         raise ConfigError(
-            f"The job would not find what its config names:\n{listed}\n"
+            f"The run would not find what its config names:\n{listed}\n"
             f"Give paths that exist; relative ones are relative to {working_dir}."
         )
 
@@ -421,7 +423,8 @@ def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
 def _start_of(config: Config) -> Path:
     """Return the folder that relative paths of the config are relative to."""
     run = RunDir(config.run_path)
-    return working_dir(run) if run.has_config() else Path.cwd()
+    folder = working_dir(run) if run.has_config() else Path.cwd()
+    return folder if folder.is_dir() else Path.cwd()  # `freeze` takes the current one, or refuses
 
 
 def refuse_changed_inputs(config: Config, accepts_changes: bool) -> None:

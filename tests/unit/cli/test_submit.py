@@ -79,7 +79,8 @@ def test_variables_of_sbatch_count_where_neither_config_nor_options_say_anything
 def test_modules_that_a_shell_lacks_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_grpo.cli.train.run_attempt", lambda *_args, **_kwargs: 0)
     monkeypatch.setenv("LOADEDMODULES", "brics/userenv:brics/nccl/2.21")
-    words = ["local/debug", f"run.root={tmp_path}", "launch.modules=[brics/nccl, cudatoolkit]"]
+    there = ["model.path=org/m", "data.train.path=org/rows", "eval.every=null"]
+    words = ["local/debug", f"run.root={tmp_path}", "launch.modules=[brics/nccl, cudatoolkit]", *there]
     result = call("train", *words)
     assert "Not loaded in this shell, of launch.modules: cudatoolkit. `module load cudatoolkit`" in result.stderr
     assert "Not loaded" not in call("train", *words, "--link").stderr
@@ -165,7 +166,7 @@ def test_gpus_that_a_run_on_cpus_would_leave_idle_are_told() -> None:
 
 def test_a_dry_run_says_what_submit_would_refuse() -> None:
     _, below = dry_run("model.path=./not-here")
-    assert "# submit would refuse this. The job would not find" in below
+    assert "# submit would refuse this. The run would not find" in below
     assert "#   model.path = ./not-here: there is no " in below
     assert submit("--dry-run", "model.path=./not-here").stderr == submit("model.path=./not-here").stderr
 
@@ -175,7 +176,7 @@ def test_a_dry_run_says_all_that_submit_would_refuse(programs: SlurmPrograms) ->
     programs.answer("scontrol", shown)
     _, below = dry_run("model.path=./not-here", "launch.num_nodes=3", "model.device=cuda")
     refused = [line for line in below.splitlines() if line.startswith("# submit would refuse this. ")]
-    assert [line.split("this. ")[1][:12] for line in refused] == ["The job woul", "model.device", "launch.num_n"]
+    assert [line.split("this. ")[1][:12] for line in refused] == ["The run woul", "model.device", "launch.num_n"]
     assert "launch.num_nodes (--nodes) = 3" in refused[2]
 
 

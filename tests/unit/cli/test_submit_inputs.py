@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from hpc_grpo.errors import EXIT_CONFIG
+import hpc_grpo
+from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.plan import disk as plan_disk
 from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
@@ -53,6 +55,43 @@ def test_a_path_that_does_not_exist_is_refused(
     for text in messages:
         assert text.format(here=tmp_path) in result.stderr
     assert (queue.requests, list(tmp_path.iterdir())) == ([], [])
+
+
+WRONG_FOR_TRAIN = [
+    ("model.path=./qwen", "model.path = ./qwen: there is no {here}/qwen/config.json"),
+    ("data.train.path=gone.jsonl", "data.train.path = gone.jsonl: there is no {here}/gone.jsonl"),
+    ("data.train.answer_field=gold", "there is no field 'gold' (answer_field). Fields: question, answer"),
+    ("rewards.0.name=my.py:shows_wrok", "{here}/my.py has no 'shows_wrok'. It has: needs_gold, shows_work"),
+    ("rewards.0.name=my.py:needs_gold", "cannot be called: missing a required argument: 'gold'"),
+]
+
+
+@pytest.mark.parametrize(("word", "says"), WRONG_FOR_TRAIN, ids=[word for word, _ in WRONG_FOR_TRAIN])
+def test_train_refuses_a_wrong_input_before_it_leaves_anything(
+    word: str, says: str, queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[Path] = []
+    monkeypatch.setattr("hpc_grpo.cli.train.run_attempt", lambda run, *_args: attempts.append(run.path) or 0)
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    (tmp_path / "my.py").write_text(
+        "def shows_work(prompts, completions, **columns): ...\ndef needs_gold(prompts, completions, gold): ..."
+    )
+    config = {
+        "run": {"name": "mine", "root": "runs"},
+        "model": {"path": "org/m", "device": "cpu"},
+        "data": {"train": {"path": "rows.jsonl"}},
+        "rewards": [{"name": "my.py:shows_work"}],
+        "train": {"total_steps": 1},
+    }
+    (tmp_path / "mine.yaml").write_text(json.dumps(config))
+    refused = call("train", "mine.yaml", word)
+    assert (refused.exit_code, refused.stderr.count("error: "), attempts) == (EXIT_CONFIG, 1, [])
+    assert says.format(here=tmp_path) in refused.stderr
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ConfigError, match=re.escape(says.format(here=tmp_path))):
+        hpc_grpo.train("mine.yaml", overrides=dict([word.split("=")]))
+    assert call("train", "mine.yaml", word, "--link").exit_code == 0  # submit has checked it
+    assert attempts == [tmp_path / "runs" / "mine"]
 
 
 def test_all_that_is_missing_is_one_error(queue: FakeQueue) -> None:
