@@ -202,6 +202,7 @@ class EngineConfig(Section):
         description=(
             "Arguments of vllm.EngineArgs. Examples: max_num_seqs (requests decoded at once, default: 256), "
             "gpu_memory_utilization (default: 0.9), enforce_eager: true, enable_prefix_caching: false, "
+            "block_size (tokens; only whole blocks are cached; default on CPU: 32), "
             "max_num_batched_tokens (default: 8192 on GPU, 2048 on CPU), async_scheduling: false, "
             "speculative_config: {method: ngram, num_speculative_tokens: 4}."
         ),

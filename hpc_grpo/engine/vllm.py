@@ -76,6 +76,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "enable_chunked_prefill": None if on_gpu else False,
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": True,
+        # Only whole blocks are cached. On CPU vLLM's default is 128 tokens, more than many prompts have.
+        "block_size": None if on_gpu else 32,
         # Every other call to the engine waits until no step is running (`StepLoop`).
         "async_scheduling": schedules_ahead(config, on_gpu=on_gpu),
         # In order of arrival, except the probe after a publish.
