@@ -56,40 +56,44 @@ ALLOWED: dict[str, str] = {
     "PYTHONUNBUFFERED": "logs appear when they are written",
     "PYTHONFAULTHANDLER": "stack dumps on a crash",
     "PYTHONDONTWRITEBYTECODE": "no writes into a shared installation",
+    "LC_*": "text encoding",
+    "HF_*": "Hugging Face caches, offline mode and token",
+    "TRANSFORMERS_*": "older names of the same",
+    "TOKENIZERS_*": "tokenizer threads",
+    "WANDB_*": "tracking, key included; passed on, never written",
+    "NCCL_*": "GPU collectives",
+    "OFI_NCCL_*": "the plugin between NCCL and libfabric",
+    "FI_*": "libfabric, the network below NCCL on Slingshot",
+    "CXI_*": "libcxi, below libfabric on Slingshot: CXI_FORK_SAFE, as Ray forks",
+    "SLINGSHOT_*": "the job's part of a Slingshot network (sbatch --network), without which libfabric is refused",
+    "UCX_*": "UCX, the network below NCCL's UCX plugin on InfiniBand",
+    "IBV_*": "verbs, the network below NCCL on InfiniBand: IBV_FORK_SAFE, as Ray forks",
+    "RDMAV_*": "an older name of the same",
+    "MLX5_*": "driver of InfiniBand adapters",
+    "PSM2_*": "Omni-Path, the network below libfabric",
+    "PSM3_*": "the same on Ethernet",
+    "SHARP_*": "NCCL's reductions inside InfiniBand switches",
+    "GLOO_*": "CPU collectives",
+    "TP_*": "tensorpipe's interface",
+    "VLLM_*": "engine settings",
+    "OMP_*": "threads and their binding",
+    "KMP_*": "threads of Intel's OpenMP, which vLLM has on CPUs",
+    "MKL_*": "threads",
+    "OPENBLAS_*": "threads",
+    "TORCH*": "torch, inductor and dynamo settings",
+    "PYTORCH_*": "allocator settings",
+    "TRITON_*": "kernel caches off the shared file system",
+    "DS_*": "DeepSpeed's accelerator",
+    "RAY_*": "Ray's own settings, but see DENIED",
+    "HPC_GRPO_*": "the contract between launching and training",
+    "XDG_*": "cache folders",
 }
+"""Variable -> reason. A name that ends in `*` is a prefix."""
 
-ALLOWED_PREFIXES: dict[str, str] = {
-    "LC_": "text encoding",
-    "HF_": "Hugging Face caches, offline mode and token",
-    "TRANSFORMERS_": "older names of the same",
-    "TOKENIZERS_": "tokenizer threads",
-    "WANDB_": "tracking, key included; passed on, never written",
-    "NCCL_": "GPU collectives",
-    "OFI_NCCL_": "the plugin between NCCL and libfabric",
-    "FI_": "libfabric, the network below NCCL on Slingshot",
-    "CXI_": "libcxi, below libfabric on Slingshot: CXI_FORK_SAFE, as Ray forks",
-    "SLINGSHOT_": "the job's part of a Slingshot network (sbatch --network), without which libfabric is refused",
-    "UCX_": "UCX, the network below NCCL's UCX plugin on InfiniBand",
-    "IBV_": "verbs, the network below NCCL on InfiniBand: IBV_FORK_SAFE, as Ray forks",
-    "RDMAV_": "an older name of the same",
-    "MLX5_": "driver of InfiniBand adapters",
-    "PSM2_": "Omni-Path, the network below libfabric",
-    "PSM3_": "the same on Ethernet",
-    "SHARP_": "NCCL's reductions inside InfiniBand switches",
-    "GLOO_": "CPU collectives",
-    "TP_": "tensorpipe's interface",
-    "VLLM_": "engine settings",
-    "OMP_": "threads and their binding",
-    "KMP_": "threads of Intel's OpenMP, which vLLM has on CPUs",
-    "MKL_": "threads",
-    "OPENBLAS_": "threads",
-    "TORCH": "torch, inductor and dynamo settings",
-    "PYTORCH_": "allocator settings",
-    "TRITON_": "kernel caches off the shared file system",
-    "DS_": "DeepSpeed's accelerator",
-    "RAY_": "Ray's own settings, but see DENIED",
-    "HPC_GRPO_": "the contract between launching and training",
-    "XDG_": "cache folders",
+SCHEDULER: dict[str, str] = {
+    "SLURM*": "training never reads the scheduler; libraries that do think they are an MPI rank",
+    "SBATCH_*": "options of another submission",
+    "SRUN_*": "options of another step",
 }
 
 DENIED: dict[str, str] = {
@@ -113,20 +117,9 @@ DENIED: dict[str, str] = {
         ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
         "Slurm sets it beside CUDA_VISIBLE_DEVICES; Ray refuses to have both",
     ),
-}
-
-SCHEDULER_PREFIXES: dict[str, str] = {
-    "SLURM": "training never reads the scheduler; libraries that do think they are an MPI rank",
-    "SBATCH_": "options of another submission",
-    "SRUN_": "options of another step",
-}
-
-DENIED_PREFIXES: dict[str, str] = {
-    **SCHEDULER_PREFIXES,
-    "PMI": "MPI start-up of the srun step",
-    "PMIX_": "MPI start-up of the srun step",
-    "OMPI_": "MPI start-up of the srun step",
-    "RAY_EXPERIMENTAL_NOSET_": "`ray job submit` sets it: Ray would give every actor all of the node's GPUs",
+    **SCHEDULER,
+    **dict.fromkeys(("PMI*", "PMIX_*", "OMPI_*"), "MPI start-up of the srun step"),
+    "RAY_EXPERIMENTAL_NOSET_*": "`ray job submit` sets it: Ray would give every actor all of the node's GPUs",
 }
 """These win over everything but an explicit `launch.env`."""
 
@@ -148,8 +141,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 def is_allowed(name: str, pass_env: Iterable[str] = ()) -> bool:
     """Return whether the variable gets through; `pass_env` adds names (`is_named`)."""
-    is_listed = name in ALLOWED or name.startswith(tuple(ALLOWED_PREFIXES)) or is_named(name, pass_env)
-    return is_listed and not is_denied(name)
+    return is_named(name, [*ALLOWED, *pass_env]) and not is_denied(name)
 
 
 def is_named(name: str, entries: Iterable[str]) -> bool:
@@ -164,7 +156,7 @@ def unset(entries: Iterable[str], environ: Mapping[str, str]) -> list[str]:
 
 def is_denied(name: str) -> bool:
     """Return whether nothing but an explicit `launch.env` lets the variable through."""
-    return name in DENIED or name.startswith(tuple(DENIED_PREFIXES))
+    return is_named(name, DENIED)
 
 
 def filtered(
@@ -294,10 +286,8 @@ def why(name: str, launch: LaunchConfig) -> tuple[Outcome, str]:
         )
     if is_denied(name):
         asked = "; launch.pass_env cannot let it through" if is_named(name, launch.pass_env) else ""
-        return "dropped", (DENIED.get(name) or _by_prefix(name, DENIED_PREFIXES)) + asked
-    if name in ALLOWED:
-        return "passed", ALLOWED[name]
-    if reason := _by_prefix(name, ALLOWED_PREFIXES):
+        return "dropped", _reason(name, DENIED) + asked
+    if reason := _reason(name, ALLOWED):
         return "passed", reason
     if is_named(name, launch.pass_env):
         return "passed", "launch.pass_env"
@@ -334,9 +324,9 @@ def report_text(variables: Sequence[Variable]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _by_prefix(name: str, reasons: Mapping[str, str]) -> str:
-    """Return the reason of the longest matching prefix; "" for none."""
-    fitting = [prefix for prefix in reasons if name.startswith(prefix)]
+def _reason(name: str, reasons: Mapping[str, str]) -> str:
+    """Return the reason of the longest entry that names the variable; "" for none."""
+    fitting = [entry for entry in reasons if is_named(name, [entry])]
     return reasons[max(fitting, key=len)] if fitting else ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
-from hpc_grpo.launch.environment import PROXIES, SCHEDULER_PREFIXES, environment_report, is_denied
+from hpc_grpo.launch.environment import PROXIES, SCHEDULER, environment_report, is_denied, is_named
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm.partition import (
@@ -37,9 +37,6 @@ NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options
 
 _ASK_AGAIN = "try the same command by hand; the site's Slurm may be down"
 _SBATCH_DEADLINE_S = 10.0
-_REACH_LAUNCHING = ("LD_PRELOAD",)
-"""Variables dropped for training that still reach the supervisor and the node agents, which start first."""
-
 _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -202,15 +199,15 @@ def variables_finding(context: Context) -> Finding:
         return failure(check, str(error), "take it out of the config, in which it is written down")
     if refused := [name for name in launch.pass_env if is_denied(name.rstrip("*"))]:
         return warning(check, f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")
-    if early := [name for name in _REACH_LAUNCHING if context.environ.get(name)]:
-        fix = f"unset {' '.join(early)} before submitting; hpc-grpo config --env shows what reaches training"
-        return warning(check, f"{', '.join(early)} would change the Python of the supervisor", fix)
+    if context.environ.get("LD_PRELOAD"):  # dropped for training, but supervisor and node agents start before
+        fix = "unset LD_PRELOAD before submitting; hpc-grpo config --env shows what reaches training"
+        return warning(check, "LD_PRELOAD would change the Python of the supervisor", fix)
     if str(launch.slurm.extra.get("export", "ALL")).partition(",")[0].upper() != "ALL":
         says = f"launch.slurm.extra.export = {launch.slurm.extra['export']} keeps your PATH and tokens out of the job"
         return warning(check, says, "take it out: training gets only what hpc-grpo lets through anyway")
     report = environment_report(context.environ, launch)
     denied = [v.name for v in report if v.outcome == "dropped" and is_denied(v.name)]
-    dropped = [name for name in denied if not name.startswith(tuple(SCHEDULER_PREFIXES))]  # which every job has
+    dropped = [name for name in denied if not is_named(name, SCHEDULER)]  # which every job has
     return ok(check, f"kept out of training: {', '.join(dropped)}" if dropped else "none that must be kept out")
 
 

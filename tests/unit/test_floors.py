@@ -64,7 +64,7 @@ PROBES = {"preflight/torch_probe.py", "launch/agent/ray_program.py"}
 
 SLURM = "launch.place.slurm"
 _COMMANDS = "srun|salloc|sbatch|scancel|scontrol|sacct|sacctmgr|sinfo|squeue"
-SLURMS_WORD = re.compile(rf"(SLURM|SBATCH|SRUN)\w*|(--)?({_COMMANDS})")
+SLURMS_WORD = re.compile(rf"(SLURM|SBATCH|SRUN)\w*\*?|(--)?({_COMMANDS})")
 """A variable or command of Slurm's alone in a string or a name: code. Texts that tell a user of them are free."""
 
 USES_SLURM = {

@@ -16,9 +16,7 @@ from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.agent.ray_command import RAY_SETTINGS, ray_environment
 from hpc_grpo.launch.environment import (
     ALLOWED,
-    ALLOWED_PREFIXES,
     DENIED,
-    DENIED_PREFIXES,
     MASK,
     NODE_VALUES,
     ON_NODE,
@@ -35,7 +33,7 @@ from tests.support.configs import minimal_config
 
 
 def test_every_entry_has_a_reason() -> None:
-    for table in (ALLOWED, ALLOWED_PREFIXES, DENIED, DENIED_PREFIXES):
+    for table in (ALLOWED, DENIED):
         assert all(reason.strip() for reason in table.values())
 
 

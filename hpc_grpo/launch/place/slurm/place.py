@@ -16,6 +16,7 @@ import psutil
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.environment import is_named
 from hpc_grpo.launch.place.base import Allocation, NodeResources, Place, place_kind
 from hpc_grpo.launch.place.job_queue import JobQueue, job_of_task, path_line, setup_lines
 from hpc_grpo.launch.place.local import count_nvidia_gpus
@@ -175,8 +176,7 @@ A name that ends in `*` is a prefix. srun's command line overrides only a variab
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for srun, without variables that would change the step."""
-    prefixes = tuple(name[:-1] for name in _STEP_LEAKS if name.endswith("*"))
-    return {key: value for key, value in environ.items() if key not in _STEP_LEAKS and not key.startswith(prefixes)}
+    return {name: value for name, value in environ.items() if not is_named(name, _STEP_LEAKS)}
 
 
 def allocation_command(launch: LaunchConfig) -> list[str]:
