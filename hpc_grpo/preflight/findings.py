@@ -117,27 +117,28 @@ def has_failure(groups: Iterable[Group]) -> bool:
     return any(finding.status == "failure" for group in groups for finding in group.findings)
 
 
-def merged(check: str, by_node: Sequence[tuple[str, Finding]]) -> Finding:
+def merged(by_node: Mapping[str, Finding]) -> Finding:
     """Return one finding for all nodes: the worst status, with the nodes that have it.
 
-    >>> merged("gpus", [("a", ok("gpus", "4 idle")), ("b", ok("gpus", "4 idle"))]).says
+    >>> merged({"a": ok("gpus", "4 idle"), "b": ok("gpus", "4 idle")}).says
     '4 idle, on both nodes'
     """
-    status = min((finding.status for _, finding in by_node), key=_WORST_FIRST.index)
-    worst = [(node, finding) for node, finding in by_node if finding.status == status]
+    status = min((finding.status for finding in by_node.values()), key=_WORST_FIRST.index)
+    worst = {node: finding for node, finding in by_node.items() if finding.status == status}
+    first = next(iter(worst.values()))
     nodes_by_text: dict[str, list[str]] = {}
-    for node, finding in worst:
+    for node, finding in worst.items():
         nodes_by_text.setdefault(finding.says, []).append(node)
     if len(by_node) == 1:
-        says = worst[0][1].says
+        says = first.says
     elif len(nodes_by_text) == 1 and len(worst) == len(by_node):
-        says = f"{worst[0][1].says}, on {'both' if len(worst) == 2 else f'all {len(worst)}'} nodes"
+        says = f"{first.says}, on {'both' if len(worst) == 2 else f'all {len(worst)}'} nodes"
     else:
         texts = [f"{_named(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
         hidden = len(texts) - MAX_NAMED_NODES
         says = "; ".join(texts[:MAX_NAMED_NODES]) + (f"; and {hidden} more" if hidden > 0 else "")
-    fixes = list(dict.fromkeys(finding.fix for _, finding in worst if finding.fix))
-    return Finding(check, status, says, "; ".join(fixes[:MAX_NAMED_NODES]))
+    fixes = list(dict.fromkeys(finding.fix for finding in worst.values() if finding.fix))
+    return Finding(first.check, status, says, "; ".join(fixes[:MAX_NAMED_NODES]))
 
 
 def _named(nodes: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ _MAX_IDLE_UTILIZATION = 10
 
 def node_findings(facts: Sequence[NodeFacts], needs: NodeNeeds) -> list[Finding]:
     """Return one finding for each check, over all nodes."""
-    return [merged(check, [(node.node, judge(node, needs)) for node in facts]) for check, judge in CHECKS.items()]
+    return [merged({node.node: check(node, needs) for node in facts}) for check in CHECKS]
 
 
 def interface(node: NodeFacts, _needs: NodeNeeds) -> Finding:
@@ -218,22 +218,10 @@ def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     return ok(check, "message matching is in software, and the job has its part of the network")
 
 
-CHECKS: dict[str, Callable[[NodeFacts, NodeNeeds], Finding]] = {
-    "interface": interface,
-    "host name": host_name,
-    "free ports": free_ports,
-    "temp folder": temp_dir,
-    "launch.env": variables,
-    "/dev/shm": shared_memory,
-    "limits": limits,
-    "cpus": cpus,
-    "placement": placement,
-    "gpus": gpus,
-    "cuda": cuda,
-    "compiler": compiler,
-    "compile caches": compile_caches,
-    "slingshot": slingshot,
-}
+CHECKS: tuple[Callable[[NodeFacts, NodeNeeds], Finding], ...] = (
+    *(interface, host_name, free_ports, temp_dir, variables, shared_memory, limits, cpus, placement),
+    *(gpus, cuda, compiler, compile_caches, slingshot),
+)
 
 
 def _rounded(gib: float) -> str:

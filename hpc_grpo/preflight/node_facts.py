@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from hpc_grpo import __version__
 from hpc_grpo.errors import ConfigError, LaunchError
 from hpc_grpo.launch.agent.folders import SHM
@@ -89,9 +91,8 @@ class NodeFacts:
     has_rocm: bool = False
 
 
-def facts_from(values: Mapping[str, Any]) -> NodeFacts:
-    """Return the facts from the JSON of their `asdict`."""
-    return NodeFacts(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
+FACTS = TypeAdapter(NodeFacts)
+"""Reads the facts from the JSON of their `asdict`."""
 
 
 def gather(spec: NodeSpec) -> NodeFacts:
@@ -100,6 +101,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
     resources = find_place().node_resources()
     (interface, address), interface_error = _tried(lambda: node_address(spec), ("", ""))
     free_port, ports_error = _tried(lambda: choose_ports(spec.tag, resources.num_cpus).gcs, 0)
+    listed = ask_nvidia_smi()
     return NodeFacts(
         node=spec.node,
         # "" if the resolver gives no address, or does not answer
@@ -118,7 +120,11 @@ def gather(spec: NodeSpec) -> NodeFacts:
         soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions(),
         num_gpus=resources.num_gpus,
-        **gpu_facts(environ),
+        gpus=gpus_of_job(parse_gpus(listed.text), os.environ),
+        gpus_error=listed.error,
+        driver_cuda="" if listed.error else parse_driver_cuda(run_command(["nvidia-smi"]).text),
+        wheel_cuda=_wheel_cuda(),
+        cannot_compile=cannot_compile(environ),
         env_error=_tried(lambda: check_resolved(spec.env, os.environ), None)[1],
         caches=_caches({**environ, **staged_environment(spec.stage, local_dir(spec, os.environ), environ)}),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
@@ -126,18 +132,6 @@ def gather(spec: NodeSpec) -> NodeFacts:
         has_vni="SLINGSHOT_VNIS" in os.environ,
         has_rocm=Path("/dev/kfd").exists(),
     )
-
-
-def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of `NodeFacts` about GPUs, their driver, and torch."""
-    listed = ask_nvidia_smi()
-    return {
-        "gpus": gpus_of_job(parse_gpus(listed.text), os.environ),
-        "gpus_error": listed.error,
-        "driver_cuda": "" if listed.error else parse_driver_cuda(run_command(["nvidia-smi"]).text),
-        "wheel_cuda": _wheel_cuda(),
-        "cannot_compile": cannot_compile(environ),
-    }
 
 
 def _tried(call: Callable[[], T], default: T) -> tuple[T, str]:

@@ -32,7 +32,7 @@ from hpc_grpo.preflight.findings import MAX_NAMED_NODES, Context, Finding, Group
 from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.network import Measured
 from hpc_grpo.preflight.node_checks import NodeNeeds, node_findings
-from hpc_grpo.preflight.node_facts import NodeFacts, facts_from
+from hpc_grpo.preflight.node_facts import FACTS, NodeFacts
 from hpc_grpo.preflight.torch_probe import ProbeSpec
 from hpc_grpo.types import GIB
 
@@ -140,7 +140,7 @@ def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) 
     links = NodeLinks(place, _specs(place, nodes, context), container, _WHOLE_S)
     try:
         replies = links.ask_all(nodes, _FACTS_S, "facts")
-        facts = [facts_from(reply.value) for reply in replies.values() if not reply.error]
+        facts = [FACTS.validate_python(reply.value) for reply in replies.values() if not reply.error]
         findings = [_answered(replies, launch)]
         if facts:
             findings += node_findings(facts, needs_of(context, is_job=place.queue is not None))

@@ -34,7 +34,7 @@ def test_a_check_that_hangs_is_a_failure_after_its_deadline() -> None:
 
 
 def test_many_different_nodes_stay_one_short_line() -> None:
-    found = merged("interface", [(f"n{i}", ok("interface", f"eth0 has 10.0.0.{i}")) for i in range(9)])
+    found = merged({f"n{i}": ok("interface", f"eth0 has 10.0.0.{i}") for i in range(9)})
     assert found.says.startswith("n0: eth0 has 10.0.0.0; n1: ")
     assert found.says.endswith("; and 5 more")
 

@@ -15,7 +15,7 @@ from hpc_grpo.launch.agent.ray_command import choose_ports
 from hpc_grpo.preflight.findings import Context
 from hpc_grpo.preflight.folders import own_folder
 from hpc_grpo.preflight.network import Measured, gloo
-from hpc_grpo.preflight.node_facts import facts_from, gather
+from hpc_grpo.preflight.node_facts import FACTS, gather
 from hpc_grpo.preflight.nodes import NodeLinks, examine, needs_of
 from hpc_grpo.preflight.torch_probe import ProbeSpec
 from tests.support.configs import minimal_config
@@ -36,7 +36,7 @@ def nodes() -> Iterator[NodeLinks]:
 def test_facts_come_over_the_wire_as_they_were_gathered(nodes: NodeLinks) -> None:
     reply = nodes.ask({"n1": {"ask": "facts"}}, 60.0)["n1"]
     assert reply.error == ""
-    facts, here = facts_from(reply.value), gather(SPECS[0])
+    facts, here = FACTS.validate_python(reply.value), gather(SPECS[0])
     assert (facts.interface, facts.address) == ("lo", "127.0.0.2")
     assert facts.versions == here.versions
     assert facts.limits == here.limits
