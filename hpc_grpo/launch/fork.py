@@ -22,23 +22,20 @@ from hpc_grpo.run.inputs import inherit_inputs
 from hpc_grpo.run.paths import RunDir
 
 KEPT: dict[str, str] = {
-    "model.": "the checkpoint holds the weights",
-    "lora": "the checkpoint holds the weights",
-    "lora.": "the checkpoint holds the weights",
+    **dict.fromkeys(("model.", "lora."), "the checkpoint holds the weights"),
     "task.name": "the checkpoint holds the parts of the task",
     "task.args.critic": "the checkpoint holds the critic",
     "loss.kl.refresh_steps": "the checkpoint holds the reference, or none",
     "train.num_minibatches": "the checkpoint counts optimizer steps",
-    "train.zero_stage": "decides the files of the checkpoint",
-    "train.offload_optimizer": "decides the files of the checkpoint",
-    "data.train.": "the checkpoint holds a position in the data",
-    "data.held_out": "the checkpoint holds a position in the data",
-    "data.curriculum": "the checkpoint holds its state",
+    **dict.fromkeys(("train.zero_stage", "train.offload_optimizer"), "decides the files of the checkpoint"),
     "data.curriculum.": "the checkpoint holds its state",
-    "data.max_prompt_tokens": "the checkpoint holds a position in the data",
-    "data.drop_long_prompts": "the checkpoint holds a position in the data",
-    "data.deduplicate": "the checkpoint holds a position in the data",
-    "data.shuffle": "the checkpoint holds a position in the data",
+    **dict.fromkeys(
+        (
+            *("data.train.", "data.held_out", "data.max_prompt_tokens", "data.drop_long_prompts"),
+            *("data.deduplicate", "data.shuffle"),
+        ),
+        "the checkpoint holds a position in the data",
+    ),
 }
 """Keys that a fork cannot change, and why. Written like the entries of `launch.freeze.CHANGEABLE`."""
 

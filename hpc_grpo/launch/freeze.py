@@ -63,7 +63,7 @@ CHANGEABLE: dict[str, str] = {
     "deadlines.": "when to give up, not what to do",
     "engine.": "how engines sample from the same policy; suits another kind of node",
 }
-"""Keys that may change on resume, and why. A trailing dot means all keys of a section, `*` any position in a list.
+"""Keys that may change on resume, and why. A trailing dot means a section and all its keys, `*` a position in a list.
 
 The learning rate may not change: a run has one schedule. `hpc-grpo fork` begins a new run with another.
 """
@@ -176,11 +176,8 @@ def may_change(key: str) -> bool:
 
 def is_listed(key: str, entries: Collection[str]) -> bool:
     """Return whether a dotted key is among entries, which are written as those of CHANGEABLE."""
-    return any(re.fullmatch(_pattern(entry), key) for entry in entries)
-
-
-def _pattern(entry: str) -> str:
-    return re.escape(entry).replace(r"\*", "[0-9]+") + (".+" if entry.endswith(".") else "")
+    key = re.sub(r"\.[0-9]+(?=\.)", ".*", f"{key}.")
+    return any(key.startswith(entry) if entry.endswith(".") else key == f"{entry}." for entry in entries)
 
 
 def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_changes: bool) -> Frozen:
