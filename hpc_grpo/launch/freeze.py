@@ -220,10 +220,8 @@ def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:
 
 
 def _extends(run: RunDir, changed: Collection[str]) -> bool:
-    """Return whether a complete run continues with these changes. Its COMPLETE has a second line if `train.on_step`
-    ended the run.
-    """
-    ended_early = len(run.complete_marker.read_text().splitlines()) > 1
+    """Return whether a complete run continues with these changes."""
+    ended_early = len(run.complete_marker.read_text().splitlines()) > 1  # `train.on_step` adds a line
     return any(key.startswith("train.total_") or (ended_early and key.startswith("train.on_step")) for key in changed)
 
 

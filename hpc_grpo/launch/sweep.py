@@ -1,7 +1,7 @@
 """A sweep: one run for each cell of a grid of values, submitted together as one array of jobs.
 
-Each run is a folder of the sweep. Task K of the array trains the run behind the link `.cells/K`. The jobs that follow a
-task belong to its run alone.
+Each run is a folder of the sweep. Task K of the array trains the run behind the link `.cells/K`, which has follow-on
+jobs of its own.
 """
 
 from __future__ import annotations

@@ -203,9 +203,7 @@ def compile_caches(node: NodeFacts, _needs: NodeNeeds) -> Finding:
 
 
 def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    """Check the needs of a Slingshot network: the setting without which Ray hangs, and the steps' part of the
-    network.
-    """
+    """Check a Slingshot network for the setting without which Ray hangs, and for the steps' part of the network."""
     check = "slingshot"
     if not node.has_slingshot:
         return skipped(check, "no such network here")

@@ -1,8 +1,7 @@
 """`hpc-grpo cluster prefetch`: fill the caches that a job will read, and prove that the job then needs no network.
 
-`items_of` lists the config's model and data sets, from the Hugging Face hub or from disk. `prefetch` has one process
-fetch, and another one verify with the network off. Both are prefetch_worker.py, with the job's caches in its
-environment.
+`items_of` lists the config's model and data sets. `prefetch` has one process fetch them, and another one verify them
+with the network off. Both run prefetch_worker.py, with the job's caches in their environment.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ _CACHE_VARIABLES = (
 
 @dataclass(frozen=True)
 class Item:
-    """A model or data set. `key` is its config key, such as data.train.path or data.train.mix.0.path. An `is_local` one
-    is only verified.
-    """
+    """A model or data set, by its config `key`, such as data.train.mix.0.path. A local one is only verified."""
 
     key: str
     name: str

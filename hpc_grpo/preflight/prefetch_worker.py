@@ -1,8 +1,8 @@
 """The worker of prefetch: `python -m hpc_grpo.preflight.prefetch_worker fetch|verify KEY...`.
 
-A separate process, because the Hugging Face libraries read the cache folders from their start environment. Reads the
-resolved config (YAML) from stdin. Prints one JSON object for each finished item: `key`, and `error` (null for none).
-`verify` adds `folder` and `num_bytes`.
+A process of its own, since the Hugging Face libraries read the cache folders from the environment when they start.
+Reads the resolved config (YAML) from stdin. Prints a JSON object for each item: `key`, and `error` or null; `verify`
+adds `folder` and `num_bytes`.
 """
 
 from __future__ import annotations

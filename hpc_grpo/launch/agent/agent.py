@@ -171,9 +171,7 @@ class NodeAgent:
         ask_for_stacks({*descendants(os.getpid()), *(self._ray.processes() if self._ray else [])})
 
     def _goes_on(self) -> bool:
-        """Serve a moment longer. False once the lease has ended or, after a signal, the supervisor lets this agent
-        go.
-        """
+        """Serve a moment. False once the lease has ended, or the supervisor lets this agent go after a signal."""
         goes_on = self._lease.check(self._spec.lease_s, _POLL_S)
         for order in self._lease.take_orders():
             match order:

@@ -112,9 +112,7 @@ class SharedDir:
 
 
 def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
-    """Return the folder at `path`, filled by `fill` if it does not exist.
-
-    None if `fill` was interrupted (returns False).
+    """Return the folder at `path`, filled by `fill` if it does not exist; None if `fill` returns False.
 
     An agent fills its own folder and renames it, so a folder with this name is complete. Agents that start together
     each fill one, and all use the first. Raises LaunchError for another user's folder, and errors of `fill`.

@@ -194,8 +194,7 @@ class LineReader:
 class NodeProcess(LineReader):
     """A module of ours on a node, with JSON lines over stdin and stdout, wherever the node is.
 
-    The supervisor uses it for node agents, `doctor` for the process that examines a node. `process` is the place's
-    process that started it.
+    It is a node agent of the supervisor, or the program of `doctor`. `process` is the place's, which started it.
     """
 
     def __init__(

@@ -3,8 +3,7 @@
 The first line that the agent reads is its `NodeSpec`. Every later line is a heartbeat, an `Order` or the head's
 address; `Lease` reads them. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent
 writes one `NodeReport` per event, and `ALIVE` every few seconds. A node with its own disk sends its logs at the end
-(`hand_over`, `take_part`). These are pipes, not files: srun forwards pipes, and a shared file system may show files
-late.
+(`hand_over`, `take_part`). Pipes, because srun forwards them, and a shared file system may show files late.
 """
 
 from __future__ import annotations

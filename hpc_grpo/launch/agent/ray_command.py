@@ -78,10 +78,7 @@ def python_of(spec: NodeSpec, environ: Mapping[str, str]) -> str:
 
 
 def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep collectives on `interface`.
-
-    For NCCL, which may use several, the user's setting wins.
-    """
+    """Return variables that keep collectives on `interface`. A user's setting for NCCL wins: it may name several."""
     only = f"={interface}"  # without "=" NCCL takes all whose names begin so
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": given.get("NCCL_SOCKET_IFNAME", only)}
 
@@ -247,9 +244,8 @@ _NUM_FIXED_PORTS = 7
 def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None = None) -> RayPorts:
     """Return a free block of ports, outside the ephemeral range if possible. Raises LaunchError if none is free.
 
-    `dashboard` is the preferred port of Ray's dashboard; a retry does without it. The search starts at a place that
-    depends on the attempt's tag, so that two jobs on one node use different blocks. `skip` passes over free blocks, for
-    a retry after another process took a port.
+    `dashboard` is the preferred port of Ray's dashboard; a retry does without it. The attempt's tag decides where the
+    search starts, so two jobs on one node use different blocks. A retry passes over `skip` free blocks.
     """
     preferred = dashboard if dashboard and not skip and _is_free(dashboard) else None
     stride = _NUM_FIXED_PORTS + 64 + 2 * num_cpus

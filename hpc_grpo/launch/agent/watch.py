@@ -131,9 +131,7 @@ def kill(late: Sequence[Late]) -> None:
 
 
 def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:
-    """Yield the actors with a pulse in `shm_dir`.
-
-    Also yields, without a pulse, `ray start`, Ray's processes and its workers.
+    """Yield the actors with a pulse in `shm_dir`, and without one `ray start`, Ray's processes and its workers.
 
     Leaves out processes of rewards: they may be stopped on purpose, and their worker has a deadline for each call.
     """

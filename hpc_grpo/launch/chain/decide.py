@@ -52,9 +52,7 @@ class News:
 
 @dataclass(frozen=True)
 class PreviousLink:
-    """The job that queued this one.
-
-    `end` is the queue's end state; `left_s` its remaining walltime at its end, if known.
+    """The job that queued this one. `end` is the queue's end state; `left_s` its unused walltime, if known.
 
     `was_killed`: it was killed before it released the run, whatever its record says.
     """
@@ -93,8 +91,7 @@ class StartFacts:
 
     `attempts` and `stalled` count since that job; `stalled` are the latest attempts in a row without a new checkpoint.
     `node_hours` are all of the run's until now. `user_knows`: an earlier link has reported why it ended. `replaced_by`
-    is a started job behind this one, if the queue requeued this one. Or it is the job queued in place of this one,
-    which the record lacks. Otherwise "".
+    is the job that carries on instead: one behind this job that has started, or one queued in its place; else "".
     """
 
     is_complete: bool

@@ -52,8 +52,7 @@ _DISK_AGAIN_S = 30.0
 class LinkJob:
     """The job of a link. `successor_of` is the job that queued it, "" if the user did; `driver` is its program.
 
-    `by_hand`: the user gave the queue a script with other options, instead of `hpc-grpo submit`. The attempt fills in
-    `job_id` and `driver`.
+    `by_hand`: the user submitted a script of their own, with its options. The attempt fills in `job_id` and `driver`.
     """
 
     successor_of: str = ""
@@ -284,8 +283,7 @@ class Successors:
     def have_two_wait(self, queue: JobQueue) -> None:
         """Keep two jobs waiting behind this one, if the limits allow, and record them.
 
-        Raises LaunchError and OSError; a repeated call then does the rest. Raises ConfigError if no job may wait
-        because no node-hours are left.
+        Raises LaunchError and OSError; a repeated call does the rest. Raises ConfigError if no node-hours are left.
         """
         record = self.record()
         behind = list(record.followers(self.job.job_id))

@@ -50,8 +50,7 @@ def attempt_command(run: RunDir, driver: str = DEFAULT_DRIVER, successor_of: str
 def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, after: str = "") -> str:
     """Queue the jobs of `requested_launches` for a run that nothing trains. Return the first job's id.
 
-    `after` is a job of any kind that must end first, "" for none. Raises LaunchError, and ConfigError if the run has
-    used its node-hours.
+    `after` is a job that must end first, "" for none. Raises LaunchError, and ConfigError without node-hours left.
     """
     command, afters = attempt_command(run, driver), (after,) if after else ()
     return submit_runs(JobRequest(run, launch, command, after=afters), [run], driver, queue)
@@ -134,8 +133,8 @@ def complete_until_queued(run: RunDir) -> Iterator[None]:
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
     """Return the requests of the first job and its two followers, or of all jobs if jobs cannot submit.
 
-    The first job would queue its followers itself, but queues none if it dies in its setup lines. Raises ConfigError if
-    the run has used its node-hours.
+    The first job queues its followers too, unless it dies in its setup lines. Raises ConfigError without node-hours
+    left.
     """
     refuse_endless_chain(launch)
     used = node_hours_used(read_attempts(run), time.time())

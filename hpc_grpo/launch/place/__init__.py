@@ -1,7 +1,6 @@
 """Places: the nodes of a run, how an agent starts there, when time ends, whether a job lives.
 
-`base` holds the interfaces. A kind of place is a class with @place_kind, in a module of this folder or in the `place`
-of a folder in it.
+`base` holds the interfaces. A kind of place is a class with @place_kind, in MODULE.py or FOLDER/place.py here.
 """
 
 from __future__ import annotations

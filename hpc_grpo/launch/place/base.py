@@ -60,9 +60,7 @@ class End:
 
 
 class NodeConnection(Protocol):
-    """A process on a node, over a connection that the node opened.
-
-    Has the methods of subprocess.Popen that its user needs.
+    """A process on a node, over a connection that the node opened: the part of subprocess.Popen that is used.
 
     `stdin` and `stdout` are ends of the connection. `returncode` is LOST_CODE once it is closed.
     """

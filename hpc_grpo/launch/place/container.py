@@ -41,9 +41,7 @@ GPU_OPTIONS: dict[Engine, tuple[str, ...]] = {
     "apptainer": ("--nv",),
     "enroot": ("--env=NVIDIA_VISIBLE_DEVICES=all", "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility"),  # its hook's
 }
-"""Options that give a container all GPUs of the node. CUDA_VISIBLE_DEVICES selects among them, as without a
-container.
-"""
+"""Options that give a container all GPUs of the node. CUDA_VISIBLE_DEVICES selects among them, as usual."""
 
 OF_THE_HOST = frozenset(
     (

@@ -164,8 +164,6 @@ def setup_lines(launch: LaunchConfig) -> list[str]:
 
 
 def path_line(python: str | None) -> str:
-    """Return the shell line that puts programs beside `python` (hpc-grpo, ninja, ray) first on PATH. None: this
-    Python.
-    """
+    """Return the shell line that puts programs beside `python` (hpc-grpo, ray) first on PATH. None: this Python."""
     # After modules and profiles, which change PATH too.
     return f"export PATH={shlex.quote(str(Path(python or sys.executable).parent))}:$PATH"

@@ -88,10 +88,7 @@ class SshPlace(LocalPlace):
         self._allocation: Allocation | None = None
 
     def allocation(self) -> Allocation:
-        """Return this machine and the other hosts, with their queried CPUs.
-
-        Raises NodesUnavailableError with the host's name.
-        """
+        """Return this machine and the other hosts, whose CPUs it queries. Raises NodesUnavailableError."""
         if self._allocation is None:
             head = self._own_host()
             others = [host for host in self._hosts.values() if host != head]
@@ -125,9 +122,7 @@ class SshPlace(LocalPlace):
         return left
 
     def owner_lives(self, owner: LockOwner) -> bool | None:
-        """Ask the host of a run's owner whether its process lives. None if it does not answer, or a container hides
-        it.
-        """
+        """Ask the host of a run's owner whether its process lives. None: no answer, or a container hides it."""
         host = self._hosts.get(owner.host)
         if host is None or not owner.boot_id:
             return None

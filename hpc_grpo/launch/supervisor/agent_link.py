@@ -56,10 +56,7 @@ class AgentLink(NodeProcess):
         os.set_blocking(self.stdin.fileno(), False)
 
     def send_spec(self, spec: NodeSpec) -> None:
-        """Send the agent its spec, and wait until the pipe has taken it.
-
-        After a minute without progress the agent is lost.
-        """
+        """Send the agent its spec, and wait until the pipe has it. The agent is lost after a minute of no progress."""
         rest, stdin = spec.to_line(), self.stdin.fileno()
         with self._writing, contextlib.suppress(OSError):  # On a broken pipe, `loss` returns the reason.
             while rest:

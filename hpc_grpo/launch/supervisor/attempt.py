@@ -162,9 +162,7 @@ def supervise(supervisor: Supervisor, run: RunDir, link: ChainLink | None, place
         if link is not None:
             link.withdraw()
         raise
-    # The walltime warning may come after the driver's end, while the successor is updated.
-    #
-    # Callbacks run in reverse order.
+    # The walltime warning may come after the driver's end, while the successor is updated. Callbacks run in reverse.
     with outliving_the_warning(), ExitStack() as at_the_end:
         supervisor.chore = lock.note_work
         if link is None:

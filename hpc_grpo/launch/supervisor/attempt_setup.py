@@ -39,8 +39,7 @@ class AttemptSetup:
     """Data that all parts of an attempt need.
 
     `container` surrounds all of training. `has_templates`: the driver's actors are forked from templates. `stage`:
-    copies that nodes make on their own disks. `nonce` makes folder names on nodes unguessable; each start of Ray has a
-    new one.
+    copies that nodes make on their own disks. `nonce`, new for each start of Ray, makes folder names unguessable.
     """
 
     run: RunDir
@@ -101,10 +100,7 @@ class AttemptSetup:
         return told
 
     def node_spec(self, node: str, head_address: str | None) -> NodeSpec:
-        """Return the spec for the agent of `node`.
-
-        `head_address` is "" for the head, and None until the head has an address.
-        """
+        """Return the spec for the agent of `node`. `head_address`: "" for the head, None until the head has one."""
         launch, nodes = self.launch, self.allocation.nodes
         return NodeSpec(
             node=node,

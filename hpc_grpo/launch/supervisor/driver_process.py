@@ -40,10 +40,7 @@ class Driver:
         log_path: Path,
         inside: Inside | None = None,
     ) -> None:
-        """Start the driver in `cwd`.
-
-        `inside`: in a container, which shares a folder instead of descriptors with this process.
-        """
+        """Start the driver in `cwd`. A container shares a folder with this process, instead of descriptors."""
         self._terminal = sys.stdout.isatty()
         self._log = when_there_is_space(lambda: log_path.open("ab", buffering=0), log_path.name)
         self._printed = b""

@@ -41,9 +41,7 @@ class BringUpFailed:
 
 @dataclass(frozen=True)
 class Signalled:
-    """The supervisor received a signal. SIGTERM, SIGHUP and SIGINT ask it to end; SIGUSR1 warns that the end is
-    near.
-    """
+    """The supervisor received a signal: SIGTERM, SIGHUP and SIGINT ask it to end; SIGUSR1 warns that walltime ends."""
 
     signal: int
 
@@ -97,8 +95,7 @@ class DriverEnded:
 class FormedAgain:
     """The result of FORM_AGAIN: agents start on the nodes that answer. If `is_enough` is False, nothing runs.
 
-    `error` says what the place knows of missing nodes, or that the end was requested meanwhile (`stop_asked`: by the
-    STOP file).
+    `error` names missing nodes, or says that the end was requested meanwhile (`stop_asked`: by the STOP file).
     """
 
     is_enough: bool

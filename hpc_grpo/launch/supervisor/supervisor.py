@@ -42,10 +42,7 @@ _LOOK_S = 1.0
 
 
 class Supervisor:
-    """Sees an attempt through.
-
-    `chore` is called about every second, from the driver's start to its end, with the driver's present work.
-    """
+    """Sees an attempt through. Calls `chore` about every second with the driver's present work, while it runs."""
 
     def __init__(self, setup: AttemptSetup, nodes: Nodes, driver_command: Sequence[str]) -> None:
         self._run, self._dir = setup.run, setup.dir
@@ -101,9 +98,7 @@ class Supervisor:
                     break
 
     def _what_happened(self) -> Iterator[Event]:
-        """Yield the events to react to, one at a time: a reaction may create an event that comes before the next
-        one.
-        """
+        """Yield the events to react to, one at a time: the reaction to one may decide the next."""
         processes = self._processes
         if self._state.phase == "bring_up" and processes.nodes.is_ready:
             yield events.Now.RAY_READY

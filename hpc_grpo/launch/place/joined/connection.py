@@ -1,7 +1,6 @@
 """A worker's connection to the head: the proof of the token, the lines after it, and the agent behind it.
 
-system/proof.py has the handshake; the head begins it with MAGIC. The connection is authenticated when it opens. Later
-data is neither encrypted nor signed.
+system/proof.py has the handshake; the head begins it with MAGIC. Data after it are neither encrypted nor signed.
 """
 
 from __future__ import annotations

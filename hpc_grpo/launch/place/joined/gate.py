@@ -85,9 +85,7 @@ class Gate(ProvedServer):
         return connection
 
     def say_farewell(self, line: bytes, names: Iterable[str], deadline_s: float) -> None:
-        """Send a last line to all waiting workers, and to each that dials, until those of `names` have it or time is
-        up.
-        """
+        """Send a last line to each worker that waits or dials, until those of `names` have it or time is up."""
         with self._lock:
             self._farewell = line
             for name in [*self._waiting]:

@@ -1,8 +1,7 @@
 """The head of nodes that join by themselves, as a `Place`: it waits for workers at its gate, and runs agents there.
 
 The commands `hpc-grpo place pod` and `hpc-grpo place host head` set HEAD_VARIABLE for this. Each process of the run
-records its
-host in the run directory, so that `stop` finds it.
+records its host in the run directory, so that `stop` finds it.
 """
 
 from __future__ import annotations
@@ -88,9 +87,8 @@ class JoinedPlace(Place):
     def allocation(self) -> Allocation:
         """Return the head and the requested number of workers, once they have joined.
 
-        After half an hour, or 15 times `launch.rejoin_s`, accepts fewer if `launch.min_nodes` allows. Otherwise raises
-        NodesUnavailableError, which names the nodes that trained the run before; EndAskedError for a signal or the STOP
-        file.
+        After half an hour, or 15 times `launch.rejoin_s`, `launch.min_nodes` are enough. Raises NodesUnavailableError
+        with the missing nodes of the attempt before; EndAskedError for a signal or the STOP file.
         """
         if self._allocation is None:
             num_cpus = self._here.node_resources().num_cpus

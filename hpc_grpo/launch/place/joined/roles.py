@@ -24,10 +24,8 @@ RUNPOD_DOMAIN = "runpod.internal"
 class Role:
     """This node's role in the run.
 
-    `num_nodes` and `port` come from the environment if it sets them, else from the config.
-
-    Workers dial `head`, a name or address; "" if a head does not need it. `default_nodes` replaces a config's single
-    node.
+    `num_nodes` and `port` come from the environment if it sets them, else from the config. Workers dial `head`, a name
+    or address; "" if a head does not need it. `default_nodes` replaces a config's single node.
     """
 
     is_head: bool
@@ -112,9 +110,7 @@ CONVENTIONS = (
 
 
 def find_role(environ: Environ) -> Role:
-    """Return the role that the environment gives. Without one this node is a head, with the config's number of
-    nodes.
-    """
+    """Return the role that the environment gives. Default: a head, with the config's number of nodes."""
     for convention in CONVENTIONS:
         if any(environ.get(name) for name in convention.variables):
             role = convention.read(environ)

@@ -1,7 +1,7 @@
 """The worker: dials the head, runs a node agent behind the connection, and dials again until the run ends.
 
-Keeps nothing between two connections, so either side may restart at any time. A signal ends it: its agent tears down
-first, and the head receives the reason.
+Keeps nothing between two connections, so either side may restart. After a signal its agent tears down, and the head
+receives the reason.
 """
 
 from __future__ import annotations

@@ -56,8 +56,7 @@ _OF_ONE_JOB = frozenset(
 def given_options(script: str, environ: Mapping[str, str], submit_line: str, script_name: str) -> Options:
     """Return all options given to sbatch. The command line overrides variables, and those override the script.
 
-    `submit_line` is Slurm's: words joined by blanks, without quotes. Options end at `script_name`, the last part of the
-    script's path.
+    `submit_line` is Slurm's: words joined by blanks, without quotes. Options end at the script, called `script_name`.
     """
     return _merged(directives(script), from_variables(environ), _options(submit_line.split()[1:], script_name))
 

@@ -1,6 +1,4 @@
-"""Slurm's partitions and accounts with their limits. The queue may take a job beyond a limit, which then waits
-forever.
-"""
+"""Slurm's partitions and accounts with their limits. A job beyond a limit may wait in the queue forever."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ _SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")
 _DEADLINE_S = 10.0  # short: sbatch gives these answers in any case
 
 OLDEST_SLURM = (22, 5)
-"""The oldest Slurm that the tests run on, as (year, month): Debian 12's. Since then --cpus-per-task applies per
-step.
-"""
+"""The oldest tested Slurm, as (year, month): Debian 12's. Since then steps do not inherit --cpus-per-task."""
 
 _NO_CLUSTER = "Could not establish a configuration source"
 """Slurm's message on a machine whose Slurm tools have no cluster."""
@@ -124,8 +120,7 @@ def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Par
 def refuse_what_cannot_start(launch: LaunchConfig) -> None:
     """Raise ConfigError if the partition would never start this job: the queue may take it and let it wait forever.
 
-    Queries the scheduler once. sbatch decides in unknown cases: several partitions, limits changed by a QOS, and all
-    cases in which Slurm does not answer.
+    Queries the scheduler once. sbatch decides about several partitions, limits of a QOS, and if Slurm does not answer.
     """
     slurm = launch.slurm
     if "," in (slurm.partition or "") or "qos" in slurm.extra:

@@ -1,8 +1,7 @@
 """Job scripts, and the one call to sbatch that submits one.
 
-`render` is pure. submitit only provides its knowledge of sbatch's options. The job runs `hpc-grpo attempt`, not a
-pickled function, and nothing polls the scheduler, which sites forbid. sbatch reads the script from stdin, so a full
-disk does not stop a successor.
+`render` is pure. submitit only provides its knowledge of sbatch's options: the job runs `hpc-grpo attempt`, and nothing
+polls the scheduler, which sites forbid. sbatch reads the script from stdin: a full disk does not stop a successor.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from hpc_grpo.system.commands import run_command
 
 
 def render(request: JobRequest) -> str:
-    """Return the job script. Raises ConfigError for options that submitit or the schema owns,
-    for hosts, and without a Ray."""
+    """Return the job script. Raises ConfigError for options that have their own key, for hosts, and without a Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
