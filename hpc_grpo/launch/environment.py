@@ -149,11 +149,6 @@ def is_named(name: str, entries: Iterable[str]) -> bool:
     return any(name == entry or (entry.endswith("*") and name.startswith(entry[:-1])) for entry in entries)
 
 
-def unset(entries: Iterable[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the names among the entries that `environ` does not have."""
-    return [entry for entry in entries if not entry.endswith("*") and entry not in environ]
-
-
 def is_denied(name: str) -> bool:
     """Return whether nothing but an explicit `launch.env` lets the variable through."""
     return is_named(name, DENIED)

@@ -108,7 +108,8 @@ def new_source(
 ) -> None:
     """Write the origin and the snapshot of a new run, whose config's relative paths are relative to `folder`."""
     origin = _origin(folder, argv, overrides)
-    _write_source(run, {**origin, **facts, "resumed": [], **take_snapshot(run, config, folder)})
+    source = {**origin, **facts, "resumed": [], **take_snapshot(run, config, folder)}
+    write_record(run.source, source, keep_copy=True)
 
 
 def _origin(folder: Path, argv: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
@@ -209,7 +210,7 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
         run.complete_marker.unlink()
     pairs = {key: list(pair) for key, pair in changed.items()}
     source["resumed"].append({**now, "changed": pairs, "accepts_changes": accepts_changes})
-    _write_source(run, source)
+    write_record(run.source, source, keep_copy=True)
     return Frozen(run, config, False, changed)
 
 
@@ -238,10 +239,6 @@ def _resumable(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "working_dir": str(values["working_dir"]), "resumed": [*values["resumed"]]}
 
 
-def _write_source(run: RunDir, source: dict[str, Any]) -> None:
-    write_record(run.source, source, keep_copy=True)
-
-
 def refuse_secrets(config: Config) -> None:
     """Raise ConfigError with the keys whose values contain a secret."""
     if found := secret_keys(config.model_dump(mode="json")):
@@ -259,10 +256,7 @@ _SHOWN = 4
 
 
 def take_snapshot(run: RunDir, config: Config, folder: Path) -> dict[str, Any]:
-    """Copy the package and the user's functions into the run. Return the content of `source.json`.
-
-    Relative paths of the config are relative to `folder`.
-    """
+    """Copy the package and the user's functions, relative to `folder`, into the run. Return facts for source.json."""
     git, diff = git_state(PACKAGE.parent)
     return {"git": git, "copy": copy_source(run, copyable(config, folder), diff)}
 

@@ -108,10 +108,7 @@ def _matches(file: str, patterns: Sequence[str]) -> bool:
 
 
 def problem(item: Item, error: BaseException) -> str:
-    """Return one line about the failed download of `item`, with the fix.
-
-    Each library raises other errors for the same few causes. The chain of errors distinguishes them.
-    """
+    """Return one line about a failed download, with the fix. Libraries differ in errors, so the chain of them tells."""
     chain, cause = [error], error
     while (behind := cause.__cause__ or cause.__context__) is not None:
         chain.append(cause := behind)

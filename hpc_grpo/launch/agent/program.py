@@ -152,10 +152,7 @@ class RayProcess(Program):
         return ""
 
     def terminate(self, grace_s: Callable[[], float]) -> None:
-        """Ask Ray to end, and wait. `grace_s` is called at every turn, since the limit may shrink meanwhile.
-
-        Also ends the container, even if its client is gone.
-        """
+        """Ask Ray to end, and wait up to `grace_s`, which may shrink meanwhile. Then end its container, if any."""
         if self.process.poll() is None:
             self.process.terminate()
         begun = time.monotonic()

@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import IO, Any, Literal
 
+from pydantic import TypeAdapter
+
 from hpc_grpo import __version__
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.run.stacks import STACKS_NAME
@@ -127,10 +129,7 @@ class NodeSpec:
                 f"hpc-grpo {__version__} is installed on this node in {sys.prefix}, and the run goes with {version}: "
                 f"install that here too."
             )
-        for name, kind in (("own_disk", OwnDisk), ("supervisor", ProcessIdentity), ("stage", Stage)):
-            if values.get(name) is not None:
-                values[name] = kind(**values[name])
-        return cls(**values)
+        return TypeAdapter(cls).validate_python(values)
 
 
 @dataclass(frozen=True)
@@ -165,10 +164,7 @@ def report_from_line(line: bytes) -> NodeReport | None:
 
 
 class Lease:
-    """The agent's end of the pipe: its spec, then signs of life of the supervisor. `ended_by` says why it ended.
-
-    `head_address` is "" until the supervisor sends it.
-    """
+    """The agent's end of the pipe. `ended_by` says why it ended; `head_address` is "" until the supervisor sends it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -189,10 +189,7 @@ def network_of(interface: str) -> str | None:
 
 
 def choose_interface(named: str | None) -> tuple[str, str]:
-    """Return (interface, address) of the named interface, the default route's or the only one.
-
-    Raises NodesUnavailableError if there is none.
-    """
+    """Return (interface, address): the named one, the default route's or the only one. Raises NodesUnavailableError."""
     existing = {name: str(found.ip) for name, found in _interfaces().items() if name != "lo"}
     listed = ", ".join(f"{name} ({ip})" for name, ip in existing.items()) or "none"
     if named is not None:

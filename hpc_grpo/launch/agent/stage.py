@@ -59,10 +59,7 @@ class Staged:
 
 
 def local_dir(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
-    """Return the node-local folder for a run's folders: launch.local_dir, or /tmp.
-
-    Also /tmp if launch.local_dir uses a variable that this node does not have.
-    """
+    """Return launch.local_dir of this node; /tmp without one, or if it uses a variable that this node lacks."""
     parent = expand(spec.local_dir, environ) if spec.local_dir else "/tmp"
     return Path("/tmp" if "$" in parent else parent)
 

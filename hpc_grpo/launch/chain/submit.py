@@ -165,12 +165,10 @@ def refuse_endless_chain(launch: LaunchConfig) -> None:
 
 
 def next_launch(run: RunDir, overrides: Sequence[str]) -> LaunchConfig:
-    """Return the request of the run's next job: that of the last job, changed by `overrides`.
-
-    An override of one memory option replaces any other: a job has only one.
-    """
+    """Return the request of the run's next job: that of the last job, changed by `overrides`."""
     config = read_config(run)
     launch = read_chain(run).launch(config.launch)
+    # A job has one memory option, so an override replaces any other.
     if any(word.startswith("launch.slurm.extra.mem") for word in overrides):
         extra = {name: value for name, value in launch.slurm.extra.items() if not name.startswith("mem")}
         launch = launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})

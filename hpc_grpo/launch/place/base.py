@@ -1,7 +1,4 @@
-"""The interface between launching and the machines: a `Place`.
-
-A new kind of place is a module beside this one: a class of this form with @place_kind.
-"""
+"""The interface between launching and the machines: a `Place`. A new kind is a class of this form, @place_kind."""
 
 from __future__ import annotations
 
@@ -107,10 +104,7 @@ class Place(Protocol):
     dashboard_port: int = 0
 
     def for_run(self, run: RunDir, launch: LaunchConfig) -> Place:
-        """Return the place with this run's settings, for an attempt.
-
-        Raises ConfigError for settings that it cannot satisfy.
-        """
+        """Return the place with this run's settings. Raises ConfigError for settings that it cannot satisfy."""
         refuse_hosts(launch, f"the place is {self.name}, whose nodes are known without them")
         return self
 

@@ -1,7 +1,4 @@
-"""The interface between launching and a scheduler, and what job scripts of all queues share.
-
-A `JobQueue` takes jobs and knows how they ended.
-"""
+"""The interface between launching and a scheduler, and what job scripts of all queues share."""
 
 from __future__ import annotations
 

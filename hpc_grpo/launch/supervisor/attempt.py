@@ -22,7 +22,6 @@ from hpc_grpo.errors import (
     RunHeldError,
 )
 from hpc_grpo.launch.chain.link import ChainLink, LinkJob
-from hpc_grpo.launch.environment import unset
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import Allocation, End, Place
@@ -59,7 +58,7 @@ def run_attempt(
     for this attempt and may have successors. `place` defaults to the place found here.
     """
     config = read_config(run)
-    if missing := unset(config.launch.pass_env, os.environ):
+    if missing := [name for name in config.launch.pass_env if not name.endswith("*") and name not in os.environ]:
         say(f"launch.pass_env: training goes without {', '.join(missing)}, which this shell does not have.")
     place = (place or find_place()).for_run(run, config.launch)
     queue = place.queue if origin else None

@@ -73,10 +73,7 @@ class RewardServer:
         return True
 
     def keep_alive(self) -> None:
-        """Restart the server if it died, with a pause between restarts.
-
-        Raises NodesUnavailableError if another process has taken the port.
-        """
+        """Restart a dead server, after a pause. Raises NodesUnavailableError if another process has the port."""
         if self._process.poll() is not None and time.monotonic() - self._started_at > _AGAIN_S:
             say(f"The reward server ended with {self._process.returncode}; starting it again. Its log: {self._log}")
             end_processes(self._left, _END_S)
@@ -102,10 +99,7 @@ class RewardServer:
             )
 
     def _others(self) -> dict[int, int]:
-        """Return sockets on the server's port that no process below this one holds: inode -> user.
-
-        Leaves out root's, which holds the ports of containers.
-        """
+        """Return the port's sockets of other processes: inode -> user. Leaves out root's: of containers."""
         found = listeners(self._port)
         ours = holders(found, descendants(os.getpid())) if found else {}
         return {inode: user for inode, user in found.items() if not ours[inode] and (user != 0 or os.geteuid() == 0)}

@@ -149,10 +149,7 @@ _REFORM_DEADLINE_S = 30.0  # a node whose agent has not ended in order by then i
 
 
 class Processes:
-    """The nodes and the driver of an attempt, and the actions on them. Keeps the attempt's record up to date.
-
-    `goes_on` returns whether to keep waiting for lost nodes.
-    """
+    """The nodes and the driver of an attempt, and the actions on them. Keeps the attempt's record up to date."""
 
     def __init__(self, setup: AttemptSetup, nodes: Nodes, driver_command: Sequence[str], record: AttemptRecord) -> None:
         self.nodes = nodes
@@ -160,7 +157,7 @@ class Processes:
         self._driver: Driver | None = None
         self._reward_server: RewardServer | None = None
         self._begun = 0.0
-        self.goes_on: Callable[[], bool] = lambda: True
+        self.goes_on: Callable[[], bool] = lambda: True  # whether to keep waiting for nodes or the reward server
 
     @property
     def driver(self) -> Driver:

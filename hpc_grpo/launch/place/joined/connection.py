@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import TypeAdapter
+
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.base import LOST_CODE
 from hpc_grpo.run.files import write_atomic
@@ -125,9 +127,7 @@ _MOST_LINE_BYTES = 65536
 class Hello:
     """A worker's description of itself, after it has proved the token.
 
-    `identity` distinguishes workers of the same name.
-
-    `interface` is that of its connection, None for loopback.
+    `identity` distinguishes workers of the same name. `interface` is that of its connection, None for loopback.
     """
 
     name: str
@@ -139,14 +139,7 @@ class Hello:
     @classmethod
     def from_line(cls, line: bytes) -> Hello:
         """Parse a worker's description of itself. Raises ValueError for other text."""
-        try:
-            hello = cls(**json.loads(line))
-        except (TypeError, RecursionError) as error:
-            raise ValueError(f"no hello: {error}") from error
-        texts = (hello.name, hello.identity, hello.version, hello.interface or "")
-        if not all(isinstance(text, str) for text in texts) or not isinstance(hello.num_cpus, int):
-            raise ValueError("a hello has texts and a number of cores")
-        return hello
+        return TypeAdapter(cls).validate_json(line, strict=True)
 
     def to_line(self) -> bytes:
         return json.dumps(self.__dict__).encode() + b"\n"

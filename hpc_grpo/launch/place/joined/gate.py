@@ -117,10 +117,7 @@ class Gate(ProvedServer):
             say(f"Hung up on {address}, which does not know the token of this run.")
 
     def let_in(self, connection: socket.socket, line: bytes) -> None:
-        """Let a worker wait under its name. A second worker of that name gets a number behind it.
-
-        Raises ValueError for a line that is no hello.
-        """
+        """Let a worker wait under its name, with a number if the name is taken. Raises ValueError for no hello."""
         hello, refusal = Hello.from_line(line), ""
         if not _NAME.fullmatch(hello.name):
             refusal = f"The name {hello.name!r} cannot be a node's: letters, digits, '.', '_' and '-', 63 at most."

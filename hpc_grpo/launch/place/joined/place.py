@@ -59,11 +59,13 @@ _ENDS_WORKERS = ("complete", "stopped", "config", "crash")
 
 @place_kind
 class JoinedPlace(Place):
-    """The head, with the workers that have dialed it. Only usable for an attempt after `for_run`."""
+    """The head, with the workers that have dialed it. Usable once `for_run` has named the run."""
 
     name = "joined"
     awaits_lost_nodes = True
     dashboard_port = 8265
+    _run: RunDir
+    _launch: LaunchConfig
 
     @staticmethod
     def is_here(environ: Mapping[str, str]) -> bool:
@@ -73,8 +75,6 @@ class JoinedPlace(Place):
         self._environ = environ
         self._here = LocalPlace(environ)
         self._head = node_name(environ)
-        self._run: RunDir | None = None
-        self._launch: LaunchConfig | None = None
         self._gate: Gate | None = None
         self._allocation: Allocation | None = None
         self._interfaces: dict[str, str | None] = {}
@@ -92,10 +92,10 @@ class JoinedPlace(Place):
         """
         if self._allocation is None:
             num_cpus = self._here.node_resources().num_cpus
-            wait_s = max(_FIRST_WAIT_S, _FIRST_WAIT * self._asked.rejoin_s)
+            wait_s = max(_FIRST_WAIT_S, _FIRST_WAIT * self._launch.rejoin_s)
             head = Allocation(f"joined{os.getpid()}", (self._head,), (num_cpus,), self._head)
             with Signals() as signals:
-                goes_on = lambda: not (signals.pending or self._of.stop_marker.exists())  # noqa: E731
+                goes_on = lambda: not (signals.pending or self._run.stop_marker.exists())  # noqa: E731
                 self._allocation = self._wait_for_workers(head, self._known_names(), wait_s, goes_on)
         return self._allocation
 
@@ -129,7 +129,7 @@ class JoinedPlace(Place):
         return said.startswith(f"{AGENT_ENDED} {LOST_CODE}") or said.endswith(LEFT)
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
-        wait_s = max(self._asked.rejoin_s, _REDIAL_S)
+        wait_s = max(self._launch.rejoin_s, _REDIAL_S)
         head = before.only([self._head])
         self._allocation = self._wait_for_workers(head, before.nodes[1:], wait_s, goes_on)
         return self._allocation
@@ -146,33 +146,23 @@ class JoinedPlace(Place):
             self._gate = None
         self._at_the_end.close()
 
-    @property
-    def _asked(self) -> LaunchConfig:
-        assert self._launch is not None, "for_run comes first"
-        return self._launch
-
-    @property
-    def _of(self) -> RunDir:
-        assert self._run is not None, "for_run comes first"
-        return self._run
-
     def _opened(self, *, with_new_token: bool = True) -> Gate:
         if self._gate is None:
-            token = partial(make_token, self._of.join_token, self._environ, anew=with_new_token)
-            self._gate = Gate(self._asked.port, token, __version__, self._head)
-            self._at_the_end.enter_context(member(self._of, f"head-{self._head}"))
+            token = partial(make_token, self._run.join_token, self._environ, anew=with_new_token)
+            self._gate = Gate(self._launch.port, token, __version__, self._head)
+            self._at_the_end.enter_context(member(self._run, f"head-{self._head}"))
         return self._gate
 
     def _known_names(self) -> Sequence[str]:
         """Return the workers of the attempt before."""
-        records = [record for record in read_attempts(self._of) if record.source == self.name]
+        records = [record for record in read_attempts(self._run) if record.source == self.name]
         return records[-1].nodes[1:] if records else ()
 
     def _wait_for_workers(
         self, head: Allocation, known: Sequence[str], wait_s: float, goes_on: Callable[[], bool]
     ) -> Allocation:
         """Wait until all have joined, or time is up. Return the head and the joined nodes."""
-        gate, expected = self._opened(), self._asked.num_nodes - 1
+        gate, expected = self._opened(), self._launch.num_nodes - 1
         begun, said_at, seen = time.monotonic(), -_SAY_AGAIN_S, None
         while True:
             here = gate.waiting()
@@ -180,13 +170,13 @@ class JoinedPlace(Place):
             if len(here) >= expected or waited_s > wait_s:
                 break
             if not goes_on():
-                raise EndAskedError(_found(self._head, [*here], expected, known), newest_step(self._of))
+                raise EndAskedError(_found(self._head, [*here], expected, known), newest_step(self._run))
             if [*here] != seen or waited_s - said_at >= _SAY_AGAIN_S:
                 seen, said_at = [*here], waited_s
                 say(f"{_found(self._head, seen, expected, known)} ({waited_s:.0f} of {wait_s:.0f} s; port {gate.port})")
             time.sleep(_LOOK_S)
         names = [*here][:expected]
-        if 1 + len(names) < (self._asked.min_nodes or self._asked.num_nodes):
+        if 1 + len(names) < (self._launch.min_nodes or self._launch.num_nodes):
             raise NodesUnavailableError(
                 f"{_found(self._head, names, expected, known)}: waited {waited_s:.0f} s. Start the same command there "
                 f"with the same config and token; launch.rejoin_s gives more time, launch.min_nodes goes on "

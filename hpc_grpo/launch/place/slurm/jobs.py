@@ -19,6 +19,7 @@ from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import given, sbatch, text
 from hpc_grpo.launch.place.slurm.text import FINAL_STATES, OVER_STATES, Ask, minutes, output_of
+from hpc_grpo.system.commands import Answer, run_command
 from hpc_grpo.system.say import say
 
 _AT_ONCE_S = 2.0
@@ -29,10 +30,7 @@ _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
 
 
 def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
-    """Yield accounting's data on a job, "" for none. Queries three times: accounting may lag or be down for a moment.
-
-    Ends at once on a site without accounting.
-    """
+    """Yield accounting's data on a job, "" for none, three times: it may lag. Ends at once where there is none."""
     for pause_s in (0.0, *_ACCOUNTING_LAG_S):
         sleep(pause_s)
         try:
@@ -44,12 +42,15 @@ def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name
         yield answer.partition("\n")[0].strip()
 
 
+def _sbatch(options: Sequence[str], script: str, deadline_s: float) -> Answer:
+    """Give sbatch a job script, through its stdin: a full disk does not stop a successor."""
+    environ = sbatch.submission_environment(os.environ)
+    return run_command(["sbatch", *options], deadline_s, environ=environ, stdin=script)
+
+
 @dataclass(frozen=True)
 class SlurmQueue:
-    """The queue of this cluster, as a `JobQueue`. `ask` runs Slurm's commands, except sbatch.
-
-    `ask_at_once` is for queries that are useless after a delay.
-    """
+    """The queue of this cluster. `ask` runs Slurm's commands, `ask_at_once` those whose answer is soon useless."""
 
     ask: Ask = output_of
     ask_at_once: Ask = lambda argv: output_of(argv, deadline_s=_AT_ONCE_S)
@@ -64,10 +65,37 @@ class SlurmQueue:
         return sbatch.render(request)
 
     def submit(self, request: JobRequest) -> str:
-        return sbatch.submit(request, self.submit_s)
+        """Queue the job. sbatch may fail after the queue took it, so a failed job is looked up by its name.
+
+        A retry looks it up first. A user's own comment leaves no place for the name.
+        """
+        script = sbatch.render(request)
+        if request.may_be_queued and (job_id := self._queued(request)):
+            return job_id
+        if not request.tasks:  # the folders of an array exist
+            request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
+        named = [] if "comment" in sbatch.extra_options(request.launch.slurm) else [f"--comment={request.name}"]
+        answer = _sbatch(named, script, self.submit_s)
+        if answer.is_absent:
+            raise LaunchError("This machine has no Slurm (no sbatch on PATH); run `hpc-grpo train` instead.")
+        if found := re.search(r"\bjob (\d+)", answer.text):
+            return found[1]
+        with suppress(LaunchError):
+            if job_id := self._queued(request):
+                return job_id
+        raise LaunchError(f"sbatch refused the job: {answer.said or answer.error}")
+
+    def _queued(self, request: JobRequest) -> str:
+        """Return the id of the queued job with the name of a request, "" if there is none."""
+        printed = self.ask(["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%k"])
+        jobs = dict(line.strip().split("|", 1)[::-1] for line in printed.splitlines() if "|" in line)
+        return jobs.get(request.name, "").partition("_")[0]  # of an array: 17_[0-5]
 
     def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
-        return sbatch.start_estimate(sbatch.render(request), deadline_s)
+        answer = _sbatch(["--test-only"], sbatch.render(request), deadline_s)
+        if answer.error:
+            raise LaunchError(f"sbatch would refuse the job: {answer.said}" if answer.said else answer.error)
+        return f"{answer.said}\n"  # it writes the estimate to stderr
 
     def with_own_settings(self, launch: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
         return given.where_silent(launch, given.from_variables(environ))

@@ -11,8 +11,6 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.slurm.text import fields, granted, minutes
 from hpc_grpo.system.commands import Answer, run_command
 
-_SHOW_PARTITIONS = ("scontrol", "--all", "show", "partition", "--oneliner")
-_SHOW_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc")
 _DEADLINE_S = 10.0  # short: sbatch gives these answers in any case
 
 OLDEST_SLURM = (22, 5)
@@ -81,14 +79,14 @@ def ask_version() -> Answer:
 
 def ask_partitions() -> Answer:
     """Query all partitions. `is_absent` is also True if the tools have no cluster."""
-    answer = run_command(_SHOW_PARTITIONS, _DEADLINE_S)
+    answer = run_command(["scontrol", "--all", "show", "partition", "--oneliner"], _DEADLINE_S)
     return replace(answer, is_absent=answer.is_absent or _NO_CLUSTER in answer.error)
 
 
 def ask_associations() -> Answer:
     """Query the user's accounts. Fails on a site without accounting."""
     words = [f"user={getpass.getuser()}", "format=Account,Partition,MaxWall"]
-    return run_command([*_SHOW_ASSOCIATIONS, *words], _DEADLINE_S)
+    return run_command(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", *words], _DEADLINE_S)
 
 
 def parse_associations(text: str) -> list[Association]:

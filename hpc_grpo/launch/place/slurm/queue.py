@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.slurm.text import OVER_STATES, output_of, unix_time
@@ -34,10 +34,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Slurm's answer at `asked_at` (unix seconds) about the jobs in `asked`. `jobs` lacks forgotten jobs.
-
-    `error` is Slurm's message if it did not answer.
-    """
+    """Slurm's answer at `asked_at` (unix seconds) about `asked`; `jobs` lacks forgotten jobs. `error`: it had none."""
 
     asked_at: float
     asked: tuple[str, ...] = ()
@@ -62,9 +59,8 @@ def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
 
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(
-            cache.with_suffix(".lock"), timeout=_LOCK_S
-        ):  # one at a time: who waits here finds the answer of who went first
+        # One at a time: a process that waits here finds the answer of the first.
+        with FileLock(cache.with_suffix(".lock"), timeout=_LOCK_S):
             answer = _read(cache)
             if answer is None or not 0 <= time.time() - answer.asked_at < _QUERY_MIN_S:
                 answer = _query(job_ids)
@@ -104,8 +100,6 @@ def _query(job_ids: Sequence[str]) -> QueueAnswer:
 
 def _read(cache: Path) -> QueueAnswer | None:
     try:
-        values: dict[str, Any] = json.loads(cache.read_text())
-        jobs = {job_id: QueuedJob(**job) for job_id, job in values.pop("jobs").items()}
-        return QueueAnswer(**{**values, "asked": tuple(values["asked"])}, jobs=jobs)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return TypeAdapter(QueueAnswer).validate_json(cache.read_bytes())
+    except (OSError, ValueError):
         return None  # none yet, or of another version

@@ -1,26 +1,21 @@
-"""Job scripts, and the one call to sbatch that submits one.
+"""Job scripts. Pure functions.
 
-`render` is pure. submitit only provides its knowledge of sbatch's options: the job runs `hpc-grpo attempt`, and nothing
-polls the scheduler, which sites forbid. sbatch reads the script from stdin: a full disk does not stop a successor.
+submitit only provides its knowledge of sbatch's options: the job runs `hpc-grpo attempt`, and nothing polls the
+scheduler, which sites forbid.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from hpc_grpo.config import LaunchConfig, SlurmConfig
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.base import refuse_hosts
 from hpc_grpo.launch.place.job_queue import TASK, JobRequest, job_python, path_line, setup_lines
-from hpc_grpo.launch.place.slurm.text import output_of
 from hpc_grpo.run.contract import WARNING_BEFORE_END_S
 from hpc_grpo.run.source import entry
-from hpc_grpo.system.commands import run_command
 
 
 def render(request: JobRequest) -> str:
@@ -116,47 +111,6 @@ _OWNED: dict[str, str] = {
 
 _IGNORE_WARNING = "trap '' USR1"
 """Slurm warns a short job at once. Ignore the signal, which would kill the job, until the supervisor handles it."""
-
-
-def submit(request: JobRequest, deadline_s: float = 60.0) -> str:
-    """Submit the job by sbatch and return its id. Raises LaunchError with sbatch's message, ConfigError like `render`.
-
-    sbatch may fail after the queue took the job. So after a failure the job is looked up by its name, and before a
-    retry too. A user's own comment leaves no place for the name.
-    """
-    script = render(request)
-    if request.may_be_queued and (job_id := _queued(request, deadline_s)):
-        return job_id
-    if not request.tasks:  # the folders of an array exist
-        request.run.slurm_logs.mkdir(parents=True, exist_ok=True)  # Slurm does not, and the job would die silently
-    environ = submission_environment(os.environ)
-    named = [] if "comment" in extra_options(request.launch.slurm) else [f"--comment={request.name}"]
-    answer = run_command(["sbatch", *named], deadline_s, environ=environ, stdin=script)
-    if answer.is_absent:
-        raise LaunchError("This machine has no Slurm (no sbatch on PATH); run `hpc-grpo train` instead.")
-    if found := re.search(r"\bjob (\d+)", answer.text):
-        return found[1]
-    with suppress(LaunchError):
-        if job_id := _queued(request, deadline_s):
-            return job_id
-    raise LaunchError(f"sbatch refused the job: {answer.said or answer.error}")
-
-
-def _queued(request: JobRequest, deadline_s: float) -> str:
-    """Return the id of the queued job with the name of a request, "" if there is none."""
-    words = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%k"]
-    printed = output_of(words, deadline_s=deadline_s)
-    jobs = dict(line.strip().split("|", 1)[::-1] for line in printed.splitlines() if "|" in line)
-    return jobs.get(request.name, "").partition("_")[0]  # of an array: 17_[0-5]
-
-
-def start_estimate(script: str, deadline_s: float) -> str:
-    """Return when Slurm would start the job, in its own words. Submits nothing. Raises LaunchError."""
-    environ = submission_environment(os.environ)
-    answer = run_command(["sbatch", "--test-only"], deadline_s, environ=environ, stdin=script)
-    if answer.error:
-        raise LaunchError(f"sbatch would refuse the job: {answer.said}" if answer.said else answer.error)
-    return f"{answer.said}\n"  # it writes the estimate to stderr
 
 
 def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -85,7 +85,6 @@ def test_who_is_missing_is_named_by_the_attempt_before(place: JoinedPlace, tmp_p
 
 
 def test_after_the_deadline_fewer_nodes_do_where_the_config_allows(place: JoinedPlace) -> None:
-    assert place._launch is not None
     place._launch = place._launch.model_copy(update={"min_nodes": 2})
     held = worker(place, "pod2")
     assert place.allocation().nodes == ("pod1", "pod2")
@@ -152,7 +151,6 @@ def test_a_worker_that_has_left_since_it_joined_is_an_agent_that_has_ended(place
 def test_a_signal_while_workers_are_awaited_ends_with_75_where_a_checkpoint_is(
     place: JoinedPlace, monkeypatch: pytest.MonkeyPatch, step: int, code: int, number: int
 ) -> None:
-    assert place._launch is not None
     place._launch = place._launch.model_copy(update={"rejoin_s": 4.0})
     monkeypatch.setattr(module, "newest_step", lambda _run: step)
     monkeypatch.setattr(module, "say", lambda _text: os.kill(os.getpid(), number))

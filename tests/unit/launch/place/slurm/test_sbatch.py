@@ -112,7 +112,7 @@ def test_an_installation_without_ray_submits_no_job_that_would_run_it(
 ) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, f"touch {tmp_path}/submitted; echo Submitted batch job 42\n")
     monkeypatch.setitem(job_python.__globals__, "find_spec", lambda name: None if name == "ray" else name)
-    for hand_over in (slurm.render, slurm.submit):
+    for hand_over in (slurm.render, SlurmQueue().submit):
         with pytest.raises(ConfigError, match=r"This Python has no Ray.*Set launch\.python"):
             hand_over(JobRequest(run, launch(), attempt_command(run)))
     assert not (tmp_path / "submitted").exists()
@@ -166,7 +166,7 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
     command = attempt_command(run)
     request = JobRequest(run, launch(), command)
-    assert slurm.submit(request) == "42"
+    assert SlurmQueue().submit(request) == "42"
     assert (tmp_path / "script").read_text() == slurm.render(request)
     assert "SLURM_MEM_PER_CPU" not in (tmp_path / "env").read_text()
     assert run.slurm_log("42").parent.is_dir()
@@ -175,7 +175,7 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
 def test_a_refusal_is_told_in_sbatchs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1\n")
     with pytest.raises(LaunchError, match="invalid partition specified: nope"):
-        slurm.submit(JobRequest(run, launch(), "true"))
+        SlurmQueue().submit(JobRequest(run, launch(), "true"))
 
 
 QUEUES_AND_FAILS = """
@@ -206,10 +206,10 @@ def test_a_job_that_was_queued_although_sbatch_failed_is_not_queued_twice(
     request = JobRequest(run, launch(), "true")
     if not answers_at_once:
         with pytest.raises(LaunchError, match="Socket timed out"):
-            slurm.submit(request)
+            SlurmQueue().submit(request)
         squeue.write_text(shows)
         request = replace(request, may_be_queued=True)
-    assert slurm.submit(request) == "42"
+    assert SlurmQueue().submit(request) == "42"
     assert (tmp_path / "SENT").read_text().split() == [request.name]
 
 
@@ -232,7 +232,7 @@ def test_a_caller_in_a_hurry_waits_no_minute_for_slurm(
 def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match="no Slurm"):
-        slurm.submit(JobRequest(RunDir(tmp_path / "run"), launch(), "true"))
+        SlurmQueue().submit(JobRequest(RunDir(tmp_path / "run"), launch(), "true"))
 
 
 def test_a_submission_from_inside_a_job_carries_nothing_of_it() -> None:
