@@ -16,14 +16,7 @@ from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.environment import PROXIES, SCHEDULER, environment_report, is_denied, is_named
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobRequest
-from hpc_grpo.launch.place.slurm.partition import (
-    OLDEST_SLURM,
-    ask_associations,
-    ask_version,
-    chosen_partition,
-    parse_associations,
-    parse_partitions,
-)
+from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.preflight.findings import Context, Finding, Group, failure, guarded, ok, skipped, warning
 from hpc_grpo.preflight.folders import run_folder_finding
 from hpc_grpo.preflight.inputs import input_findings, refusals, refuse_missing_python
@@ -59,9 +52,9 @@ def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> 
 
 def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> Iterator[Finding]:
     """Check Slurm, partition, account, walltime and options. With `partitions`, makes three calls to the scheduler."""
-    launch, associations = context.launch, ask_associations()
+    launch, associations = context.launch, partition.ask_associations()
     found = [
-        guarded("slurm", lambda: version_finding(ask_version())),
+        guarded("slurm", lambda: version_finding(partition.ask_version())),
         guarded("partition", lambda: partition_finding(launch, partitions, num_nodes)),
         guarded("account", lambda: account_finding(launch, associations, partitions)),
         guarded("walltime", lambda: walltime_finding(launch, partitions, associations)),
@@ -83,8 +76,8 @@ def version_finding(answer: Answer) -> Finding:
     found = re.search(r"(\d+)\.(\d+)", answer.text)
     if found is None:
         return skipped(check, f"{answer.text.strip()!r} names no version")
-    oldest = f"{OLDEST_SLURM[0]}.{OLDEST_SLURM[1]:02}"
-    if (int(found[1]), int(found[2])) < OLDEST_SLURM:
+    oldest = f"{partition.OLDEST_SLURM[0]}.{partition.OLDEST_SLURM[1]:02}"
+    if (int(found[1]), int(found[2])) < partition.OLDEST_SLURM:
         says = f"Slurm {found[0]} is older than {oldest}, the oldest that is tested: steps may get other CPUs and GPUs"
         return warning(check, says, "try a run of a few steps on two nodes first, or ask your site for a newer one")
     return ok(check, f"{answer.text.strip()}; {oldest} and newer are supported")
@@ -97,8 +90,8 @@ def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> F
         return _unanswered(check, answer)
     if slurm.partition and "," in slurm.partition:
         return skipped(check, f"{slurm.partition} are several: the submit options say whether one takes the job")
-    partitions = parse_partitions(answer.text)
-    chosen, names = chosen_partition(slurm, partitions), ", ".join(p.name for p in partitions) or "none"
+    partitions = partition.parse_partitions(answer.text)
+    chosen, names = partition.chosen_partition(slurm, partitions), ", ".join(p.name for p in partitions) or "none"
     choose = f"set launch.slurm.partition to one of: {names}"
     if chosen is None:
         what = f"there is no partition {slurm.partition}" if slurm.partition else "the site has no default partition"
@@ -128,7 +121,7 @@ def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answ
     check, wanted = "account", launch.slurm.account
     if associations.error:  # a site may do without accounting
         return skipped(check, associations.error)
-    accounts = list(dict.fromkeys(one.account for one in parse_associations(associations.text)))
+    accounts = list(dict.fromkeys(one.account for one in partition.parse_associations(associations.text)))
     listed = ", ".join(accounts)
     if wanted is None:
         if not accounts:
@@ -137,7 +130,7 @@ def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answ
     if wanted.lower() not in [account.lower() for account in accounts]:
         fix = f"set launch.slurm.account to one of: {listed}" if accounts else "ask your site for an account"
         return failure(check, f"{wanted} is not one of your accounts", fix)
-    chosen = chosen_partition(launch.slurm, parse_partitions(partitions.text))
+    chosen = partition.chosen_partition(launch.slurm, partition.parse_partitions(partitions.text))
     if chosen is not None and not chosen.admits(wanted):
         return failure(check, f"partition {chosen.name} does not take {wanted}", "another account or partition")
     return ok(check, f"{wanted} is yours")
@@ -148,11 +141,11 @@ def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Ans
     check, slurm = "walltime", launch.slurm
     if partitions.error:
         return _unanswered(check, partitions)
-    chosen = chosen_partition(slurm, parse_partitions(partitions.text))
+    chosen = partition.chosen_partition(slurm, partition.parse_partitions(partitions.text))
     if chosen is None:
         return skipped(check, "the partition is not known")
     limits = {f"partition {chosen.name}": chosen.max_minutes}
-    for association in parse_associations(associations.text):
+    for association in partition.parse_associations(associations.text):
         if association.is_charged(slurm, chosen):
             limits[f"account {association.account}"] = association.max_minutes
     for who, limit_min in limits.items():

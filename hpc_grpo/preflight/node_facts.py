@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
@@ -24,7 +24,7 @@ from hpc_grpo.launch.agent.folders import SHM
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import choose_ports, node_address, temp_dir_path
 from hpc_grpo.launch.agent.stage import local_dir, staged_environment
-from hpc_grpo.launch.environment import check_resolved, expand, filtered
+from hpc_grpo.launch.environment import check_resolved, filtered
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.preflight.folders import file_system, free_gib, write_error
 from hpc_grpo.system.commands import run_command
@@ -101,6 +101,10 @@ def gather(spec: NodeSpec) -> NodeFacts:
     resources = find_place().node_resources()
     (interface, address), interface_error = _tried(lambda: node_address(spec), ("", ""))
     free_port, ports_error = _tried(lambda: choose_ports(spec.tag, resources.num_cpus).gcs, 0)
+    parent = local_dir(spec, os.environ)
+    folder, temp_dir_error = existing(parent), _tried(lambda: temp_dir_path(spec, os.environ), None)[1]
+    if not temp_dir_error and (why := write_error(folder)):
+        temp_dir_error = f"{folder} cannot be written: {why}"
     listed = ask_nvidia_smi()
     return NodeFacts(
         node=spec.node,
@@ -114,7 +118,10 @@ def gather(spec: NodeSpec) -> NodeFacts:
         ports_error=ports_error,
         num_usable_cpus=len(os.sched_getaffinity(0)),
         num_machine_cpus=os.cpu_count() or 1,
-        **_temp_dir(spec),
+        temp_dir=str(parent),
+        temp_dir_error=temp_dir_error,
+        temp_dir_system=file_system(folder),
+        temp_dir_free_gib=free_gib(folder),
         shm_free_gib=free_gib(SHM),
         limits={name: resource.getrlimit(limit)[1] for name, limit in _LIMITS.items()},
         soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -126,7 +133,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         wheel_cuda=_wheel_cuda(),
         cannot_compile=cannot_compile(environ),
         env_error=_tried(lambda: check_resolved(spec.env, os.environ), None)[1],
-        caches=_caches({**environ, **staged_environment(spec.stage, local_dir(spec, os.environ), environ)}),
+        caches=_caches({**environ, **staged_environment(spec.stage, parent, environ)}),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
         match_mode=environ.get("FI_CXI_RX_MATCH_MODE", ""),
         has_vni="SLINGSHOT_VNIS" in os.environ,
@@ -140,17 +147,6 @@ def _tried(call: Callable[[], T], default: T) -> tuple[T, str]:
         return call(), ""
     except (ConfigError, LaunchError) as error:
         return default, str(error)
-
-
-def _temp_dir(spec: NodeSpec) -> dict[str, Any]:
-    path, error = _tried(lambda: temp_dir_path(spec, os.environ), None)
-    if path is None:
-        return {"temp_dir": expand(spec.local_dir or "/tmp"), "temp_dir_error": error}
-    folder = existing(path.parent)
-    if error := write_error(folder):
-        error = f"{folder} cannot be written: {error}"
-    names = ("temp_dir", "temp_dir_error", "temp_dir_system", "temp_dir_free_gib")
-    return dict(zip(names, (str(path.parent), error, file_system(folder), free_gib(folder)), strict=True))
 
 
 def _versions() -> dict[str, str]:

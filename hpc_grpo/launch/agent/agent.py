@@ -20,18 +20,10 @@ from types import FrameType
 from typing import IO
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
+from hpc_grpo.launch.agent import ray_command
 from hpc_grpo.launch.agent.folders import OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
 from hpc_grpo.launch.agent.program import RayProcess, end_containers, inside_of
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order, hand_over
-from hpc_grpo.launch.agent.ray_command import (
-    RAY_LOG_NAME,
-    TEMP_DIR_NAME,
-    choose_ports,
-    node_address,
-    ray_environment,
-    start_command,
-    temp_dir_path,
-)
 from hpc_grpo.launch.agent.stage import ATTEMPT_NAME, make_copies, take_run
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
@@ -116,22 +108,23 @@ class NodeAgent:
             # A port can be lost between the test and the start: once more elsewhere.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
             self._end_ray()
-        tail = "\n".join((self._own_dirs()[0] / RAY_LOG_NAME).read_text(errors="replace").splitlines()[-8:])
-        return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / RAY_LOG_NAME}. Its last lines:\n{tail}"
+        log = ray_command.RAY_LOG_NAME
+        tail = "\n".join((self._own_dirs()[0] / log).read_text(errors="replace").splitlines()[-8:])
+        return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / log}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> tuple[RayProcess, int | None]:
         """Start Ray and report it. Return Ray, and the exit code if it ended; None once it is up."""
         spec = self._spec
-        interface, ip = node_address(spec)
+        interface, ip = ray_command.node_address(spec)
         resources = find_place().node_resources()
-        ports = choose_ports(spec.tag, resources.num_cpus, skip_ports, spec.dashboard_port)
+        ports = ray_command.choose_ports(spec.tag, resources.num_cpus, skip_ports, spec.dashboard_port)
         own_dir, shm_dir = self._own_dirs()
         (shm_dir / PULSES_NAME).mkdir(mode=0o700, exist_ok=True)
-        temp_dir = own_dir / TEMP_DIR_NAME
+        temp_dir = own_dir / ray_command.TEMP_DIR_NAME
         self._ray = ray = RayProcess(
-            start_command(spec, ip, ports, temp_dir, resources),
-            ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
-            own_dir / RAY_LOG_NAME,
+            ray_command.start_command(spec, ip, ports, temp_dir, resources),
+            ray_command.ray_environment(os.environ, spec, ip, interface, str(shm_dir)),
+            own_dir / ray_command.RAY_LOG_NAME,
             inside_of(spec, "ray", shm_dir),
         )
         while not ray.is_up():
@@ -207,7 +200,7 @@ class NodeAgent:
 
     def _own_dirs(self) -> tuple[Path, Path]:
         """Make the folders of Ray and of the weight store. Removes leftovers of dead agents first."""
-        paths = (temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
+        paths = (ray_command.temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
         if not self._dirs:
             for path in paths:
                 for leftover in sweep(path.parent):
@@ -221,7 +214,7 @@ class NodeAgent:
         # The weight store first: it holds the node's memory, and copying logs can be slow.
         for owned in reversed(self._dirs):
             with not_worth_the_run("Ray's logs were not copied", sys.stderr):
-                keep_ray_logs(owned.path / TEMP_DIR_NAME, Path(self._spec.log_dir))
+                keep_ray_logs(owned.path / ray_command.TEMP_DIR_NAME, Path(self._spec.log_dir))
                 kept = self._log_dir.parents[1]
                 hand_over(owned.path / ATTEMPT_NAME, self._reports, kept, is_urgent=self._is_urgent)
             with not_worth_the_run(f"{owned.path} was not removed", sys.stderr):

@@ -48,13 +48,13 @@ class Inside:
 
 def inside_of(spec: NodeSpec, program: str, folder: Path) -> Inside | None:
     """Return the container of a program on this node, None for no container."""
-    return Inside(Container(**spec.container), spec.tag, program, folder) if spec.container else None
+    return Inside(spec.container, spec.tag, program, folder) if spec.container else None
 
 
 def end_containers(spec: NodeSpec) -> None:
     """End all containers of a node's attempt, including the driver's: a dead supervisor may have left it."""
     if spec.container:
-        Container(**spec.container).end(labels_of(spec.tag))
+        spec.container.end(labels_of(spec.tag))
         sweep(SHM)
 
 

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 
 from hpc_grpo import __version__
 from hpc_grpo.errors import LaunchError
+from hpc_grpo.launch.place.container import Container
 from hpc_grpo.run.stacks import STACKS_NAME
 from hpc_grpo.system.processes import ProcessIdentity
 from hpc_grpo.system.say import say
@@ -84,8 +85,8 @@ class NodeSpec:
     `tag` names the attempt on this node ("<job id>-<node index>-<random>"). `head_address` is "ip:port", "" on the
     head, and None until the head has an address, which then comes as a separate line. `nodes` are the names of all
     nodes of the attempt. `env` and `pass_env` are those of the `launch` section. `contract_env` are variables for
-    training. All three reach Ray and the actors. `container` has the fields of a `Container`; None means no container.
-    `environ` are variables that the agent could not inherit, secrets among them: a spec is never written to disk.
+    training. All three reach Ray and the actors. `environ` are variables that the agent could not inherit, some secret:
+    a spec is never written to disk.
     `token_digest` is the digest of the head's token, "" on the head; with it a node checks whether it sees the head's
     disk. `version` is the package's version on the head. `dashboard_port` is the port of Ray's dashboard on the head's
     loopback, if it is free; 0: any free port; None: no dashboard. `templates_of` is the run whose templates of actors
@@ -108,7 +109,7 @@ class NodeSpec:
     nodes: list[str] = field(default_factory=list)
     environ: dict[str, str] = field(default_factory=dict)
     lease_s: float = 60.0
-    container: dict[str, Any] | None = None
+    container: Container | None = None
     token_digest: str = ""
     version: str = ""
     own_disk: OwnDisk | None = None

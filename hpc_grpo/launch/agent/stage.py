@@ -22,14 +22,8 @@ from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent.folders import SharedDir, shared_dir, shared_dir_path
 from hpc_grpo.launch.agent.protocol import NodeSpec, OwnDisk, Stage
 from hpc_grpo.launch.environment import expand
+from hpc_grpo.run import contract
 from hpc_grpo.run.compiled import CACHES, unpack
-from hpc_grpo.run.contract import (
-    ATTEMPT_DIR_VARIABLE,
-    COMPILED_ARCHIVE_VARIABLE,
-    COMPILED_DIR_VARIABLE,
-    DISKS_VARIABLE,
-    WEIGHTS_DIR_VARIABLE,
-)
 from hpc_grpo.run.files import digest_of, write_atomic
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import unpack_source
@@ -87,10 +81,11 @@ def staged_environment(stage: Stage, parent: Path, given: Mapping[str, str]) -> 
     """Return the variables that point to the copies, except caches whose place is already `given`."""
     copies, variables = staged(stage, parent), {}
     if copies.weights:
-        variables[WEIGHTS_DIR_VARIABLE] = str(copies.weights)
+        variables[contract.WEIGHTS_DIR_VARIABLE] = str(copies.weights)
     if copies.compiled:
         variables |= {name: str(copies.compiled / folder) for name, folder in CACHES.items() if name not in given}
-        variables |= {COMPILED_DIR_VARIABLE: str(copies.compiled), COMPILED_ARCHIVE_VARIABLE: stage.compiled}
+        variables[contract.COMPILED_DIR_VARIABLE] = str(copies.compiled)
+        variables[contract.COMPILED_ARCHIVE_VARIABLE] = stage.compiled
     return variables
 
 
@@ -192,7 +187,7 @@ def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_u
             return False
 
     if not spec.token_digest or sees_head():
-        told = {name: value for name, value in spec.contract_env.items() if name != DISKS_VARIABLE}
+        told = {name: value for name, value in spec.contract_env.items() if name != contract.DISKS_VARIABLE}
         return replace(spec, own_disk=None, contract_env=told)
     if spec.own_disk is not None:
         return _with_own_disk(spec, spec.own_disk, own_dir)
@@ -229,6 +224,6 @@ def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
         token_path=str(token),
         log_dir=str(log_dir),
         working_dir=spec.working_dir if has_folder else str(run.path),
-        contract_env={**spec.contract_env, ATTEMPT_DIR_VARIABLE: str(attempt_dir)},
+        contract_env={**spec.contract_env, contract.ATTEMPT_DIR_VARIABLE: str(attempt_dir)},
         templates_of="",  # they read the run's config, which is at the head
     )

@@ -109,7 +109,7 @@ class StartFacts:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """Whether to train, and why, in words for the user. `gave_up`: the run did not end as the user wanted.
+    """Whether to train, and why; "" in a job that the user submitted. `gave_up`: the run is not as the user wanted.
 
     `ends_chain`: if this job does not train, no later job may train either.
     """
@@ -132,7 +132,7 @@ def decide_start(facts: StartFacts) -> StartDecision:
         return StartDecision(False, why, gave_up, news)
     previous = facts.previous
     if previous is None:
-        return StartDecision(True, "Submitted by the user.")
+        return StartDecision(True, "")
     how = f"ended as {previous.exit_kind}"
     if previous.exit_kind == "running":
         how = f"ended without a word ({previous.end.state or 'and the queue does not know how'})"

@@ -78,10 +78,6 @@ class ChainLink:
         self._output = ""
         self._knows_what_was_given = False
 
-    @property
-    def is_first(self) -> bool:
-        return self._job.successor_of == ""
-
     @cached_property
     def _before(self) -> list[PreviousLink]:
         """The jobs before this one, latest first, back to the last one with an attempt.

@@ -16,13 +16,7 @@ from dataclasses import replace
 
 from hpc_grpo.config import LaunchConfig, with_overrides
 from hpc_grpo.errors import ConfigError, LaunchError
-from hpc_grpo.launch.chain.decide import (
-    FOLLOWERS,
-    may_queue_successor,
-    node_hours_asked,
-    node_hours_used,
-    within_node_hours,
-)
+from hpc_grpo.launch.chain import decide
 from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest, job_of_task
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain, write_chain
@@ -137,18 +131,18 @@ def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
     left.
     """
     refuse_endless_chain(launch)
-    used = node_hours_used(read_attempts(run), time.time())
+    used = decide.node_hours_used(read_attempts(run), time.time())
     try:
-        requested = [within_node_hours(launch, used)]
+        requested = [decide.within_node_hours(launch, used)]
     except ConfigError as error:
         raise ConfigError(f"{run.name}: {error}") from None
     num_further = launch.slurm.max_job_chains or 0
     if launch.slurm.jobs_can_submit:
-        num_further = sum(may_queue_successor(launch, links_before) for links_before in range(FOLLOWERS))
+        num_further = sum(decide.may_queue_successor(launch, links_before) for links_before in range(decide.FOLLOWERS))
     for _ in range(num_further):
-        used += node_hours_asked(requested[-1])
+        used += decide.node_hours_asked(requested[-1])
         try:
-            requested.append(within_node_hours(launch, used))
+            requested.append(decide.within_node_hours(launch, used))
         except ConfigError:
             break  # as many as the ceiling allows
     return requested

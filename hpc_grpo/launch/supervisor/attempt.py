@@ -131,7 +131,7 @@ def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None]
 def _end_of_chain(run: RunDir, link: ChainLink) -> int | None:
     """Let the job decide whether its chain continues. Return the exit code if it does not."""
     decision = link.decide()
-    if not (link.is_first and decision.goes_on):
+    if decision.why:
         say(decision.why)
     if owner := abandoned_by(run, link.before):
         close_record(run, owner)

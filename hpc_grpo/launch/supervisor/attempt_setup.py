@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class AttemptSetup:
             pass_env=launch.pass_env,
             contract_env=self.contract_environment(),
             nodes=list(nodes),
-            container=asdict(self.container) if self.container else None,
+            container=self.container,
             environ={} if node == nodes[0] else self.place.carried_environment(os.environ),
             version=__version__,
             dashboard_port=self.place.dashboard_port if launch.ray_dashboard and head_address == "" else None,

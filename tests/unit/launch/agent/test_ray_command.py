@@ -16,6 +16,7 @@ from hpc_grpo.launch.agent.protocol import NodeSpec, Stage
 from hpc_grpo.launch.agent.ray_command import RayPorts, ray_environment, start_command, temp_dir_path
 from hpc_grpo.launch.agent.stage import staged
 from hpc_grpo.launch.place.base import NodeResources
+from hpc_grpo.launch.place.container import Container
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.run.paths import RunDir
 from tests.support.places import FakePlace, allocation
@@ -108,7 +109,7 @@ def test_copies_of_another_run_are_not_taken_over() -> None:
 
 
 def test_in_a_container_there_are_no_templates() -> None:
-    node = spec(templates_of="/runs/r", container={"image": "i"})
+    node = spec(templates_of="/runs/r", container=Container("i", "docker", "python3"))
     assert not [word for word in command(node) if word.startswith("--template=")]
     assert "HPC_GRPO_ENGINE_PYTHON" not in ray_environment({}, node, "10.0.0.1", "lo", "/dev/shm/hg")
 
