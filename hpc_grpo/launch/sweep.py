@@ -1,7 +1,6 @@
 """A sweep: one run for each cell of a grid of values, submitted together as one array of jobs.
 
-Each run is a folder of the sweep. Task K of the array trains the run behind the link `.cells/K`, which has follow-on
-jobs of its own.
+Each run is a folder of the sweep. Task K of the array trains the run behind `.cells/K`. Follow-on jobs belong to a run.
 """
 
 from __future__ import annotations

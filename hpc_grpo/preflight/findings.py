@@ -28,7 +28,6 @@ MAX_NAMED_NODES = 4
 
 _STATUS_WIDTH = len("skipped") + 1
 _INDENT = " " * (_STATUS_WIDTH + 2)
-_DEFAULT_ROOT = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Context:
     @property
     def root(self) -> Path:
         """The absolute folder of run directories."""
-        return self.config.run.root if self.config else _DEFAULT_ROOT.absolute()
+        return self.config.run.root if self.config else Path("runs").absolute()
 
     @property
     def job_environ(self) -> Mapping[str, str]:

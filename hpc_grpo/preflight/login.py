@@ -1,7 +1,4 @@
-"""The checks of the login node: all that can be known before any node is asked for.
-
-Partition, account and walltime are judged by the rules of launch/place/slurm/partition.py.
-"""
+"""The checks of the login node: all that can be known before any node is asked for."""
 
 from __future__ import annotations
 

@@ -19,10 +19,7 @@ _MAX_NAMED_PACKAGES = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of one node's torch probe. Bandwidths are in 10^9 bytes a second, None if not measured.
-
-    `nccl_library` and `nccl_plugin` are the loaded files; "" for none.
-    """
+    """What the torch probe of a node measured. `nccl_library` and `nccl_plugin` are the loaded files; "" for none."""
 
     sees_gpus: int = 0
     gloo_gb_per_s: float | None = None

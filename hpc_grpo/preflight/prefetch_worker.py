@@ -21,17 +21,10 @@ from typing import Any
 import yaml
 
 from hpc_grpo.config import Config
+from hpc_grpo.data import tokenizer
 from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
-from hpc_grpo.data.tokenizer import (
-    check_context_length,
-    import_without_torch,
-    load_tokenizer,
-    model_folder,
-    refuse_other_vocabularies,
-    stop_token_ids,
-)
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.preflight.prefetch import Item, items_of, source_of
 from hpc_grpo.system.hugging_face import WEIGHT_FORMS, read_header, weight_files
@@ -59,7 +52,7 @@ def main(action: str, keys: list[str]) -> None:
     config = Config.model_validate(yaml.safe_load(sys.stdin))
     if action == "verify":
         shut_off_network()
-        import_without_torch(config)
+        tokenizer.import_without_torch(config)
     work = _verified if action == "verify" else _fetched
     for item in items_of(config, Path.cwd()):
         if item.key in keys:
@@ -173,13 +166,13 @@ def _verified(config: Config, item: Item) -> dict[str, Any]:
 
 
 def _verify_model(config: Config, item: Item) -> tuple[Path, list[Path]]:
-    folder = model_folder(item.name)
+    folder = tokenizer.model_folder(item.name)
     if item.key == "model.path":
-        tokenizer = load_tokenizer(config)
-        check_context_length(config)
-        stop_token_ids(config, tokenizer)
+        loaded = tokenizer.load_tokenizer(config)
+        tokenizer.check_context_length(config)
+        tokenizer.stop_token_ids(config, loaded)
     if item.key in config.scoring_models:
-        refuse_other_vocabularies(config)
+        tokenizer.refuse_other_vocabularies(config)
     check_weights(folder)
     return folder, [file for file in folder.rglob("*") if file.is_file()]
 
@@ -187,7 +180,7 @@ def _verify_model(config: Config, item: Item) -> tuple[Path, list[Path]]:
 def _verify_dataset(config: Config, item: Item) -> tuple[Path, list[Path]]:
     """Check and tokenize every row, which fills the cache of tokenized data for the run."""
     source = source_of(config, item)
-    rows = load_rows(config, source, load_tokenizer(config), tokenizer_identity(config, os.environ))
+    rows = load_rows(config, source, tokenizer.load_tokenizer(config), tokenizer_identity(config, os.environ))
     files = open_source(source).files() or list(rows.folder.iterdir())
     return files[0] if len(files) == 1 and item.is_local else files[0].parent, files
 

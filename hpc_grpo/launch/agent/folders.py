@@ -175,13 +175,10 @@ def shm_dir_path(tag: str) -> Path:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove folders below `parent` whose agent of this user is dead. Return the removed ones.
-
-    Never raises: a folder that it cannot open or remove belongs to another user, or is gone.
-    """
+    """Remove folders below `parent` whose agent of this user is dead, and return them. Never raises."""
     removed: list[Path] = []
     for path in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # another user's, or gone
             folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
             if os.fstat(folder).st_uid != os.getuid():
                 continue

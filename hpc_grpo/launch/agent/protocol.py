@@ -86,11 +86,10 @@ class NodeSpec:
     head, and None until the head has an address, which then comes as a separate line. `nodes` are the names of all
     nodes of the attempt. `env` and `pass_env` are those of the `launch` section. `contract_env` are variables for
     training. All three reach Ray and the actors. `environ` are variables that the agent could not inherit, some secret:
-    a spec is never written to disk.
-    `token_digest` is the digest of the head's token, "" on the head; with it a node checks whether it sees the head's
-    disk. `version` is the package's version on the head. `dashboard_port` is the port of Ray's dashboard on the head's
-    loopback, if it is free; 0: any free port; None: no dashboard. `templates_of` is the run whose templates of actors
-    start beside Ray; "": none. `supervisor` is the sender of the spec.
+    a spec is never written to disk. `token_digest` is the digest of the head's token, "" on the head; with it a node
+    checks whether it sees the head's disk. `version` is the package's version on the head. `dashboard_port` is the port
+    of Ray's dashboard on the head's loopback, if it is free; 0: any free port; None: no dashboard. `templates_of` is
+    the run whose templates of actors start beside Ray; "": none. `supervisor` is the sender of the spec.
     """
 
     node: str

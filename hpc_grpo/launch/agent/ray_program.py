@@ -23,10 +23,7 @@ _TEMPLATE = "--template="
 
 
 def start() -> None:
-    """Run Ray's command line without Ray Serve, Ray Jobs and the Ray Client server.
-
-    Ray imports them if it can, with pandas and FastAPI: seconds on every node. Ray has no option against it.
-    """
+    """Run Ray's command line without Ray Serve, Jobs and Client, whose imports cost seconds on every node."""
     options = [word for word in sys.argv if word.startswith(_TEMPLATE)]
     sys.argv = [word for word in sys.argv if word not in options]
     templates = []

@@ -220,10 +220,7 @@ def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hou
 
 
 def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
-    """Return `launch` asking for no more walltime than `used` node-hours leave of `launch.slurm.max_node_hours`.
-
-    Raises ConfigError if that is too little for the nodes to come up.
-    """
+    """Return `launch` with the walltime that `used` node-hours leave. Raises ConfigError if nodes cannot come up."""
     slurm = launch.slurm
     if slurm.max_node_hours is None:
         return launch

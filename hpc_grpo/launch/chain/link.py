@@ -17,21 +17,8 @@ from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
-from hpc_grpo.launch.chain.decide import (
-    FOLLOWERS,
-    News,
-    PreviousLink,
-    StartDecision,
-    StartFacts,
-    decide_start,
-    decide_succession,
-    may_queue_successor,
-    news_at_end,
-    node_hours_asked,
-    node_hours_used,
-    node_hours_when_over,
-    within_node_hours,
-)
+from hpc_grpo.launch.chain import decide
+from hpc_grpo.launch.chain.decide import News, PreviousLink, StartDecision, StartFacts
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.freeze import working_dir
 from hpc_grpo.launch.place.job_queue import Job, JobEnd, JobQueue, JobRequest
@@ -86,7 +73,7 @@ class ChainLink:
         """
         record, before = read_chain(self._run), list[PreviousLink]()
         job_id = self._job.successor_of
-        while job_id and len(before) <= FOLLOWERS and not (before and before[-1].left_an_attempt):
+        while job_id and len(before) <= decide.FOLLOWERS and not (before and before[-1].left_an_attempt):
             link = record.link(job_id)
             previous = _previous_link(self._run, job_id, self._queue.end_of(job_id))
             waits_for, has_begun = link.successor_of if link else "", self._run.job_mark(job_id).exists()
@@ -99,7 +86,7 @@ class ChainLink:
     def _successors(self) -> Successors:
         """The jobs behind this one, which request what the record notes for this job. Raises OSError."""
         asked = self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
-        return Successors(self._run, asked, self._queue, self._job, node_hours_asked(asked))
+        return Successors(self._run, asked, self._queue, self._job, decide.node_hours_asked(asked))
 
     def _ask_what_was_given(self, queue: JobQueue) -> None:
         """Let the jobs behind this one request this job's resources, once the queue reports them. Raises OSError."""
@@ -108,7 +95,7 @@ class ChainLink:
             if not self._knows_what_was_given and (job := queue.show(own.job_id)) is not None:
                 self._output = job.output
                 behind.launch = job.asked(behind.launch, by_hand=own.by_hand)
-                behind.hours_before = job.node_hours or node_hours_asked(behind.launch)
+                behind.hours_before = job.node_hours or decide.node_hours_asked(behind.launch)
             self._knows_what_was_given = True
         except LaunchError as error:
             say(f"The queue does not report this job's options, so a successor requests what the config says: {error}")
@@ -156,7 +143,7 @@ class ChainLink:
         """Decide whether this job trains. If it does not, end the chain."""
         own, launch, record = self._job, self._launch, read_chain(self._run)
         links = record.links_before(own.job_id, own.successor_of)
-        decision = decide_start(
+        decision = decide.decide_start(
             StartFacts(
                 is_complete=self._run.is_complete(),
                 stop_asked=self._run.stop_marker.exists(),
@@ -165,7 +152,7 @@ class ChainLink:
                 max_attempts=None if launch.slurm.max_job_chains is None else launch.slurm.max_job_chains + 1,
                 stalled=stalled([link.first_step for link in links], newest_step(self._run)),
                 max_stalled=launch.max_stalled_attempts,
-                node_hours=node_hours_used(read_attempts(self._run), time.time()),
+                node_hours=decide.node_hours_used(read_attempts(self._run), time.time()),
                 max_node_hours=launch.slurm.max_node_hours,
                 user_knows=own.successor_of != "" and record.ended != "",
                 replaced_by=self._replaced_by(record),
@@ -217,7 +204,7 @@ class ChainLink:
         """Update the successor according to the attempt's end."""
         try:
             with not_worth_the_run(_NO_RECORD):
-                match decide_succession(attempt, self._run.stop_marker.exists()):
+                match decide.decide_succession(attempt, self._run.stop_marker.exists()):
                     case "end the chain":
                         self._successors.end_chain(attempt.why)
                     case "have one wait":
@@ -232,7 +219,7 @@ class ChainLink:
         with not_worth_the_run("What became of the run could not be read"):
             record = read_chain(self._run)
             has_successor = record.successor_behind(self._job.job_id) != ""
-            self._news = news_at_end(attempt, self._run.is_complete(), has_successor, record.ended)
+            self._news = decide.news_at_end(attempt, self._run.is_complete(), has_successor, record.ended)
 
     def tell(self) -> None:
         """Run the user's command if there is news. Only after the run is released, because the command may read it."""
@@ -284,7 +271,7 @@ class Successors:
         record = self.record()
         behind = list(record.followers(self.job.job_id))
         try:
-            while len(behind) < FOLLOWERS and (job_id := self._queue_behind(record, behind, queue)):
+            while len(behind) < decide.FOLLOWERS and (job_id := self._queue_behind(record, behind, queue)):
                 self._queued[job_id] = (self.job.job_id, *behind)[-1]
                 behind.append(job_id)
                 say(f"Queued job {job_id}, which carries on if the jobs before it do not finish the run.")
@@ -356,14 +343,14 @@ class Successors:
         """Queue a job after this one and its followers. Return its id, "" if no more jobs are allowed."""
         own = self.job
         links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
-        if not may_queue_successor(self.launch, links_before):
+        if not decide.may_queue_successor(self.launch, links_before):
             return ""
-        used = node_hours_when_over(read_attempts(self.run), own.job_id, self.hours_before, time.time())
+        used = decide.node_hours_when_over(read_attempts(self.run), own.job_id, self.hours_before, time.time())
         for _ in behind:
-            used += node_hours_asked(within_node_hours(self.launch, used))
+            used += decide.node_hours_asked(decide.within_node_hours(self.launch, used))
         before = (own.job_id, *behind)
         command = attempt_command(self.run, own.driver, successor_of=before[-1])
-        request = JobRequest(self.run, within_node_hours(self.launch, used), command, after=before[-2:])
+        request = JobRequest(self.run, decide.within_node_hours(self.launch, used), command, after=before[-2:])
         if self._doubtful is not None and self._doubtful.after == request.after:
             request = replace(request, name=self._doubtful.name, may_be_queued=True)
         self._doubtful = request

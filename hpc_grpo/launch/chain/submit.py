@@ -51,10 +51,7 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
 
 
 def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue: JobQueue) -> str:
-    """Queue `request`, which is the first job of one run or the array of several, and the follow-on jobs of each run.
-
-    Returns the id of the job or of the array. Raises as `submit_run` does.
-    """
+    """Queue the first job of a run, or the array of several, and each run's follow-on jobs. Return the first id."""
     launches = {run.path: requested_launches(run, request.launch) for run in runs}
     first = min((own[0] for own in launches.values()), key=lambda launch: launch.slurm.time_min)
     has_further = any(len(own) > 1 for own in launches.values())
@@ -127,8 +124,7 @@ def complete_until_queued(run: RunDir) -> Iterator[None]:
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
     """Return the requests of the first job and its two followers, or of all jobs if jobs cannot submit.
 
-    The first job queues its followers too, unless it dies in its setup lines. Raises ConfigError without node-hours
-    left.
+    The first job queues its followers too, unless its setup lines fail. Raises ConfigError without node-hours left.
     """
     refuse_endless_chain(launch)
     used = decide.node_hours_used(read_attempts(run), time.time())

@@ -181,10 +181,8 @@ def labels_of(tag: str, program: str = "") -> list[str]:
 
 
 def exit_code(code: int | None) -> int | None:
-    """Return a program's exit code from its client's: engines report 137 after SIGKILL, not -9.
-
-    A code above that of the last signal is the client's own, such as podman's 255.
-    """
+    """Return a program's exit code from its client's: engines report 137 after SIGKILL, not -9."""
+    # A code above the last signal's is the client's own, such as podman's 255.
     return 128 - code if code is not None and 128 < code < 128 + signal.NSIG else code
 
 

@@ -115,10 +115,7 @@ def _close(place: Place, end: End) -> None:
 
 
 def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None] = time.sleep) -> Allocation:
-    """Return the nodes of this attempt. Raises LaunchError if the place does not answer.
-
-    With `is_patient`, repeats the query for two minutes: giving up would end the chain of jobs.
-    """
+    """Return the nodes of this attempt. `is_patient`: ask for two minutes, since giving up would end the chain."""
     for pause_s in _ASK_AGAIN_S if is_patient else ():
         try:
             return place.allocation()

@@ -51,10 +51,7 @@ class RewardServer:
         self._start()
 
     def wait_until_healthy(self, goes_on: Callable[[], bool]) -> bool:
-        """Return True once the server answers, False once waiting must end.
-
-        Raises NodesUnavailableError with the end of the log if the server exits or misses the deadline.
-        """
+        """Return True once the server answers, False once waiting must end. Raises NodesUnavailableError."""
         begun = time.monotonic()
         while not self._answers():
             self._refuse_others()

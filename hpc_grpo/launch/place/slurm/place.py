@@ -1,7 +1,4 @@
-"""The place of a process inside a Slurm job, and steps on its nodes: node agents, and shells for the user.
-
-The only module that reads the values of `SLURM_*` variables.
-"""
+"""The place of a process in a Slurm job, and steps on its nodes. Only this module reads values of `SLURM_*`."""
 
 from __future__ import annotations
 
@@ -180,10 +177,7 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def allocation_command(launch: LaunchConfig) -> list[str]:
-    """Return the salloc command for `launch`, with a shell on the first node. The allocation ends with the shell.
-
-    Raises ConfigError for options that the schema owns.
-    """
+    """Return the salloc command for `launch`, with a shell on the first node. Raises ConfigError as `extra_options`."""
     nodes = {key.replace("_", "-"): value for key, value in node_options(launch).items()}
     wanted = {"job-name": "hpc-grpo-shell", **nodes, **extra_options(launch.slurm)}
     options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]

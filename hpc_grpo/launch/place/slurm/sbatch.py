@@ -1,8 +1,4 @@
-"""Job scripts. Pure functions.
-
-submitit only provides its knowledge of sbatch's options: the job runs `hpc-grpo attempt`, and nothing polls the
-scheduler, which sites forbid.
-"""
+"""Job scripts, as pure functions. submitit only provides its knowledge of sbatch's options, and polls nothing."""
 
 from __future__ import annotations
 

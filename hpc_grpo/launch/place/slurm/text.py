@@ -24,15 +24,11 @@ _NAMED_JOB = re.compile(r"\b(?:JOB |STEP |StepId=)(\d+)")
 
 
 def output_of(argv: Sequence[str], *, deadline_s: float = _TIMEOUT_S) -> str:
-    """Return the output of a Slurm command. Raises LaunchError with its message.
-
-    Drops the user's settings for these commands, which could filter jobs or change the format of times.
-    """
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_", "SCONTROL_"))
-    }
-    standard = {**kept, "SLURM_TIME_FORMAT": "standard"}
-    answer = run_command(argv, deadline_s, environ=standard)
+    """Return the output of a Slurm command. Raises LaunchError with its message."""
+    # The user's settings for these commands could filter jobs, or change the format of times.
+    settings = ("SQUEUE_", "SACCT_", "SCONTROL_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
+    answer = run_command(argv, deadline_s, environ={**kept, "SLURM_TIME_FORMAT": "standard"})
     if answer.error:
         raise LaunchError(f"{' '.join(argv)} failed: {answer.said or answer.error}")
     return answer.text
