@@ -1,4 +1,4 @@
-"""The interface between launching and the machines: a `Place`. A new kind is a class of this form, @place_kind."""
+"""The interface between launching and the machines: a `Place`. A new kind is a class with @place_kind."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Slurm's answer at `asked_at` (unix seconds) about `asked`; `jobs` lacks forgotten jobs. `error`: it had none."""
+    """Slurm's answer at `asked_at` (unix seconds) about `asked`; `jobs` lacks forgotten jobs. `error` is Slurm's."""
 
     asked_at: float
     asked: tuple[str, ...] = ()
