@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -105,7 +105,6 @@ def gather(spec: NodeSpec) -> NodeFacts:
     folder, temp_dir_error = existing(parent), _tried(lambda: temp_dir_path(spec, os.environ), None)[1]
     if not temp_dir_error and (why := write_error(folder)):
         temp_dir_error = f"{folder} cannot be written: {why}"
-    listed = ask_nvidia_smi()
     return NodeFacts(
         node=spec.node,
         # "" if the resolver gives no address, or does not answer
@@ -127,11 +126,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         soft_nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         versions=_versions(),
         num_gpus=resources.num_gpus,
-        gpus=gpus_of_job(parse_gpus(listed.text), os.environ),
-        gpus_error=listed.error,
-        driver_cuda="" if listed.error else parse_driver_cuda(run_command(["nvidia-smi"]).text),
-        wheel_cuda=_wheel_cuda(),
-        cannot_compile=cannot_compile(environ),
+        **gpu_facts(environ),
         env_error=_tried(lambda: check_resolved(spec.env, os.environ), None)[1],
         caches=_caches({**environ, **staged_environment(spec.stage, parent, environ)}),
         has_slingshot=Path("/sys/class/cxi").is_dir(),
@@ -139,6 +134,18 @@ def gather(spec: NodeSpec) -> NodeFacts:
         has_vni="SLINGSHOT_VNIS" in os.environ,
         has_rocm=Path("/dev/kfd").exists(),
     )
+
+
+def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of `NodeFacts` about GPUs, their driver, and torch. tools/setup.sh calls it too."""
+    listed = ask_nvidia_smi()
+    return {
+        "gpus": gpus_of_job(parse_gpus(listed.text), os.environ),
+        "gpus_error": listed.error,
+        "driver_cuda": "" if listed.error else parse_driver_cuda(run_command(["nvidia-smi"]).text),
+        "wheel_cuda": _wheel_cuda(),
+        "cannot_compile": cannot_compile(environ),
+    }
 
 
 def _tried(call: Callable[[], T], default: T) -> tuple[T, str]:
