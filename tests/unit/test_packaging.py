@@ -79,6 +79,25 @@ def test_what_is_installed_has_the_tested_versions(
     assert {line.partition("==")[0] for line in set(TESTED) - set(lines)} == left_out
 
 
+def test_setting_up_says_its_size_and_its_stages_and_nothing_the_second_time(tmp_path: Path) -> None:
+    first, *stages, last = set_up(tmp_path, "cpu,demo").stdout.splitlines()
+    assert (
+        first == "Installing hpc-grpo[cpu,demo] into .venv: about 4 GB, and a few minutes on a fast link the first time"
+    )
+    assert [re.sub("^ +[0-9]+ s  ", "", line).split(":")[0] for line in stages] == [
+        "packages",
+        "bytecode of vLLM and Ray",
+        "the demo's model",
+    ]
+    assert re.fullmatch("Installed in [0-9]+ s", last)
+    marker = tmp_path / ".venv" / ".installed-cpu-demo"
+    assert marker.exists()
+    words = ["bash", str(tmp_path / "tools" / "setup.sh"), "cpu,demo"]
+    for name in ("constraints.txt", "pyproject.toml"):
+        os.utime(tmp_path / name, (0, 0))
+    assert subprocess.run(words, capture_output=True, check=True).stdout == b""
+
+
 @pytest.mark.parametrize(
     ("machine", "code", "said"),
     [
