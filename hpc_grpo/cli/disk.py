@@ -12,7 +12,6 @@ from hpc_grpo.cli.options import (
     JSON,
     ROOT,
     RUNS,
-    RUNS_ROOT_VARIABLE,
     complete,
     echo,
     echo_json,
@@ -20,6 +19,7 @@ from hpc_grpo.cli.options import (
     open_runs,
     runs_below,
     runs_root,
+    say_no_runs,
 )
 from hpc_grpo.run.checkpoint import remove_checkpoint
 from hpc_grpo.run.lock import refuse_if_held
@@ -38,8 +38,7 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
 
     The name of a sweep stands for its runs.
     """
-    folder = root or runs_root()
-    runs = find_runs(run_names, root) if run_names else runs_below(folder)
+    runs = find_runs(run_names, root) if run_names else runs_below(root or runs_root())
     found = [(run, usage(run), removable(run)) for run in runs]
     if as_json:
         values = [
@@ -59,8 +58,7 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
         rows.append((run.name, file_size(sum(part.num_bytes for part in parts)), f"{files:,}", note))
         rows += [(f"  {part.name}", file_size(part.num_bytes), f"{part.num_files:,}", part.note) for part in parts]
     if not rows:
-        looked = folder.absolute()
-        echo(f"No runs below {looked}. Name another folder with --root or {RUNS_ROOT_VARIABLE}.", err=True)
+        say_no_runs(root)
         return
     echo(table(("RUN", "SIZE", "FILES", ""), rows))
     room = room_in(runs[0].path)

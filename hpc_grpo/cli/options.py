@@ -16,10 +16,11 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import RunDir, is_sweep
-from hpc_grpo.system.readable import printable
+from hpc_grpo.system.readable import counted, printable
 
 RUNS_ROOT_VARIABLE = "HPC_GRPO_RUNS_ROOT"
 _DEFAULT_ROOT = Path("runs")
+_DEMO_ROOT = Path("demo/runs")
 
 
 def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
@@ -193,6 +194,17 @@ def runs_below(root: Path) -> list[RunDir]:
     return [RunDir(path.absolute()) for paths in folders for path in paths if _is_run(path)]
 
 
+def say_no_runs(root: Path | None) -> None:
+    """Name the folder that has no runs, `root` or the default one, and the demo's runs where they are."""
+    looked = (root or runs_root()).absolute()
+    echo(f"No runs below {looked}.{_of_the_demo()} Name another folder with --root or {RUNS_ROOT_VARIABLE}.", err=True)
+
+
+def _of_the_demo() -> str:
+    runs = runs_below(_DEMO_ROOT)
+    return f" {_DEMO_ROOT} has {counted(len(runs), 'run')}: hpc-grpo status --root {_DEMO_ROOT}." if runs else ""
+
+
 def echo(text: Any, err: bool = False, nl: bool = True) -> None:
     """Print for the user, whoever wrote the text. Every command prints through here."""
     click.echo(printable(str(text), longest_line=None), err=err, nl=nl)
@@ -247,8 +259,8 @@ def _no_such_run(argument: str, roots: Sequence[Path]) -> str:
     hint = f" Did you mean {nearest}?" if nearest else ""
     return (
         f"RUN = {argument!r} must be a run directory (a folder with config.yaml) or the name of a run below {looked}."
-        f"{hint} `hpc-grpo status --root FOLDER` shows the runs of a folder; {RUNS_ROOT_VARIABLE} names the "
-        f"one to look in."
+        f"{hint}{_of_the_demo()} `hpc-grpo status --root FOLDER` shows the runs of a folder; {RUNS_ROOT_VARIABLE} "
+        f"names the one to look in."
     )
 
 

@@ -18,7 +18,6 @@ from hpc_grpo.cli.options import (
     ROOT,
     RUN,
     RUNS,
-    RUNS_ROOT_VARIABLE,
     complete,
     echo,
     echo_json,
@@ -27,6 +26,7 @@ from hpc_grpo.cli.options import (
     find_sweep,
     runs_below,
     runs_root,
+    say_no_runs,
 )
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
@@ -72,7 +72,7 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
         echo_json(status_facts(summaries, queue.values() if queue else None))
         return
     if not runs:
-        _say_no_runs(root)
+        say_no_runs(root)
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     echo(status_table(summaries, width, queue.cells() if queue else None))
@@ -230,11 +230,6 @@ def _queue(records: Sequence[RunRecords]) -> QueueReport | None:
     except LaunchError as error:
         echo(f"Without Slurm's word: {error}", err=True)
         return None
-
-
-def _say_no_runs(root: Path | None) -> None:
-    looked = (root or runs_root()).absolute()
-    echo(f"No runs below {looked}. Name another folder with --root or {RUNS_ROOT_VARIABLE}.", err=True)
 
 
 def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:

@@ -56,6 +56,11 @@ def test_a_root_without_runs_is_named_and_no_error(root: Path) -> None:
     assert (shown.exit_code, shown.stdout) == (0, "")
     assert str(root) in shown.stderr
     assert call("status", "--json").output == "[]\n"
+    RunBuilder(Path("demo/runs/demo").absolute())
+    told = " demo/runs has 1 run: hpc-grpo status --root demo/runs."
+    for words in (["status"], ["disk", "du"], ["logs", "nothing"]):
+        assert told in call(*words).stderr
+    assert "demo" in call("status", "--root", "demo/runs").stdout
 
 
 def test_root_names_another_folder(tmp_path: Path, root: Path) -> None:
