@@ -38,6 +38,7 @@ _OTHER_NAMES = {
     "dpo": "there is no training on preference pairs here", "gae": "set task=ppo", "gkd": "set task=distill",
     "reinforce": "set loss.advantage=rloo", "reinforce_plus_plus": "set loss.advantage=reinforce_pp",
     "reinforce_plus_plus_baseline": "set loss.advantage=reinforce_pp_baseline", "vanilla": "set loss.name=grpo",
+    "trpo": "TRPO is not here: set loss=grpo, whose clip bounds a step instead",
 }  # fmt: skip
 """Names of methods in other systems -> what to do here. `_chosen_elsewhere` has our own names."""
 

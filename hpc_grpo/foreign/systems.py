@@ -76,6 +76,18 @@ SYSTEMS = {
 }  # fmt: skip
 
 
+_SAID_OTHERWISE = {
+    "use_vllm": "use_vllm is TRL's: leave it out (vLLM samples always).",
+    "algorithm.gamma": "algorithm.gamma is verl's: here set task=ppo task.args.discount=VALUE.",
+    "algorithm.lam": "algorithm.lam is verl's: here set task=ppo task.args.gae_lambda=VALUE.",
+    "critic.optim.lr": "critic.optim.lr is verl's: here set task=ppo task.args.critic_lr=VALUE.",
+    "critic.model.path": "critic.model.path is verl's: here set task=ppo task.args.critic=FOLDER, of a trained critic.",
+    "critic.cliprange_value": "critic.cliprange_value is verl's: here set task=ppo task.args.value_clip=VALUE.",
+    "critic.*": "critic is verl's: here set task=ppo, which has a critic. Its keys are in task.args.",
+}
+"""Keys that the tables translate together with others, or not at all: those of PPO's critic."""
+
+
 def counterpart(key: str, value: Any) -> str:
     """Return our keys for an unknown key that TRL (or transformers) or verl has, from their tables; "" for others.
 
@@ -83,6 +95,10 @@ def counterpart(key: str, value: Any) -> str:
     """
     if isinstance(value, Mapping):
         return next(filter(None, (counterpart(f"{key}.{below}", inner) for below, inner in value.items())), "")
+    if said := next(
+        (said for name, said in _SAID_OTHERWISE.items() if fnmatchcase(key.removeprefix("train."), name)), ""
+    ):
+        return said
     systems, (section, _, tail) = [SYSTEMS[name] for name in ("trl", "verl")], key.rpartition(".")
     names = [(each, name) for each in systems for row in each.rows for name in (*row.names, *row.also)]
     tails = [(each, name) for each, name in names if name.rpartition(".")[2] == tail]
