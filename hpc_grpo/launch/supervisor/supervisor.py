@@ -29,6 +29,7 @@ from hpc_grpo.launch.supervisor.reward_server import RewardServer
 from hpc_grpo.launch.supervisor.transitions import DRIVER_GRACE_S, State, end_by_error, react
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.checkpoint import newest_step
+from hpc_grpo.run.evals import REQUEST
 from hpc_grpo.run.files import space_awaited_while, when_there_is_space
 from hpc_grpo.run.last_error import last_error_in_a_line
 from hpc_grpo.run.stacks import STACKS_NAME, STACKS_SIGNAL
@@ -70,7 +71,9 @@ class Supervisor:
                 when_there_is_space(lambda: self._dir.mkdir(parents=True, exist_ok=True), "the attempt's folder")
                 self.record.save(self._dir)
                 nodes = counted(len(self.record.nodes), "node")
-                say(f"Attempt {self.record.attempt} of run {self._run.path.name} on {nodes}")
+                is_eval = (self._run.path / REQUEST).is_file()
+                what = "Engines" if is_eval else f"Attempt {self.record.attempt} of run {self._run.path.name}"
+                say(f"{what} on {nodes}")
                 self._processes.start()
                 self._see_it_through()
             except BaseException as error:

@@ -23,6 +23,7 @@ from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
+from hpc_grpo.run.evals import EvalRequest
 from hpc_grpo.run.paths import RunDir
 from tests.support.full_disk import full_once
 from tests.support.places import FakePlace, FakeQueue, allocation
@@ -196,9 +197,13 @@ def test_a_full_disk_at_the_start_pauses_the_attempt(scene: Scene, monkeypatch: 
 
 @pytest.mark.parametrize("is_signal", [True, False], ids=["SIGTERM", "STOP"])
 def test_an_attempt_that_waits_for_space_can_be_ended(
-    scene: Scene, is_signal: bool, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, is_signal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The one with STOP is an eval, which has no attempts to count."""
     opened = Path.open
+    if not is_signal:
+        scene.run.path.mkdir()
+        EvalRequest({"m": "m"}).save(scene.run)
 
     def full(path: Path, *args: Any, **kwargs: Any) -> Any:
         if path.name != "driver.log":
@@ -214,6 +219,9 @@ def test_an_attempt_that_waits_for_space_can_be_ended(
     with pytest.raises(EndAskedError, match="the disk is full"):
         Supervisor(setup, FakeNodes("n1", is_ready=True), ["true"]).run()
     assert read_attempts(scene.run)[0].exit_kind == "cancelled"
+    assert capsys.readouterr().out.startswith(
+        "Attempt 1 of run run on 1 node\n" if is_signal else "Engines on 1 node\n"
+    )
 
 
 def test_a_driver_without_progress_and_its_nodes_are_asked_for_stacks(scene: Scene) -> None:
