@@ -41,7 +41,7 @@ from hpc_grpo.plan.model import FAMILY
 from hpc_grpo.plan.text import size_sections
 from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
 from hpc_grpo.preflight.findings import Context, facts_of, has_failure, report_text, to_json
-from hpc_grpo.preflight.inputs import refuse_unsupported_model
+from hpc_grpo.preflight.inputs import refuse_unsupported_model, small_evals
 from hpc_grpo.preflight.prefetch import prefetch as fill_caches
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
@@ -194,6 +194,8 @@ def plan(
         echo_json({"fits": planned.fits, "problems": planned.problems, "budgets": budgets})
     else:
         echo(plan_text(planned), nl=False)
+        for warning in small_evals(request.config):
+            echo(warning, err=True)
     if not planned.fits:
         sys.exit(EXIT_CONFIG)
 

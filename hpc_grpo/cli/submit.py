@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -30,21 +29,21 @@ from hpc_grpo.cli.options import (
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.cli.sweep import Sweep, load_sweep
 from hpc_grpo.config.resources import expects_gpus
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, RunHeldError
 from hpc_grpo.launch.chain.submit import (
     attempt_command,
     cancel_run,
-    complete_until_queued,
     next_launch,
     refuse_endless_chain,
     submit_run,
+    undone_unless_queued,
 )
 from hpc_grpo.launch.freeze import freeze, is_over, reconfigured
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
-from hpc_grpo.preflight.inputs import refusals, refuse_what_fails, to_fetch
+from hpc_grpo.preflight.inputs import refusals, refuse_what_fails, small_evals, to_fetch
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner, refuse_if_held
@@ -137,6 +136,8 @@ def submit(
             f"launch.slurm.gpus_per_node=0.",
             err=True,
         )
+    for warning in small_evals(request.config):
+        echo(warning, err=True)
     run, cells = RunDir(request.config.run_path), None
     job = JobRequest(run, request.config.launch, attempt_command(run, driver))
     if is_sweep:
@@ -156,11 +157,12 @@ def submit(
     if dry_run:
         os.environ.update(request.exported)
         requests = [request] if cells is None else [*cells.cells.values()]
-        refused = [*refusals([each.config for each in requests], accepts_changes=accepts_changes)]
+        refused: list[HpcGrpoError] = [*_held(requests)]
+        refused += refusals([each.config for each in requests], accepts_changes=accepts_changes)
         first = "" if cells is None else f"Cells:\n\n{cells}\n\n"
         if not refused and cells is None and is_over(run, request.config):
             first = f"submit would queue no job. {_already_complete(run)}\n\n"
-        echo(script + _comments(requests[0], refused, first), nl=False)
+        echo(script + _comments(requests, refused, first), nl=False)
         for error in refused:
             raise error
         return
@@ -186,7 +188,7 @@ def queue_run(
     os.environ.update(request.exported)
     refuse_if_held(run)
     refuse_what_fails([request.config], accepts_changes=accepts_changes)
-    with complete_until_queued(run):
+    with undone_unless_queued(run):
         frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
         job_id = "" if run.is_complete() else submit_run(run, frozen.config.launch, driver, queue, after)
     return run, job_id
@@ -228,7 +230,7 @@ def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver
     refuse_endless_chain(launch)
     queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
     refuse_what_fails([config.model_copy(update={"launch": launch})], accepts_changes=accepts_changes)
-    with complete_until_queued(run):
+    with undone_unless_queued(run):
         freeze(config, sys.argv, overrides, accepts_changes=accepts_changes)
         if not _is_complete(run):  # more steps reopen one that was
             echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
@@ -236,7 +238,7 @@ def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver
 
 def _how_to_follow_sweep(sweep: Sweep, array: str) -> str:
     return (
-        f"Submitted array {array} for {counted(len(sweep.job.tasks), 'run')} in {sweep.root}\n"
+        f"Submitted array {array} for {counted(len(sweep.job.tasks), 'run')} in {sweep.root}\n\n{sweep}\n\n"
         f"  where they stand:  hpc-grpo status {sweep.root}\n"
         f"  results by cell:   hpc-grpo compare {sweep.root}\n"
         f"  end all, or one:   hpc-grpo stop {sweep.root}    hpc-grpo stop {next(iter(sweep.cells)).path}"
@@ -266,8 +268,20 @@ def _how_to_follow(run: RunDir, job_id: str) -> str:
     )
 
 
-def _comments(request: Request, refused: Sequence[ConfigError], first: str) -> str:
-    """Return what goes below a job script, as comments of the shell: the script stays what sbatch takes."""
+def _held(requests: Sequence[Request]) -> Iterator[RunHeldError]:
+    for request in requests:
+        try:
+            refuse_if_held(RunDir(request.config.run_path))
+        except RunHeldError as error:
+            yield error
+
+
+def _comments(requests: Sequence[Request], refused: Sequence[HpcGrpoError], first: str) -> str:
+    """Return what goes below a job script, as comments of the shell: the script stays what sbatch takes.
+
+    The plan is that of the first request.
+    """
+    request = requests[0]
     try:
         plan = plan_text(plan_of(request.config, request.environ, GH200))
         assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
@@ -278,6 +292,9 @@ def _comments(request: Request, refused: Sequence[ConfigError], first: str) -> s
     limit = "as many as the run needs (--one-job: none)" if most is None else f"at most {most}" if most else "none"
     follow = f"Follow-on jobs until the run is complete: {limit}.\n\n"
     text = "".join([first, *(f"submit would refuse this. {error}\n\n" for error in refused), follow, plan])
-    if items := ", ".join(map(str, to_fetch(request.config, Path.cwd(), request.environ))):
-        text += f"\nNot in the cache: {items}. Without a network on the nodes, run hpc-grpo cluster prefetch CONFIG.\n"
+    missing = ", ".join(dict.fromkeys(str(item) for each in requests for item in to_fetch(each.config, each.environ)))
+    if missing:
+        text += (
+            f"\nNot in the cache: {missing}. Without a network on the nodes, run hpc-grpo cluster prefetch CONFIG.\n"
+        )
     return "\n" + "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.chain.submit import attempt_command, complete_until_queued, submit_runs
+from hpc_grpo.launch.chain.submit import attempt_command, submit_runs, undone_unless_queued
 from hpc_grpo.launch.freeze import freeze, is_over
 from hpc_grpo.launch.place.job_queue import TASK, JobQueue, JobRequest
 from hpc_grpo.launch.sweep import grid, link_cells, task_numbers
@@ -24,10 +25,14 @@ from hpc_grpo.system.readable import table
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep, folders of `root`. `job` is the array with a task for each run that is not complete."""
+    """The runs of a sweep, folders of `root`. `values` are those in which they differ, by key and as JSON.
+
+    `job` is the array with a task for each run that is not complete.
+    """
 
     root: Path
     cells: Mapping[RunDir, Request]
+    values: Mapping[RunDir, Mapping[str, str]]
     job: JobRequest
 
     def submit(self, queue: JobQueue, driver: str, accepts_changes: bool) -> str:
@@ -38,24 +43,28 @@ class Sweep:
         for run in self.cells:
             refuse_if_held(run)
         refuse_what_fails([request.config for request in self.cells.values()], accepts_changes=accepts_changes)
-        with ExitStack() as stack:
-            for run, request in self.cells.items():
-                stack.enter_context(complete_until_queued(run))
-                freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
-            link_cells(self.root, self._numbers)
-            return submit_runs(
-                self.job, [run for run, task in self._numbers.items() if task in self.job.tasks], driver, queue
-            )
+        is_new = not self.root.exists()
+        try:
+            with ExitStack() as stack:
+                for run, request in self.cells.items():
+                    stack.enter_context(undone_unless_queued(run))
+                    freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
+                link_cells(self.root, self._numbers)
+                runs = [run for run, task in self._numbers.items() if task in self.job.tasks]
+                return submit_runs(self.job, runs, driver, queue)
+        except BaseException:
+            if is_new and self.root.exists() and not any(run.path.exists() for run in self.cells):
+                shutil.rmtree(self.root)
+            raise
 
     @property
     def _numbers(self) -> dict[RunDir, int]:
         return task_numbers(self.root, [*self.cells])
 
     def __str__(self) -> str:
-        rows = [
-            (str(task) if task in self.job.tasks else "complete", str(run.path)) for run, task in self._numbers.items()
-        ]
-        return table(("TASK", "RUN"), rows)
+        tasks = {run: str(task) if task in self.job.tasks else "complete" for run, task in self._numbers.items()}
+        rows = [(task, *self.values[run].values(), str(run.path)) for run, task in tasks.items()]
+        return table(("TASK", *next(iter(self.values.values())), "RUN"), rows)
 
 
 def load_sweep(
@@ -79,8 +88,10 @@ def load_sweep(
     named = [[*words, *own, f"run.root={root}", f"run.name={name}"] for name, own in cells_by_name.items()]
     requests = [load_request(config_name, own).for_queue(queue) for own in named]
     cells = {RunDir(request.config.run_path): request for request in requests}
+    own_values = (dict(word.split("=", 1) for word in own) for own in cells_by_name.values())
+    values = dict(zip(cells, own_values, strict=True))
     os.environ.update(base.exported)
     task = RunDir(root / CELLS / TASK)
     numbers = task_numbers(root, [*cells])
     tasks = tuple(numbers[run] for run, request in cells.items() if not is_over(run, request.config))
-    return Sweep(root, cells, JobRequest(task, base.config.launch, attempt_command(task, driver), tasks=tasks))
+    return Sweep(root, cells, values, JobRequest(task, base.config.launch, attempt_command(task, driver), tasks=tasks))

@@ -148,11 +148,11 @@ def run(call: Call, show_progress: Callable[[], object]) -> CallResult:
         return CallResult(failure=_shortened(described(error)), timed_out=isinstance(error, TimeoutError))
 
 
-def arguments_of(signature: inspect.Signature, call: Call) -> dict[str, Any] | str:
+def arguments_of(signature: inspect.Signature, call: Call, *, are_guessed: bool = False) -> dict[str, Any] | str:
     """Return the keyword arguments of a user's function, or the error if one is missing.
 
     Columns that the function does not accept are omitted. `args` replace columns of the same name. A parameter `images`
-    gets a list of PIL images for each completion.
+    gets a list of PIL images for each completion. If columns `are_guessed`, without reading data, the error names none.
     """
     group, count = call.group, len(call.group.completions)
     columns = {name: [value] * count for name, value in group.fields.items()}
@@ -166,9 +166,10 @@ def arguments_of(signature: inspect.Signature, call: Call) -> dict[str, Any] | s
     try:
         signature.bind(**arguments)
     except TypeError as error:
+        here = "which are unknown until it is read" if are_guessed else f"here: {', '.join(group.fields) or 'none'}"
         return (
             f"cannot be called: {error}. It gets lists by name: prompts, completions, and the columns of the data set, "
-            f"here: {', '.join(group.fields) or 'none'}. A last parameter **columns takes those that it does not use."
+            f"{here}. A last parameter **columns takes those that it does not use."
         )
     return arguments
 

@@ -32,6 +32,7 @@ from hpc_grpo.grading.worker import Call, arguments_of
 from hpc_grpo.launch.environment import expand, filtered, job_environ
 from hpc_grpo.launch.freeze import refuse_other_config, refuse_secrets, refuse_sweep, working_dir
 from hpc_grpo.launch.place.slurm.partition import refuse_what_cannot_start
+from hpc_grpo.metrics.evals import share_interval
 from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
@@ -44,6 +45,7 @@ from hpc_grpo.run.adapter import refuse_wrong_lora
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
+from hpc_grpo.system.readable import counted
 from hpc_grpo.types import GIB
 from hpc_grpo.weights.contract import (
     refuse_experts,
@@ -59,6 +61,7 @@ MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "en
 _MAX_CHECKED_ROWS = 200_000
 """A second or two: a login node is everybody's."""
 _TEXT_ROWS = (".jsonl", ".json")
+_FEW_PROMPTS = 8
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _PREFETCH = "hpc-grpo cluster prefetch CONFIG, on a login node"
 _MAKE_ROOM = (
@@ -114,7 +117,7 @@ def _checks_of(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str
         (INPUTS, partial(refuse_missing_environment, config.launch, start)),
         (INPUTS, partial(refuse_missing_notify, config.launch, start)),
         ("paths", partial(refuse_missing_inputs, config, start)),
-        ("paths", partial(refuse_offline, config, start, environ)),
+        ("paths", partial(refuse_offline, config, environ)),
         (MODEL, partial(refuse_unsupported_model, config, start, environ)),
         (INPUTS, partial(refuse_wrong_environments, config)),
         (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
@@ -296,13 +299,13 @@ def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
         )
 
 
-def to_fetch(config: Config, working_dir: Path, environ: Mapping[str, str]) -> list[Item]:
+def to_fetch(config: Config, environ: Mapping[str, str]) -> list[Item]:
     """List the models and data sets of the hub that are not in the cache of the job."""
     of_job = job_environ(environ, config.launch.env)
-    return [item for item in _items(config, working_dir) if not _is_here(item, config, of_job)]
+    return [item for item in _items(config, _start_of(config)) if not _is_here(item, config, of_job)]
 
 
-def refuse_offline(config: Config, working_dir: Path, environ: Mapping[str, str]) -> None:
+def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
     """Raise ConfigError if an offline job would lack a model or a data set.
 
     Does not check if the job may have another cache: launch.env has a variable of the job alone, or launch.setup_lines
@@ -312,7 +315,7 @@ def refuse_offline(config: Config, working_dir: Path, environ: Mapping[str, str]
     launch = config.launch
     values = (expand(value, environ) for value in launch.env.values())
     is_known = not (launch.setup_lines or launch.modules or any("$" in value for value in values))
-    if is_known and is_offline(of_job) and (items := to_fetch(config, working_dir, environ)):
+    if is_known and is_offline(of_job) and (items := to_fetch(config, environ)):
         raise ConfigError(
             f"{', '.join(map(str, items))}: not in the cache {hub_cache(of_job)}, and the job is offline. Run "
             f"{_PREFETCH}, or give paths that exist."
@@ -396,6 +399,35 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
             raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 
 
+def small_evals(config: Config) -> Iterator[str]:
+    """Yield a warning for each eval set with so few prompts that its pass@1 says little.
+
+    Counts `max_items`, and rows of .jsonl and .json files; other data may have any size.
+    """
+    for name in config.data.eval_data if config.eval.every is not None else ():
+        num_prompts = sum(_most_prompts(config, source) for _, source in config.data.eval_sources(name))
+        if num_prompts < _FEW_PROMPTS:
+            widths = [high - low for low, high in map(share_interval, (_half_solved(num_prompts), _half_solved(100)))]
+            yield (
+                f"data.{f'eval_sets.{name}' if name else 'eval'} has {counted(int(num_prompts), 'prompt')}: the 95% "
+                f"interval of its pass@1 can be {widths[0]:.2f} wide. Of 100 prompts it is at most {widths[1]:.2f}."
+            )
+
+
+def _most_prompts(config: Config, source: SourceConfig) -> float:
+    limit, place = source.max_items or inf, _start_of(config) / source.path
+    if not is_there(place) or not place.is_file() or place.suffix not in _TEXT_ROWS:
+        return limit
+    try:
+        return sum(1 for _ in islice(read_items(source.model_copy(update={"path": str(place)})), _FEW_PROMPTS)) or inf
+    except ConfigError:  # `refuse_unreadable_data` names the row
+        return inf
+
+
+def _half_solved(num_prompts: float) -> list[float]:
+    return [float(number % 2) for number in range(int(num_prompts))]
+
+
 def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
     """Raise ConfigError for a reward of the user's that cannot be called with a row of its data, without calling it.
 
@@ -415,7 +447,8 @@ def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
                     fields: Mapping[str, Any] = dict.fromkeys(named)
                 else:
                     fields = {**row, "images": None} if config.data.images else row
-                called = arguments_of(signature, Call(reward.name, reward.args, Group("", ("",), fields)))
+                call = Call(reward.name, reward.args, Group("", ("",), fields))
+                called = arguments_of(signature, call, are_guessed=row is None)
                 if isinstance(called, str):
                     raise ConfigError(f"Reward {reward.name!r} {called}")
 

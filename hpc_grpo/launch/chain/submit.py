@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -55,12 +56,14 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
     launches = {run.path: requested_launches(run, request.launch) for run in runs}
     first = min((own[0] for own in launches.values()), key=lambda launch: launch.slurm.time_min)
     has_further = any(len(own) > 1 for own in launches.values())
+    records = {}
     for run in runs:
         remove_stop(run)  # Before the job exists, because it may start at once.
         if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
             queue.cancel(earlier)  # Waiting jobs of an earlier chain would take turns with this one.
         # Before the first job, whose successor reads it.
-        write_chain(run, read_chain(run).asking_for(request.launch))
+        records[run] = read_chain(run).asking_for(request.launch)
+        write_chain(run, records[run])
         run.slurm_logs.mkdir(exist_ok=True)
     # Held until the record is written: a link may write it as well.
     job_id = queue.submit(replace(request, launch=first, is_held=has_further))
@@ -72,6 +75,8 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
     except BaseException:  # also at Ctrl+C: no job may stay held
         with contextlib.suppress(LaunchError):
             queue.cancel(queued)
+            for run, record in records.items():
+                write_chain(run, record)
         raise
     if has_further:
         try:
@@ -107,15 +112,18 @@ def _queue_followers(
 
 
 @contextlib.contextmanager
-def complete_until_queued(run: RunDir) -> Iterator[None]:
-    """Restore a complete run, its COMPLETE and its config, if the block fails to queue a job."""
+def undone_unless_queued(run: RunDir) -> Iterator[None]:
+    """Remove a new run, and restore COMPLETE and config of a complete one, if the block fails to queue a job."""
+    is_new = not run.path.exists()
     files = (run.complete_marker, run.config, copy_path(run.config)) if run.is_complete() else ()
     kept = {path: path.read_text(encoding="utf-8") for path in files if path.exists()}
     links = read_chain(run).links
     try:
         yield
-    except BaseException:  # Also at Ctrl+C: no job was queued, so restore the files.
+    except BaseException:  # Also at Ctrl+C.
         if read_chain(run).links == links:
+            if is_new and run.path.exists():
+                shutil.rmtree(run.path)
             for path, text in kept.items():
                 write_atomic(path, text)
         raise

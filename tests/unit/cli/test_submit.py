@@ -59,6 +59,20 @@ def test_follow_on_jobs_wait_unless_the_user_wants_one_job(
     assert ("--until-complete is the default now" in result.stderr) == (words == ("--until-complete",))
 
 
+@pytest.mark.parametrize("refused", [1, 2], ids=["the first job", "a follow-on job"])
+def test_a_job_that_the_queue_refuses_leaves_no_run(queue: FakeQueue, tmp_path: Path, refused: int) -> None:
+    queue.refused = refused
+    words = (f"run.root={tmp_path}/runs", "launch.slurm.jobs_can_submit=false", "--chain", "1")
+    assert "too many jobs" in submit(*words).stderr
+    assert list((tmp_path / "runs").iterdir()) == []
+    queue.refused = 0
+    assert submit(*words).exit_code == 0
+    queue.refused = len(queue.requests) + refused
+    before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("config.yaml")}
+    assert "too many jobs" in submit(*words).stderr
+    assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("config.yaml")} == before != {}
+
+
 def test_where_jobs_cannot_submit_the_number_of_jobs_must_be_given(queue: FakeQueue) -> None:
     result = submit("launch.slurm.jobs_can_submit=false")
     assert result.exit_code == EXIT_CONFIG
@@ -187,6 +201,18 @@ def test_a_dry_run_refuses_the_name_of_another_run(queue: FakeQueue) -> None:
     assert "# submit would refuse this. The run name 'debug' is taken by another config" in tried.stdout
     assert tried.stderr == submit("run.seed=9").stderr
     assert submit("--dry-run").exit_code == 0
+
+
+def test_a_dry_run_says_that_the_run_is_being_trained(queue: FakeQueue) -> None:
+    assert submit().exit_code == 0
+    hold = RunLock.take(RunDir(load_request("local/debug", []).config.run_path), "17", 1)
+    tried, refused = submit("--dry-run"), submit()
+    hold.release()
+    assert (
+        " is being trained by attempt 1 (job 17, "
+        in tried.stdout.partition("# submit would refuse this. The run in ")[2]
+    )
+    assert (tried.stderr, tried.exit_code) == (refused.stderr, refused.exit_code) != ("", 0)
 
 
 def test_a_dry_run_says_that_the_run_is_complete(queue: FakeQueue) -> None:

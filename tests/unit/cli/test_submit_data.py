@@ -46,6 +46,23 @@ def test_data_that_begins_with_a_bad_row_is_refused(case: str, queue: FakeQueue,
     assert result.stderr.count("error: ") == 1
 
 
+def test_an_eval_of_few_prompts_is_told_how_wide_its_interval_is(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROW * 8)
+    (tmp_path / "one.jsonl").write_text(ROW)
+    sets = ["data.eval.path=one.jsonl", "data.eval_sets.few={path: rows.jsonl, max_items: 7}"]
+    evals = ["data.eval_sets.more={path: rows.jsonl}", "data.eval_sets.hub={path: org/held_out}", "eval.every=1 steps"]
+    told = (
+        "data.eval has 1 prompt: the 95% interval of its pass@1 can be 0.79 wide. Of 100 prompts it is at most 0.19."
+        "\ndata.eval_sets.few has 7 prompts: the 95% interval of its pass@1 can be 0.59 wide."
+    )
+    result = submit(*sets, *evals)
+    assert result.exit_code == 0, result.stderr
+    assert told in result.stderr and "eval_sets.more" not in result.stderr and "eval_sets.hub" not in result.stderr
+    planned = call("plan", "local/debug", "--size", "0.5B", "data.train.path=rows.jsonl", *sets, *evals)
+    assert told in planned.stderr
+    assert "interval" not in submit(*sets, "--dry-run").stderr  # nobody evaluates
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

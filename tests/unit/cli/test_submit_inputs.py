@@ -188,7 +188,9 @@ def test_a_reward_may_need_columns_of_data_that_is_elsewhere(queue: FakeQueue, t
     words = ["model.path=org/m", "rewards=[{name: 'my.py:f'}]"]
     assert submit(*words).exit_code == 0
     (tmp_path / "my.py").write_text("def f(gold): ...")
-    assert "Reward 'my.py:f' cannot be called" in submit(*words).stderr
+    refused = submit(*words).stderr
+    assert "Reward 'my.py:f' cannot be called" in refused
+    assert "the columns of the data set, which are unknown until it is read. A last" in refused
 
 
 def test_an_offline_job_needs_its_inputs_in_the_cache(queue: FakeQueue, tmp_path: Path) -> None:

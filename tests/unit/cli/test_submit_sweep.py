@@ -51,6 +51,7 @@ def test_each_cell_is_a_run_with_its_values_and_two_jobs_behind_its_task(queue: 
     result = submit(root, *GRID, "--at-once", "2")
     assert result.exit_code == 0, result.stderr
     assert f"Submitted array 100 for 6 runs in {root}" in result.output
+    assert f"TASK  train.lr  run.seed  RUN\n0     1e-06     0         {root}/{NAMES[0]}\n" in result.output
     array, *followers = queue.requests
     assert (array.tasks, array.at_once, array.is_held) == (tuple(range(6)), 2, True)
     assert [request.after for request in followers[:4]] == [("100_0",), ("100_0", "101"), ("100_1",), ("100_1", "103")]
@@ -75,7 +76,9 @@ def test_the_script_trains_the_run_behind_the_link_of_its_task(queue: FakeQueue,
     assert "#SBATCH --array=0,1,2,3,4,5%4\n" in script
     assert f"#SBATCH --output='{root}/.cells/%a/slurm/%A_%a_0_log.out'\n" in script
     assert "#SBATCH --job-name=debug\n" in script
-    assert [line for line in script.splitlines() if line.startswith("# 4 ")] == [f"# 4     {root}/{NAMES[4]}"]
+    assert [line for line in script.splitlines() if line.startswith("# 4 ")] == [
+        f"# 4     2e-06     1         {root}/{NAMES[4]}"
+    ]
     assert not root.exists()
     (root / CELLS / "4" / "slurm").mkdir(parents=True)
     environ = {"SLURM_JOB_ID": "104", "SLURM_ARRAY_JOB_ID": "100", "SLURM_ARRAY_TASK_ID": "4", "PATH": "/usr/bin:/bin"}
@@ -98,6 +101,12 @@ def test_the_same_command_submits_the_runs_that_are_not_complete(queue: FakeQueu
         (root / name / "COMPLETE").touch()
     for further in ([], ["--dry-run"]):
         assert "All 6 runs" in submit(root, *GRID, *further).output
+
+
+def test_a_dry_run_names_what_each_cell_lacks_in_the_cache_once(queue: FakeQueue, root: Path) -> None:
+    below = submit(root, "--sweep", "model.path=org/a,org/b", "--seeds", "2", "--dry-run").output
+    lacks = "model.path = org/a, data.train.path = org/rows, model.path = org/b"
+    assert f"# Not in the cache: {lacks}. Without a network" in below
 
 
 def test_more_steps_take_complete_runs_up_again(queue: FakeQueue, root: Path) -> None:
@@ -207,6 +216,14 @@ def test_a_sweep_that_breaks_off_leaves_no_job_held(
     monkeypatch.setattr(queue, "submit", limited)
     assert submit(root, *GRID).exit_code
     assert queue.asked[-1] == "cancel 100 101 102 103"
+    assert not root.exists()
+
+
+def test_cells_that_the_queue_refuses_leave_those_of_before(queue: FakeQueue, root: Path) -> None:
+    assert submit(root, "--seeds", "1").exit_code == 0
+    queue.refused = len(queue.requests) + 1
+    assert "too many jobs" in submit(root, "--seeds", "2").stderr
+    assert [run.path.name for run in runs_below(root)] == ["seed-0"]
 
 
 def test_runs_of_a_cell_may_have_been_resumed_with_other_requests(queue: FakeQueue, root: Path) -> None:
