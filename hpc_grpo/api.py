@@ -200,9 +200,9 @@ def train(
     if on_step is not None:
         asked["train.on_step.name"] = _name_of(on_step)
     words = _as_words(asked)
-    resolved = load_request(str(config), words).config
-    refuse_wrong_inputs(resolved)  # here too: a notebook shows an exception, not what a child prints
-    run = RunDir(resolved.run_path)
+    request = load_request(str(config), words)
+    refuse_wrong_inputs(request)  # here too: a notebook shows an exception, not what a child prints
+    run = RunDir(request.config.run_path)
     code = run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(config), *words])
     if code in (EXIT_COMPLETE, EXIT_RESUMABLE):
         return Run(run.path)

@@ -24,14 +24,13 @@ from hpc_grpo.cli.options import (
     run_unless_config,
 )
 from hpc_grpo.cli.request import Request, load_request
-from hpc_grpo.config import Config
 from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.chain.submit import remove_stop
 from hpc_grpo.launch.fork import fork as fork_run
 from hpc_grpo.launch.freeze import freeze, is_over, reconfigured
 from hpc_grpo.launch.supervisor.attempt import run_attempt
-from hpc_grpo.preflight.inputs import refuse_what_fails
+from hpc_grpo.preflight.inputs import refusals
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
@@ -97,7 +96,7 @@ def start_training(
     if not is_link:  # a link may wait for the one before it
         refuse_if_held(RunDir(request.config.run_path), time.sleep if is_restart else None)
         if driver == DEFAULT_DRIVER:  # another, such as a test's, need not read what the config names
-            refuse_wrong_inputs(request.config, accepts_changes)
+            refuse_wrong_inputs(request, accepts_changes)
     frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
     echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
     if not is_link:
@@ -108,10 +107,12 @@ def start_training(
     sys.exit(run_attempt(frozen.run, driver, LinkJob(by_hand=True) if is_link else None))
 
 
-def refuse_wrong_inputs(config: Config, accepts_changes: bool = False) -> None:
+def refuse_wrong_inputs(request: Request, accepts_changes: bool = False) -> None:
     """Raise ConfigError for inputs with which training would fail after Ray's start, unless the run is complete."""
+    config = request.config
     if not is_over(RunDir(config.run_path), config):
-        refuse_what_fails([config], accepts_changes=accepts_changes, asks_slurm=False)
+        for error in refusals([config], request.environ, accepts_changes=accepts_changes, asks_slurm=False):
+            raise error
 
 
 def run_until_over(command: Sequence[str]) -> int:

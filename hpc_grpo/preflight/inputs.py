@@ -70,8 +70,8 @@ _MAKE_ROOM = (
 )
 
 
-def refuse_what_fails(configs: Sequence[Config], *, accepts_changes: bool = False, asks_slurm: bool = True) -> None:
-    for error in refusals(configs, accepts_changes=accepts_changes, asks_slurm=asks_slurm):
+def refuse_what_fails(configs: Sequence[Config], *, accepts_changes: bool = False) -> None:
+    for error in refusals(configs, accepts_changes=accepts_changes):
         raise error
 
 
