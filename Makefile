@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality docs browser-install slurm-install slurm-up slurm-down slurm-shell slurm-test machines-install machines-up machines-down places-test places long chaos clean
+.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality docs packages browser-install slurm-install slurm-up slurm-down slurm-shell slurm-test machines-install machines-up machines-down places-test places long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 # A hundred processes of the tests would each compile what they import, for minutes in all.
@@ -7,6 +7,8 @@ unexport PYTHONDONTWRITEBYTECODE
 NODES ?= 2
 KIND ?= pods
 SEED ?= 0
+# What else `make test` does where one of its two cores has nothing left to do.
+BESIDE ?=
 # Unit tests that start processes, and wait for them.
 PROCESSES := tests/unit/driver tests/unit/grading tests/unit/launch tests/unit/rewards tests/unit/run
 
@@ -27,7 +29,7 @@ demo-long:       ## The same on four harder tasks, which takes much longer
 # Whole runs beside the other three in turn: with more at once, two cores miss the deadlines that tests are about.
 test: setup      ## Unit and integration tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-runs test-parts \
-		test-unit-processes test-unit
+		test-unit-processes test-unit $(BESIDE)
 
 test-runs:
 	@$(PYTHON_BIN) -m pytest tests/integration -m 'cluster and not long'
@@ -52,6 +54,9 @@ quality: setup   ## What CI checks besides the tests: format, lint, types
 
 docs: setup      ## Build the docs as a site, in site/
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+packages:        ## All Debian packages that tests need (root); one after the other, as apt wants it
+	@for each in browser slurm machines; do $(MAKE) --no-print-directory $$each-install || exit 1; done
 
 browser-install: ## Install Debian's Chromium and zsh, for the tests of the page and of completion (root)
 	@python3 -c 'from tools.virtual_machines import host; print(host.install(("chromium", "zsh"), ("chromium", "zsh")))'

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What only GPUs can show, on one node without network:   benchmarks/gpu_day.sh [--toy] [OUT]
 # Run it from the repository's root with the environment active. Each part has eight minutes and leaves OUT/PART.log;
-# OUT/summary.txt says what became of it. Started again, it does the parts that are not done. With --toy the same parts
-# run on CPU at a tiny size. Ends with 1 where a part failed; a part that this node cannot do is left out, and said so.
+# OUT/summary.txt says what became of it. Started again, it does the parts that are not done. With --toy each kind of
+# part runs on CPU at a tiny size. Ends with 1 where a part failed; a part that this node cannot do is left out, and
+# said so.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -90,11 +91,11 @@ part doctor hpc-grpo cluster doctor --json
 with_gpus 1 learner python benchmarks/gpu_learner.py "${learner[@]}" --out "$out/learner"
 part publish python benchmarks/weight_publish.py "${publish[@]}"
 run 2 run-1-1-cold engine.engines_per_node=1
-run 2 run-1-1-warm engine.engines_per_node=1
+[ -n "$toy" ] || run 2 run-1-1-warm engine.engines_per_node=1
 run 1 run-colocated engine.engines_per_node=1 placement.colocate=true engine.vllm.gpu_memory_utilization=0.5
 [ -n "$toy" ] || run 2 run-1-1-sync engine.engines_per_node=1 engine.vllm.async_scheduling=false
 run 3 run-1-tp2 engine.engines_per_node=1 engine.tensor_parallel=2
 [ -n "$toy" ] || run 3 run-shared-rows engine.engines_per_node=1 placement.learners_per_node=2 train.sequence_parallel=2
-run 4 run-1-3 engine.engines_per_node=3
+[ -n "$toy" ] || run 4 run-1-3 engine.engines_per_node=3
 echo "Everything is in $out; summary.txt has a line for each part."
 exit "$failed"
