@@ -46,7 +46,7 @@ from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.inputs import refusals, refuse_what_fails, small_evals, to_fetch
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
-from hpc_grpo.run.lock import read_lock_owner, refuse_if_held
+from hpc_grpo.run.lock import LockOwner, read_lock_owner, refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.types import GIB
@@ -186,7 +186,7 @@ def queue_run(
     """
     run = RunDir(request.config.run_path)
     os.environ.update(request.exported)
-    refuse_if_held(run)
+    _refuse_if_held(run, queue)
     refuse_what_fails([request.config], accepts_changes=accepts_changes)
     with undone_unless_queued(run):
         frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
@@ -224,7 +224,7 @@ def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver
     """Submit a run again with what its last job asked for, changed by `overrides`."""
     if not overrides and _is_complete(run):
         return
-    refuse_if_held(run)
+    _refuse_if_held(run, queue)
     config = reconfigured(run, overrides)
     launch = next_launch(run, overrides)
     refuse_endless_chain(launch)
@@ -243,6 +243,16 @@ def _how_to_follow_sweep(sweep: Sweep, array: str) -> str:
         f"  results by cell:   hpc-grpo compare {sweep.root}\n"
         f"  end all, or one:   hpc-grpo stop {sweep.root}    hpc-grpo stop {next(iter(sweep.cells)).path}"
     )
+
+
+def _refuse_if_held(run: RunDir, queue: JobQueue) -> None:
+    """Raise RunHeldError if an attempt trains the run. The queue knows first that a job of the run is over."""
+    jobs = {link.job_id for link in read_chain(run).links}
+
+    def is_over(owner: LockOwner) -> bool:
+        return owner.job_id in jobs and ((job := queue.show(owner.job_id)) is None or job.is_over)
+
+    refuse_if_held(run, is_over=is_over)
 
 
 def _is_complete(run: RunDir) -> bool:

@@ -81,12 +81,17 @@ def read_lock_owner(run: RunDir) -> LockOwner | None:
     return read_record(run.holder, from_known(LockOwner))
 
 
-def refuse_if_held(run: RunDir, sleep: Callable[[float], None] | None = None) -> None:
+def refuse_if_held(
+    run: RunDir,
+    sleep: Callable[[float], None] | None = None,
+    is_over: Callable[[LockOwner], bool] = lambda owner: False,
+) -> None:
     """Raise RunHeldError if an attempt seems to train the run. `RunLock.take` makes the final decision.
 
     With `sleep`, watches an owner on another node for its beat: it may have died a moment ago. Otherwise does not wait.
+    `is_over` may know that the owner has ended, though its last beat is recent.
     """
-    if (owner := read_lock_owner(run)) is None:
+    if (owner := read_lock_owner(run)) is None or is_over(owner):
         return
     seems_alive = owner.has_process if owner.is_on_this_host else time.time() - owner.beat_at < _RECENT_S
     if seems_alive and (sleep is None or _is_alive(run, owner, lambda _: None, sleep)):

@@ -17,7 +17,8 @@ from hpc_grpo.run.chain import ChainRecord, read_chain, write_chain
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
-from tests.support.places import FakeQueue
+from tests.support.places import FakeJob, FakeQueue
+from tests.support.run_builder import RunBuilder
 
 
 @pytest.fixture
@@ -98,6 +99,14 @@ def test_a_run_that_is_held_keeps_its_config(run: RunDir, queue: FakeQueue) -> N
     hold.release()
     assert "is being trained by attempt 1" in result.stderr
     assert (queue.requests, run.config.read_text()) == ([], before)
+
+
+def test_a_run_whose_job_is_over_resumes_though_its_last_sign_of_life_is_recent(run: RunDir, queue: FakeQueue) -> None:
+    RunBuilder.of(run).hold(1)
+    queue.jobs["11"] = FakeJob("11")
+    assert "is being trained by attempt 1" in resume(run).stderr
+    queue.jobs["11"].is_over = True
+    assert resume(run).exit_code == 0
 
 
 def test_more_steps_reopen_a_complete_run(run: RunDir, queue: FakeQueue) -> None:
