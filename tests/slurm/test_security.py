@@ -1,11 +1,16 @@
-"""A run that trains on two nodes, seen by another user on the same network, and searched for secrets."""
+"""A run that trains on two nodes, seen by others on its network and on its nodes, and searched for secrets.
+
+On the nodes another ordinary user took every name that could be guessed, and tries every door.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +21,7 @@ import pytest
 from hpc_grpo.run.attempt import read_attempts
 from tests.integration.training_runs import write_workspace
 from tests.slurm.conftest import ENVIRONMENT
+from tests.slurm.neighbour import NOBODY
 from tests.slurm.small_runs import Node, SmallRun, run_of, two_node_config
 
 if TYPE_CHECKING:
@@ -25,15 +31,20 @@ pytestmark = pytest.mark.slurm
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STRANGER = Path(__file__).with_name("stranger.py")
+NEIGHBOUR = Path(__file__).with_name("neighbour.py")
 PLANTED = {"WANDB_API_KEY": "0123456789abcdef" * 2 + "planted1", "HF_TOKEN": "hf_PlantedTokenOfNobody0123456789"}
 PUBLIC_PATHS = {"GET /api/healthz", "GET /api/local_raylet_healthz"}
 PUBLIC_METHOD = "/grpc.health.v1.Health/Check"
 _STRANGER_DEADLINE_S = 300.0
+_FOLDERS = ("/tmp", "/dev/shm")
 
 
 @dataclass(frozen=True)
 class Probed:
-    """A run as it was while a stranger called all of its ports, and after it was stopped."""
+    """A run as it was while a stranger called all of its ports, and after it was stopped.
+
+    The neighbour `planted` so much on each node before the run, `got` what it tried for, and has so much `left`.
+    """
 
     run: SmallRun
     nodes: dict[str, Node]
@@ -41,12 +52,35 @@ class Probed:
     said: dict[str, Any]
     steps_meanwhile: int
     job_record: str
+    planted: dict[str, int]
+    got: dict[str, dict[str, str]]
+    left: dict[str, int]
 
 
 @pytest.fixture(scope="module")
-def probed(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probed]:
-    workspace = write_workspace(tmp_path_factory.mktemp("guarded"))
-    config = two_node_config(workspace, "guarded", 2000)
+def neighbour(slurm_cluster: SlurmCluster) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Give a folder that others may enter, unlike pytest's, with the neighbour's program; and what it has planted."""
+    workspace = Path(tempfile.mkdtemp(prefix="project-"))
+    workspace.chmod(0o755)
+    shutil.copy(NEIGHBOUR, workspace)
+    probe = slurm_cluster.output(["sbatch", "--parsable", "--output=/dev/null", "--wrap=true"], environment=ENVIRONMENT)
+    take = ["/usr/bin/python3", str(workspace / NEIGHBOUR.name), "take", probe.strip()]
+    try:
+        yield workspace, {node: int(slurm_cluster.output(take, on=node)) for node in slurm_cluster.node_names}
+    finally:
+        for node in slurm_cluster.node_names:
+            slurm_cluster.run([*of_neighbour(), "-exec", "rm", "-r", "{}", "+"], on=node)
+        shutil.rmtree(workspace)
+
+
+def of_neighbour() -> list[str]:
+    return ["find", *_FOLDERS, "-maxdepth", "1", "-user", str(NOBODY)]
+
+
+@pytest.fixture(scope="module")
+def probed(slurm_cluster: SlurmCluster, neighbour: tuple[Path, dict[str, int]]) -> Probed:
+    workspace, planted = neighbour
+    config = two_node_config(write_workspace(workspace), "guarded", 2000)
     command = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(config), "--parsable"]
     environment = {**ENVIRONMENT, **PLANTED, "WANDB_MODE": "offline"}
     job_id = int(slurm_cluster.output(command, environment=environment, cwd=workspace))  # type: ignore[arg-type]
@@ -56,12 +90,15 @@ def probed(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
         nodes = run.node_states(secrets)
         before = run.step
         said = ask_stranger(slurm_cluster, run, nodes)
+        words = ["/usr/bin/python3", str(workspace / NEIGHBOUR.name), "try", str(run.run.path), str(job_id)]
+        got = {node: json.loads(slurm_cluster.output(words, on=node)) for node in slurm_cluster.node_names}
         run.wait_for_step(before + 2)
         meanwhile = run.step - before
         record = slurm_cluster.output(["scontrol", "show", "job", str(job_id)])
         run.run.stop_marker.touch()
         run.wait()
-        yield Probed(run, nodes, secrets, said, meanwhile, record)
+    left = {node: len(slurm_cluster.output(of_neighbour(), on=node).splitlines()) for node in planted}
+    return Probed(run, nodes, secrets, said, meanwhile, record, planted, got, left)
 
 
 def ask_stranger(cluster: SlurmCluster, run: SmallRun, nodes: dict[str, Node]) -> dict[str, Any]:
@@ -135,7 +172,23 @@ def test_a_stranger_neither_joins_nor_submits(probed: Probed) -> None:
 def test_the_run_goes_on_as_if_nobody_had_called(probed: Probed) -> None:
     assert probed.steps_meanwhile >= 2
     (attempt,) = read_attempts(probed.run.run)
-    assert (attempt.exit_kind, attempt.restarts) == ("stopped", [])
+    assert (attempt.exit_kind, attempt.restarts, attempt.lost_nodes) == ("stopped", [], {})
+
+
+def test_names_that_a_neighbour_took_deny_no_node_and_are_not_swept_away(probed: Probed) -> None:
+    assert min(probed.planted.values()) > 200
+    assert min(probed.left.values()) >= min(probed.planted.values())
+    for node in probed.planted:
+        command = ["find", *_FOLDERS, "-maxdepth", "1", "-name", f"hg-{probed.run.job_id}-*", "-not"]
+        assert probed.run.cluster.output([*command, "-user", str(NOBODY)], on=node) == ""
+
+
+def test_a_neighbour_gets_into_nothing(probed: Probed) -> None:
+    for node, said in probed.got.items():
+        print(node, said)
+        assert int(said["folders seen"]) >= 2, "those of both nodes where they share /tmp"
+        assert int(said["processes seen"]) >= 1
+        assert {what: got for what, got in said.items() if got and not what.endswith("seen")} == {}
 
 
 def test_no_prompt_and_no_secret_is_in_an_answer(probed: Probed) -> None:
