@@ -61,48 +61,38 @@ class StepLoop:
         return future
 
     def _run(self, make: Callable[[], Sampler]) -> None:
-        sampler = None
         try:
             sampler = make()
-            self._sampler.set_result(sampler)
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the sampler
+        except BaseException as error:  # noqa: BLE001 - raised by all who wait or call
             self._sampler.set_exception(error)
+            while True:
+                self._calls.get()[1].set_exception(error)
+        self._sampler.set_result(sampler)
         while True:
-            self._run_calls(wait=sampler is None or not sampler.has_work())
-            if sampler is None or not sampler.has_work():
-                continue
-            if PULSE.work != _SAMPLING:
-                PULSE.turn_to(_SAMPLING)
-            try:
-                with METER.busy():
-                    sampler.step()
-                PULSE.beat()
-            except BaseException as error:  # noqa: BLE001 - raised by every caller that waits
-                traceback.print_exception(error)  # callers only see the cause
-                sampler.fail(error)
-
-    def _run_calls(self, *, wait: bool) -> None:
-        """Run all calls in the queue; `wait` for the first. Draining counts as sampling for the pulse; calls do not."""
-        while True:
-            if wait:
+            if is_idle := not sampler.has_work():
                 PULSE.turn_to("")
             try:
-                function, future, drains = self._calls.get(block=wait)
+                function, future, drains = self._calls.get(block=is_idle)
             except queue.Empty:
-                return
-            wait = False
+                self._step(sampler)
+                continue
             try:
-                sampler = self._sampler.result()
-                try:
-                    if drains:
-                        sampler.drain()
-                except BaseException as error:  # raised again, after the running requests have received it
-                    sampler.fail(error)
-                    raise
+                if drains:
+                    sampler.drain()  # counts as sampling for the pulse; the call does not
                 PULSE.turn_to("")
                 future.set_result(function(sampler))
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 future.set_exception(error)
+
+    def _step(self, sampler: Sampler) -> None:
+        if PULSE.work != _SAMPLING:
+            PULSE.turn_to(_SAMPLING)
+        try:
+            with METER.busy():
+                sampler.step()
+            PULSE.beat()
+        except BaseException as error:  # noqa: BLE001 - raised by every caller that waits
+            traceback.print_exception(error)  # callers only see the cause
 
 
 class Engine:
@@ -172,8 +162,7 @@ class Engine:
     async def verify_weights(self, staged: StoredVersion) -> None:
         """Compare this engine's shares of the staged version with their checksums, on threads beside the sampling.
 
-        The node's engines read the same memory and verify it together, once. Raises WeightSyncError if a share
-        differs.
+        The node's engines read the same memory and verify it together, once. Raises WeightSyncError.
         """
         self._verified = None
         tasks: list[Any] = [
@@ -218,7 +207,6 @@ class Engine:
         await self.between_steps(lambda sampler: sampler.start_profile())
 
     async def stop_profile(self) -> dict[str, bytes]:
-        """Return the contents of the profile's files, by the ends of their names."""
         return await self.between_steps(lambda sampler: sampler.stop_profile())
 
     async def _sample(self, requests: Sequence[GroupRequest]) -> Sequence[Future[Completion]]:

@@ -8,8 +8,8 @@ routes cannot be used, because a request is matched to sampled tokens. aiohttp, 
     the same, but already continued by another         the same                             a new sequence
     anything else: the agent rewrote the history       the messages, encoded                a new sequence
 
-An answer is compared by its text or its tool calls; in a prompt of a text completion by its text or its ids. Text of
-the agent never becomes a trained token.
+An answer is compared by its text or tool calls, in a text completion by its text or ids. No text of the agent is
+trained.
 """
 
 from __future__ import annotations
@@ -100,10 +100,7 @@ class Request:
 
 @dataclass
 class Answered:
-    """A request with its answer. The content of a `message` with calls is the text before them.
-
-    `said` is the beginning of a request that continues this one.
-    """
+    """A request with its answer, a message in OpenAI's form. `said` is the beginning of a request that continues it."""
 
     message: Message
     completion: Completion
@@ -124,7 +121,6 @@ class Chats:
         self._last_answer = self._clock()
         self._num_turns = self._num_open = 0
         self._answered: list[Answered] = []
-        self._sequences: list[list[Completion]] = []
         self._under_way: dict[str, asyncio.Task[Answered]] = {}
         self._tasks: set[asyncio.Task[Answered]] = set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -143,11 +139,7 @@ class Chats:
             task = self._under_way[asked.key] = asyncio.create_task(self._answer(asked))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        try:
-            return await asyncio.shield(task)
-        except RefusedError:
-            self.delivered(asked)
-            raise
+        return await asyncio.shield(task)
 
     def delivered(self, asked: Request) -> None:
         """Note that the agent has its answer: equal messages are a new request from now on."""
@@ -156,7 +148,8 @@ class Chats:
 
     def turns(self, reward: float = 0.0) -> tuple[Completion, ...]:
         """Return the turns, sequence by sequence, the model's last turn at the end, with the reward."""
-        turns = [turn for sequence in self._sequences for turn in sequence]
+        latest_first = {id(own.sequence): own.sequence for own in reversed(self._answered)}
+        turns = [turn for sequence in reversed(latest_first.values()) for turn in sequence]
         return (*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:]))
 
     async def close(self) -> None:
@@ -178,11 +171,11 @@ class Chats:
             raise self._too_long(longest, f"have {size} characters")
         before = self._before(asked)
         conversation = self._conversation(before, asked)
-        prompt, context = conversation.prompt, conversation.context
+        prompt = conversation.prompt
         left = limits.max_tokens - (len(prompt) - min(conversation.num_first, self._max_prompt_tokens))
         if left <= 0:
             raise self._too_long(len(prompt) + left, f"resulted in {len(prompt)} tokens")
-        starts_anew = before is None or before.is_extended or context.starts_anew
+        starts_anew = before is None or before.is_extended or conversation.starts_anew
         sequence: list[Completion] = [] if before is None or starts_anew else before.sequence
         if before is not None:
             before.is_extended = True
@@ -201,20 +194,21 @@ class Chats:
         finally:
             self._num_open -= 1
             self._last_answer = self._clock()
-        given = np.asarray(prompt if starts_anew else context.token_ids, dtype=np.int32)
-        sequence.append(replace(completion, context_ids=given, starts_anew=starts_anew))
-        self._sequences = [*(own for own in self._sequences if own is not sequence), sequence]
         sampled: list[int] = completion.token_ids.tolist()
         text = self.dialogue.text_of(sampled)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         calls = list(calls_of(text)) if asked.tools else []
         if calls and not any(call.error for call in calls):  # otherwise the agent reads the text
-            functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
-            message |= {"content": before_calls(text), "tool_calls": [{"function": own} for own in functions]}
-        own: Any = [_key(message)] if asked.is_chat else text if isinstance(asked.given, str) else sampled
-        answered = Answered(message, completion, asked, asked.said + own, conversation, sequence)
-        self._answered.append(answered)
-        return answered
+            message["content"] = before_calls(text).strip() or None
+            functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in calls]
+            message["tool_calls"] = [
+                {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": own} for own in functions
+            ]
+        own: Any = [_key(_shown(message))] if asked.is_chat else text if isinstance(asked.given, str) else sampled
+        given = np.asarray(prompt if starts_anew else conversation.context_ids, dtype=np.int32)
+        sequence.append(replace(completion, context_ids=given, starts_anew=starts_anew))
+        self._answered.append(Answered(message, completion, asked, asked.said + own, conversation, sequence))
+        return self._answered[-1]
 
     def _too_long(self, most: int, told: str) -> RefusedError:
         self.is_cut = True
@@ -251,7 +245,7 @@ class Chats:
                 conversation = WrittenText(self.dialogue, given)
         except (ValueError, ConfigError) as error:
             raise RefusedError(str(error)) from error
-        if not len(conversation.context.token_ids):
+        if not conversation.context_ids:
             raise RefusedError(f"the {'messages have' if asked.is_chat else 'prompt has'} no token")
         return conversation
 
@@ -327,19 +321,23 @@ class Endpoint:
             raise RefusedError(f"the request is no JSON, or a text holds half of a character: {error}") from error
         asked = _read(route, body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
         chats = self._chats_of(request)  # the episode may have ended while the request was read
-        answered = await chats.answer(asked)
-        if request.transport is not None and not request.transport.is_closing():
-            chats.delivered(asked)
-        streams, kind = bool(body.get("stream")), "text_completion"
-        said: dict[str, Any] = {"text": answered.message["content"]}
-        if asked.is_chat:
-            said = {"delta" if streams else "message": _message(answered.message, streams=streams)}
-            kind = "chat.completion.chunk" if streams else "chat.completion"
+        try:
+            answered = await chats.answer(asked)
+        finally:
+            if request.transport is not None and not request.transport.is_closing():
+                chats.delivered(asked)
+        message, streams, kind = answered.message, bool(body.get("stream")), "text_completion"
+        said: dict[str, Any] = {"text": message["content"]}
+        if asked.is_chat and streams:
+            calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", ()))]
+            said, kind = {"delta": {**message, "tool_calls": calls} if calls else message}, "chat.completion.chunk"
+        elif asked.is_chat:
+            said, kind = {"message": message}, "chat.completion"
         name, now = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         common = {"id": name, "object": kind, "created": now, "model": self._model}
         wanted = body.get("logprobs")  # 0 in a text completion: logprobs of the sampled tokens
         logprobs = None if wanted is None or wanted is False else _logprobs(chats.dialogue, answered)
-        reason = "tool_calls" if "tool_calls" in answered.message else answered.completion.finish_reason
+        reason = "tool_calls" if "tool_calls" in message else answered.completion.finish_reason
         choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": reason}
         prompt, written = len(answered.conversation.prompt), len(answered.completion.token_ids)
         usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
@@ -433,17 +431,6 @@ def _key(message: Message) -> Any:
         return message["role"], message["content"]
     functions = [call["function"] for call in message.get("tool_calls", ())]
     return "assistant", json.dumps(functions, sort_keys=True) if functions else message["content"].strip()
-
-
-def _message(message: Message, *, streams: bool) -> Message:
-    """Return an answer in OpenAI's form."""
-    calls: list[dict[str, Any]] = []
-    for index, call in enumerate(message.get("tool_calls", ())):
-        function = {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}
-        calls.append({"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": function})
-        if streams:
-            calls[-1]["index"] = index
-    return {**message, "content": message["content"].strip() or None, "tool_calls": calls} if calls else message
 
 
 def _logprobs(dialogue: Dialogue, answered: Answered) -> dict[str, Any]:

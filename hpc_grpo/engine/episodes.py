@@ -158,14 +158,14 @@ class _Stage:
                 begun = time.monotonic()
                 answer = await session.step(self._dialogue.text_of(sampled))
                 metrics["env_s"] += time.monotonic() - begun
-                context = conversation.context
-                ids, starts_anew = np.asarray(context.token_ids, np.int32), context.starts_anew
+                ids, starts_anew = np.asarray(conversation.context_ids, np.int32), conversation.starts_anew
                 turns.append(replace(completion, context_ids=ids, starts_anew=starts_anew, reward=answer.reward))
                 metrics |= {name: metrics.get(name, 0.0) + value for name, value in answer.metrics.items()}
                 if answer.done or len(turns) == self._environment.max_turns:
                     is_whole = answer.done and completion.finish_reason == "stop"
                     return Episode(tuple(turns), "stop" if is_whole else "length", metrics=metrics)
-                if not len(conversation.go_on(sampled, answer.messages).token_ids):
+                conversation.go_on(sampled, answer.messages)
+                if not conversation.context_ids:
                     raise EnvironmentFailedError("step gave an observation without a token")
             return Episode(tuple(turns), "length", metrics=metrics)
         except (EnvironmentFailedError, ChatTemplateError) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,35 +47,21 @@ _MIXTRALS_NAMES = (
 """Parts of the learner's names, and vLLM's names for loading a Mixtral. Other mixtures load by the learner's names."""
 
 
-@dataclass(frozen=True)
-class CaughtWeightSyncError:
-    """A WeightSyncError as a worker's result: vLLM's worker processes pass on only the text of an exception.
-
-    The type matters: damaged weights end the driver, but an engine with another failure is replaced.
-    """
-
-    message: str
-
-
 def catching(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a worker's method to return a CaughtWeightSyncError instead of raising WeightSyncError."""
+    """Wrap a worker's method to return the text of a WeightSyncError. `Sampler.on_workers` raises it again.
+
+    vLLM's worker processes pass on only the text of an exception, but the type matters: damaged weights end the driver,
+    and an engine with another failure is replaced.
+    """
 
     @functools.wraps(method)
     def call(*args: Any) -> Any:
         try:
             return method(*args)
         except WeightSyncError as error:
-            return CaughtWeightSyncError(str(error))
+            return str(error)
 
     return call
-
-
-def raise_caught(results: Sequence[Any]) -> Sequence[Any]:
-    """Return the workers' results. Raises WeightSyncError if one of them caught it."""
-    for result in results:
-        if isinstance(result, CaughtWeightSyncError):
-            raise WeightSyncError(result.message)
-    return results
 
 
 class WeightReceiver:
@@ -213,24 +199,19 @@ def adapter_differences(specs: Iterable[ParameterSpec], manager: Any) -> list[st
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
     """List the parameters of a vLLM model in load format, unsharded and without vocabulary padding.
 
-    They come from the metadata that vLLM keeps for reloading, because loaded weights may be repacked. A tied lm_head is
-    the embedding's own module and appears once.
+    They come from vLLM's metadata for reloading, because loaded weights may be repacked. A tied lm_head is left out.
     """
     specs: list[ParameterSpec] = []
-    seen: set[int] = set()
     tied = bool(getattr(vllm_config.model_config.hf_config, "tie_word_embeddings", False))
-    for module_name, module in model.named_modules():
+    for full_name, live in model.named_parameters():
+        module_name, _, name = full_name.rpartition(".")
         if tied and module_name == "lm_head":
             continue
-        recorded, _ = get_layerwise_info(module).restore_metadata
-        for name, live in module.named_parameters(recurse=False):
-            if id(live) in seen:
-                continue
-            seen.add(id(live))
-            tensor = recorded.get(name, live)
-            shape = unsharded_shape(module, tuple(tensor.shape), vllm_config.parallel_config.tensor_parallel_size)
-            full_name = _renamed(f"{module_name}.{name}" if module_name else name, _LEARNERS_NAMES)
-            specs.append(ParameterSpec(full_name, shape, str(tensor.dtype).removeprefix("torch.")))
+        module = model.get_submodule(module_name)
+        tensor = get_layerwise_info(module).restore_metadata[0].get(name, live)
+        shape = unsharded_shape(module, tuple(tensor.shape), vllm_config.parallel_config.tensor_parallel_size)
+        learners_name = _renamed(full_name, _LEARNERS_NAMES)
+        specs.append(ParameterSpec(learners_name, shape, str(tensor.dtype).removeprefix("torch.")))
     return specs
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,14 +36,15 @@ ADAPTER_ID = 1
 
 @dataclass
 class _PendingCompletion:
-    """A running completion. `segments` are (policy_version, tokens sampled by it), closed at each weight update."""
+    """A running completion. `policy_versions` grow at each weight update, and at the end."""
 
     has_images: bool
     future: Future[Completion] = field(default_factory=Future)
-    segments: list[tuple[int, int]] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
 
-    def close_segment(self, version: int, num_tokens: int) -> None:
-        self.segments.append((version, num_tokens - sum(length for _, length in self.segments)))
+    def note_tokens(self, num_tokens: int, version: int) -> None:
+        """Of now `num_tokens` tokens, `version` has sampled those that have no version yet."""
+        self.policy_versions += [version] * (num_tokens - len(self.policy_versions))
 
 
 class Sampler:
@@ -71,24 +73,34 @@ class Sampler:
         return [self._add(request) for request in requests]
 
     def step(self) -> None:
-        for output in self._engine.step():
-            if output.finished:
-                self._finish(output)
+        """Run a step of vLLM. Waiting completions and later calls raise its error too."""
+        with self._failing():
+            for output in self._engine.step():
+                if output.finished:
+                    self._finish(output)
 
     def drain(self) -> None:
         """Finish the steps that vLLM has scheduled ahead (`async_scheduling`), and schedule no new step."""
         in_flight = self._engine.engine_core.engine_core.batch_queue
         if not in_flight or self._failure is not None:
             return
-        self._engine.sleep(level=0, mode="keep")  # pauses only the scheduler
-        while in_flight:
-            self.step()
-        self._engine.wake_up(tags=["scheduling"])
+        with self._failing():
+            self._engine.sleep(level=0, mode="keep")  # pauses only the scheduler
+            while in_flight:
+                self.step()
+            self._engine.wake_up(tags=["scheduling"])
 
-    def fail(self, error: BaseException) -> None:
-        """Raise this error from every waiting completion and from later calls: vLLM may be in any state."""
-        self._failure = error
-        self._end_all(error)
+    @contextmanager
+    def _failing(self, unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Raise an error of the block from every waiting completion and from later calls: vLLM may be in any state."""
+        try:
+            yield
+        except unless:
+            raise
+        except BaseException as error:
+            self._failure = error
+            self._end_all(error)
+            raise
 
     def raise_failure(self) -> None:
         if self._failure is not None:
@@ -105,10 +117,12 @@ class Sampler:
 
     def on_workers(self, method: str, *args: Any) -> Sequence[Any]:
         """Call a method of `WeightReceiver` on all workers. Raises errors of a step, or a worker's own error."""
-        from hpc_grpo.engine.receive import raise_caught
-
         self.raise_failure()
-        return raise_caught(self._engine.collective_rpc(method, args=args))
+        results: Sequence[Any] = self._engine.collective_rpc(method, args=args)
+        for result in results:
+            if isinstance(result, str):  # see `receive.catching`
+                raise WeightSyncError(result)
+        return results
 
     def receive_weights(
         self, version: int, probe: GroupRequest | None = None, verified: StoredVersion | None = None
@@ -168,12 +182,10 @@ class Sampler:
         scheduler = self._engine.engine_core.engine_core.scheduler
         most, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 1
         try:
-            answer = self._add(probe)
-            while not answer.done():
-                self.step()
-        except BaseException as error:  # vLLM may be in any state: running requests receive the error too
-            self.fail(error)
-            raise
+            with self._failing():
+                answer = self._add(probe)
+                while not answer.done():
+                    self.step()
         finally:
             scheduler.max_num_active_reqs = most
         return answer.result()
@@ -191,17 +203,12 @@ class Sampler:
         and later tokens would count as the old version's. Any other error may have interrupted the load.
         """
         self._is_loading = True
-        try:
+        with self._failing(unless=(WeightSyncError,)):
             return self.on_workers(method, *args)
-        except BaseException as error:  # raised again
-            if not isinstance(error, WeightSyncError):
-                self.fail(error)
-            raise
 
     def _switch_to(self, version: int) -> None:
         for state in self._engine.output_processor.request_states.values():
-            pending = self._pending[state.external_req_id]
-            pending.close_segment(self.policy_version, state.detokenizer.num_output_tokens())
+            self._pending[state.external_req_id].note_tokens(state.detokenizer.num_output_tokens(), self.policy_version)
         # Cached keys and values belong to the old weights.
         self.forget_prefixes()
         self.policy_version = version
@@ -246,14 +253,13 @@ class Sampler:
     def _finish(self, output: Any) -> None:
         pending = self._pending.pop(output.request_id)
         (result,) = output.outputs
-        pending.close_segment(self.policy_version, len(result.token_ids))
-        versions, lengths = zip(*pending.segments, strict=True)
+        pending.note_tokens(len(result.token_ids), self.policy_version)
         pending.future.set_result(
             Completion(
                 token_ids=np.asarray(result.token_ids, dtype=np.int32),
                 # Guessed tokens after a text of `stop` have logprobs, but are not part of the completion.
                 engine_logprobs=np.asarray(result.logprobs.logprobs[: len(result.token_ids)], dtype=np.float32),
-                policy_versions=np.repeat(np.asarray(versions, dtype=np.int32), lengths),
+                policy_versions=np.asarray(pending.policy_versions, dtype=np.int32),
                 finish_reason="stop" if result.finish_reason == "stop" else "length",
                 context_ids=np.asarray(output.prompt_token_ids, np.int32) if pending.has_images else (),
             )

@@ -100,7 +100,16 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     if config.data.images is not None:
         options |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0}}
     if config.publishes_adapter:
-        options |= _lora_options(config)
+        lora = config.lora
+        assert lora is not None
+        layers = linear_layers(model_folder(config.model.path)) if lora.targets == "all-linear" else lora.targets
+        options |= {
+            "enable_lora": True,
+            "max_loras": 2,  # vLLM on CPU uses the last slot even unasked
+            "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= lora.rank),
+            # Without targets vLLM would give the output layer an adapter too, which takes most of the time on CPU.
+            "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}) or None,
+        }
     if config.placement.colocate and on_gpu:  # a CPU build refuses the option, but accepts the calls
         options["enable_sleep_mode"] = True
     if guesses := engine.vllm.get("speculative_config"):
@@ -111,22 +120,6 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     else:
         options["kv_cache_memory_bytes"] = int(kv_gib * GIB)
     return options
-
-
-def _lora_options(config: Config) -> dict[str, Any]:
-    """Return the arguments for an adapter: one of two slots, because vLLM on CPU uses the last slot even unasked.
-
-    Without targets vLLM would give the output layer an adapter too, which takes most of the time on CPU.
-    """
-    lora = config.lora
-    assert lora is not None
-    layers = linear_layers(model_folder(config.model.path)) if lora.targets == "all-linear" else lora.targets
-    return {
-        "enable_lora": True,
-        "max_loras": 2,
-        "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= lora.rank),
-        "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}) or None,
-    }
 
 
 def start_vllm(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> Any:

@@ -39,14 +39,15 @@ class Call:
 
 
 def calls_of(message: str) -> Iterator[Call]:
-    """Yield the calls in a message without its thoughts, in the forms that docs/environments.md lists.
-
-    A call that cannot be parsed has an `error`.
-    """
+    """Yield the calls in a message without its thoughts, in the forms that docs/environments.md lists."""
     text = message.rpartition("</think>")[2]
     match, xml = _HERMES.search(text), _XML.search(text)
     if xml and (match is None or xml.start() <= match.end()):
-        yield from map(_xml_call, _XML.finditer(text))
+        for found in _XML.finditer(text):
+            if beside := _XML_PARAMETER.sub("", found[2]).strip():
+                yield Call(error=f"the call cannot be read: {beside[:100]!r} is no parameter. {_XML_FORM}")
+            else:
+                yield Call(found[1], dict(_XML_PARAMETER.findall(found[2])), has_texts=True)
         return
     if match:
         while match:
@@ -69,13 +70,6 @@ def calls_of(message: str) -> Iterator[Call]:
         yield Call(error=f"the call has no JSON. {_FORM}")
     # Objects that are not calls are an answer.
     yield from calls if is_meant or not any(call.error for call in calls) else []
-
-
-def _xml_call(found: re.Match[str]) -> Call:
-    parameters = _XML_PARAMETER.findall(found[2])
-    if beside := _XML_PARAMETER.sub("", found[2]).strip():
-        return Call(error=f"the call cannot be read: {beside[:100]!r} is no parameter. {_XML_FORM}")
-    return Call(found[1], dict(parameters), has_texts=True)
 
 
 def _python_calls(text: str) -> Iterator[Call]:

@@ -9,17 +9,17 @@ Runs in the engine's process, between two turns of an episode. Only the last row
 The context is what the chat template writes after the answer (its delta). Some templates rewrite history, for example
 they cut reasoning from earlier turns. The conversation then restarts: the context is a complete new prompt.
 
-Text of messages never becomes a control token. Before a template sees a message, marks replace the names of control
-tokens in it. After the template's own control tokens are found, the names return as ordinary text.
+Text of messages never becomes a control token (`Pieces`).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -47,14 +47,6 @@ To call a function, write its name and its arguments as JSON between these tags,
 """The Hermes form, which vLLM's parser `hermes` reads, for templates that ignore tools."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """The token ids before the model's next turn, as in `types.Turn`."""
-
-    token_ids: Sequence[int]
-    starts_anew: bool
-
-
 class Dialogue:
     """The template of one source, checked against its tokenizer. Makes conversations.
 
@@ -71,13 +63,13 @@ class Dialogue:
         self.is_plain = style.template == "plain"
         template = "" if self.is_plain else style.chat_template or tokenizer.chat_template
         self.pieces = Pieces(tokenizer, "".join(template.values()) if isinstance(template, Mapping) else str(template))
+        self.complaint = functools.cache(self._complaint)
         self._start: list[int] = []
-        self._complaints: dict[str, str] = {}
         if self.is_plain:
             with_start, bare = encode_prompts(tokenizer, style, ["x"])[0], tokenizer(["x"], add_special_tokens=False)
             self._start = with_start[: len(with_start) - len(bare["input_ids"][0])]
-            self._check_joins("Is it 5?", "No.")
-        self._check_role("user")
+        if complaint := self._complaint_of_joins("Is it 5?", "No.") if self.is_plain else self.complaint("user"):
+            raise ConfigError(complaint)
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Conversation:
         """Begin an episode. Raises ValueError for refused messages, and ConfigError for tools under `plain`."""
@@ -152,20 +144,10 @@ class Dialogue:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def complaint(self, role: str) -> str:
+    def _complaint(self, role: str) -> str:
         """Return why no message of `role` can follow an answer of the model; "" if one can."""
-        if role not in self._complaints:
-            self._complaints[role] = ""
-            try:
-                self._check_role(role)
-            except ConfigError as error:
-                self._complaints[role] = str(error)
-        return self._complaints[role]
-
-    def _check_role(self, role: str) -> None:
-        """Raise ConfigError if no message of `role` can follow an answer of the model."""
         if self.is_plain:
-            return
+            return ""
         asked: list[Message] = [{"role": "user", "content": "Guess."}]
         opened, told = opening(self.style, asked), f"{self.pieces.nonce}b"
         turn = [{"role": "assistant", "content": f"Is it 5?{self.pieces.end}"}, {"role": role, "content": told}]
@@ -175,44 +157,43 @@ class Dialogue:
                 text = self.render(messages)
             except ChatTemplateError as error:
                 fix = "Unset data.system_prompt, or give" if shown == "system" and self.style.system_prompt else "Give"
-                raise ConfigError(
+                return (
                     f"An environment needs messages of the role {shown}, and {error}. {fix} another template "
                     f"(data.template)."
-                ) from error
+                )
         before, end, after = text.rpartition(self.pieces.end)
         if not end or told not in after:
             missing = f"what an environment tells with the role {role}" if end else "what the model answers"
-            raise ConfigError(f"The chat template leaves out {missing}. Give another template (data.template).")
-        self._check_joins(before, after.replace(told, "No."))
+            return f"The chat template leaves out {missing}. Give another template (data.template)."
+        return self._complaint_of_joins(before, after.replace(told, "No."))
 
-    def _check_joins(self, before: str, after: str) -> None:
-        """Raise ConfigError if splitting a text changes it: some tokenizers put a space before each piece."""
-        apart = [*self.encode_prompt(before), *self.pieces.encode(after)]
-        if self.decode(apart) != self.decode(whole := self.encode_prompt(before + after)):
-            raise ConfigError(
-                f"The tokenizer adds to a text that goes on from other text: {self.decode(apart)!r} instead of "
-                f"{self.decode(whole)!r}, so an observation cannot be appended. Set `legacy` to false in its "
-                f'tokenizer_config.json, or `prepend_scheme` to "first" and `add_prefix_space` to false in its '
-                f"tokenizer.json."
-            )
+    def _complaint_of_joins(self, before: str, after: str) -> str:
+        """Return how splitting a text changes it; "" if it does not. Some tokenizers put a space before each piece."""
+        apart = self.decode([*self.encode_prompt(before), *self.pieces.encode(after)])
+        if apart == (joined := self.decode(self.encode_prompt(before + after))):
+            return ""
+        return (
+            f"The tokenizer adds to a text that goes on from other text: {apart!r} instead of {joined!r}, so an "
+            f"observation cannot be appended. Set `legacy` to false in its tokenizer_config.json, or `prepend_scheme` "
+            f'to "first" and `add_prefix_space` to false in its tokenizer.json.'
+        )
 
 
 class Conversation:
     """One episode's messages and token ids.
 
-    `prompt` is the model's complete input for its next turn. `context` is its end, or all of it (`Context`).
-    `num_first` is the number of tokens of the first prompt.
+    `prompt` is the model's complete input for its next turn. `context_ids` are its end, or all of it if the
+    conversation `starts_anew`, as in `types.Completion`. `num_first` is the number of tokens of the first prompt.
     """
 
     def __init__(self, dialogue: Dialogue, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         self._dialogue, self._messages, self._tools = dialogue, messages, tools
         self._text = dialogue.render(messages, tools)
-        self.prompt: Sequence[int] = dialogue.encode_prompt(self._text)
-        self.num_first = len(self.prompt)
-        self.context = Context(self.prompt, starts_anew=True)
+        self.prompt = self.context_ids = dialogue.encode_prompt(self._text)
+        self.num_first, self.starts_anew = len(self.prompt), True
 
-    def go_on(self, sampled: Sequence[int], messages: Sequence[Message]) -> Context:
-        """Append the model's answer and the next messages. Update `prompt` and `context`; return `context`.
+    def go_on(self, sampled: Sequence[int], messages: Sequence[Message]) -> None:
+        """Append the model's answer and the next messages.
 
         Raises ValueError, and changes nothing, for messages that the template or the tokenizer refuses or omits.
         """
@@ -229,16 +210,13 @@ class Conversation:
         is_same = before == written or "".join(before.split()) == "".join(written.split())
         tail = self._encode_after(sampled, after) if end and is_same else None
         if tail is not None:
-            text = before + after
-            context = Context(tail, starts_anew=False)
-            prompt = [*self.prompt, *sampled, *tail]
+            text, prompt = before + after, [*self.prompt, *sampled, *tail]
         else:
             text = self._render(answer, told)
             prompt = self._dialogue.encode_prompt(text)
-            context = Context(prompt, starts_anew=True)
         self._messages = [*self._messages, {"role": "assistant", "content": answer}, *told]
-        self._text, self.prompt, self.context = text, prompt, context
-        return context
+        self._text, self.prompt = text, prompt
+        self.context_ids, self.starts_anew = (prompt, True) if tail is None else (tail, False)
 
     def _render(self, answer: str, told: Sequence[Message]) -> str:
         return self._dialogue.render([*self._messages, {"role": "assistant", "content": answer}, *told], self._tools)
@@ -266,26 +244,27 @@ class WrittenText:
             self.prompt = encode_prompts(dialogue.tokenizer, replace(dialogue.style, template="plain"), [given])[0]
         else:
             self.prompt = self._pieces.checked(given)
-        self.num_first = len(self.prompt)
-        self.context = Context(self.prompt, starts_anew=True)
+        self.context_ids = self.prompt
+        self.num_first, self.starts_anew = len(self.prompt), True
 
     def go_on(self, sampled: Sequence[int], given: str | Sequence[int]) -> None:
         """Append an answer, with its sampled ids, and the prompt's text or ids behind it."""
         ids = self._pieces.encode(given) if isinstance(given, str) else self._pieces.checked(given)
         has_end = isinstance(given, str) and sampled[-1] in self._pieces.ends
-        if starts_anew := has_end and ids[:1] != sampled[-1:]:  # the agent's text has no end token there
+        self.starts_anew = has_end and ids[:1] != sampled[-1:]  # the agent's text has no end token there
+        if self.starts_anew:
             sampled = sampled[:-1]
         elif has_end:
             ids = ids[1:]
         self.prompt = [*self.prompt, *sampled, *ids]
-        self.context = Context(self.prompt if starts_anew else ids, starts_anew)
+        self.context_ids = self.prompt if self.starts_anew else ids
 
 
 class Pieces:
     """Encodes text that continues other text, so that no message writes a control token.
 
     Control tokens are the special tokens, and added tokens that occur in the chat template's source. `hide` replaces
-    their names by marks. `encode` turns the names behind marks into ordinary tokens.
+    their names by marks before a template sees a message. `encode` turns the names behind marks into ordinary tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
@@ -317,8 +296,9 @@ class Pieces:
         self._control, self._special = re.compile(_any_of(self._numbers)), re.compile(_any_of(special))
         if '"prepend_scheme": "first"' in (steps := json.dumps(spec["pre_tokenizer"])):
             spec["pre_tokenizer"] = json.loads(steps.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"'))
-            self._joined = _build(spec)
-        self._plain = _build(_renamed(spec, {name: f"{self.nonce}{number}z" for name, number in self._numbers.items()}))
+            self._joined = type(self._joined).from_str(json.dumps(spec))
+        renamed = _renamed(spec, {name: f"{self.nonce}{number}z" for name, number in self._numbers.items()})
+        self._plain = type(self._joined).from_str(json.dumps(renamed))
 
     def hide(self, messages: Iterable[Message]) -> list[Message]:
         """Return messages with marks. Raises ValueError for a lone surrogate."""
@@ -373,12 +353,6 @@ class Pieces:
             ids += span if token is None else [*span, token]
             span, start = [], right
         return ids
-
-
-def _build(spec: Mapping[str, Any]) -> Any:
-    from tokenizers import Tokenizer as Core
-
-    return Core.from_str(json.dumps(spec))
 
 
 def _renamed(spec: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -26,8 +26,7 @@ _MAX_CHARS = 4000
 class TextArena:
     """A game of one player. `args` are the arguments of the game. The game's reward comes at its end.
 
-    The model sees only what is new. Games use Python's global random numbers; the process keeps their state separate
-    for each session (`episodes/host.py`).
+    The model sees only what is new. Each session has its own state of Python's random numbers (`episodes/host.py`).
     """
 
     def __init__(self, game: str, **args: Any) -> None:

@@ -24,7 +24,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -117,11 +116,10 @@ class Tools:
         if call.name not in self._functions:
             raise ValueError(f"there is no tool {call.name!r}. Tools: {', '.join(self._functions)}")
         function = self._functions[call.name]
+        arguments, schemas = call.arguments, self._schemas[call.name]["properties"]
         if call.has_texts:
-            schemas = self._schemas[call.name]["properties"]
-            typed = {key: _typed(text, schemas.get(key, {})) for key, text in call.arguments.items()}
-            call = replace(call, arguments=typed)
-        bound = partial(function, **call.arguments)
+            arguments = {key: _typed(text, schemas.get(key, {})) for key, text in arguments.items()}
+        bound = partial(function, **arguments)
         called = bound() if inspect.iscoroutinefunction(function) else in_thread(bound)
         try:
             return await asyncio.wait_for(called, None if call.name == "python" else self._call_s)

@@ -32,11 +32,10 @@ class FailingSampler:
         return bool(self._waiting)
 
     def step(self) -> None:
-        raise RuntimeError("the GPU has fallen off the bus")
-
-    def fail(self, error: BaseException) -> None:
+        failure = RuntimeError("the GPU has fallen off the bus")
         while self._waiting:
-            self._waiting.pop().set_exception(error)
+            self._waiting.pop().set_exception(failure)
+        raise failure
 
 
 def test_a_server_whose_engine_fails_answers_and_ends_with_the_engines_error(

@@ -19,7 +19,8 @@ import torch
 from vllm.config import VllmConfig, get_current_vllm_config
 
 from hpc_grpo.engine import receive
-from hpc_grpo.engine.receive import WeightReceiver, adapter_differences, catching, raise_caught, unsharded_shape
+from hpc_grpo.engine.receive import WeightReceiver, adapter_differences, catching, unsharded_shape
+from hpc_grpo.engine.sampler import Sampler
 
 
 class Module:
@@ -39,15 +40,21 @@ class Worker:
         return version
 
 
+def received(*versions: int) -> Any:
+    """Let a worker for each version receive it."""
+    rpc = Module(collective_rpc=lambda method, args: [getattr(Worker(), method)(version) for version in args])
+    return Sampler(rpc, []).on_workers("receive", *versions)
+
+
 def test_weight_sync_error_is_raised_where_the_results_arrive() -> None:
     with pytest.raises(WeightSyncError, match=r"^checksum mismatch in bucket 0$"):
-        raise_caught([Worker().receive(2), Worker().receive(3)])
+        received(2, 3)
 
 
 def test_results_and_other_errors_pass_unchanged() -> None:
-    assert raise_caught([Worker().receive(1), Worker().receive(2)]) == [1, 2]
+    assert received(1, 2) == [1, 2]
     with pytest.raises(RuntimeError, match="out of memory"):
-        Worker().receive(4)
+        received(4)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

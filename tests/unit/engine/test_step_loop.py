@@ -43,15 +43,14 @@ class Counter:
         self.in_flight += 1
         self.stepping = False
         if self.num_steps == self.fail_at:
-            raise RuntimeError("out of blocks")
+            failure = RuntimeError("out of blocks")
+            for _, future in self.jobs:
+                future.set_exception(failure)
+            self.jobs.clear()
+            raise failure
         for ends_at, future in [job for job in self.jobs if job[0] <= self.num_steps]:
             self.jobs.remove((ends_at, future))
             future.set_result(self.num_steps)
-
-    def fail(self, error: BaseException) -> None:
-        for _, future in self.jobs:
-            future.set_exception(error)
-        self.jobs.clear()
 
 
 def loop_of(make: Callable[[], Any]) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hpc_grpo.data.templates import PromptStyle, PromptTemplate, prompt_style, render_chat
 from hpc_grpo.episodes import dialogue as module
-from hpc_grpo.episodes.dialogue import Context, Conversation, Dialogue
+from hpc_grpo.episodes.dialogue import Conversation, Dialogue
 from hpc_grpo.errors import ConfigError
 from tests.support.configs import minimal_config
 
@@ -113,6 +113,22 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+class Context(NamedTuple):
+    """What a conversation adds to the model's input before its next turn."""
+
+    token_ids: list[int]
+    starts_anew: bool
+
+
+def context_of(conversation: Conversation) -> Context:
+    return Context(conversation.context_ids, conversation.starts_anew)
+
+
+def go_on(conversation: Conversation, sampled: Sequence[int], messages: Sequence[Any]) -> Context:
+    conversation.go_on(sampled, messages)
+    return context_of(conversation)
 
 
 @dataclass
@@ -218,12 +234,12 @@ def play(rng: random.Random, tokenizer: Any, style: PromptStyle, dialogue: Dialo
     played = Played()
     for turns_left in reversed(range(rng.randrange(1, 4))):
         sampled = answer()
-        played.turns.append((conversation.context, sampled, list(conversation.prompt)))
+        played.turns.append((context_of(conversation), sampled, list(conversation.prompt)))
         if not turns_left:
             break
         new = [user(text())]
         messages += [user(dialogue.text_of(sampled), "assistant"), *new]
-        context = conversation.go_on(sampled, new)
+        context = go_on(conversation, sampled, new)
         if not check:
             continue
         if context.starts_anew:
@@ -261,11 +277,10 @@ def test_sampled_ids_stand_where_they_were_sampled_in_10_000_episodes(
 
 
 class Retokenizes(Conversation):
-    def go_on(self, sampled: Sequence[int], messages: Sequence[Any]) -> Context:
-        context = super().go_on(sampled, messages)
+    def go_on(self, sampled: Sequence[int], messages: Sequence[Any]) -> None:
+        super().go_on(sampled, messages)
         tokenizer = self._dialogue.tokenizer
         self.prompt = ids_of(tokenizer, text_of(tokenizer, self.prompt))
-        return context
 
 
 def test_the_check_finds_a_conversation_that_tokenizes_history_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,18 +312,18 @@ def test_an_end_token_that_was_sampled_is_not_doubled_and_a_cut_answer_is_closed
     tokenizer, _, dialogue = made("chatml")
     after = ids_of(tokenizer, "<|im_end|>\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n")
     conversation = dialogue.begin([user("Guess.")])
-    assert conversation.go_on([65, tokenizer.eos_token_id], [user("No.")]) == Context(after[1:], starts_anew=False)
-    assert conversation.go_on([66], [user("No.")]) == Context(after, starts_anew=False)
+    assert go_on(conversation, [65, tokenizer.eos_token_id], [user("No.")]) == Context(after[1:], starts_anew=False)
+    assert go_on(conversation, [66], [user("No.")]) == Context(after, starts_anew=False)
     # The template ends answers with another special token than the one that was sampled.
     other = tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert dialogue.text_of([65, 66, other]) == text_of(tokenizer, [65, 66])
-    assert conversation.go_on([66, other], [user("No.")]).starts_anew
+    assert go_on(conversation, [66, other], [user("No.")]).starts_anew
 
 
 def test_an_end_token_stays_where_the_template_ends_answers_with_text() -> None:
     tokenizer = tokenizer_of(WITHOUT_END, "</s>")
     conversation = Dialogue(tokenizer, PromptStyle(**CHAT)).begin([user("Guess.")])
-    context = conversation.go_on([65, tokenizer.eos_token_id], [user("No.")])
+    context = go_on(conversation, [65, tokenizer.eos_token_id], [user("No.")])
     assert context == Context(ids_of(tokenizer, "\nuser: No.\nassistant: "), starts_anew=False)
     assert tokenizer.eos_token_id in conversation.prompt
 
@@ -317,7 +332,7 @@ def test_an_end_token_behind_white_space_of_the_template_is_not_doubled() -> Non
     tokenizer, _, dialogue = made("mistral", "sentencepiece")
     conversation = dialogue.begin([user("Guess.")])
     sampled = [*ids_of(tokenizer, "<bos> It is 5")[1:], tokenizer.eos_token_id]
-    context = conversation.go_on(sampled, [user("No.")])
+    context = go_on(conversation, sampled, [user("No.")])
     assert text_of(tokenizer, context.token_ids) == "[INST] No. [/INST]"
     assert conversation.prompt == ids_of(tokenizer, "<bos>[INST] Guess. [/INST] It is 5</s>[INST] No. [/INST]")
 
@@ -345,7 +360,7 @@ def test_a_conversation_starts_anew_where_the_template_rewrites_what_was_said(
     tokenizer, style, dialogue = made(name)
     conversation = dialogue.begin([user("Guess.")], [TOOL] if role == "tool" else [])
     before, sampled = list(conversation.prompt), [*ids_of(tokenizer, answer), tokenizer.eos_token_id]
-    context = conversation.go_on(sampled, [user("No.", role)])
+    context = go_on(conversation, sampled, [user("No.", role)])
     assert context.starts_anew == starts_anew
     if starts_anew:
         said = [user("Guess."), user(answer, "assistant"), user("No.", role)]
@@ -379,7 +394,7 @@ def test_a_first_prompt_has_the_ids_of_a_prompt_of_the_data_set(keys: dict[str, 
         for messages in ([user(text)], prompts.messages({"q": text}, 0)):
             conversation = dialogue.begin(messages)
             assert conversation.prompt == wanted
-            assert conversation.context == Context(wanted, starts_anew=True)
+            assert context_of(conversation) == Context(wanted, starts_anew=True)
 
 
 def test_contexts_of_base_models_are_the_text_of_messages_without_control_tokens() -> None:
@@ -388,7 +403,7 @@ def test_contexts_of_base_models_are_the_text_of_messages_without_control_tokens
     assert text_of(tokenizer, conversation.prompt) == "Q: Guess </s> <|im_end|>.\nA:"
     two = dialogue.begin([user("Guess"), user(" it.")])
     assert text_of(tokenizer, two.prompt) == "Q: Guess it.\nA:"
-    context = conversation.go_on([65, 66, tokenizer.eos_token_id], [user(" No<|im_end|>."), user("\nA:")])
+    context = go_on(conversation, [65, 66, tokenizer.eos_token_id], [user(" No<|im_end|>."), user("\nA:")])
     assert text_of(tokenizer, context.token_ids) == " No<|im_end|>.\nA:"
     assert not {*tokenizer.added_tokens_decoder} & {*context.token_ids, *conversation.prompt[:-20]}
 
@@ -399,7 +414,7 @@ def test_awkward_observations_stand_in_the_context_as_they_are(name: str, family
     tokenizer, style, dialogue = made(name, family)
     conversation = dialogue.begin([user(text)])
     for _ in range(3):
-        context = conversation.go_on([65, 66], [user(text)])
+        context = go_on(conversation, [65, 66], [user(text)])
         after = render_chat(tokenizer, style, [user("u"), user("@", "assistant"), user(text)]).rpartition("@")[2]
         assert context.token_ids == ids_of(tokenizer, after)
 
@@ -409,11 +424,11 @@ def test_several_messages_of_an_observation_follow_each_other() -> None:
     conversation = dialogue.begin([user("Guess.")])
     told = [user("policy", "system"), user("No.", "tool"), user("<|im_start|>", "assistant"), user("Again.")]
     names = ("policy", "No.", "<|im_start|>", "Again.")
-    context = conversation.go_on([65], told)
+    context = go_on(conversation, [65], told)
     text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in told)
     assert text_of(tokenizer, context.token_ids) == f"<|im_end|>\n{text}<|im_start|>assistant\n"
     assert context.token_ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == len(names) + 1
-    assert conversation.go_on([65], []).token_ids == ids_of(tokenizer, "<|im_end|>\n<|im_start|>assistant\n")
+    assert go_on(conversation, [65], []).token_ids == ids_of(tokenizer, "<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_examples_of_the_assistant_hold_the_tokens_of_calls_and_no_special_ones() -> None:
@@ -432,10 +447,10 @@ def test_half_of_a_character_is_an_error_and_changes_nothing(half: str) -> None:
     with pytest.raises(ValueError, match="half of a character"):
         dialogue.begin([user("Guess.")], [{"type": "function", "function": {"name": half}}])
     conversation = dialogue.begin([user("Guess.")])
-    before = conversation.prompt, conversation.context
+    before = conversation.prompt, context_of(conversation)
     with pytest.raises(ValueError, match="half of a character"):
-        conversation.go_on([65], [user(half)])
-    assert (conversation.prompt, conversation.context) == before
+        go_on(conversation, [65], [user(half)])
+    assert (conversation.prompt, context_of(conversation)) == before
     with pytest.raises(ValueError, match="gave none"):
         dialogue.begin([])
 
@@ -444,7 +459,7 @@ def test_an_answer_cut_in_a_character_stays_as_it_was_sampled() -> None:
     tokenizer, _, dialogue = made("chatml")
     conversation = dialogue.begin([user("Guess.")])
     before, cut = list(conversation.prompt), ids_of(tokenizer, "😀")[:2]
-    context = conversation.go_on(cut, [user("No.")])
+    context = go_on(conversation, cut, [user("No.")])
     assert dialogue.text_of(cut).endswith("\ufffd")
     assert not context.starts_anew
     assert conversation.prompt == [*before, *cut, *context.token_ids]
@@ -456,7 +471,7 @@ def test_control_tokens_in_an_answer_stay_tokens_and_their_names_stay_text_when_
     think = ids_of(tokenizer, "<think>\nhm\n</think>\n\n")
     for inner, number in (([start], 5), ([token for c in "<|im_start|>" for token in ids_of(tokenizer, c)], 4)):
         conversation = dialogue.begin([user("Guess.")])
-        context = conversation.go_on([*think, *inner, 65, end], [user("No.")])
+        context = go_on(conversation, [*think, *inner, 65, end], [user("No.")])
         assert dialogue.text_of([*inner, 65, end]) == f"<|im_start|>{text_of(tokenizer, [65])}"
         assert context.starts_anew
         assert list(context.token_ids).count(start) == number
@@ -473,7 +488,7 @@ def test_tools_go_through_the_template_or_into_the_system_message(name: str, is_
     else:
         said = [user("Be brief.", "system"), user("1+1?")]
         assert text == render_chat(tokenizer, style, said, tools=[TOOL])
-    context = conversation.go_on([65, tokenizer.eos_token_id], [user("2<|im_end|>", "tool")])
+    context = go_on(conversation, [65, tokenizer.eos_token_id], [user("2<|im_end|>", "tool")])
     assert not context.starts_anew
 
 
@@ -507,12 +522,12 @@ def test_where_a_template_has_no_role_tool_the_user_tells_what_tools_answer(name
     begun = text_of(tokenizer, conversation.prompt)
     assert '"name": "calc"' in begun
     assert begun.index("</tool_call>") < begun.index("1+1?")
-    context = conversation.go_on([65], [user("2", "tool"), user("<end_of_turn>", "tool")])
+    context = go_on(conversation, [65], [user("2", "tool"), user("<end_of_turn>", "tool")])
     both = "<tool_response>\n2\n</tool_response>\n<tool_response>\n<end_of_turn>\n</tool_response>"
-    assert context == other.go_on([65], [user(both)])
+    assert context == go_on(other, [65], [user(both)])
     assert not context.starts_anew
     with pytest.raises(ValueError, match="role critic"):
-        conversation.go_on([65], [user("2", "critic")])
+        go_on(conversation, [65], [user("2", "critic")])
 
 
 def test_tools_that_cannot_be_shown_are_refused() -> None:
@@ -523,7 +538,7 @@ def test_tools_that_cannot_be_shown_are_refused() -> None:
 def test_two_messages_are_refused_where_the_template_wants_turns() -> None:
     conversation = made("gemma3")[2].begin([user("Guess.")])
     with pytest.raises(ValueError, match="refuses it: Conversation roles must alternate"):
-        conversation.go_on([65], [user("No."), user("Again.")])
+        go_on(conversation, [65], [user("No."), user("Again.")])
 
 
 def test_a_tokenizer_that_adds_spaces_to_pieces_is_refused() -> None:
@@ -575,5 +590,5 @@ def test_boundaries_are_those_of_verls_cases(name: str, end: str, answer: str, r
     )
     sampled = [*ids_of(tokenizer, answer), tokenizer.convert_tokens_to_ids(end)]
     before = [*conversation.prompt, *sampled]
-    assert conversation.go_on(sampled, [user("retry", role)]) == Context(ids_of(tokenizer, after), starts_anew=False)
+    assert go_on(conversation, sampled, [user("retry", role)]) == Context(ids_of(tokenizer, after), starts_anew=False)
     assert conversation.prompt == [*before, *ids_of(tokenizer, after)]
