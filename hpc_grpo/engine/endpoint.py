@@ -8,8 +8,7 @@ routes cannot be used, because a request is matched to sampled tokens. aiohttp, 
     the same, but already continued by another         the same                             a new sequence
     anything else: the agent rewrote the history       the messages, encoded                a new sequence
 
-An answer is compared by its text or tool calls, in a text completion by its text or ids. No text of the agent is
-trained.
+An answer is compared by its text or tool calls, in a text completion by its text or ids. Agents' text is not trained.
 """
 
 from __future__ import annotations

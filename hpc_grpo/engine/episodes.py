@@ -196,10 +196,9 @@ class _Stage:
             self._endpoint.close(key)
             await chats.close()
         turns = chats.turns(answer.reward)
-        if not turns:
-            failure = failure or "play ended without a completion of the model"
-        is_whole = not chats.is_cut and bool(turns) and turns[-1].finish_reason == "stop"
-        return Episode(turns, "stop" if is_whole or failure else "length", failure, answer.metrics)
+        failure = failure or ("" if turns else "play ended without a completion of the model")
+        is_whole = failure or (not chats.is_cut and turns[-1].finish_reason == "stop")
+        return Episode(turns, "stop" if is_whole else "length", failure, answer.metrics)
 
 
 class _Wave:
