@@ -131,6 +131,7 @@ def test_a_job_that_outgrows_its_memory_is_killed(slurm_cluster: SlurmCluster, t
     assert "exceeded memory limit" in printed
 
 
+@pytest.mark.long
 def test_a_killed_node_comes_back(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     job_id = slurm_cluster.submit("#!/bin/bash\nsleep 300\n", tmp_path, "--nodelist=nid002", "--no-requeue")
 

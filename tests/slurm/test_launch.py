@@ -125,15 +125,6 @@ def test_submit_hands_in_a_frozen_run_and_returns(slurm_cluster: SlurmCluster, t
     assert had.strip() == "nodefmem"
 
 
-def test_a_cancelled_job_leaves_nothing(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    job_id = submit_sbatch(slurm_cluster, tmp_path, driver_env={"HPC_GRPO_STAND_IN_SLEEP_S": "100"})
-    ready = tmp_path / "debug" / "stand_in.json"
-    slurm_cluster.wait_until(ready.exists, _DEADLINE_S, "the driver runs")
-    assert left_behind(slurm_cluster, job_id)
-    slurm_cluster.output(["scancel", str(job_id)])
-    assert wait(slurm_cluster, job_id, tmp_path).state == "CANCELLED"
-
-
 def test_a_lost_supervisor_leaves_no_process_and_the_next_job_removes_its_folders(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
