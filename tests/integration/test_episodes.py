@@ -105,7 +105,7 @@ def test_an_engine_killed_in_mid_episode_costs_no_ordinal_and_no_bit(
     workspace: Path, cluster: dict[str, str], whole: RunDir
 ) -> None:
     hang = workspace / "hang"
-    config = config_of(workspace, "engine-killed", own={"timeout_s": 60}, hang=str(hang))
+    config = config_of(workspace, "engine-killed", own={"timeout_s": 60}, troubles=str(workspace))
     hang.touch()
     with Attempt.in_cluster(cluster, config) as attempt:
         attempt.wait_until(lambda: not hang.exists(), "a turn whose environment hangs")

@@ -50,6 +50,7 @@ OF_EPISODES = {
     "SIGTERM": (HEAD, "TERM", SUPERVISOR),
 }
 """Where which signal goes to one process of which title."""
+TROUBLES = {"tool hangs": "hang", "environment slow": "slow", "environment floods": "flood"}
 
 
 def processes(cluster: SlurmCluster, job: str) -> list[tuple[str, str, str]]:
@@ -91,9 +92,10 @@ def strike(scene: Scene, kind: str, chance: random.Random) -> str:
         case "disk at start":
             with full(disk, CUT_OFF_S):
                 signal_supervisor("KILL")
-        case "tool hangs":
-            (disk / "hang").touch()
-            cluster.wait_until(lambda: not (disk / "hang").exists(), DEADLINE_S, "a turn hangs")
+        case _ if kind in TROUBLES:
+            asked = disk / TROUBLES[kind]
+            asked.touch()
+            cluster.wait_until(lambda: not asked.exists(), DEADLINE_S, kind)
         case _ if kind in OF_EPISODES:
             on, name, title = OF_EPISODES[kind]
             cluster.output(["kill", f"-{name}", scene.pids(on, title)[0]], on=on)
@@ -167,8 +169,8 @@ def completed(scene: Scene) -> str:
 def test_blows_at_a_run_of_episodes_cost_no_ordinal_and_leave_nothing(
     slurm_cluster: SlurmCluster, small_disk: Path, tmp_path: Path, show: Callable[[str], None]
 ) -> None:
-    kinds = [*OF_EPISODES, "tool hangs", "two at once", "disk", "node"]
-    args = {"delay_s": 0.05, "hang": str(small_disk / "hang")}
+    kinds = [*OF_EPISODES, *TROUBLES, "two at once", "disk", "node"]
+    args = {"delay_s": 0.05, "troubles": str(small_disk)}
     scene = Scene.submit_run(
         slurm_cluster,
         tmp_path,
