@@ -152,6 +152,13 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
+def signals_reach_tasks_alone(slurm_cluster: SlurmCluster) -> None:
+    """As on sites with proctrack/cgroup; another way to track processes has Slurm signal Ray's own as well."""
+    if "proctrack/cgroup" not in slurm_cluster.output(["scontrol", "show", "config"]):
+        pytest.skip("this machine has no freezer cgroup, by which Slurm signals a step's tasks alone")
+
+
+@pytest.fixture
 def small_disk(slurm_cluster: SlurmCluster) -> Iterator[Path]:
     """A folder on a file system of a few MiB that all nodes share, empty."""
     folder = Layout.from_environment().small_disk / "test"

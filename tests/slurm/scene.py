@@ -32,6 +32,8 @@ DEADLINE_S = 900.0
 NUM_STEPS = 24
 STRUCK_AT_STEP = 5
 HEAD, WORKER = "nid001", "nid002"
+URGENT = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--time=1", "--wrap=sleep 3"]
+"""Submits a job that preempts those of partitions `cancelled` and `requeued`."""
 SUPERVISOR = r"\S*python\S* (-E )?-u \S+/source attempt"
 
 

@@ -13,11 +13,12 @@ from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.lock import read_lock_owner
 from hpc_grpo.run.paths import RunDir
-from tests.integration.training_runs import PAUSING, metrics_of, tiny_config, write_workspace
+from tests.integration.training_runs import LETTERS, PAUSING, metrics_of, tiny_config, write_workspace
 from tests.slurm.conftest import ENVIRONMENT
-from tests.slurm.scene import STAND_IN_CONFIG, chain_is_over
-from tests.stand_ins.pausing import GO
+from tests.slurm.scene import STAND_IN_CONFIG, URGENT, chain_is_over
+from tests.stand_ins.pausing import GO, WAITS
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
@@ -56,33 +57,49 @@ def wait_for_driver(cluster: SlurmCluster, run: RunDir) -> None:
     cluster.wait_until(ready.exists, DEADLINE_S, "the driver runs")
 
 
+@pytest.mark.usefixtures("signals_reach_tasks_alone")
 def test_training_goes_on_from_job_to_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The site shortens the first job. The last step waits for the test, so that any machine is fast enough."""
+    """Another job preempts the first one, and the site shortens the second.
+
+    It would save at its end alone. The last step waits for the test, so that any machine is fast enough.
+    """
     workspace = write_workspace(tmp_path)
     config = tiny_config(
         workspace,
         "long",
         train={"total_steps": NUM_STEPS, "lr": 1e-3},
-        checkpoint={"every": 4},
-        launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 4, "time_min": 60}},
+        rewards=[{"name": LETTERS, "args": {"delay_s": 0.2}}],
+        checkpoint={"every": None},
+        launch={"slurm": {"gpus_per_node": 2, "cpus_per_node": 8, "time_min": 60, "partition": "cancelled"}},
     )
     hpc_grpo(slurm_cluster, workspace, "submit", str(config), "--driver", PAUSING)
     run = RunDir(workspace / "runs" / "long")
     slurm_cluster.wait_until(lambda: len(list(read_jsonl(run.ledger))) >= 2, DEADLINE_S, "two steps are done")
-    (first,) = read_attempts(run)
-    minutes = int((time.time() - first.started_at) / 60) + 3
-    slurm_cluster.output(["scontrol", "update", f"JobId={first.job_id}", f"TimeLimit={minutes}"])
-    slurm_cluster.wait_until(lambda: read_attempts(run)[0].ended_at is not None, DEADLINE_S, "the first job is over")
+    urgent = int(slurm_cluster.output(URGENT, cwd=tmp_path))
+    slurm_cluster.wait_until(lambda: pauses(run, attempt=2), DEADLINE_S, "the second job has one step left")
+    second = read_attempts(run)[1]
+    minutes = int((time.time() - second.started_at) / 60) + 3
+    slurm_cluster.output(["scontrol", "update", f"JobId={second.job_id}", f"TimeLimit={minutes}"])
+    slurm_cluster.wait_until(lambda: read_attempts(run)[1].ended_at is not None, DEADLINE_S, "the second job is over")
     (run.path / GO).touch()
     wait_for_the_end(slurm_cluster, run)
     assert run.is_complete()
     assert check_ledger(run).is_sound
     assert list(metrics_of(run)) == list(range(1, NUM_STEPS + 1))
-    assert [attempt.exit_kind for attempt in read_attempts(run)] == ["resumable", "complete"]
-    assert len(list(read_jsonl(run.ledger))) == NUM_STEPS, "the first job left in time: no step was trained twice"
+    attempts = read_attempts(run)
+    assert [attempt.exit_kind for attempt in attempts] == ["resumable", "resumable", "complete"]
+    assert attempts[0].why.startswith("The queue preempts this job")
+    assert len(list(read_jsonl(run.ledger))) == NUM_STEPS, "both jobs left in time: no step was trained twice"
     chain = read_chain(run)
     assert [link.successor_of for link in chain.links[1:]] == [link.job_id for link in chain.links[:-1]]
     assert chain.successor == ""
+    assert slurm_cluster.wait_for_job(urgent, 60.0).state == "COMPLETED"
+
+
+def pauses(run: RunDir, attempt: int) -> bool:
+    """Tell whether the driver of this attempt waits before its last step."""
+    owner = read_lock_owner(run)
+    return owner is not None and (owner.attempt, owner.work) == (attempt, WAITS)
 
 
 def test_a_bug_ends_the_chain_in_words(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -151,7 +168,7 @@ def test_cancel_ends_everything_and_resume_takes_it_up(slurm_cluster: SlurmClust
     assert run.stop_marker.exists()
     resume = [sys.executable, "-m", "hpc_grpo.cli", "submit", str(run.path), "--driver", STAND_IN]
     resumed = lambda: slurm_cluster.run(resume, environment=ENVIRONMENT, cwd=tmp_path).returncode == 0  # noqa: E731
-    slurm_cluster.wait_until(resumed, DEADLINE_S, "the killed job is seen to beat no more, and the run is resumed")
+    slurm_cluster.wait_until(resumed, DEADLINE_S, "Slurm says that the job is over, and the run is resumed")
     slurm_cluster.wait_until(run.is_complete, DEADLINE_S, "the run is complete")
     wait_for_the_end(slurm_cluster, run)
     assert not run.stop_marker.exists()

@@ -10,22 +10,18 @@ import pytest
 
 from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.chain import read_chain
-from tests.slurm.scene import Outcome, Scene
+from tests.slurm.scene import URGENT, Outcome, Scene
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("no_chain_outlives_its_test", "signals_reach_tasks_alone")]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.long,
+    pytest.mark.usefixtures("no_chain_outlives_its_test", "signals_reach_tasks_alone"),
+]
 
 NUM_STEPS = 16
-URGENT = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--time=1", "--wrap=sleep 3"]
-
-
-@pytest.fixture
-def signals_reach_tasks_alone(slurm_cluster: SlurmCluster) -> None:
-    """As on sites with proctrack/cgroup; another way to track processes has Slurm signal Ray's own as well."""
-    if "proctrack/cgroup" not in slurm_cluster.output(["scontrol", "show", "config"]):
-        pytest.skip("this machine has no freezer cgroup, by which Slurm signals a step's tasks alone")
 
 
 def scene(cluster: SlurmCluster, folder: Path, partition: str) -> Scene:
@@ -44,8 +40,8 @@ def scene(cluster: SlurmCluster, folder: Path, partition: str) -> Scene:
     ("partition", "is_requeued"),
     [
         pytest.param("cancelled", False, id="cancel"),
-        pytest.param("requeued", False, id="requeue", marks=pytest.mark.long),
-        pytest.param("requeued", True, id="requeue of a job that may be", marks=pytest.mark.long),
+        pytest.param("requeued", False, id="requeue"),
+        pytest.param("requeued", True, id="requeue of a job that may be"),
     ],
 )
 def test_a_preempted_run_loses_no_step(
@@ -70,7 +66,6 @@ def test_a_preempted_run_loses_no_step(
     assert slurm_cluster.wait_for_job(int(urgent[0]), 60.0).state == "COMPLETED"
 
 
-@pytest.mark.long
 def test_a_job_that_the_queue_starts_again_goes_on_in_one_chain(
     slurm_cluster: SlurmCluster, tmp_path: Path, record: Callable[[Outcome], None]
 ) -> None:

@@ -14,13 +14,14 @@ from hpc_grpo.driver.journal import Session
 from hpc_grpo.run.pulse import PULSE
 
 GO = "go"
+WAITS = "waiting for the test"
 _LOOK_S = 0.05
 _should_go_on = Session.should_go_on
 
 
 def should_go_on(self: Session, state: Any, **options: Any) -> bool:
     if state.step == self.length.total_steps - 1:
-        with PULSE.working("waiting for the test"):
+        with PULSE.working(WAITS):
             while self.stop.reason(0.0) is None and not (self.run_dir.path / GO).exists():
                 time.sleep(_LOOK_S)
     return _should_go_on(self, state, **options)
