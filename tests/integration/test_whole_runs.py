@@ -13,6 +13,7 @@ from hpc_grpo.learner.record import read_batches
 from hpc_grpo.run.checkpoint import valid_checkpoints
 from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.ledger import check_ledger
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from tests.integration.mismatch import TOLERANCE
 from tests.integration.training_runs import complete_in_cluster, metrics_of, tiny_config
@@ -59,16 +60,23 @@ def test_a_run_trains_and_its_engines_follow(
         assert all(text.find("e") in (-1, len(text) - 1) for text in texts)
 
 
-def test_two_learners_share_each_row(workspace: Path, cluster: dict[str, str]) -> None:
-    """Their logprobs are the engine's, and the step's record has each sequence once."""
+@pytest.fixture(scope="module")
+def shared_rows(workspace: Path, cluster: dict[str, str]) -> RunDir:
+    """Two learners share each row, in a run that a callback ends early."""
     write_model(workspace / "even", ModelSize(64, 2, 2, 2, 96, 64), seed=0)
+    callback = {"name": f"{EXAMPLES}/early_stopping.py:no_gain", "args": {"patience": 2}}
     sections = {
-        "train": {"total_steps": 2, "sequence_parallel": 2},
+        "train": {"total_steps": 4, "sequence_parallel": 2, "on_step": callback},
         "placement": {"learners_per_node": 2},
         "checkpoint": {"keep_batches": 2},
+        "eval": {"every": 1, "solved_at": 2.0},
     }
-    run = complete_in_cluster(cluster, tiny_config(workspace, "shared_rows", "even", **sections))
-    metrics = metrics_of(run)
+    return complete_in_cluster(cluster, tiny_config(workspace, "shared_rows", "even", **sections))
+
+
+def test_two_learners_share_each_row(shared_rows: RunDir) -> None:
+    """Their logprobs are the engine's, and the step's record has each sequence once."""
+    run, metrics = shared_rows, metrics_of(shared_rows)
     assert list(metrics) == [1, 2]
     assert max(values["mismatch/logprob_abs_diff_max"] for values in metrics.values()) < TOLERANCE
     assert all(values["grad_norm"] > 0.0 for values in metrics.values())
@@ -78,10 +86,8 @@ def test_two_learners_share_each_row(workspace: Path, cluster: dict[str, str]) -
     assert all(each.sequences for each in minibatches)
 
 
-def test_a_callback_ends_a_run_as_complete(workspace: Path, cluster: dict[str, str]) -> None:
-    callback = {"name": f"{EXAMPLES}/early_stopping.py:no_gain", "args": {"patience": 2}}
-    sections = {"train": {"total_steps": 4, "on_step": callback}, "eval": {"every": 1, "solved_at": 2.0}}
-    run = complete_in_cluster(cluster, tiny_config(workspace, "early", **sections))
+def test_a_callback_ends_a_run_as_complete(shared_rows: RunDir) -> None:
+    run = shared_rows
     says = "eval/pass@1 has not risen above 0.000 in 2 evals."
     assert list(metrics_of(run)) == [1, 2]
     assert run.export(2).is_dir()
