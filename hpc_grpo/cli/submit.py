@@ -29,12 +29,13 @@ from hpc_grpo.cli.options import (
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.cli.sweep import Sweep, load_sweep
 from hpc_grpo.config.resources import expects_gpus
-from hpc_grpo.errors import ConfigError, HpcGrpoError, RunHeldError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.launch.chain.submit import (
     attempt_command,
     cancel_run,
     next_launch,
     refuse_endless_chain,
+    refuse_if_trained,
     submit_run,
     undone_unless_queued,
 )
@@ -46,7 +47,7 @@ from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.inputs import refusals, refuse_what_fails, small_evals, to_fetch
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
-from hpc_grpo.run.lock import LockOwner, read_lock_owner, refuse_if_held
+from hpc_grpo.run.lock import read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.types import GIB
@@ -157,7 +158,7 @@ def submit(
     if dry_run:
         os.environ.update(request.exported)
         requests = [request] if cells is None else [*cells.cells.values()]
-        refused: list[HpcGrpoError] = [*_held(requests)]
+        refused: list[HpcGrpoError] = [*_held(requests, queue)]
         refused += refusals([each.config for each in requests], accepts_changes=accepts_changes)
         first = "" if cells is None else f"Cells:\n\n{cells}\n\n"
         if not refused and cells is None and is_over(run, request.config):
@@ -186,7 +187,7 @@ def queue_run(
     """
     run = RunDir(request.config.run_path)
     os.environ.update(request.exported)
-    _refuse_if_held(run, queue)
+    refuse_if_trained(run, queue)
     refuse_what_fails([request.config], accepts_changes=accepts_changes)
     with undone_unless_queued(run):
         frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
@@ -224,7 +225,7 @@ def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver
     """Submit a run again with what its last job asked for, changed by `overrides`."""
     if not overrides and _is_complete(run):
         return
-    _refuse_if_held(run, queue)
+    refuse_if_trained(run, queue)
     config = reconfigured(run, overrides)
     launch = next_launch(run, overrides)
     refuse_endless_chain(launch)
@@ -243,16 +244,6 @@ def _how_to_follow_sweep(sweep: Sweep, array: str) -> str:
         f"  results by cell:   hpc-grpo compare {sweep.root}\n"
         f"  end all, or one:   hpc-grpo stop {sweep.root}    hpc-grpo stop {next(iter(sweep.cells)).path}"
     )
-
-
-def _refuse_if_held(run: RunDir, queue: JobQueue) -> None:
-    """Raise RunHeldError if an attempt trains the run. The queue knows first that a job of the run is over."""
-    jobs = {link.job_id for link in read_chain(run).links}
-
-    def is_over(owner: LockOwner) -> bool:
-        return owner.job_id in jobs and ((job := queue.show(owner.job_id)) is None or job.is_over)
-
-    refuse_if_held(run, is_over=is_over)
 
 
 def _is_complete(run: RunDir) -> bool:
@@ -278,11 +269,11 @@ def _how_to_follow(run: RunDir, job_id: str) -> str:
     )
 
 
-def _held(requests: Sequence[Request]) -> Iterator[RunHeldError]:
+def _held(requests: Sequence[Request], queue: JobQueue) -> Iterator[LaunchError]:
     for request in requests:
         try:
-            refuse_if_held(RunDir(request.config.run_path))
-        except RunHeldError as error:
+            refuse_if_trained(RunDir(request.config.run_path), queue)
+        except LaunchError as error:  # also of a queue that does not answer
             yield error
 
 

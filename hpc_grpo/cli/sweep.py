@@ -12,12 +12,11 @@ from pathlib import Path
 
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.chain.submit import attempt_command, submit_runs, undone_unless_queued
+from hpc_grpo.launch.chain.submit import attempt_command, refuse_if_trained, submit_runs, undone_unless_queued
 from hpc_grpo.launch.freeze import freeze, is_over
 from hpc_grpo.launch.place.job_queue import TASK, JobQueue, JobRequest
 from hpc_grpo.launch.sweep import grid, link_cells, task_numbers
 from hpc_grpo.preflight.inputs import refuse_what_fails
-from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.owner import refuse_shared
 from hpc_grpo.run.paths import CELLS, RunDir
 from hpc_grpo.system.readable import table
@@ -41,7 +40,7 @@ class Sweep:
         Raises ConfigError if a run is held, or would fail in its job.
         """
         for run in self.cells:
-            refuse_if_held(run)
+            refuse_if_trained(run, queue)
         refuse_what_fails([request.config for request in self.cells.values()], accepts_changes=accepts_changes)
         is_new = not self.root.exists()
         try:

@@ -89,12 +89,15 @@ def refuse_if_held(
     """Raise RunHeldError if an attempt seems to train the run. `RunLock.take` makes the final decision.
 
     With `sleep`, watches an owner on another node for its beat: it may have died a moment ago. Otherwise does not wait.
-    `is_over` may know that the owner has ended, though its last beat is recent.
+    `is_over` may know that the owner has ended. Its job may be over while its processes still end: it must be silent.
     """
-    if (owner := read_lock_owner(run)) is None or is_over(owner):
+    if (owner := read_lock_owner(run)) is None:
         return
-    seems_alive = owner.has_process if owner.is_on_this_host else time.time() - owner.beat_at < _RECENT_S
-    if seems_alive and (sleep is None or _is_alive(run, owner, lambda _: None, sleep)):
+    silent_s = time.time() - owner.beat_at
+    is_recent = silent_s < _SILENT_S or (silent_s < _RECENT_S and not is_over(owner))
+    if (owner.has_process if owner.is_on_this_host else is_recent) and (
+        sleep is None or _is_alive(run, owner, lambda _: None, sleep)
+    ):
         raise _held(run, owner)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hpc_grpo.config import LaunchConfig, with_overrides
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import ConfigError, JobInDoubtError, LaunchError
 from hpc_grpo.launch.chain import decide
 from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest, job_of_task
 from hpc_grpo.run.attempt import read_attempts
@@ -24,7 +24,7 @@ from hpc_grpo.run.chain import read_chain, write_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.files import copy_path, write_atomic
 from hpc_grpo.run.frozen_config import read_config
-from hpc_grpo.run.lock import read_lock_owner
+from hpc_grpo.run.lock import LockOwner, read_lock_owner, refuse_if_held
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.readable import counted
 from hpc_grpo.system.say import say
@@ -72,11 +72,14 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
     try:
         for run, own in zip(runs, firsts, strict=True):
             queued += _queue_followers(run, own, launches[run.path][1:], driver, queue)
-    except BaseException:  # also at Ctrl+C: no job may stay held
-        with contextlib.suppress(LaunchError):
+    except BaseException as error:  # also at Ctrl+C: no job may stay held
+        try:
             queue.cancel(queued)
-            for run, record in records.items():
-                write_chain(run, record)
+        except LaunchError as kept:
+            told = f"{error}\nCancelling jobs {', '.join(queued)} failed, so they may stay in the queue: {kept}"
+            raise JobInDoubtError(told) from error
+        for run, record in records.items():
+            write_chain(run, record)
         raise
     if has_further:
         try:
@@ -111,18 +114,32 @@ def _queue_followers(
     write_chain(run, record)
 
 
+def refuse_if_trained(run: RunDir, queue: JobQueue) -> None:
+    """Raise RunHeldError if an attempt trains the run. The queue may know first that a job of the run is over."""
+    jobs = {link.job_id for link in read_chain(run).links}
+
+    def is_over(owner: LockOwner) -> bool:
+        return owner.job_id in jobs and ((job := queue.show(owner.job_id)) is None or job.is_over)
+
+    refuse_if_held(run, is_over=is_over)
+
+
 @contextlib.contextmanager
 def undone_unless_queued(run: RunDir) -> Iterator[None]:
-    """Remove a new run, and restore COMPLETE and config of a complete one, if the block fails to queue a job."""
+    """Remove a new run, and restore COMPLETE and config of a complete one, if the block fails to queue a job.
+
+    A new run stays if the queue may have taken a job, as at Ctrl+C, or if an attempt has begun in it meanwhile.
+    """
     is_new = not run.path.exists()
     files = (run.complete_marker, run.config, copy_path(run.config)) if run.is_complete() else ()
     kept = {path: path.read_text(encoding="utf-8") for path in files if path.exists()}
     links = read_chain(run).links
     try:
         yield
-    except BaseException:  # Also at Ctrl+C.
+    except BaseException as error:  # Also at Ctrl+C.
         if read_chain(run).links == links:
-            if is_new and run.path.exists():
+            is_unused = run.path.exists() and read_lock_owner(run) is None
+            if is_new and is_unused and not isinstance(error, JobInDoubtError | KeyboardInterrupt):
                 shutil.rmtree(run.path)
             for path, text in kept.items():
                 write_atomic(path, text)

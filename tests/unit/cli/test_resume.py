@@ -101,8 +101,10 @@ def test_a_run_that_is_held_keeps_its_config(run: RunDir, queue: FakeQueue) -> N
     assert (queue.requests, run.config.read_text()) == ([], before)
 
 
-def test_a_run_whose_job_is_over_resumes_though_its_last_sign_of_life_is_recent(run: RunDir, queue: FakeQueue) -> None:
-    RunBuilder.of(run).hold(1)
+def test_a_run_whose_job_is_over_resumes_less_than_a_minute_after_its_last_sign_of_life(
+    run: RunDir, queue: FakeQueue
+) -> None:
+    RunBuilder.of(run).hold(1, beat_age_s=25.0)
     queue.jobs["11"] = FakeJob("11")
     assert "is being trained by attempt 1" in resume(run).stderr
     queue.jobs["11"].is_over = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_config
 from hpc_grpo.config.load import CONFIGS_DIR
 from hpc_grpo.demo.model import ModelSize, write_model
-from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.errors import EXIT_CONFIG, JobInDoubtError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.job_queue import JobRequest
@@ -20,7 +21,8 @@ from hpc_grpo.launch.place.slurm.sbatch import render
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir
 from tests.support.command import call
-from tests.support.places import FakeQueue
+from tests.support.places import FakeJob, FakeQueue
+from tests.support.run_builder import RunBuilder
 from tests.support.slurm_programs import SlurmPrograms
 
 SHELL_CONFIGS = sorted(set((CONFIGS_DIR / "isambard").glob("*.sh")) - set(CONFIGS_DIR.rglob("setup_*.sh")))
@@ -71,6 +73,35 @@ def test_a_job_that_the_queue_refuses_leaves_no_run(queue: FakeQueue, tmp_path: 
     before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("config.yaml")}
     assert "too many jobs" in submit(*words).stderr
     assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("config.yaml")} == before != {}
+
+
+@pytest.mark.parametrize("case", ["in doubt", "Ctrl+C", "not cancelled", "trained meanwhile"])
+def test_a_run_stays_where_a_job_may_be_queued_or_an_attempt_has_begun(
+    case: str, queue: FakeQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_job = queue.submit
+
+    def refuse(request: JobRequest) -> str:
+        match case:
+            case "in doubt":
+                raise JobInDoubtError("sbatch gave no answer")
+            case "Ctrl+C":
+                raise KeyboardInterrupt
+            case "not cancelled" if not queue.requests:
+                return submit_job(request)
+            case "not cancelled":
+                queue.is_silent = True
+            case "trained meanwhile":
+                RunBuilder.of(request.run).hold(1)
+        raise LaunchError("too many jobs")
+
+    monkeypatch.setattr(queue, "submit", refuse)
+    result = submit(f"run.root={tmp_path}/runs", "launch.slurm.jobs_can_submit=false", "--chain", "1")
+    assert result.exit_code
+    assert (tmp_path / "runs" / "debug" / "config.yaml").exists()
+    assert ("\nCancelling jobs 100 failed, so they may stay in the queue: " in result.stderr) == (
+        case == "not cancelled"
+    )
 
 
 def test_where_jobs_cannot_submit_the_number_of_jobs_must_be_given(queue: FakeQueue) -> None:
@@ -213,6 +244,26 @@ def test_a_dry_run_says_that_the_run_is_being_trained(queue: FakeQueue) -> None:
         in tried.stdout.partition("# submit would refuse this. The run in ")[2]
     )
     assert (tried.stderr, tried.exit_code) == (refused.stderr, refused.exit_code) != ("", 0)
+
+
+@pytest.mark.parametrize("words", [(), ("--seeds", "1")])
+def test_submit_and_its_dry_run_ask_the_queue_whether_the_job_is_over(
+    queue: FakeQueue, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    words = (f"run.root={tmp_path}/runs", *words)
+    assert submit(*words).exit_code == 0
+    (config,) = (tmp_path / "runs").rglob("config.yaml")
+    job = "100_0" if "--seeds" in words else "100"
+    run = RunBuilder.of(RunDir(config.parent))
+    run.hold(1, beat_age_s=25.0)
+    held = json.loads(run.run.holder.read_text())
+    run.run.holder.write_text(json.dumps({**held, "job_id": job}))
+    queue.jobs[job] = FakeJob(job)
+    for options in (("--dry-run",), ()):
+        assert "is being trained by attempt 1" in submit(*words, *options).stderr
+    queue.jobs[job].is_over = True
+    for options in (("--dry-run",), ()):
+        assert submit(*words, *options).exit_code == 0
 
 
 def test_a_dry_run_says_that_the_run_is_complete(queue: FakeQueue) -> None:

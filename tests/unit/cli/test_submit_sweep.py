@@ -13,7 +13,7 @@ from click.testing import Result
 
 from hpc_grpo.cli.options import runs_below
 from hpc_grpo.config import load_config, load_resolved
-from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.errors import EXIT_CONFIG, LaunchError
 from hpc_grpo.launch.freeze import freeze
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.plan import disk as plan_disk
@@ -202,21 +202,22 @@ def test_a_bad_sweep_is_one_error(queue: FakeQueue, root: Path, words: list[str]
         assert (queue.requests, root.exists()) == ([], False)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), LaunchError("too many jobs")])
 def test_a_sweep_that_breaks_off_leaves_no_job_held(
-    queue: FakeQueue, root: Path, monkeypatch: pytest.MonkeyPatch
+    queue: FakeQueue, root: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """The limit of the queue is met at the second cell."""
+    """At the second cell. At Ctrl+C it is not known what the queue has taken, so the runs stay."""
     submit_job = queue.submit
 
     def limited(request: JobRequest) -> str:
         if len(queue.requests) == 4:
-            raise KeyboardInterrupt
+            raise error
         return submit_job(request)
 
     monkeypatch.setattr(queue, "submit", limited)
-    assert submit(root, *GRID).exit_code
+    assert submit(root, *GRID, "launch.slurm.jobs_can_submit=false", "--chain", "2").exit_code
     assert queue.asked[-1] == "cancel 100 101 102 103"
-    assert not root.exists()
+    assert root.exists() == isinstance(error, KeyboardInterrupt)
 
 
 def test_cells_that_the_queue_refuses_leave_those_of_before(queue: FakeQueue, root: Path) -> None:

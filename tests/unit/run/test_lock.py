@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -176,6 +177,18 @@ def test_a_command_is_refused_while_the_owner_gives_signs_of_life(tmp_path: Path
         refuse_if_held(run)
     write_json_atomic(run.holder, {**json.loads(run.holder.read_text()), "beat_at": time.time() - 61})
     refuse_if_held(run)
+
+
+def test_a_job_that_is_over_holds_the_run_while_its_processes_still_end(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for held, age_s, is_held in (
+        (owner("nid007", 1, 1), 2, True),
+        (owner("nid007", 1, 1), 25, False),
+        (LockOwner.here("17", 1), 25, True),
+    ):
+        write_json_atomic(run.holder, asdict(replace(held, beat_at=time.time() - age_s)))
+        with pytest.raises(RunHeldError) if is_held else nullcontext():
+            refuse_if_held(run, is_over=lambda _owner: True)
 
 
 def test_who_may_be_the_owner_restarted_watches_for_another_sign_of_life(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.errors import LaunchError
+from hpc_grpo.errors import JobInDoubtError, LaunchError
 from hpc_grpo.launch.place.job_queue import JobEnd, JobRequest
 from hpc_grpo.launch.place.slurm import given, sbatch, text
 from hpc_grpo.launch.place.slurm.text import FINAL_STATES, OVER_STATES, Ask, minutes, output_of
@@ -80,10 +80,14 @@ class SlurmQueue:
             raise LaunchError("This machine has no Slurm (no sbatch on PATH); run `hpc-grpo train` instead.")
         if found := re.search(r"\bjob (\d+)", answer.text):
             return found[1]
+        refusal, is_known = f"sbatch refused the job: {answer.said or answer.error}", False
         with suppress(LaunchError):
             if job_id := self._queued(request):
                 return job_id
-        raise LaunchError(f"sbatch refused the job: {answer.said or answer.error}")
+            is_known = bool(named)
+        if is_known:
+            raise LaunchError(refusal)
+        raise JobInDoubtError(f"{refusal}\nWhether it waits all the same is not known: `squeue --me` shows your jobs.")
 
     def _queued(self, request: JobRequest) -> str:
         """Return the id of the queued job with the name of a request, "" if there is none."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import ConfigError, JobInDoubtError, LaunchError
 from hpc_grpo.launch.chain.submit import attempt_command
 from hpc_grpo.launch.place.job_queue import JobRequest, job_python, setup_lines
 from hpc_grpo.launch.place.slurm import jobs
@@ -174,8 +174,14 @@ def test_submit_gives_sbatch_the_script_and_nothing_of_this_job(
 
 def test_a_refusal_is_told_in_sbatchs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = fake_sbatch(tmp_path, monkeypatch, "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1\n")
-    with pytest.raises(LaunchError, match="invalid partition specified: nope"):
-        SlurmQueue().submit(JobRequest(run, launch(), "true"))
+    request = JobRequest(run, launch(), "true")
+    with pytest.raises(JobInDoubtError, match=r"nope\nWhether it waits all the same is not known: `squeue --me`"):
+        SlurmQueue().submit(request)
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho '41|mine'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    with pytest.raises(LaunchError, match=r"invalid partition specified: nope$") as refused:
+        SlurmQueue().submit(request)
+    assert type(refused.value) is LaunchError
 
 
 QUEUES_AND_FAILS = """
@@ -205,7 +211,7 @@ def test_a_job_that_was_queued_although_sbatch_failed_is_not_queued_twice(
     squeue.chmod(0o755)
     request = JobRequest(run, launch(), "true")
     if not answers_at_once:
-        with pytest.raises(LaunchError, match="Socket timed out"):
+        with pytest.raises(JobInDoubtError, match="Socket timed out"):
             SlurmQueue().submit(request)
         squeue.write_text(shows)
         request = replace(request, may_be_queued=True)
