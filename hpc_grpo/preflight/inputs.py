@@ -89,9 +89,15 @@ def refusals(
     errors of one check of the doctor. `asks_slurm`: the nodes are still to be requested with sbatch.
     """
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
-    checks = [check for config in unlike.values() for check in _checks_of(config, environ)]
     runs = [(RunDir(config.run_path), config) for config in configs]
-    checks += [("run folder", partial(refuse_other_config, *own)) for own in runs if own[0].has_config()]
+    checks: list[tuple[str, Callable[[], object]]] = []
+    for run, config in runs:
+        if run.has_config():  # first: the paths of another run's config are relative to another folder
+            checks += [
+                ("run folder", partial(refuse_other_config, run, config)),
+                ("run folder", partial(working_dir, run)),
+            ]
+    checks += [check for config in unlike.values() for check in _checks_of(config, environ)]
     checks += [(INPUTS, partial(refuse_changed_inputs, config, accepts_changes)) for config in configs]
     if asks_slurm:
         checks += [(INPUTS, partial(refuse_too_few_gpus, config)) for config in unlike.values()]
@@ -456,8 +462,10 @@ def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
 def _start_of(config: Config) -> Path:
     """Return the folder that relative paths of the config are relative to."""
     run = RunDir(config.run_path)
-    folder = working_dir(run) if run.has_config() else Path.cwd()
-    return folder if folder.is_dir() else Path.cwd()  # `freeze` takes the current one, or refuses
+    with suppress(ConfigError):  # a check says it
+        if run.has_config() and (folder := working_dir(run)).is_dir():
+            return folder
+    return Path.cwd()  # as `freeze` does
 
 
 def refuse_changed_inputs(config: Config, accepts_changes: bool) -> None:
