@@ -40,7 +40,7 @@ from hpc_grpo.system.secret import secret_keys, without_secrets
 
 CHANGEABLE: dict[str, str] = {
     **dict.fromkeys(("train.total_steps", "train.total_episodes", "train.total_epochs"), "extends or shortens the run"),
-    **dict.fromkeys(("train.on_step", "train.on_step."), "ends the run sooner, and changes no step"),
+    "train.on_step.": "ends the run sooner, and changes no step",
     "train.max_tokens_per_microbatch": "how the same sums are cut, not what is summed",
     "train.share_prompts": "computes once what is the same",
     "train.gradient_checkpointing": "computes again what it does not keep",
