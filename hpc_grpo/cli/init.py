@@ -55,16 +55,17 @@ def init(file: Path, **given: Any) -> None:
     if missing and not asks:
         raise ConfigError(f"{' and '.join(missing)} must be given: there is no terminal to ask at.")
 
-    def answer(name: str, question: str, default: str | None) -> str:
+    def answer(name: str, question: str, default: str | None, kind: Any = str) -> str:
         if given[name] is not None or not asks:
             return str(given[name] if given[name] is not None else default)
-        return str(click.prompt(question, default=default, err=True))
+        return str(click.prompt(question, default=default, type=kind, err=True))
 
     model = answer("model", "Model (a Hugging Face folder or name)", "Qwen/Qwen2.5-0.5B-Instruct")
     data = answer("data", "Data (a file, or a name on the hub)", None)
     fields = _fields(data)
     reward = answer("reward", "Reward (a built-in, or my_rewards.py:function)", "correctness")
-    gpus = int(answer("gpus", "GPUs of a node (0: CPUs)", str(LocalPlace().node_resources().num_gpus)))
+    here = str(LocalPlace().node_resources().num_gpus)
+    gpus = int(answer("gpus", "GPUs of a node (0: CPUs)", here, click.IntRange(0)))
     eval_set = answer("eval_set", "Eval set (a file, or the share of the data to hold out)", "0.05")
     values, plan = _fitting(_values(file.stem.replace("_", "-"), model, data, fields, reward, eval_set), gpus)
     REWARDS.check(reward)

@@ -77,8 +77,9 @@ def test_what_is_not_there_yet_is_named(tmp_path: Path) -> None:
 
 def test_questions_are_asked_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_grpo.cli.init.is_asked", lambda: True)
-    result = CliRunner().invoke(main, ["init"], input="org/m-1B\nrows.jsonl\nmath\n4\n\n")
+    result = CliRunner().invoke(main, ["init"], input="org/m-1B\nrows.jsonl\nmath\nfour\n4\n\n")
     assert result.exit_code == 0, result.output
+    assert "'four' is not a valid integer" in result.stderr
     config = load_config("my_run.yaml")
     assert (config.model.path, config.rewards[0].name, config.data.held_out) == ("org/m-1B", "math", 0.05)
 
