@@ -51,7 +51,7 @@ class Sweep:
                 link_cells(self.root, self._numbers)
                 runs = [run for run, task in self._numbers.items() if task in self.job.tasks]
                 return submit_runs(self.job, runs, driver, queue)
-        except BaseException:
+        except BaseException:  # also at Ctrl+C
             if is_new and self.root.exists() and not any(run.path.exists() for run in self.cells):
                 shutil.rmtree(self.root)
             raise

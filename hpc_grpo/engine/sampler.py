@@ -43,7 +43,7 @@ class _PendingCompletion:
     policy_versions: list[int] = field(default_factory=list)
 
     def note_tokens(self, num_tokens: int, version: int) -> None:
-        """Of now `num_tokens` tokens, `version` has sampled those that have no version yet."""
+        """Count the tokens without a version, up to `num_tokens` in all, as sampled by `version`."""
         self.policy_versions += [version] * (num_tokens - len(self.policy_versions))
 
 

@@ -31,8 +31,12 @@ KEPT: dict[str, str] = {
     "data.curriculum.": "the checkpoint holds its state",
     **dict.fromkeys(
         (
-            *("data.train.", "data.held_out", "data.max_prompt_tokens", "data.drop_long_prompts"),
-            *("data.deduplicate", "data.shuffle"),
+            "data.train.",
+            "data.held_out",
+            "data.max_prompt_tokens",
+            "data.drop_long_prompts",
+            "data.deduplicate",
+            "data.shuffle",
         ),
         "the checkpoint holds a position in the data",
     ),
@@ -76,7 +80,7 @@ def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) 
         write_config(new, config)
         new.path.rename(config.run_path)  # not publish_dir, which would replace a run of this name
         fsync(config.run_path.parent)
-    except BaseException:
+    except BaseException:  # also at Ctrl+C
         shutil.rmtree(new.path, ignore_errors=True)
         raise
     return RunDir(config.run_path)

@@ -416,7 +416,7 @@ def small_evals(config: Config) -> Iterator[str]:
             widths = [high - low for low, high in map(share_interval, (_half_solved(num_prompts), _half_solved(100)))]
             yield (
                 f"data.{f'eval_sets.{name}' if name else 'eval'} has {counted(int(num_prompts), 'prompt')}: the 95% "
-                f"interval of its pass@1 can be {widths[0]:.2f} wide. Of 100 prompts it is at most {widths[1]:.2f}."
+                f"interval of its pass@1 can be {widths[0]:.2f} wide. With 100 prompts it is at most {widths[1]:.2f}."
             )
 
 

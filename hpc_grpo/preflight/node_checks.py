@@ -217,8 +217,20 @@ def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
 
 
 CHECKS: tuple[Callable[[NodeFacts, NodeNeeds], Finding], ...] = (
-    *(interface, host_name, free_ports, temp_dir, variables, shared_memory, limits, cpus, placement),
-    *(gpus, cuda, compiler, compile_caches, slingshot),
+    interface,
+    host_name,
+    free_ports,
+    temp_dir,
+    variables,
+    shared_memory,
+    limits,
+    cpus,
+    placement,
+    gpus,
+    cuda,
+    compiler,
+    compile_caches,
+    slingshot,
 )
 
 

@@ -26,7 +26,7 @@ from hpc_grpo.engine.vllm import engine_options
 from hpc_grpo.template.environment import prepare
 from hpc_grpo.types import Completion, GroupRequest, SamplingSpec
 
-NUM_PROMPTS, NUM_ALONE, END = 16, 4, 1
+NUM_PROMPTS, END = 16, 1
 _STEPS_BETWEEN_INTERRUPTIONS = 16
 
 Tokens = list[list[list[int]]]
@@ -191,7 +191,7 @@ def main() -> None:
     report: dict[str, Any] = {"preemptions": num_preemptions, "crowd": tokens_of(crowd)}
     report["interrupted"] = tokens_of(sample(sampler, requests, interrupt))
     report["backwards"] = tokens_of(sample(sampler, requests[::-1], lambda step: None)[::-1])
-    report["alone"] = [tokens_of(sample(sampler, [request], lambda step: None))[0] for request in requests[:NUM_ALONE]]
+    report["alone"] = [tokens_of(sample(sampler, [request], lambda step: None))[0] for request in requests]
     report["refused"] = [str(refusal(sampler, replace(requests[0], prompt_token_ids=ids))) for ids in ((), (999,))]
     report["after_refusals"] = tokens_of(sample(sampler, requests[:1], lambda step: None))
     sampler.sleep()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def rounded_buffers(rank: int, world_size: int, store: Any, root: Path) -> dict[
     from hpc_grpo.learner.learner import Learner
 
     different: dict[str, list[str]] = {}
-    for kind, rope in [*((kind, "default") for kind in DENSE_ARCHITECTURES), ("llama", "llama3")]:
+    for kind, rope in itertools.product(DENSE_ARCHITECTURES, ROPES):
         path = root / f"{kind}-{rope}"
         described = AutoConfig.for_model(kind, **SHAPE, rope_parameters={"rope_type": rope, **ROPES[rope]})
         AutoModelForCausalLM.from_config(described).save_pretrained(path)

@@ -109,7 +109,7 @@ class StartFacts:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """Whether to train, and why; "" in a job that the user submitted. `gave_up`: the run is not as the user wanted.
+    """Whether to train. `why` is "" in a job that the user submitted. `gave_up`: the run is not as the user wanted.
 
     `ends_chain`: if this job does not train, no later job may train either.
     """

@@ -52,7 +52,7 @@ def test_an_eval_of_few_prompts_is_told_how_wide_its_interval_is(queue: FakeQueu
     sets = ["data.eval.path=one.jsonl", "data.eval_sets.few={path: rows.jsonl, max_items: 7}"]
     evals = ["data.eval_sets.more={path: rows.jsonl}", "data.eval_sets.hub={path: org/held_out}", "eval.every=1 steps"]
     told = (
-        "data.eval has 1 prompt: the 95% interval of its pass@1 can be 0.79 wide. Of 100 prompts it is at most 0.19."
+        "data.eval has 1 prompt: the 95% interval of its pass@1 can be 0.79 wide. With 100 prompts it is at most 0.19."
         "\ndata.eval_sets.few has 7 prompts: the 95% interval of its pass@1 can be 0.59 wide."
     )
     result = submit(*sets, *evals)
