@@ -35,9 +35,9 @@ def _played(name: str, turns: int) -> dict[str, Any]:
 
 TASKS: dict[str, tuple[int, dict[str, Any]]] = {
     "guess": (24, _played("GuessTheNumber", 3)),
-    "reverse": (24, _played("ReverseDigits", 2)),
+    "reverse": (12, _played("ReverseDigits", 2)),
     "sums": (
-        16,
+        10,
         {
             "environment": {"name": "tools", "args": {"tools": [f"{_FILE}:add"]}, "max_turns": 2, "max_tokens": 128},
             "rewards": [{"name": "math"}],
