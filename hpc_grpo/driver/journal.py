@@ -118,16 +118,13 @@ class Journal:
         write_state(self._run_dir, state)
 
     def _write(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Mapping[str, Any]] = ()) -> None:
-        epoch, step_in_epoch = self._length.epoch_and_step(step)
         record = StepRecord(
             step=step,
             total_steps=self._length.total_steps,
             metrics=metrics,
             attempt=self._attempt,
-            epoch=epoch,
+            epoch=self._length.epoch_of(step),
             total_epochs=self._length.total_epochs,
-            step_in_epoch=step_in_epoch,
-            steps_per_epoch=self._length.steps_per_epoch,
             rollouts=rollouts,
         )
         for sink in self._sinks:

@@ -40,21 +40,16 @@ class TrainLength:
     items_per_epoch: int
 
     @property
-    def steps_per_epoch(self) -> int:
-        return max(1, math.ceil(self.items_per_epoch / self.items_per_step))
-
-    @property
     def total_epochs(self) -> int:
-        return self.epoch_and_step(self.total_steps)[0]
+        return self.epoch_of(self.total_steps)
 
     def epochs_done(self, step: int) -> int:
         """Count the epochs whose last item was in `step` or before."""
         return step * self.items_per_step // self.items_per_epoch
 
-    def epoch_and_step(self, step: int) -> tuple[int, int]:
-        """Return the epoch of finished step `step`, and the step's number in the epoch, both counted from 1."""
-        epoch, place = divmod((max(step, 1) - 1) * self.items_per_step, self.items_per_epoch)
-        return epoch + 1, place // self.items_per_step + 1
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch in which `step` begins, counted from 1."""
+        return (max(step, 1) - 1) * self.items_per_step // self.items_per_epoch + 1
 
 
 def train_length(config: Config, items_per_epoch: int) -> TrainLength:

@@ -65,7 +65,7 @@ class ConsoleSink:
     def _panel(self, record: StepRecord) -> RenderableType:
         progress = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=record.total_steps, completed=record.step, width=_BAR_COLUMNS)
-        progress.add_row(_position(record), bar, f"{record.step}/{record.total_steps}")
+        progress.add_row(_position(record), bar)
         shown = [(label, value) for label, value in _headline(record) if label != "pass@1"]
         if self._last_eval is not None:
             step, solved = self._last_eval
@@ -103,9 +103,7 @@ def _headline(record: StepRecord) -> list[tuple[str, str]]:
 
 
 def _position(record: StepRecord) -> str:
-    """Return `Epoch 1/5 step 6/19 global step 6/95`; for the eval before step 1, `Epoch 1/5 global step 0/95`."""
-    in_epoch = f" step {record.step_in_epoch}/{record.steps_per_epoch}" if record.step else ""
-    return f"Epoch {record.epoch}/{record.total_epochs}{in_epoch} global step {record.step}/{record.total_steps}"
+    return f"Step {record.step}/{record.total_steps} epoch {record.epoch}/{record.total_epochs}"
 
 
 def _time_shares(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ PASS_AT_1 = "eval/pass@1"
 class StepRecord:
     """The metrics of one training step and its place in the run.
 
-    `step`, `epoch` and `step_in_epoch` count from 1; step 0 is the eval before the first step. `metrics` lacks a name
+    `step` and `epoch` count from 1; step 0 is the eval before the first step. `metrics` lacks a name
     that has no value in this step. `rollouts` are the lines of rollouts/step_N.jsonl. `time_s` is in unix seconds.
     """
 
@@ -26,8 +26,6 @@ class StepRecord:
     attempt: int = 1
     epoch: int = 1
     total_epochs: int = 1
-    step_in_epoch: int = 1
-    steps_per_epoch: int = 1
     rollouts: Sequence[Mapping[str, Any]] = ()
     time_s: float = field(default_factory=time.time)
 

@@ -94,7 +94,7 @@ class RenamingSink:
             sink.write(replace(record, metrics=metrics))
         shown = [f"{self._names[name]} {value:.4g}" for name, value in record.metrics.items() if name in self._names]
         if shown:
-            print(f"global step {record.step}: {' '.join(shown)}", flush=True)
+            print(f"Step {record.step}: {' '.join(shown)}", flush=True)
 
     def close(self) -> None:
         for sink in self._sinks:

@@ -95,8 +95,6 @@ def record() -> StepRecord:
         attempt=1,
         epoch=1,
         total_epochs=5,
-        step_in_epoch=6,
-        steps_per_epoch=19,
         time_s=1000.0,
         metrics={
             "reward/mean": 0.53125,

@@ -44,9 +44,8 @@ def test_every_epoch_is_trained_on_whole() -> None:
 def test_a_step_belongs_to_the_epoch_it_starts_in() -> None:
     """Ten items in steps of four: steps 3 and 5 reach across the end of an epoch, and belong to where they start."""
     length = TrainLength(total_steps=5, items_per_step=4, items_per_epoch=10)
-    assert [length.epoch_and_step(step) for step in range(1, 6)] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)]
-    assert (length.steps_per_epoch, length.total_epochs) == (3, 2)
-    assert length.epoch_and_step(0) == (1, 1)
+    assert [length.epoch_of(step) for step in range(6)] == [1, 1, 1, 1, 2, 2]
+    assert length.total_epochs == 2
 
 
 def test_a_last_step_that_reaches_into_the_next_epoch_does_not_add_one() -> None:
@@ -55,8 +54,8 @@ def test_a_last_step_that_reaches_into_the_next_epoch_does_not_add_one() -> None
 
 def test_steps_larger_than_the_data() -> None:
     length = TrainLength(total_steps=3, items_per_step=8, items_per_epoch=3)
-    assert [length.epoch_and_step(step) for step in (1, 2, 3)] == [(1, 1), (3, 1), (6, 1)]
-    assert (length.steps_per_epoch, length.total_epochs) == (1, 6)
+    assert [length.epoch_of(step) for step in (1, 2, 3)] == [1, 3, 6]
+    assert length.total_epochs == 6
 
 
 def test_nothing_is_known_before_the_first_duration() -> None:

@@ -13,7 +13,7 @@ from hpc_grpo.metrics.console import ConsoleSink, plain_line
 from hpc_grpo.metrics.record import StepRecord
 
 LINE = (
-    "Epoch 1/5 step 6/19 global step 6/95 reward 0.531 lag 0 mismatch 1e-06 tokens/s 1.2k eta 0:02:10"
+    "Step 6/95 epoch 1/5 reward 0.531 lag 0 mismatch 1e-06 tokens/s 1.2k eta 0:02:10"
     " | generate 61% train 30% publish 4%"
 )
 
@@ -28,17 +28,14 @@ def test_a_log_gets_exactly_this_line(record: StepRecord, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {"metrics": {"reward/mean": 0.5, "eval/pass@1": 0.25}},
-            "step 6/19 global step 6/95 reward 0.500 pass@1 0.250",
-        ),
-        ({"metrics": {"loss/policy": 1.23456}}, "step 6/19 global step 6/95 loss 1.2346"),
-        ({"step": 0, "metrics": {"eval/pass@1": 0.1}}, "global step 0/95 pass@1 0.100"),
+        ({"metrics": {"reward/mean": 0.5, "eval/pass@1": 0.25}}, "Step 6/95 epoch 1/5 reward 0.500 pass@1 0.250"),
+        ({"metrics": {"loss/policy": 1.23456}}, "Step 6/95 epoch 1/5 loss 1.2346"),
+        ({"step": 0, "metrics": {"eval/pass@1": 0.1}}, "Step 0/95 epoch 1/5 pass@1 0.100"),
     ],
     ids=["with an eval", "without a reward", "the eval before the first step"],
 )
 def test_the_line_shows_what_the_step_has(record: StepRecord, changes: dict[str, Any], line: str) -> None:
-    assert plain_line(dataclasses.replace(record, **changes)) == f"Epoch 1/5 {line}"
+    assert plain_line(dataclasses.replace(record, **changes)) == line
 
 
 def test_log_line_is_not_wrapped_in_a_narrow_terminal(
@@ -56,11 +53,11 @@ def terminal() -> Console:
 
 def test_panel_keeps_the_last_eval_and_the_history(terminal: Console, record: StepRecord) -> None:
     sink = ConsoleSink("adder", terminal)
-    sink.write(dataclasses.replace(record, step=5, step_in_epoch=5, metrics={"eval/pass@1": 0.25}))
+    sink.write(dataclasses.replace(record, step=5, metrics={"eval/pass@1": 0.25}))
     sink.write(record)
     sink.close()
     last_frame = terminal.file.getvalue().rpartition("adder")[2]
-    for shown in ("6/95", "pass@1 at step 5", "0.250", "global step 5/95 pass@1", "generate", "61%"):
+    for shown in ("6/95", "pass@1 at step 5", "0.250", "Step 5/95 epoch 1/5 pass@1", "generate", "61%"):
         assert shown in last_frame
 
 

@@ -83,7 +83,7 @@ def test_other_sinks_and_the_log_get_areals_names_and_the_file_keeps_ours(
     for sink in (jsonl, others):
         sink.write(record)
         sink.close()
-    assert capsys.readouterr().out == f"global step 3: {theirs} 0.25\n"
+    assert capsys.readouterr().out == f"Step 3: {theirs} 0.25\n"
     assert read_metrics(run_dir.metrics)[3]["reward/mean"] == 0.25
     inner = MagicMock()
     RenamingSink([inner], NAMES[names]).write(record)
