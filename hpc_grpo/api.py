@@ -50,7 +50,7 @@ class Run:
     Example:
         >>> import hpc_grpo
         >>> run = hpc_grpo.Run("runs/my-run")     # doctest: +SKIP
-        >>> run.metrics()["reward/mean"].plot()   # doctest: +SKIP
+        >>> run.metrics()["reward/mean"].plot(ylabel="reward/mean")   # doctest: +SKIP
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -39,9 +39,9 @@ from hpc_grpo.plan.fit import Plan, plan_of
 from hpc_grpo.plan.memory import GH200, HARDWARE, Hardware, hardware_named
 from hpc_grpo.plan.model import FAMILY
 from hpc_grpo.plan.text import size_sections
+from hpc_grpo.preflight import inputs
 from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
 from hpc_grpo.preflight.findings import Context, facts_of, has_failure, report_text, to_json
-from hpc_grpo.preflight.inputs import refuse_unsupported_model, small_evals
 from hpc_grpo.preflight.prefetch import prefetch as fill_caches
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
@@ -49,6 +49,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.simulate.measured import newest_attempt, read_measurements
 from hpc_grpo.simulate.text import settings_of, simulation_facts, simulation_text, time_sections
 from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
+from hpc_grpo.system.memory import host_memory
 from hpc_grpo.system.readable import file_size
 from hpc_grpo.types import GIB
 
@@ -144,7 +145,9 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
     help="h100-* and a100: of 80 GB. Default: this machine's GPUs, else gh200.",
 )
 @click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
-@click.option("--host-memory-gib", type=_GIB, metavar="GIB", help="Memory of a node. Default: that of --hardware.")
+@click.option(
+    "--host-memory-gib", type=_GIB, metavar="GIB", help="Of a node. Default: --hardware's, or this machine's."
+)
 @JSON
 def plan(
     config_name: str,
@@ -178,7 +181,10 @@ def plan(
         raise click.UsageError("--learners, --lag and several --nodes go with a RUN, which has measured its times.")
     request = load_request(config_name, [*sets, *overrides])
     if asked["size"] is None:
-        refuse_unsupported_model(request.config, Path.cwd(), request.environ)
+        inputs.refuse_unsupported_model(request.config, Path.cwd(), request.environ)
+    inputs.refuse_missing_inputs(request.config, Path.cwd(), only_functions=True)
+    inputs.refuse_wrong_rewards(request.config, Path.cwd())
+    inputs.refuse_wrong_share(request.config, Path.cwd())
     planned = plan_of(
         request.config,
         request.environ,
@@ -194,7 +200,7 @@ def plan(
         echo_json({"fits": planned.fits, "problems": planned.problems, "budgets": budgets})
     else:
         echo(plan_text(planned), nl=False)
-        for warning in small_evals(request.config):
+        for warning in inputs.small_evals(request.config):
             echo(warning, err=True)
     if not planned.fits:
         sys.exit(EXIT_CONFIG)
@@ -207,16 +213,19 @@ def _hardware(
     gpu_memory_gib: float | None = None,
     host_memory_gib: float | None = None,
 ) -> Hardware:
-    """Return the node to plan for, as the options say it, else as this machine's GPUs do."""
+    """Return the node to plan for, as the options say it, else as this machine's GPUs or, without GPUs, memory do."""
     node = HARDWARE[hardware] if hardware else GH200
-    if hardware is None and (gpus := parse_gpus(ask_nvidia_smi().text)) and (found := hardware_named(gpus[0].name)):
+    if hardware is None and not expects_gpus(config):
+        node = replace(node, host_bytes=host_memory().total)
+        if host_memory_gib is None:
+            here = f"the {node.host_bytes / GIB:.0f} GiB of memory of this machine"
+            echo(f"model.device = cpu: planned for {here}. --host-memory-gib N: for N GiB.", err=True)
+    elif hardware is None and (gpus := parse_gpus(ask_nvidia_smi().text)) and (found := hardware_named(gpus[0].name)):
         echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)
         node = HARDWARE[found]
-    elif hardware is None and gpu_memory_gib is None and expects_gpus(config):
-        echo("No known GPU on this machine: planned for gh200, of 96 GiB. --hardware h100-sxm: of 80.", err=True)
-    elif hardware is None and host_memory_gib is None and not expects_gpus(config):
-        assumed = f"{node.host_bytes // GIB} GiB of a node's memory"
-        echo(f"model.device = cpu: planned for {assumed}. --host-memory-gib N: for N GiB.", err=True)
+    elif hardware is None and None in (gpu_memory_gib, host_memory_gib):
+        assumed = f"gh200, a node of {node.host_bytes // GIB} GiB with GPUs of {node.gpu_bytes // GIB} GiB"
+        echo(f"No known GPU on this machine: planned for {assumed}, but for what options give.", err=True)
     sizes = {"gpu_bytes": gpu_memory_gib, "host_bytes": host_memory_gib}
     return replace(node, **{name: int(gib * GIB) for name, gib in sizes.items() if gib is not None})
 

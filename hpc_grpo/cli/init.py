@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hpc_grpo.cli.options import echo
 from hpc_grpo.config import Config, SourceConfig, load_config
 from hpc_grpo.config.load import load_values
 from hpc_grpo.config.yaml_text import write_yaml
+from hpc_grpo.data.encoder import held_out_below, prompt_hashes, refuse_share
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.local import LocalPlace
@@ -23,16 +26,18 @@ from hpc_grpo.plan.fit import Plan, plan_of
 from hpc_grpo.plan.memory import HARDWARE
 from hpc_grpo.plan.model import FAMILY, family_model, read_model
 from hpc_grpo.preflight.inputs import missing_inputs
+from hpc_grpo.preflight.prefetch import DATA_FILES
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.system.readable import counted
 
 _PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query")
 _ANSWERS = ("answer", "solution", "target", "output", "response", "label")
-_READABLE = (".jsonl", ".json", ".parquet", ".arrow")
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])")
+_EVAL_PROMPTS, _LEAST_STEPS, _MANY_STEPS, _MOST_READ = 8, 20, 100, 10_000
 _SHOWN = """\
 # Written by `hpc-grpo init`. `hpc-grpo config {file}` has every key and what it means.
+# pass@k counts a completion as solved if the reward below gives it at least eval.solved_at, by default 1.0.
 {yaml}"""
 
 
@@ -63,11 +68,15 @@ def init(file: Path, **given: Any) -> None:
     model = answer("model", "Model (a Hugging Face folder or name)", "Qwen/Qwen2.5-0.5B-Instruct")
     data = answer("data", "Data (a file, or a name on the hub)", None)
     fields = _fields(data)
+    hashes = sorted({*islice(prompt_hashes(SourceConfig(path=data, **fields)), _MOST_READ)}) if fields else []
     reward = answer("reward", "Reward (a built-in, or my_rewards.py:function)", "correctness")
     here = str(LocalPlace().node_resources().num_gpus)
     gpus = int(answer("gpus", "GPUs of a node (0: CPUs)", here, click.IntRange(0)))
-    eval_set = answer("eval_set", "Eval set (a file, or the share of the data to hold out)", "0.05")
-    values, plan = _fitting(_values(file.stem.replace("_", "-"), model, data, fields, reward, eval_set), gpus)
+    eval_set = answer("eval_set", "Eval set (a file, or the share of the data to hold out)", _share(hashes))
+    values = _values(file.stem.replace("_", "-"), model, data, fields, reward, eval_set)
+    if gpus == 0:
+        values["rollout"] = {"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 128}
+    values, plan = _fitting(values | _length(values, hashes), gpus)
     REWARDS.check(reward)
     write_atomic(file, _SHOWN.format(file=file, yaml=write_yaml(values)))
     config = load_config(str(file))
@@ -84,7 +93,7 @@ def is_asked() -> bool:
 
 
 def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: str, eval_set: str) -> dict[str, Any]:
-    """Return the config without what depends on the GPUs. Raises ConfigError for an eval set that is neither."""
+    """Return the config without its length and placement. Raises ConfigError for an eval set that is neither."""
     try:
         share = float(eval_set)
     except ValueError:
@@ -99,14 +108,12 @@ def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: st
         "data": {"train": {"path": data, **fields}, **evals},
         "rewards": [{"name": reward}],
         "rollout": {"prompts_per_step": 16, "group_size": 8, "max_new_tokens": 512},
-        "train": {"total_epochs": 1, "lr": 1e-6},
-        "eval": {"every": "20 steps"},
     }
 
 
 def _fields(data: str) -> dict[str, Any]:
     """Return the keys that say which columns are prompt and answer, by the first row of a file."""
-    if not (Path(data).suffix in _READABLE and Path(data).is_file()):
+    if not (Path(data).suffix in DATA_FILES and Path(data).is_file()):
         return {}
     row: Mapping[str, Any] = next(read_items(SourceConfig(path=data)), {})
     answer = next((name for name in _ANSWERS if name in row), None)
@@ -121,10 +128,30 @@ def _fields(data: str) -> dict[str, Any]:
     return {"prompt_field": prompt, "answer_field": answer}
 
 
+def _share(hashes: Sequence[int]) -> str:
+    """Return the share that holds out 8 prompts, or a quarter of a tiny set; at least 0.05."""
+    last = min(_EVAL_PROMPTS, max(1, len(hashes) // 4)) - 1
+    if len(hashes) < 2 or hashes[last] < held_out_below(0.05):
+        return "0.05"
+    low, high = (number / 2**64 for number in hashes[last : last + 2])
+    return str(next(share for digits in range(2, 20) if low < (share := round((low + high) / 2, digits)) < high))
+
+
+def _length(values: Mapping[str, Any], hashes: Sequence[int]) -> dict[str, Any]:
+    """Return the keys of a run's length. A small file gets 20 steps and a higher rate. Raises ConfigError."""
+    share = values["data"].get("held_out", 0.0)
+    if share and hashes:
+        refuse_share(share, hashes)
+    trained = sum(number >= held_out_below(share) for number in hashes) or inf
+    steps = trained / values["rollout"]["prompts_per_step"]
+    epochs = max(1, ceil(_LEAST_STEPS / steps))
+    lr, every = (1e-6, 20) if epochs * steps >= _MANY_STEPS else (5e-6, 5)
+    return {"train": {"total_epochs": epochs, "lr": lr}, "eval": {"every": f"{every} steps"}}
+
+
 def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | None]:
     """Add how a node's GPUs are shared: the fewest learners with which the model fits, engines on the rest."""
     if gpus == 0:
-        values["rollout"] = {"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 128}
         return {**values, "model": {**values["model"], "device": "cpu", "dtype": "float32"}, **_shared(1, 1)}, None
     size, plan = _known_size(values["model"]["path"]), None
     for learners in range(1, max(gpus, 2)):

@@ -49,7 +49,7 @@ from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.readable import counted
+from hpc_grpo.system.readable import counted, duration
 from hpc_grpo.types import GIB
 
 
@@ -286,12 +286,14 @@ def _comments(requests: Sequence[Request], refused: Sequence[HpcGrpoError], firs
     try:
         plan = plan_text(plan_of(request.config, request.environ, GH200))
         assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
-        plan = f"Plan, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{plan}"
+        which = "" if len(requests) == 1 else f" of the first of {len(requests)} cells"
+        plan = f"Plan{which}, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{plan}"
     except ConfigError as error:
         plan = f"No plan: {' '.join(str(error).split())}\n"
     most = request.config.launch.slurm.max_job_chains
     limit = "as many as the run needs (--one-job: none)" if most is None else f"at most {most}" if most else "none"
-    follow = f"Follow-on jobs until the run is complete: {limit}.\n\n"
+    time = f"Each job may run for {duration(60 * request.config.launch.slurm.time_min)}. "
+    follow = f"{time}Follow-on jobs until the run is complete: {limit}.\n\n"
     text = "".join([first, *(f"submit would refuse this. {error}\n\n" for error in refused), follow, plan])
     missing = ", ".join(dict.fromkeys(str(item) for each in requests for item in to_fetch(each.config, each.environ)))
     if missing:

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.images import image_size, images_in, images_of, is_image
-from hpc_grpo.data.sources import BATCH_ITEMS, Item, answer_of
+from hpc_grpo.data.sources import BATCH_ITEMS, Item, answer_of, read_items
 from hpc_grpo.data.templates import (
     PromptTemplate,
     Tokenizer,
@@ -251,6 +251,24 @@ def prompt_hash(source: SourceConfig, item: Item, images: Sequence[str] = ()) ->
     return int.from_bytes(digest, "big")
 
 
+def prompt_hashes(source: SourceConfig) -> Iterator[int]:
+    """Yield the hash of each prompt of a source without images. Raises ConfigError for an item without a prompt."""
+    for number, item in enumerate(read_items(source)):
+        check_item(source, item, number)
+        if source.messages_field is not None:
+            check_messages(item[source.messages_field], source, number)
+        yield prompt_hash(source, item)
+
+
 def held_out_below(fraction: float) -> int:
     """Return the bound below which prompt hashes are held out for eval."""
     return int(fraction * 2.0**64)
+
+
+def refuse_share(share: float, hashes: Iterable[int]) -> None:
+    """Raise ConfigError if data.held_out = `share` holds out none of the prompts, or all of them."""
+    is_held = (number < held_out_below(share) for number in hashes)
+    first = next(is_held, False)
+    if all(other == first for other in is_held):
+        what, fix = ("everything", "Lower it") if first else ("nothing", "Set eval.every to null, raise the share")
+        raise ConfigError(f"data.held_out = {share:g} holds {what} out of data.train. {fix}, or set data.eval instead.")

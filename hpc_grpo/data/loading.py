@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ import numpy as np
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data.cache import RowCache, Rows
 from hpc_grpo.data.curriculum import difficulty_ranks
-from hpc_grpo.data.encoder import Encoder, Row, held_out_below
+from hpc_grpo.data.encoder import Encoder, Row, held_out_below, refuse_share
 from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.data.stream import DemonstrationStream, Part, PromptStream
@@ -173,11 +174,8 @@ def _evals(config: Config, sources: Sequence[Part], sets: Mapping[str, Sequence[
     """Return a stream for each eval set with its own data. "" is the held-out part of the training data."""
     every = dict(sets)
     if (held := config.data.held_out) is not None:
+        refuse_share(held, chain.from_iterable(part.rows.prompt_hashes for part in sources))
         numbers = [np.flatnonzero(_held_out(config, part)) for part in sources]
-        if not any(map(len, numbers)):
-            raise ConfigError(
-                f"data.held_out = {held:g} holds nothing out of data.train: raise it, or set eval.every to null."
-            )
         kept = [replace(part, numbers=own) for part, own in zip(sources, numbers, strict=True) if len(own)]
         every = {"": kept, **every}
     streams = {}

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.metrics.record import PASS_AT_1
+from hpc_grpo.metrics.record import PASS_AT_1, phase_seconds
 
 Metrics = Mapping[int, Mapping[str, Any]]
 """The metrics of each step, as in metrics.jsonl."""
-
-_PHASES = {
-    "data": ("inputs",),
-    "engines and learner": ("connect", "start", "resume", "weights"),
-    "rollouts": ("generate_wait",),
-    "training": ("train",),
-    "weights to the engines": ("publish",),
-    "evals": ("eval",),
-    "checkpoints": ("checkpoint",),
-}
-"""Maps a shown part to the `time/<phase>_s` that it sums."""
 
 
 def gains(metrics: Metrics) -> list[str]:
@@ -47,10 +37,8 @@ def largest_mismatch(metrics: Metrics) -> str:
 
 def phases(metrics: Metrics, wall_s: float) -> dict[str, float]:
     """Divide a run's wall time into the phases of its steps, and the rest: Ray's start and the end."""
-    parts = {
-        part: sum(line.get(f"time/{name}_s", 0.0) for line in metrics.values() for name in names)
-        for part, names in _PHASES.items()
-    }
+    steps = [phase_seconds(line) for line in metrics.values()]
+    parts = {phase: sum(step.get(phase, 0.0) for step in steps) for phase in dict.fromkeys(chain(*steps))}
     return {"Ray, and the end": wall_s - sum(parts.values()), **parts}
 
 

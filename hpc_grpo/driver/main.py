@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from ray.exceptions import RayError
@@ -28,7 +29,8 @@ from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, train_length, wait_for_ray
 from hpc_grpo.driver.weights import Canary
 from hpc_grpo.errors import EngineLostError, HpcGrpoError, WeightSyncError
-from hpc_grpo.metrics.timing import StepTimer
+from hpc_grpo.metrics.record import phase_name
+from hpc_grpo.metrics.timing import BETWEEN, StepTimer
 from hpc_grpo.run.compiled import save_behind
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
@@ -40,7 +42,7 @@ from hpc_grpo.run.pulse import PULSE, patience_of_driver
 
 def train(run_dir: RunDir) -> bool:
     """Train from the newest checkpoint. Return True if the run is complete, False if it stopped early."""
-    config, timer, before = read_config(run_dir), StepTimer(on_phase=PULSE.turn_to), read_state(run_dir)
+    config, timer, before = read_config(run_dir), StepTimer(on_phase=partial(_begin, set())), read_state(run_dir)
     PULSE.open("driver", patience_of_driver(config), before.longest_s if before else None)
     with timer.phase("inputs"):
         refuse_without_checkpoint(run_dir)
@@ -87,7 +89,16 @@ def train(run_dir: RunDir) -> bool:
     if is_complete:
         write_atomic(run_dir.complete_marker, f"step {state.step}\n{session.end_reason}".rstrip() + "\n")
         print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
+        print(f"Delete {run_dir.checkpoints} to free disk, unless you extend, fork or replay the run.", flush=True)
     return is_complete
+
+
+def _begin(said: set[str], phase: str) -> None:
+    """Give a sign of progress. Print a phase that begins for the first time, which may take minutes."""
+    PULSE.turn_to(phase)
+    if phase != BETWEEN and (name := phase_name(phase)) not in said:
+        said.add(name)
+        print(f"Phase: {name}", flush=True)
 
 
 def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:

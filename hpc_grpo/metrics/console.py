@@ -110,6 +110,4 @@ def _time_shares(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return each phase's share of `time/step_s`, largest first, without phases below half a percent."""
     step_s = metrics.get("time/step_s", 0.0)
     shares = {phase: seconds / step_s for phase, seconds in phase_seconds(metrics).items() if step_s > 0}
-    if "generate_wait" in shares:
-        shares["generate"] = shares.pop("generate_wait")
     return {name: share for name, share in sorted(shares.items(), key=lambda kv: -kv[1]) if share >= 0.005}

@@ -8,8 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_grpo.run.pulse import ASKED_AGAIN
+
 REWARD = "reward/mean"
 PASS_AT_1 = "eval/pass@1"
+
+_PHASES = dict.fromkeys(("inputs", "connect", "start", "resume", "weights"), "loading the model")
+_PHASES |= {"generate_wait": "generate", ASKED_AGAIN: "generate again"}
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,23 @@ class StepRecord:
     time_s: float = field(default_factory=time.time)
 
 
+def phase_name(work: str) -> str:
+    """Return the reader's name of a driver phase, by its name in metrics and in the pulse."""
+    return _PHASES.get(work, work)
+
+
 def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of a step by phase, without the step's total and the run's remaining time.
+    """Return the seconds of a step by the reader's name of a phase, without the step's total and the remaining time.
 
     >>> phase_seconds({"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lr": 0.1})
     {'train': 3.0}
     """
-    return {
-        name.removeprefix("time/").removesuffix("_s"): value
-        for name, value in metrics.items()
-        if name.startswith("time/") and name not in ("time/step_s", "time/eta_s") and not math.isnan(value)
-    }
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if name.startswith("time/") and name not in ("time/step_s", "time/eta_s") and not math.isnan(value):
+            phase = phase_name(name.removeprefix("time/").removesuffix("_s"))
+            found[phase] = found.get(phase, 0.0) + value
+    return found
 
 
 def played(turns: Sequence[Mapping[str, Any]]) -> str:

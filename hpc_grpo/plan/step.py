@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, budget_of, engines_per_node
-from hpc_grpo.data.encoder import check_item, held_out_below, prompt_hash
+from hpc_grpo.data.encoder import held_out_below, prompt_hashes
 from hpc_grpo.data.order import places_per_epoch
 from hpc_grpo.data.sources import read_items
-from hpc_grpo.data.templates import check_messages
 from hpc_grpo.driver.schedule import train_length
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.budgets import KvCache
@@ -98,18 +97,10 @@ def _trained_sizes(config: Config, sources: Sequence[SourceConfig], known: Seque
     if held is None and not drops:
         return [sum(1 for _ in read_items(source)) for source in sources]
     bound = held_out_below(held or 0.0)
-    seen = {number for source in known for number in _hashes(source)}
+    seen = {number for source in known for number in prompt_hashes(source)}
     sizes = []
     for source in sources:
-        ours = [number for number in _hashes(source) if number >= bound]
+        ours = [number for number in prompt_hashes(source) if number >= bound]
         sizes.append(len(set(ours) - seen) if drops else len(ours))
         seen.update(ours)
     return sizes
-
-
-def _hashes(source: SourceConfig) -> Iterator[int]:
-    for number, item in enumerate(read_items(source)):
-        check_item(source, item, number)
-        if source.messages_field is not None:
-            check_messages(item[source.messages_field], source, number)
-        yield prompt_hash(source, item)

@@ -13,15 +13,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from inspect import Parameter
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config, LaunchConfig, SourceConfig
 from hpc_grpo.config.resources import check_fits, expects_gpus, node_demand
-from hpc_grpo.data.encoder import as_json, check_item, completion_text
+from hpc_grpo.data.encoder import as_json, check_item, completion_text, held_out_below, prompt_hashes, refuse_share
 from hpc_grpo.data.fingerprint import local_fingerprints
 from hpc_grpo.data.sources import open_source, read_items, reward_fields
 from hpc_grpo.data.tokenizer import compare_vocabularies, read_vocabulary, refuse_missing_processor
@@ -37,7 +38,7 @@ from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
-from hpc_grpo.preflight.prefetch import Item, is_generated, is_there, items_of, source_of
+from hpc_grpo.preflight.prefetch import DATA_FILES, Item, is_generated, is_there, items_of, source_of
 from hpc_grpo.preflight.user_code import is_importable, signature_in, wrong_function
 from hpc_grpo.registry import names_function
 from hpc_grpo.rewards import Group
@@ -128,6 +129,7 @@ def _checks_of(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str
         (INPUTS, partial(refuse_wrong_environments, config)),
         (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
         (INPUTS, partial(refuse_unreadable_data, config, start)),
+        (INPUTS, partial(refuse_wrong_share, config, start)),
         (INPUTS, partial(refuse_wrong_rewards, config, start)),
     )
 
@@ -153,7 +155,7 @@ def model_finding(config: Config, context: Context) -> Finding:
     if missing := _missing_paths(config, "model."):
         return failure(MODEL, missing, "set model.path to the folder of a model")
     try:
-        folder = find_model(config.model.path, environ)
+        folder = find_model(config.model.path, environ).absolute()
     except ConfigError:
         return _not_cached(MODEL, config.model.path, hub_cache(environ), environ)
     if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
@@ -171,7 +173,8 @@ def data_finding(config: Config, context: Context) -> Finding:
     items = [item for item in items_of(config, Path.cwd()) if item.key not in config.models]
     if to_fetch := [item.name for item in items if not _is_here(item, config, environ)]:
         return _not_cached(DATA, " and ".join(to_fetch), datasets_cache(environ), environ)
-    return ok(DATA, ", ".join(dict.fromkeys(item.name for item in items)))
+    places = ((Path.cwd() / item.name, item.name) for item in items)
+    return ok(DATA, ", ".join(dict.fromkeys(str(place) if is_there(place) else name for place, name in places)))
 
 
 def other_inputs_finding(config: Config, context: Context) -> Finding:
@@ -295,10 +298,10 @@ def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
         )
 
 
-def refuse_missing_inputs(config: Config, working_dir: Path) -> None:
+def refuse_missing_inputs(config: Config, working_dir: Path, *, only_functions: bool = False) -> None:
     """Raise ConfigError that lists every path of the config that is missing."""
-    if missing := list(missing_inputs(config, working_dir)):
-        listed = "\n".join(f"  {says}" for _, says in missing)
+    missing = list(missing_inputs(config, working_dir))
+    if listed := "\n".join(f"  {says}" for key, says in missing if not only_functions or key in _functions(config)):
         raise ConfigError(
             f"The run would not find what its config names:\n{listed}\n"
             f"Give paths that exist; relative ones are relative to {working_dir}."
@@ -405,28 +408,55 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
             raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 
 
+def refuse_wrong_share(config: Config, working_dir: Path) -> None:
+    """Raise ConfigError if evals hold out none or all of the prompts. Does not check data that is not readable here."""
+    if hashes := _hashes_to_split(config, working_dir):
+        refuse_share(config.data.held_out or 0.0, hashes)
+
+
 def small_evals(config: Config) -> Iterator[str]:
     """Yield a warning for each eval set with so few prompts that its pass@1 says little.
 
-    Counts `max_items`, and rows of .jsonl and .json files; other data may have any size.
+    Counts `max_items`, and rows of files; other data may have any size.
     """
-    for name in config.data.eval_data if config.eval.every is not None else ():
-        num_prompts = sum(_most_prompts(config, source) for _, source in config.data.eval_sources(name))
+    start, data = _start_of(config), config.data
+    sizes: dict[str, float] = {}
+    for name in data.eval_data if config.eval.every is not None else ():
+        key = f"data.eval_sets.{name}" if name else "data.eval"
+        sizes[key] = sum(
+            _few(read_items(source)) if _has_rows(place) else source.max_items or inf
+            for source, place in _sources(config, start, f"{key}.")
+        )
+    if hashes := _hashes_to_split(config, start):
+        sizes["data.held_out"] = _few(each for each in hashes if each < held_out_below(data.held_out or 0.0))
+    for key, num_prompts in sizes.items():
         if num_prompts < _FEW_PROMPTS:
             widths = [high - low for low, high in map(share_interval, (_half_solved(num_prompts), _half_solved(100)))]
             yield (
-                f"data.{f'eval_sets.{name}' if name else 'eval'} has {counted(int(num_prompts), 'prompt')}: the 95% "
-                f"interval of its pass@1 can be {widths[0]:.2f} wide. With 100 prompts it is at most {widths[1]:.2f}."
+                f"{key} has {counted(int(num_prompts), 'prompt')}: the 95% interval of its pass@1 can be "
+                f"{widths[0]:.2f} wide. With 100 prompts it is at most {widths[1]:.2f}."
             )
 
 
-def _most_prompts(config: Config, source: SourceConfig) -> float:
-    limit, place = source.max_items or inf, _start_of(config) / source.path
-    if not is_there(place) or not place.is_file() or place.suffix not in _TEXT_ROWS:
-        return limit
+def _hashes_to_split(config: Config, working_dir: Path) -> Iterator[int] | None:
+    """Return the hashes of data.train's prompts if evals hold out a share of them, and all can be read here."""
+    is_split = config.eval.every is not None and config.data.held_out is not None and config.data.images is None
+    sources = [*_sources(config, working_dir, "data.train.")]
+    is_known = is_split and all(_has_rows(place) for _, place in sources)
+    return chain.from_iterable(prompt_hashes(source) for source, _ in sources) if is_known else None
+
+
+def _has_rows(place: Path | None) -> bool:
+    """Return whether `place` is a file whose rows can be read here. A login node may lack pyarrow."""
+    suffixes = DATA_FILES if find_spec("pyarrow") else _TEXT_ROWS
+    return place is not None and place.suffix in suffixes and place.is_file()
+
+
+def _few(rows: Iterator[object]) -> float:
+    """Count up to `_FEW_PROMPTS` rows. Return inf for none, and for a row that cannot be read."""
     try:
-        return sum(1 for _ in islice(read_items(source.model_copy(update={"path": str(place)})), _FEW_PROMPTS)) or inf
-    except ConfigError:  # `refuse_unreadable_data` names the row
+        return sum(1 for _ in islice(rows, _FEW_PROMPTS)) or inf
+    except ConfigError:  # a check says it
         return inf
 
 
@@ -561,10 +591,10 @@ def _functions(config: Config) -> dict[str, str]:
     return rewards | of_sections | config.environment_functions
 
 
-def _sources(config: Config, working_dir: Path) -> Iterator[tuple[SourceConfig, Path | None]]:
-    """Yield each source that the run would read, with its file or folder, None for others."""
+def _sources(config: Config, working_dir: Path, of: str = "data.") -> Iterator[tuple[SourceConfig, Path | None]]:
+    """Yield each source that the run would read, of one section, with its file or folder, None for others."""
     for item in _items(config, working_dir):
-        if item.key not in config.models:
+        if item.key.startswith(of):
             source, place = source_of(config, item), working_dir / item.name
             is_path = item.is_local and is_there(place)
             yield (source.model_copy(update={"path": str(place)}), place) if is_path else (source, None)

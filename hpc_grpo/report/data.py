@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 
 from hpc_grpo.metrics.evals import bounds_of
-from hpc_grpo.metrics.record import PASS_AT_1, REWARD
+from hpc_grpo.metrics.record import PASS_AT_1, REWARD, phase_name
 from hpc_grpo.report.explain import explain_attempts
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dirs
 from hpc_grpo.report.samples import held_out, rollout_files
-from hpc_grpo.report.status import RunRecords, phase_name, read_records, summarize
+from hpc_grpo.report.status import RunRecords, read_records, summarize
 from hpc_grpo.report.watch import find_alerts
 from hpc_grpo.run.files import read_record
 from hpc_grpo.run.frozen_config import flat

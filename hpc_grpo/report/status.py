@@ -9,13 +9,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from hpc_grpo.metrics.record import phase_name
 from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, read_attempts
 from hpc_grpo.run.chain import ChainRecord, Link, before_it_ran, read_chain
 from hpc_grpo.run.files import is_damaged, read_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
-from hpc_grpo.run.pulse import ASKED_AGAIN
 from hpc_grpo.system.readable import UNKNOWN, decimal, duration, fraction, one_line, short_number, table
 
 T = TypeVar("T")
@@ -201,15 +201,6 @@ class RunSummary:
             *map(duration, (self.eta_s, self.walltime_left_s, self.heartbeat_age_s)),
             one_line(self.problem or self.slow_node or self.on_step),
         ]
-
-
-_PHASES = dict.fromkeys(("inputs", "connect", "start", "resume", "weights"), "loading the model")
-_PHASES |= {"generate_wait": "generate", ASKED_AGAIN: "generate again"}
-
-
-def phase_name(work: str) -> str:
-    """Return the reader's name of a driver phase, by its name in metrics and in the pulse."""
-    return _PHASES.get(work, work)
 
 
 def run_status(records: RunRecords, now: float) -> RunStatus:

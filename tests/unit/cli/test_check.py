@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.cli import check
 from hpc_grpo.config import load_config, to_yaml
 from hpc_grpo.demo.model import ModelSize, write_model
+from hpc_grpo.errors import EXIT_CONFIG
 from hpc_grpo.plan import disk
 from hpc_grpo.plan.memory import HARDWARE
 from hpc_grpo.plan.model import FAMILY
 from hpc_grpo.system.disk import Room
+from hpc_grpo.system.memory import Memory, host_memory
 from hpc_grpo.types import GIB
 from tests.support.command import call
 
@@ -71,9 +74,43 @@ def test_a_model_that_is_not_here_is_a_config_error() -> None:
 def test_a_model_folder_is_counted(tmp_path: Path) -> None:
     count = write_model(tmp_path / "model", ModelSize(hidden_size=64, num_heads=2), seed=0)
     result = call("plan", "local/debug", f"model.path={tmp_path / 'model'}", "model.device=cpu")
-    assert "planned for 460 GiB of a node's memory" in result.stderr
+    assert f"planned for the {host_memory().total / GIB:.0f} GiB of memory of this machine" in result.stderr
     output = result.output
     assert f"{count:,} parameters (safetensors headers)" in output
+
+
+def test_a_plan_without_gpus_is_for_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["plan", "local/debug", "--size", "0.5B", "model.device=cpu"]
+    monkeypatch.setattr(check, "host_memory", lambda: Memory(total=4 * GIB, available=GIB))
+    small = call(*words)
+    assert (small.exit_code, "planned for the 4 GiB of memory of this machine" in small.stderr) == (EXIT_CONFIG, True)
+    given = call(*words, "--host-memory-gib", "64")
+    assert (given.exit_code, "this machine" in given.stderr, " of 64.0: fits" in given.stdout) == (0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rewards.0.name=gone.py:f"], "rewards.0.name = gone.py:f: there is no "),
+        (["rewards.0.name=my.py:g"], "my.py has no 'g'. It has: f"),
+        (["rewards.0.name=my.py:f"], "cannot be called: missing a required argument: 'gold'"),
+        (["data.held_out=0.01", "eval.every=1 steps"], "data.held_out = 0.01 holds nothing out"),
+    ],
+)
+def test_a_plan_refuses_what_submit_refuses_of_rewards_and_prompts(words: list[str], says: str, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("def f(prompts, completions, gold): ...")
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    result = call(
+        "plan",
+        "local/debug",
+        "--size",
+        "0.5B",
+        "data.train.path=rows.jsonl",
+        "data.eval=null",
+        "eval.every=null",
+        *words,
+    )
+    assert (result.exit_code, says in result.stderr, result.stdout) == (EXIT_CONFIG, True, "")
 
 
 def test_a_cache_that_launch_env_names_is_found(tmp_path: Path) -> None:

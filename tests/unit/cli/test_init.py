@@ -10,16 +10,22 @@ from click.testing import CliRunner
 
 from hpc_grpo.cli import main
 from hpc_grpo.config import load_config
+from hpc_grpo.data.encoder import held_out_below, prompt_hashes
+from hpc_grpo.driver.schedule import train_length
 from hpc_grpo.errors import EXIT_CONFIG
+from hpc_grpo.preflight.inputs import refuse_wrong_share
 from tests.support.command import call
 
-ROW = {"question": "6*7?", "answer": "42"}
+
+def write_rows(file: Path, num_rows: int) -> None:
+    rows = [{"question": f"6*{number}?", "answer": str(6 * number)} for number in range(num_rows)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture(autouse=True)
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    write_rows(tmp_path / "rows.jsonl", 300)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +51,31 @@ def test_a_config_fits_the_model_to_the_gpus_and_has_an_eval_set(
     assert config.data.has_eval and config.eval.every is not None
 
 
+@pytest.mark.parametrize("num_rows", [2, 5, 12, 100, 3000])
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_file_of_any_size_is_split_and_trained_on_for_at_least_20_steps(
+    num_rows: int, gpus: int, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", num_rows)
+    result = call("init", "a.yaml", "--model", "org/m-1B", "--data", "rows.jsonl", "--gpus", str(gpus))
+    assert result.exit_code == 0, result.stderr
+    config = load_config("a.yaml")
+    refuse_wrong_share(config, tmp_path)
+    hashes = [*prompt_hashes(config.data.train.model_copy(update={"path": "rows.jsonl"}))]
+    num_held = sum(number < held_out_below(config.data.held_out or 0.0) for number in hashes)
+    assert min(8, num_rows // 4) <= num_held < num_rows
+    steps = train_length(config, num_rows - num_held).total_steps
+    assert steps >= 20 and config.eval.every is not None and steps > 3 * (config.eval.every.steps or 0)
+    assert config.train.lr == (1e-6 if num_rows == 3000 else 5e-6)
+
+
+def test_an_eval_file_leaves_all_rows_to_train_on(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", 1)
+    call("init", "a.yaml", "--model", "org/m-1B", "--data", "rows.jsonl", "--eval", "rows.jsonl", "--gpus", "1")
+    config = load_config("a.yaml")
+    assert (config.data.held_out, config.train.total_epochs) == (None, 20 * config.rollout.prompts_per_step)
+
+
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "my_run.yaml").write_text("mine")
     result = call("init", "--model", "org/m", "--data", "rows.jsonl")
@@ -56,6 +87,7 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     [
         ([], "--model and --data must be given"),
         (["--model", "org/m", "--data", "rows.jsonl", "--eval", "2"], "a share above 0 and below 1"),
+        (["--model", "org/m", "--data", "rows.jsonl", "--eval", "1e-9"], "data.held_out = 1e-09 holds nothing out"),
         (["--model", "org/m", "--data", "odd.jsonl"], "has the columns x, and none is a prompt by its name"),
         (["--model", "org/m", "--data", "rows.jsonl", "--reward", "corectness"], "did you mean 'correctness'?"),
     ],
@@ -71,6 +103,8 @@ def test_what_is_not_there_yet_is_named(tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text("def f(): ...")
     result = call("init", "--model", "org/m-1B", "--data", "gone.jsonl", "--reward", "my.py:g")
     assert result.exit_code == 0
+    config = load_config("my_run.yaml")
+    assert (config.train.total_epochs, config.train.lr, config.data.held_out) == (1, 1e-6, 0.05)
     assert f"Not there yet: data.train.path = gone.jsonl: there is no {tmp_path}/gone.jsonl.\n" in result.stderr
     assert f"Not there yet: rewards.0.name = my.py:g: {tmp_path}/my.py has no 'g'. It has: f.\n" in result.stderr
 

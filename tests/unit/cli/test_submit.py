@@ -20,6 +20,7 @@ from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.launch.place.slurm.sbatch import render
 from hpc_grpo.run.lock import RunLock
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.readable import duration
 from tests.support.command import call
 from tests.support.places import FakeJob, FakeQueue
 from tests.support.run_builder import RunBuilder
@@ -143,7 +144,8 @@ def test_the_shipped_shell_configs_of_a_site_are_submitted(path: Path, queue: Fa
     [("30", 30), ("90:30", 91), ("24:00:00", 1440), ("1-0", 1440), ("1-12:30", 2190), ("1-00:00:01", 1441)],
 )
 def test_time_is_given_as_to_slurm(time: str, minutes: int) -> None:
-    assert f"#SBATCH --time={minutes}\n" in call("submit", "local/debug", "--time", time, "--dry-run").output
+    shown = call("submit", "local/debug", "--time", time, "--dry-run").output
+    assert f"#SBATCH --time={minutes}\n" in shown and f"# A job may run for {duration(60 * minutes)}. " in shown
 
 
 @pytest.mark.parametrize("time", ["0", "0:00", "UNLIMITED", "1h", "1-", "1:2:3:4", "-5", "1.5", ""])
@@ -194,7 +196,10 @@ def test_a_dry_run_without_the_model_says_why_there_is_no_plan(monkeypatch: pyte
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     _, below = dry_run("model.path=org/not-here")
     follow_on, _, below = below.partition("\n#\n")
-    assert follow_on == "\n# Follow-on jobs until the run is complete: as many as the run needs (--one-job: none)."
+    assert follow_on == (
+        "\n# A job may run for 30 min 00 s. "
+        "Follow-on jobs until the run is complete: as many as the run needs (--one-job: none)."
+    )
     assert below.startswith("# No plan: model.path = org/not-here is not on this machine")
     assert below.splitlines()[1:] == [
         "#",
@@ -206,7 +211,7 @@ def test_a_dry_run_without_the_model_says_why_there_is_no_plan(monkeypatch: pyte
 def test_gpus_that_a_run_on_cpus_would_leave_idle_are_told() -> None:
     result = submit("--dry-run", "--one-job", "model.device=cpu", "launch.slurm.gpus_per_node=4")
     assert "launch.slurm.gpus_per_node = 4, but model.device = cpu uses no GPU" in result.stderr
-    assert "# Follow-on jobs until the run is complete: none.\n" in result.stdout
+    assert " Follow-on jobs until the run is complete: none.\n" in result.stdout
 
 
 def test_a_dry_run_says_what_submit_would_refuse() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import Result
+from pyarrow import parquet as pq
 
 from hpc_grpo.errors import EXIT_CONFIG
 from tests.support.command import call
@@ -50,10 +53,13 @@ def test_an_eval_of_few_prompts_is_told_how_wide_its_interval_is(queue: FakeQueu
     (tmp_path / "rows.jsonl").write_text(ROW * 8)
     (tmp_path / "one.jsonl").write_text(ROW)
     sets = ["data.eval.path=one.jsonl", "data.eval_sets.few={path: rows.jsonl, max_items: 7}"]
+    pq.write_table(pa.Table.from_pylist([{"question": "q", "answer": "a"}] * 2), tmp_path / "two.parquet")
     evals = ["data.eval_sets.more={path: rows.jsonl}", "data.eval_sets.hub={path: org/held_out}", "eval.every=1 steps"]
+    sets.append("data.eval_sets.columns={path: two.parquet}")
     told = (
         "data.eval has 1 prompt: the 95% interval of its pass@1 can be 0.79 wide. With 100 prompts it is at most 0.19."
-        "\ndata.eval_sets.few has 7 prompts: the 95% interval of its pass@1 can be 0.59 wide."
+        "\ndata.eval_sets.few has 7 prompts: the 95% interval of its pass@1 can be 0.59 wide. With 100 prompts it is "
+        "at most 0.19.\ndata.eval_sets.columns has 2 prompts"
     )
     result = submit(*sets, *evals)
     assert result.exit_code == 0, result.stderr
@@ -61,6 +67,13 @@ def test_an_eval_of_few_prompts_is_told_how_wide_its_interval_is(queue: FakeQueu
     planned = call("plan", "local/debug", "--size", "0.5B", "data.train.path=rows.jsonl", *sets, *evals)
     assert told in planned.stderr
     assert "interval" not in submit(*sets, "--dry-run").stderr  # nobody evaluates
+
+
+def test_what_few_rows_hold_out_is_told_too(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(ROW.replace("1+1", f"{number}+1") for number in range(12)))
+    held_out = submit("data.eval=null", "data.held_out=0.4", "eval.every=1 steps", "--dry-run").stderr
+    assert re.match(r"data.held_out has [2-7] prompts: the 95% interval", held_out)
+    assert "interval" not in submit("data.eval=null", "data.held_out=0.4", "--dry-run").stderr  # nobody evaluates
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from click.testing import Result
 import hpc_grpo
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.plan import disk as plan_disk
+from hpc_grpo.preflight.inputs import refuse_wrong_share
 from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
 from tests.support.command import call
+from tests.support.configs import minimal_config
 from tests.support.places import FakeQueue
 
 
@@ -57,10 +60,13 @@ def test_a_path_that_does_not_exist_is_refused(
     assert (queue.requests, list(tmp_path.iterdir())) == ([], [])
 
 
+SHARE = "data.held_out = 0.01 holds nothing out of data.train. Set eval.every to null, raise the share"
 WRONG_FOR_TRAIN = [
     ("model.path=./qwen", "model.path = ./qwen: there is no {here}/qwen/config.json"),
     ("data.train.path=gone.jsonl", "data.train.path = gone.jsonl: there is no {here}/gone.jsonl"),
     ("data.train.answer_field=gold", "there is no field 'gold' (answer_field). Fields: question, answer"),
+    ("data.held_out=0.01", SHARE),
+    ("data.held_out=0.99", "data.held_out = 0.99 holds everything out of data.train. Lower it"),
     ("rewards.0.name=my.py:shows_wrok", "{here}/my.py has no 'shows_wrok'. It has: needs_gold, shows_work"),
     ("rewards.0.name=my.py:needs_gold", "cannot be called: missing a required argument: 'gold'"),
 ]
@@ -72,16 +78,17 @@ def test_train_refuses_a_wrong_input_before_it_leaves_anything(
 ) -> None:
     attempts: list[Path] = []
     monkeypatch.setattr("hpc_grpo.cli.train.run_attempt", lambda run, *_args: attempts.append(run.path) or 0)
-    (tmp_path / "rows.jsonl").write_text(ROW)
+    (tmp_path / "rows.jsonl").write_text("".join(ROW.replace("1+1", f"{number}+1") for number in range(6)))
     (tmp_path / "my.py").write_text(
         "def shows_work(prompts, completions, **columns): ...\ndef needs_gold(prompts, completions, gold): ..."
     )
     config = {
         "run": {"name": "mine", "root": "runs"},
         "model": {"path": "org/m", "device": "cpu"},
-        "data": {"train": {"path": "rows.jsonl"}},
+        "data": {"train": {"path": "rows.jsonl"}, "held_out": 0.4},
         "rewards": [{"name": "my.py:shows_work"}],
         "train": {"total_steps": 1},
+        "eval": {"every": 1},
     }
     (tmp_path / "mine.yaml").write_text(json.dumps(config))
     refused = call("train", "mine.yaml", word)
@@ -92,6 +99,28 @@ def test_train_refuses_a_wrong_input_before_it_leaves_anything(
         hpc_grpo.train("mine.yaml", overrides=dict([word.split("=")]))
     assert call("train", "mine.yaml", word, "--link").exit_code == 0  # submit has checked it
     assert attempts == [tmp_path / "runs" / "mine"]
+
+
+@pytest.mark.parametrize(
+    ("data", "every", "is_refused"),
+    [
+        ({}, 1, True),
+        ({}, None, False),
+        ({"images": "image", "template": "chat"}, 1, False),
+        ({"train": {"path": "org/d"}}, 1, False),
+    ],
+)
+def test_a_share_is_refused_where_evals_need_it_and_the_prompts_are_known(
+    data: dict[str, Any], every: int | None, is_refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    config = minimal_config(
+        data={"train": {"path": "rows.jsonl"}, "held_out": 0.01, **data},
+        eval={"every": every},
+        rewards=[{"name": "correctness"}],
+    )
+    with pytest.raises(ConfigError, match="holds nothing out") if is_refused else nullcontext():
+        refuse_wrong_share(config, tmp_path)
 
 
 def test_all_that_is_missing_is_one_error(queue: FakeQueue) -> None:

@@ -109,6 +109,12 @@ def test_a_dry_run_names_what_each_cell_lacks_in_the_cache_once(queue: FakeQueue
     assert f"# Not in the cache: {lacks}. Without a network" in below
 
 
+def test_a_dry_run_says_which_cell_it_plans(queue: FakeQueue, root: Path) -> None:
+    (root.parents[1] / "qwen").mkdir(parents=True)
+    (root.parents[1] / "qwen" / "config.json").write_text(json.dumps(QWEN_7B))
+    assert "# Plan of the first of 6 cells, assuming " in submit(root, "model.path=./qwen", *GRID, "--dry-run").output
+
+
 def test_more_steps_take_complete_runs_up_again(queue: FakeQueue, root: Path) -> None:
     submit(root, "--seeds", "2")
     for seed in (0, 1):

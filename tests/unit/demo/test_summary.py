@@ -34,9 +34,9 @@ def test_largest_mismatch_is_that_of_the_worst_step_of_each() -> None:
 
 def test_phases_add_up_to_the_wall_time() -> None:
     found = phases(METRICS, wall_s=30.0)
-    assert found["training"] == 15.0
-    assert found["evals"] == 3.0
-    assert found["engines and learner"] == 4.0
+    assert found["train"] == 15.0
+    assert found["eval"] == 3.0
+    assert found["loading the model"] == 4.0
     assert found["Ray, and the end"] == pytest.approx(8.0)
     assert sum(found.values()) == pytest.approx(30.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -35,6 +36,15 @@ def test_the_driver_shows_its_phase_while_it_reads_the_inputs(tmp_path: Path, mo
     with pytest.raises(ConfigError, match="the end of the test"):
         train.train(RunDir(tmp_path))
     assert [(beat.work, beat.limit_s) for beat in shown] == [("inputs", 7.0)]
+
+
+def test_a_phase_is_said_when_it_begins_for_the_first_time(capsys: pytest.CaptureFixture[str]) -> None:
+    timer = StepTimer(on_phase=partial(train._begin, set()))
+    for phase in ("inputs", "start", "publish", "eval", "generate_wait", "train", "publish", "eval"):
+        with timer.phase(phase):
+            pass
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"Phase: {name}" for name in ("loading the model", "publish", "eval", "generate", "train")]
 
 
 def test_resuming_and_the_weight_contract_have_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,16 @@ def cached(home: Path, kind: str, name: str) -> Path:
     return snapshot
 
 
-def test_a_model_folder_needs_weights(tmp_path: Path) -> None:
+def test_a_model_folder_needs_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = context(model={"path": str(tmp_path)})
     (tmp_path / "config.json").write_text("{}")
     found = model_finding(here)
     assert (found.status, found.fix) == ("failure", PREFETCH)
     (tmp_path / "model.safetensors").touch()
     assert model_finding(here) == Finding("model", "ok", str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)
+    found = model_finding(context(model={"path": f"./{tmp_path.name}"}))
+    assert found == Finding("model", "ok", f"./{tmp_path.name} is in {tmp_path}")
 
 
 def test_a_mixture_of_experts_is_a_failure_unless_nothing_is_sampled(tmp_path: Path) -> None:
@@ -98,10 +101,12 @@ def test_without_a_config_nothing_is_looked_for() -> None:
     assert data_finding(nothing) == Finding("data", "skipped", "give a CONFIG")
 
 
-def test_data_files_must_exist(tmp_path: Path) -> None:
+def test_data_files_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.touch()
-    assert data_finding(context(data={"train": {"path": str(rows)}, "eval": {"path": str(rows)}})).status == "ok"
+    monkeypatch.chdir(tmp_path)
+    found = data_finding(context(data={"train": {"path": "rows.jsonl"}, "eval": {"path": str(rows)}}))
+    assert found == Finding("data", "ok", str(rows))
     gone = {"path": f"{tmp_path}/gone.jsonl"}
     found = data_finding(context(data={"train": {"path": str(rows)}, "eval": gone}, eval={"every": 1}))
     assert (found.status, "data.eval.path" in found.fix) == ("failure", True)
