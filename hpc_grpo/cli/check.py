@@ -36,7 +36,7 @@ from hpc_grpo.launch.environment import report_text as variables_text
 from hpc_grpo.launch.place import job_queue
 from hpc_grpo.plan.disk import read_disk
 from hpc_grpo.plan.fit import Plan, plan_of
-from hpc_grpo.plan.memory import GH200, HARDWARE, Hardware, hardware_named
+from hpc_grpo.plan.memory import HARDWARE, Hardware, hardware_named
 from hpc_grpo.plan.model import FAMILY
 from hpc_grpo.plan.text import size_sections
 from hpc_grpo.preflight import inputs
@@ -145,9 +145,7 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
     help="h100-* and a100: of 80 GB. Default: this machine's GPUs, else gh200.",
 )
 @click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
-@click.option(
-    "--host-memory-gib", type=_GIB, metavar="GIB", help="Of a node. Default: --hardware's, or this machine's."
-)
+@click.option("--host-memory-gib", type=_GIB, metavar="GIB", help="Of a node. Default: --hardware's or this machine's.")
 @JSON
 def plan(
     config_name: str,
@@ -213,21 +211,21 @@ def _hardware(
     gpu_memory_gib: float | None = None,
     host_memory_gib: float | None = None,
 ) -> Hardware:
-    """Return the node to plan for, as the options say it, else as this machine's GPUs or, without GPUs, memory do."""
-    node = HARDWARE[hardware] if hardware else GH200
-    if hardware is None and not expects_gpus(config):
-        node = replace(node, host_bytes=host_memory().total)
-        if host_memory_gib is None:
-            here = f"the {node.host_bytes / GIB:.0f} GiB of memory of this machine"
-            echo(f"model.device = cpu: planned for {here}. --host-memory-gib N: for N GiB.", err=True)
-    elif hardware is None and (gpus := parse_gpus(ask_nvidia_smi().text)) and (found := hardware_named(gpus[0].name)):
+    """Return the node to plan for, as the options say it, else as this machine is. Says what it assumes."""
+    is_here, on_gpus = hardware is None, expects_gpus(config)
+    gpus = parse_gpus(ask_nvidia_smi().text) if is_here and on_gpus else []
+    found = hardware_named(gpus[0].name) if gpus else None
+    node = HARDWARE[hardware or found or "gh200"]
+    host = host_memory().total if is_here and not on_gpus else node.host_bytes
+    gpu_gib, host_gib = gpu_memory_gib or node.gpu_bytes / GIB, host_memory_gib or host / GIB
+    memory = f"{host_gib:.0f} GiB of a node's memory"
+    if found:
         echo(f"GPUs of this machine: {gpus[0].name} (--hardware {found})", err=True)
-        node = HARDWARE[found]
-    elif hardware is None and None in (gpu_memory_gib, host_memory_gib):
-        assumed = f"gh200, a node of {node.host_bytes // GIB} GiB with GPUs of {node.gpu_bytes // GIB} GiB"
-        echo(f"No known GPU on this machine: planned for {assumed}, but for what options give.", err=True)
-    sizes = {"gpu_bytes": gpu_memory_gib, "host_bytes": host_memory_gib}
-    return replace(node, **{name: int(gib * GIB) for name, gib in sizes.items() if gib is not None})
+    elif is_here and on_gpus:
+        echo(f"No known GPU here: planned for gh200, GPUs of {gpu_gib:.0f} GiB, {memory} (--hardware).", err=True)
+    elif is_here:
+        echo(f"model.device = cpu: planned for {memory}, by default this machine's (--host-memory-gib).", err=True)
+    return replace(node, gpu_bytes=int(gpu_gib * GIB), host_bytes=int(host_gib * GIB))
 
 
 def plan_text(plan: Plan) -> str:

@@ -74,7 +74,10 @@ def test_a_model_that_is_not_here_is_a_config_error() -> None:
 def test_a_model_folder_is_counted(tmp_path: Path) -> None:
     count = write_model(tmp_path / "model", ModelSize(hidden_size=64, num_heads=2), seed=0)
     result = call("plan", "local/debug", f"model.path={tmp_path / 'model'}", "model.device=cpu")
-    assert f"planned for the {host_memory().total / GIB:.0f} GiB of memory of this machine" in result.stderr
+    assert (
+        f"planned for {host_memory().total / GIB:.0f} GiB of a node's memory, by default this machine's"
+        in result.stderr
+    )
     output = result.output
     assert f"{count:,} parameters (safetensors headers)" in output
 
@@ -83,9 +86,12 @@ def test_a_plan_without_gpus_is_for_the_memory_of_this_machine(monkeypatch: pyte
     words = ["plan", "local/debug", "--size", "0.5B", "model.device=cpu"]
     monkeypatch.setattr(check, "host_memory", lambda: Memory(total=4 * GIB, available=GIB))
     small = call(*words)
-    assert (small.exit_code, "planned for the 4 GiB of memory of this machine" in small.stderr) == (EXIT_CONFIG, True)
+    assert (small.exit_code, "planned for 4 GiB of a node's memory, by default this" in small.stderr) == (
+        EXIT_CONFIG,
+        True,
+    )
     given = call(*words, "--host-memory-gib", "64")
-    assert (given.exit_code, "this machine" in given.stderr, " of 64.0: fits" in given.stdout) == (0, False, True)
+    assert (given.exit_code, "planned for 64 GiB" in given.stderr, " of 64.0: fits" in given.stdout) == (0, True, True)
 
 
 @pytest.mark.parametrize(
