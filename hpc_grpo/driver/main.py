@@ -38,6 +38,7 @@ from hpc_grpo.run.inputs import take_inputs
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_state
 from hpc_grpo.run.pulse import PULSE, patience_of_driver
+from hpc_grpo.system.say import say
 
 
 def train(run_dir: RunDir) -> bool:
@@ -98,7 +99,7 @@ def _begin(said: set[str], phase: str) -> None:
     PULSE.turn_to(phase)
     if phase != BETWEEN and (name := phase_name(phase)) not in said:
         said.add(name)
-        print(f"Phase: {name}", flush=True)
+        say(f"Phase: {name}")
 
 
 def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState:

@@ -107,11 +107,10 @@ def _attempts(records: RunRecords, columns: MetricColumns, now: float) -> list[d
     numbers = columns.columns.get("attempt", ())
     for name, column in columns.columns.items():
         if name.startswith("time/") and name not in ("time/step_s", "time/eta_s"):
-            phase = name.removeprefix("time/").removesuffix("_s")
+            phase = phase_name(name.removeprefix("time/").removesuffix("_s"))
             for number, seconds in zip(numbers, column, strict=False):
                 if seconds > 0:
-                    key = (number, phase_name(phase))
-                    phases[key] = phases.get(key, 0.0) + seconds
+                    phases[number, phase] = phases.get((number, phase), 0.0) + seconds
     submitted = {link.job_id: link.submitted_at for link in records.chain.links}
     found = []
     for attempt in explain_attempts(records, now):
