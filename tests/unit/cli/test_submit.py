@@ -145,7 +145,7 @@ def test_the_shipped_shell_configs_of_a_site_are_submitted(path: Path, queue: Fa
 )
 def test_time_is_given_as_to_slurm(time: str, minutes: int) -> None:
     shown = call("submit", "local/debug", "--time", time, "--dry-run").output
-    assert f"#SBATCH --time={minutes}\n" in shown and f"# A job may run for {duration(60 * minutes)}. " in shown
+    assert f"#SBATCH --time={minutes}\n" in shown and f"# Each job may run for {duration(60 * minutes)}. " in shown
 
 
 @pytest.mark.parametrize("time", ["0", "0:00", "UNLIMITED", "1h", "1-", "1:2:3:4", "-5", "1.5", ""])
@@ -197,7 +197,7 @@ def test_a_dry_run_without_the_model_says_why_there_is_no_plan(monkeypatch: pyte
     _, below = dry_run("model.path=org/not-here")
     follow_on, _, below = below.partition("\n#\n")
     assert follow_on == (
-        "\n# A job may run for 30 min 00 s. "
+        "\n# Each job may run for 30 min 00 s. "
         "Follow-on jobs until the run is complete: as many as the run needs (--one-job: none)."
     )
     assert below.startswith("# No plan: model.path = org/not-here is not on this machine")
