@@ -106,16 +106,8 @@ def test_a_plan_without_gpus_is_for_the_memory_of_this_machine(monkeypatch: pyte
 def test_a_plan_refuses_what_submit_refuses_of_rewards_and_prompts(words: list[str], says: str, tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text("def f(prompts, completions, gold): ...")
     (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
-    result = call(
-        "plan",
-        "local/debug",
-        "--size",
-        "0.5B",
-        "data.train.path=rows.jsonl",
-        "data.eval=null",
-        "eval.every=null",
-        *words,
-    )
+    data = ["data.train.path=rows.jsonl", "data.eval=null", "eval.every=null", "rewards=[{name: correctness}]"]
+    result = call("plan", "local/debug", "--size", "0.5B", *data, *words)
     assert (result.exit_code, says in result.stderr, result.stdout) == (EXIT_CONFIG, True, "")
 
 
