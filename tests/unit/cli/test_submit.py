@@ -197,7 +197,7 @@ def test_a_dry_run_without_the_model_says_why_there_is_no_plan(monkeypatch: pyte
     _, below = dry_run("model.path=org/not-here")
     follow_on, _, below = below.partition("\n#\n")
     assert follow_on == (
-        "\n# Each job may run for 30 min 00 s. "
+        "\n# Each job may run for 1 h 00 min. "
         "Follow-on jobs until the run is complete: as many as the run needs (--one-job: none)."
     )
     assert below.startswith("# No plan: model.path = org/not-here is not on this machine")
