@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from hpc_grpo.cli.options import (
     JSON,
     OPTIONAL_CONFIG,
     OVERRIDES,
-    SET,
     complete,
     echo,
     echo_json,
@@ -134,7 +133,6 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
 @click.command()
 @CONFIG_OR_RUN
 @OVERRIDES
-@SET
 @click.option("--nodes", callback=_numbers(1), metavar="N", help="Default: launch.num_nodes. Of a RUN several: 2,8.")
 @click.option("--learners", callback=_numbers(1), metavar="N,…", help="With RUN: learners per node.")
 @click.option("--lag", "lags", callback=_numbers(0), metavar="N,…", help="With RUN: values of rollout.max_policy_lag.")
@@ -150,7 +148,6 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
 def plan(
     config_name: str,
     overrides: tuple[str, ...],
-    sets: tuple[str, ...],
     nodes: tuple[int, ...],
     learners: tuple[int, ...],
     lags: tuple[int, ...],
@@ -165,7 +162,7 @@ def plan(
     lags, from the lengths and times that it has measured. Needs the installation that trains, and no nodes.
     """
     if (run := run_unless_config(config_name)) is not None:
-        if any(value is not None for value in asked.values()) or overrides or sets:
+        if any(value is not None for value in asked.values()) or overrides:
             raise click.UsageError("With a RUN: --nodes, --learners, --lag and --json alone.")
         config = read_config(run)
         settings = settings_of(config, nodes or (1, 2, 4, 8), learners or None, lags or None)
@@ -177,7 +174,7 @@ def plan(
         return
     if learners or lags or len(nodes) > 1:
         raise click.UsageError("--learners, --lag and several --nodes go with a RUN, which has measured its times.")
-    request = load_request(config_name, [*sets, *overrides])
+    request = load_request(config_name, overrides)
     if asked["size"] is None:
         inputs.refuse_unsupported_model(request.config, Path.cwd(), request.environ)
     inputs.refuse_missing_inputs(request.config, Path.cwd(), only_functions=True)
@@ -237,7 +234,6 @@ def plan_text(plan: Plan) -> str:
 @click.command()
 @OPTIONAL_CONFIG
 @OVERRIDES
-@SET
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Examine N nodes; on a login node in a short job.")
 @click.option(
     "--wait-min",
@@ -252,7 +248,6 @@ def plan_text(plan: Plan) -> str:
 def doctor(
     optional_config: str | None,
     overrides: tuple[str, ...],
-    sets: tuple[str, ...],
     nodes: int | None,
     wait_min: float,
     as_json: bool,
@@ -263,10 +258,10 @@ def doctor(
     On a login node it checks what can be seen from there, with --nodes N also N compute nodes, in a job of at most
     5 minutes. In an allocation it examines its nodes. Ends with 78 where a check failed.
     """
-    if sets and optional_config is None:
+    if overrides and optional_config is None:
         raise ConfigError("KEY=VALUE changes a key of CONFIG: name one, such as local/tiny_grpo.")
     begun = time.monotonic()
-    context = _context(optional_config, [*sets, *overrides])
+    context = _context(optional_config, overrides)
     if result is not None:
         groups = diagnose_in_job(context)
         write_atomic(result, to_json(groups))
@@ -284,18 +279,15 @@ def doctor(
 @click.command()
 @CONFIG
 @OVERRIDES
-@SET
 @click.option("--verify-only", is_flag=True, help="Fetch nothing; say whether the job would find everything.")
 @JSON
-def prefetch(
-    config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], verify_only: bool, as_json: bool
-) -> None:
+def prefetch(config_name: str, overrides: tuple[str, ...], verify_only: bool, as_json: bool) -> None:
     """Fetch the model and the data sets of a run on the login node, and verify them with the network off.
 
     Fills the caches that the job will use (HF_HOME of launch.env counts). Paths on disk are only verified.
     Ends with 78 when the job would miss something.
     """
-    request = load_request(config_name, [*sets, *overrides])
+    request = load_request(config_name, overrides)
     is_complete, found = True, []
     for outcome in fill_caches(request.config, request.environ, verify_only=verify_only):
         found.append({"item": str(outcome.item), "bytes": outcome.num_bytes, "folder": str(outcome.folder or "")})
@@ -312,7 +304,7 @@ def prefetch(
         sys.exit(EXIT_CONFIG)
 
 
-def _context(optional_config: str | None, overrides: list[str]) -> Context:
+def _context(optional_config: str | None, overrides: Sequence[str]) -> Context:
     """Resolve what doctor looks at; a config that does not load is a finding, not an error."""
     queue = job_queue()
     if optional_config is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.chat import converse
-from hpc_grpo.cli.options import JSON, SET, echo, echo_json, find_run, runs_root
+from hpc_grpo.cli.options import JSON, SET, echo, echo_json, find_run, runs_root, together
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
@@ -42,7 +41,7 @@ from hpc_grpo.system.hugging_face import find_model
 
 _SAID_OTHERWISE = {"run.name": "--root", "run.root": "--root", "model.path": "RUN|MODEL"}
 
-_OPTIONS = (
+with_options = together(
     click.argument("target", metavar="RUN|MODEL"),
     click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: use the settings of a config."),
     click.option(
@@ -57,10 +56,6 @@ _OPTIONS = (
         help="Write files to this folder instead of the run's.",
     ),
 )  # fmt: skip
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), command)
 
 
 @click.command("eval")

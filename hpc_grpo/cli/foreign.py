@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hpc_grpo.cli.options import echo
+from hpc_grpo.cli.options import echo, together
 from hpc_grpo.config import to_yaml
 from hpc_grpo.config.load import load_values
 from hpc_grpo.errors import ConfigError
@@ -24,7 +24,7 @@ AREALS_KEYS = (
     "mode, recover_mode, max_head_offpolicyness, save_freq_*, ckpt_freq_*, also as words after FILE."
 )
 
-_OPTIONS = (
+foreign_options = together(
     click.option("--from-areal", type=_FILE, metavar="FILE", help=f"Translate a config of AReaL. {AREALS_KEYS}"),
     click.option("--from-trl", type=_FILE, metavar="FILE", help="Translate a config of TRL or open-r1; KEY=VALUE too."),
     click.option("--from-verl", is_flag=True, help="Translate a script of verl, or its words a.b.c=value."),
@@ -34,12 +34,6 @@ _OPTIONS = (
     click.option("--lenient", is_flag=True, help="Replace refused keys, and report the replacements."),
     click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the translation to FILE."),
 )
-
-
-def foreign_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str, Any]) -> bool:
@@ -58,11 +52,6 @@ def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str
 
     file = options[f"from_{asked[0]}"]
     origin, translation = SYSTEMS[asked[0]].translate(words if file is True else [str(file), *words])
-    _write(origin, translation, overrides, options)
-    return True
-
-
-def _write(origin: str, translation: Translation, overrides: Sequence[str], options: dict[str, Any]) -> None:
     echo(table_text(translation), err=True)
     if not options["lenient"]:
         refuse(origin, translation.of(Kind.REFUSED), "Change it there, or let --lenient leave it out.")
@@ -73,6 +62,7 @@ def _write(origin: str, translation: Translation, overrides: Sequence[str], opti
         echo(text, nl=False)
     else:
         options["out"].write_text(text)
+    return True
 
 
 def refuse(origin: str, outcomes: Sequence[Outcome], how: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hpc_grpo.cli.options import CONFIG, DRIVER, SET, echo
+from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, echo
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.place.job_queue import setup_lines
@@ -34,10 +34,9 @@ def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver:
 
 @click.command("job-setup", hidden=True)
 @CONFIG
-@click.argument("overrides", nargs=-1)
-@SET
+@OVERRIDES
 @DRIVER
-def job_setup(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], driver: str) -> None:
+def job_setup(config_name: str, overrides: tuple[str, ...], driver: str) -> None:
     """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
-    for line in setup_lines(load_request(config_name, [*sets, *overrides]).config.launch):
+    for line in setup_lines(load_request(config_name, overrides).config.launch):
         echo(line)

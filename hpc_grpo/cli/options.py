@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,27 @@ def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], lis
         from hpc_grpo.cli.completion import candidates
 
         before, others = context.params.get(str(parameter.name)), [kind for kind in kinds if kind != "keys"]
-        if "=" in text or (
-            isinstance(before, tuple) and before[-1:] == ("=",)
-        ):  # a value; bash takes KEY=V for 3 words
-            return []
+        if "=" in text or (isinstance(before, tuple) and before[-1:] == ("=",)):
+            return []  # a value; bash takes KEY=V for 3 words
         keys_only = "keys" in kinds and (before or not others)  # keys follow a config
         return candidates(["keys"] if keys_only else others, text)
 
     return found
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return one decorator for several, in their order."""
+    return lambda command: functools.reduce(lambda wrapped, each: each(wrapped), reversed(decorators), command)
+
+
+def _after_sets(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Put the values of --set before the overrides of a command."""
+
+    @functools.wraps(command)
+    def merged(*args: Any, sets: tuple[str, ...], overrides: tuple[str, ...], **others: Any) -> Any:
+        return command(*args, overrides=(*sets, *overrides), **others)
+
+    return merged
 
 
 RUN = click.argument("run_name", metavar="RUN", shell_complete=complete("runs"))
@@ -47,8 +62,10 @@ CONFIG_OR_RUN = click.argument("config_name", metavar="CONFIG|RUN", shell_comple
 OPTIONAL_CONFIG = click.argument(
     "optional_config", metavar="[CONFIG]", required=False, shell_complete=complete("configs")
 )
-OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete("keys"))
 SET = click.option("--set", "sets", multiple=True, hidden=True, help="Before: KEY=VALUE without it.")
+OVERRIDES = together(
+    click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete("keys")), SET, _after_sets
+)
 ROOT = click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -120,7 +137,7 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
     A folder that is a run wins over a name. Names are looked up below `root`; without it below $HPC_GRPO_RUNS_ROOT,
     then below ./runs. Raises ConfigError with near matches.
     """
-    roots = [root] if root is not None else _roots()
+    roots = _roots(root)
     for path in (Path(argument).expanduser(), *(folder / argument for folder in roots)):
         if _is_run(path):
             return RunDir(path.absolute())
@@ -140,8 +157,7 @@ def find_runs(names: Sequence[str], root: Path | None = None) -> list[RunDir]:
 
 def find_sweep(argument: str, root: Path | None = None) -> list[RunDir]:
     """Return the runs of a sweep: a folder, or a name below the runs root. Empty if it is none."""
-    roots = [root] if root is not None else _roots()
-    for folder in (Path(argument).expanduser(), *(each / argument for each in roots)):
+    for folder in (Path(argument).expanduser(), *(each / argument for each in _roots(root))):
         if _is_sweep(folder) and (runs := runs_below(folder)):
             return runs
     return []
@@ -223,7 +239,9 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _roots() -> list[Path]:
+def _roots(root: Path | None = None) -> list[Path]:
+    if root is not None:
+        return [root]
     named = os.environ.get(RUNS_ROOT_VARIABLE)
     return [Path(named).expanduser(), _DEFAULT_ROOT] if named else [_DEFAULT_ROOT]
 
@@ -255,18 +273,12 @@ def _no_such_run(argument: str, roots: Sequence[Path]) -> str:
             f"RUN = {argument!r} is a config, and this command takes its run: run.root/run.name, such as runs/my-run."
         )
     looked = " or ".join(f"{root.absolute()}" for root in roots)
-    nearest = ", ".join(repr(name) for name in _nearest(argument, roots))
-    hint = f" Did you mean {nearest}?" if nearest else ""
+    names = {run.path.name: run.name for root in roots for run in runs_below(root)}
+    names |= {name.partition("/")[0]: name.partition("/")[0] for name in names.values()}
+    close = get_close_matches(Path(argument).name, sorted(names), n=3)
+    hint = f" Did you mean {', '.join(repr(names[near]) for near in close)}?" if close else ""
     return (
         f"RUN = {argument!r} must be a run directory (a folder with config.yaml) or the name of a run below {looked}."
         f"{hint}{_of_the_demo()} `hpc-grpo status --root FOLDER` shows the runs of a folder; {RUNS_ROOT_VARIABLE} "
         f"names the one to look in."
     )
-
-
-def _nearest(argument: str, roots: Sequence[Path]) -> Iterator[str]:
-    import difflib
-
-    names = {run.path.name: run.name for root in roots for run in runs_below(root)}
-    names |= {name.partition("/")[0]: name.partition("/")[0] for name in names.values()}
-    yield from (names[near] for near in difflib.get_close_matches(Path(argument).name, sorted(names), n=3))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
-from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, SET, PlainGroup, echo
+from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, PlainGroup, echo
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.cli.train import start_training
 from hpc_grpo.errors import ConfigError
@@ -23,12 +24,9 @@ from hpc_grpo.run.paths import RunDir
 @click.command()
 @CONFIG
 @OVERRIDES
-@SET
 @ACCEPT_CHANGES
 @DRIVER
-def pod(
-    config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], accepts_changes: bool, driver: str
-) -> None:
+def pod(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
     """Train on pods: the same command on each of them, in any order.
 
     Which pod is the head, where it is and how many there are is read from the environment: RAY_WORKER, HEAD_POD_ID and
@@ -36,7 +34,7 @@ def pod(
     is over, and join again whenever the head or they themselves restart.
     """
     role = find_role(os.environ)
-    request = _request(config_name, [*sets, *overrides], role)
+    request = _request(config_name, overrides, role)
     if role.is_head:
         _lead(request, accepts_changes, driver)
     _work(request, role)
@@ -50,38 +48,33 @@ def host() -> None:
 @host.command()
 @CONFIG
 @OVERRIDES
-@SET
 @ACCEPT_CHANGES
 @DRIVER
-def head(
-    config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...], accepts_changes: bool, driver: str
-) -> None:
+def head(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
     """Lead the run from this host: waits for launch.num_nodes - 1 workers, then trains. Port: RAY_HEAD_PORT."""
-    _lead(_request(config_name, [*sets, *overrides], _role_by_hand()), accepts_changes, driver)
+    _lead(_request(config_name, overrides, _role_by_hand()), accepts_changes, driver)
 
 
 @host.command()
 @CONFIG
 @OVERRIDES
-@SET
-def worker(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]) -> None:
+def worker(config_name: str, overrides: tuple[str, ...]) -> None:
     """Take part from this host until the run is over, or Ctrl+C. The head: RAY_HEAD_IP, RAY_HEAD_PORT."""
     role = _role_by_hand()
     if not role.head:
         raise ConfigError("RAY_HEAD_IP is not set: export the head's address, as in RAY_HEAD_IP=192.168.1.100.")
-    _work(_request(config_name, [*sets, *overrides], role), role)
+    _work(_request(config_name, overrides, role), role)
 
 
 @host.command()
 @CONFIG
 @OVERRIDES
-@SET
-def stop(config_name: str, overrides: tuple[str, ...], sets: tuple[str, ...]) -> None:
+def stop(config_name: str, overrides: tuple[str, ...]) -> None:
     """End what runs of the run on this host: on the head after a step and a checkpoint, and then the workers too.
 
     On a worker its node leaves the run, which goes on where launch.min_nodes allows.
     """
-    request = _request(config_name, [*sets, *overrides], _role_by_hand())
+    request = _request(config_name, overrides, _role_by_hand())
     for line in stop_here(RunDir(request.config.run_path)):
         echo(line)
 
@@ -94,7 +87,7 @@ def _role_by_hand() -> Role:
     return role if role.convention == "hosts by hand" else Role(is_head=True, head="", port=10001)
 
 
-def _request(config_name: str, overrides: list[str], role: Role) -> Request:
+def _request(config_name: str, overrides: Sequence[str], role: Role) -> Request:
     """Resolve the config; what the environment says of nodes and port yields to the command line."""
     told = {"launch.num_nodes": role.num_nodes, "launch.port": role.port}
     from_role = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]

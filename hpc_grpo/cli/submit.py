@@ -17,7 +17,6 @@ from hpc_grpo.cli.options import (
     DRIVER,
     OVERRIDES,
     RUN,
-    SET,
     echo,
     find_sweep,
     open_run,
@@ -56,7 +55,6 @@ from hpc_grpo.types import GIB
 @click.command()
 @CONFIG_OR_RUN
 @OVERRIDES
-@SET
 @click.option("--name", help="run.name")
 @click.option("--nodes", type=click.IntRange(1), help="launch.num_nodes")
 @click.option(
@@ -100,7 +98,6 @@ from hpc_grpo.types import GIB
 def submit(
     config_name: str,
     overrides: tuple[str, ...],
-    sets: tuple[str, ...],
     parsable: bool,
     dry_run: bool,
     test_only: bool,
@@ -118,7 +115,7 @@ def submit(
     without them. With RUN it asks for what the run's last job had: after stop, or a chain that gave up. KEY=VALUE and
     options change keys that do not change what is learned.
     """
-    queue, words = job_queue(), [*sets, *overrides, *slurm_overrides(options)]
+    queue, words = job_queue(), [*overrides, *slurm_overrides(options)]
     is_sweep = bool(sweep) or seeds is not None
     if at_once is not None and not is_sweep:
         raise click.UsageError("--at-once goes with --sweep or --seeds.")

@@ -18,7 +18,6 @@ from hpc_grpo.cli.options import (
     DRIVER,
     OVERRIDES,
     RUN,
-    SET,
     echo,
     open_run,
     run_unless_config,
@@ -44,28 +43,19 @@ _LOOK_S = 0.2
 @click.command()
 @CONFIG_OR_RUN
 @OVERRIDES
-@SET
 @click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted for the run alone.")
 @ACCEPT_CHANGES
 @DRIVER
-def train(
-    config_name: str,
-    overrides: tuple[str, ...],
-    sets: tuple[str, ...],
-    link: bool,
-    accepts_changes: bool,
-    driver: str,
-) -> None:
+def train(config_name: str, overrides: tuple[str, ...], link: bool, accepts_changes: bool, driver: str) -> None:
     """Train here: on this machine, or on all nodes of the Slurm allocation this shell is in.
 
     CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
     command resumes a run that was interrupted, and so does RUN.
     """
-    words = [*sets, *overrides]
     if run_unless_config(config_name) is None:
-        request = load_request(config_name, words)
+        request = load_request(config_name, overrides)
     else:
-        request = Request(reconfigured(open_run(config_name), words), words)
+        request = Request(reconfigured(open_run(config_name), overrides), [*overrides])
     start_training(request, accepts_changes, driver, is_link=link)
 
 
