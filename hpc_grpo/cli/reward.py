@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from hpc_grpo.cli.options import JSON, PlainGroup, echo, echo_json
+from hpc_grpo.cli.options import JSON, PlainGroup, echo, echo_json, together
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError, RewardError
@@ -25,19 +25,19 @@ from hpc_grpo.system.readable import table
 if TYPE_CHECKING:
     from hpc_grpo.grading.pool import RewardOutcome, RewardPool
 
-_ARGS = click.option(
-    "--arg", "args", multiple=True, metavar="KEY=VALUE", help="An argument of the reward, as in rewards.N.args; YAML."
-)
-_PASS_ENV = click.option(
-    "--pass-env",
-    "pass_env",
-    multiple=True,
-    metavar="VARIABLE",
-    help="A secret that the reward reads; no others reach it.",
-)
-_TIMEOUT = click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
-    help="Deadline of one call.",
+_SETTINGS = together(
+    click.option(
+        "--arg", "args", multiple=True, metavar="KEY=VALUE",
+        help="An argument of the reward, as in rewards.N.args; YAML.",
+    ),
+    click.option(
+        "--pass-env", "pass_env", multiple=True, metavar="VARIABLE",
+        help="A secret that the reward reads; no others reach it.",
+    ),
+    click.option(
+        "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
+        help="Deadline of one call.",
+    ),
 )  # fmt: skip
 
 
@@ -52,9 +52,7 @@ def reward() -> None:
 @click.option("--completion", "completions", multiple=True, required=True, metavar="TEXT", help="Several: a group.")
 @click.option("--answer", metavar="TEXT", help="The column `answer`, as text.")
 @click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another column of the data; YAML.")
-@_ARGS
-@_PASS_ENV
-@_TIMEOUT
+@_SETTINGS
 @JSON
 def test(
     name: str,
@@ -62,17 +60,15 @@ def test(
     completions: tuple[str, ...],
     answer: str | None,
     fields: tuple[str, ...],
-    args: tuple[str, ...],
-    pass_env: tuple[str, ...],
-    timeout_s: float,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Score completions of one prompt by the reward NAME: a built-in, module:function or path/to/file.py:function.
 
     If the reward fails or breaks its contract, prints its error and ends with 78.
     """
     columns = _pairs("--field", fields) | ({} if answer is None else {"answer": answer})
-    with _opened([_reward_config(name, args, pass_env, timeout_s)], num_workers=1) as pool:
+    with _opened(_rewards(name, None, **settings), num_workers=1) as pool:
         outcome = pool.submit(prompt, completions, columns).result()
     if outcome.errors:
         raise RewardError("\n".join(outcome.errors))
@@ -89,27 +85,16 @@ def test(
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--reward", "name", metavar="NAME", help="Score by this reward.")
 @click.option("--config", "rewards_of", metavar="CONFIG", help="Score by the rewards of this config.")
-@_ARGS
-@_PASS_ENV
-@_TIMEOUT
+@_SETTINGS
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, metavar="N")
 @JSON
-def score(
-    file: Path,
-    name: str | None,
-    rewards_of: str | None,
-    args: tuple[str, ...],
-    pass_env: tuple[str, ...],
-    timeout_s: float,
-    workers: int,
-    as_json: bool,
-) -> None:
+def score(file: Path, name: str | None, rewards_of: str | None, workers: int, as_json: bool, **settings: Any) -> None:
     """Score the lines of FILE: JSON with `prompt`, `completion` (or a list `completions`) and the data's columns.
 
     A line is a group, as in training. Ends with 78 if a reward breaks its contract; failures are counted and shown.
     """
     rows = list(_rows(file))
-    with _opened(_rewards(name, rewards_of, args, pass_env, timeout_s), workers) as pool:
+    with _opened(_rewards(name, rewards_of, **settings), workers) as pool:
         outcomes = [pool.submit(prompt, completions, columns) for prompt, completions, columns in rows]
         scored = [outcome.result() for outcome in outcomes]
     if as_json:
@@ -121,9 +106,7 @@ def score(
 @reward.command()
 @click.option("--reward", "name", metavar="NAME", help="Host this reward.")
 @click.option("--config", "rewards_of", metavar="CONFIG", help="Host the rewards of this config, as their sum.")
-@_ARGS
-@_PASS_ENV
-@_TIMEOUT
+@_SETTINGS
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: every interface.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8200, show_default=True, help="0: any free port.")
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, metavar="N")
@@ -131,13 +114,11 @@ def score(
 def serve(
     name: str | None,
     rewards_of: str | None,
-    args: tuple[str, ...],
-    pass_env: tuple[str, ...],
-    timeout_s: float,
     host: str,
     port: int,
     workers: int,
     token_env: str,
+    **settings: Any,
 ) -> None:
     """Host rewards over HTTP, for the reward `remote` of runs elsewhere. Ends on SIGTERM and SIGINT.
 
@@ -151,7 +132,7 @@ def serve(
             f"executes code, and everybody on the network reaches it. Set it to a token that runs know too, such as "
             f"the output of openssl rand -hex 16."
         )
-    with _opened(_rewards(name, rewards_of, args, pass_env, timeout_s), workers) as pool:
+    with _opened(_rewards(name, rewards_of, **settings), workers) as pool:
         try:
             server = RewardServer((host, port), pool, token)
         except OSError as error:
@@ -207,15 +188,10 @@ def _rewards(
 ) -> Sequence[RewardConfig]:
     if (name is None) == (rewards_of is None) or (rewards_of and (args or pass_env)):
         raise click.UsageError("Give --reward NAME, with --arg KEY=VALUE, or --config CONFIG.")
-    if name is not None:
-        return [_reward_config(name, args, pass_env, timeout_s)]
-
-    return load_request(str(rewards_of), []).config.rewards
-
-
-def _reward_config(name: str, args: Sequence[str], pass_env: Sequence[str], timeout_s: float) -> RewardConfig:
+    if name is None:
+        return load_request(str(rewards_of), []).config.rewards
     REWARDS.check(name)
-    return RewardConfig(name=name, timeout_s=timeout_s, pass_env=list(pass_env), args=_pairs("--arg", args))
+    return [RewardConfig(name=name, timeout_s=timeout_s, pass_env=list(pass_env), args=_pairs("--arg", args))]
 
 
 def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:

@@ -48,14 +48,15 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     if run_name is None:
         if node is not None:
             raise ConfigError("--node names a node of a running job: give RUN too. To allocate nodes, use --nodes N.")
-        launch = _launch(optional_config, [*_FOR_A_SHELL, *overrides])
-        become(allocation_command(launch), os.environ)
+        become(allocation_command(_launch(optional_config, [*_FOR_A_SHELL, *overrides])), os.environ)
     if overrides or optional_config:
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
     run = open_run(run_name)
     attempt = _running_attempt(run)
+    if node not in (None, *attempt.nodes):
+        raise ConfigError(f"--node = {node!r} must be a node of job {attempt.job_id}: {', '.join(attempt.nodes)}.")
     python = (read_yaml(run.config).get("launch") or {}).get("python")  # of any version's run
-    become(attach_command(attempt.job_id, _node_of(attempt, node), python), os.environ)
+    become(attach_command(attempt.job_id, node or attempt.nodes[0], python), os.environ)
 
 
 def _launch(optional_config: str | None, overrides: list[str]) -> LaunchConfig:
@@ -79,12 +80,3 @@ def _running_attempt(run: RunDir) -> AttemptRecord:
     if queue_of(newest.source) is None:
         raise ConfigError(f"Run {run.name} runs on {newest.nodes[0]} without Slurm: log in there instead.")
     return newest
-
-
-def _node_of(attempt: AttemptRecord, node: str | None) -> str:
-    """Return the node to attach to. Raises ConfigError for one that the attempt does not have."""
-    if node is None:
-        return attempt.nodes[0]
-    if node not in attempt.nodes:
-        raise ConfigError(f"--node = {node!r} must be a node of job {attempt.job_id}: {', '.join(attempt.nodes)}.")
-    return node

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,16 +30,8 @@ from hpc_grpo.cli.options import (
 )
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
-from hpc_grpo.report.status import (
-    RunRecords,
-    RunSummary,
-    read_records,
-    status_facts,
-    status_table,
-    summarize,
-)
+from hpc_grpo.report.status import RunRecords, read_records, status_facts, status_table, summarize
 from hpc_grpo.report.watch import watch_plainly
-from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.say import undrawn
 
 if TYPE_CHECKING:
@@ -61,10 +53,15 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
         raise click.UsageError("--why needs a RUN, and goes without --slurm.")
     runs = find_runs(run_names, root) if run_names else runs_below(root or runs_root())
     if why:
-        _explain(runs, as_json=as_json)
+        from hpc_grpo.report.explain import explained, explained_facts
+
+        if as_json:
+            echo_json([explained_facts(run) for run in runs])
+        else:
+            echo("\n".join(paragraph for run in runs for paragraph in explained(run)))
         return
-    records = _records(runs)
-    summaries = _summaries(records)
+    records = [read_records(run) for run in runs]
+    summaries = [summarize(each, time.time()) for each in records]
     queue = _queue(records) if asks_slurm and (runs or as_json) else None
     if queue is not None:
         summaries = queue.corrected(summaries)
@@ -188,37 +185,12 @@ def compare(run_names: tuple[str, ...], as_json: bool) -> None:
     from hpc_grpo.report.compare import compare_runs
     from hpc_grpo.report.sweep import sweep_results
 
-    if len(run_names) == 1 and (runs := find_sweep(run_names[0])):
-        results = sweep_results(runs)
-        if as_json:
-            echo_json(asdict(results))
-        else:
-            echo(results)
-        return
-    found = compare_runs([find_run(name) for name in run_names])
+    runs = find_sweep(run_names[0]) if len(run_names) == 1 else []
+    found: Any = sweep_results(runs) if runs else compare_runs([find_run(name) for name in run_names])
     if as_json:
         echo_json(asdict(found))
     else:
         echo(found)
-
-
-def _explain(runs: Sequence[RunDir], *, as_json: bool) -> None:
-    from hpc_grpo.report.explain import explained, explained_facts
-
-    if as_json:
-        echo_json([explained_facts(run) for run in runs])
-        return
-    for run in runs:
-        for paragraph in explained(run):
-            echo(paragraph)
-
-
-def _records(runs: Sequence[RunDir]) -> list[RunRecords]:
-    return [read_records(run) for run in runs]
-
-
-def _summaries(records: Sequence[RunRecords]) -> list[RunSummary]:
-    return [summarize(one, time.time()) for one in records]
 
 
 def _queue(records: Sequence[RunRecords]) -> QueueReport | None:
