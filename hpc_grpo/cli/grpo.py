@@ -6,7 +6,7 @@ The file `train_grpo.py` beside the package calls it. Defaults of options are th
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +40,6 @@ _NO_UNSLOTH = (
 )
 
 
-@dataclass(frozen=True)
-class GrpoOptions:
-    """The options of `train_grpo.py`. Lengths are in tokens, `batch_size` in prompts of a step."""
-
-    model: str
-    dataset: str
-    reward_function: str
-    max_steps: int
-    output_dir: Path
-    preprocessing: str
-    learning_rate: float
-    batch_size: int
-    num_generations: int
-    max_prompt_length: int
-    max_completion_length: int
-    use_unsloth: bool
-    lora_r: int | None
-
-
 @click.command()
 @click.option("--model", required=True, help="A Hugging Face model: a folder, or a name.")
 @click.option("--dataset", required=True, help="A .json or .jsonl file, or what else data.train.path takes.")
@@ -78,18 +59,17 @@ class GrpoOptions:
 @click.option("--use_unsloth", is_flag=True, help="Train a LoRA adapter.")
 @click.option("--lora_r", type=click.IntRange(1, 512), help=f"Its rank; default: {_UNSLOTH_RANK}.")
 @OVERRIDES
-def grpo(overrides: tuple[str, ...], **options: Any) -> None:
+def grpo(overrides: tuple[str, ...], **given: Any) -> None:
     """Train by GRPO as train_grpo.py does, and put the model and its tokenizer into --output_dir.
 
     Reads the columns `prompt` and `answer`. Writes OUTPUT_DIR/train_grpo.yaml and trains by it as `hpc-grpo train`
     does, in OUTPUT_DIR/run; the same command resumes a run that was interrupted. KEY=VALUE changes any other key.
     """
-    given = GrpoOptions(**options)
-    if given.use_unsloth:
+    if given["use_unsloth"]:
         echo(_NO_UNSLOTH, err=True)
-    if given.reward_function in _REWARDS:
-        echo(f"--reward_function {given.reward_function}: {_REWARDS[given.reward_function]} here.", err=True)
-    output = given.output_dir.expanduser().absolute()
+    if given["reward_function"] in _REWARDS:
+        echo(f"--reward_function {given['reward_function']}: {_REWARDS[given['reward_function']]} here.", err=True)
+    output = given["output_dir"].expanduser().absolute()
     output.mkdir(parents=True, exist_ok=True)
     file = output / _CONFIG_FILE
     write_atomic(file, to_yaml(config_values(given, output, LocalPlace().node_resources().num_gpus)))
@@ -101,27 +81,27 @@ def grpo(overrides: tuple[str, ...], **options: Any) -> None:
     sys.exit(code)
 
 
-def config_values(given: GrpoOptions, output: Path, num_gpus: int) -> dict[str, Any]:
-    """Return the config for a machine with `num_gpus` GPUs, where 0 trains in float32 on its CPUs."""
+def config_values(given: Mapping[str, Any], output: Path, num_gpus: int) -> dict[str, Any]:
+    """Return the config of the options `given`, for a machine with `num_gpus` GPUs; 0 trains in float32 on its CPUs."""
     learners = max(1, num_gpus // _GPUS_OF_A_LEARNER)
-    longest = given.max_prompt_length + given.max_completion_length
-    rank = given.lora_r or (_UNSLOTH_RANK if given.use_unsloth else None)
+    longest = given["max_prompt_length"] + given["max_completion_length"]
+    rank = given["lora_r"] or (_UNSLOTH_RANK if given["use_unsloth"] else None)
     return {
         **({"lora": {"rank": rank}} if rank else {}),
         "run": {"name": _RUN_NAME, "root": str(output)},
-        "model": {"path": given.model, **({} if num_gpus else {"device": "cpu", "dtype": "float32"})},
+        "model": {"path": given["model"], **({} if num_gpus else {"device": "cpu", "dtype": "float32"})},
         "data": {
-            "train": {"path": given.dataset, "prompt_field": "prompt", "answer_field": "answer"},
-            "template": "chat" if given.preprocessing == "deepseek" else "plain",
-            "preprocessing": given.preprocessing,
-            "max_prompt_tokens": given.max_prompt_length,
+            "train": {"path": given["dataset"], "prompt_field": "prompt", "answer_field": "answer"},
+            "template": "chat" if given["preprocessing"] == "deepseek" else "plain",
+            "preprocessing": given["preprocessing"],
+            "max_prompt_tokens": given["max_prompt_length"],
             "drop_long_prompts": True,
         },
-        "rewards": [{"name": _REWARDS.get(given.reward_function, given.reward_function)}],
+        "rewards": [{"name": _REWARDS.get(given["reward_function"], given["reward_function"])}],
         "rollout": {
-            "prompts_per_step": given.batch_size,
-            "group_size": given.num_generations,
-            "max_new_tokens": given.max_completion_length,
+            "prompts_per_step": given["batch_size"],
+            "group_size": given["num_generations"],
+            "max_new_tokens": given["max_completion_length"],
         },
         "engine": {
             "engines_per_node": max(1, num_gpus - learners),
@@ -129,8 +109,8 @@ def config_values(given: GrpoOptions, output: Path, num_gpus: int) -> dict[str, 
         },
         "placement": {"learners_per_node": learners, "colocate": num_gpus == 1},
         "train": {
-            "total_steps": given.max_steps,
-            "lr": given.learning_rate,
+            "total_steps": given["max_steps"],
+            "lr": given["learning_rate"],
             "max_tokens_per_microbatch": max(8192, longest),
         },
     }

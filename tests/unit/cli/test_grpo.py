@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from hpc_grpo.cli import grpo
-from hpc_grpo.cli.grpo import GrpoOptions, config_values, hand_over
+from hpc_grpo.cli.grpo import config_values, hand_over
 from hpc_grpo.config import load_config
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.paths import RunDir
@@ -22,26 +21,26 @@ from tests.support.command import call
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WORDS = ("--model=m", "--dataset=d.jsonl", "--reward_function=correctness")
-GIVEN = GrpoOptions(
-    model="facebook/opt-1.3b",
-    dataset="/data/my_dataset.json",
-    reward_function="correctness",
-    max_steps=300,
-    output_dir=Path("outputs"),
-    preprocessing="generic",
-    learning_rate=5e-6,
-    batch_size=1,
-    num_generations=4,
-    max_prompt_length=256,
-    max_completion_length=128,
-    use_unsloth=False,
-    lora_r=None,
-)
+GIVEN = {
+    "model": "facebook/opt-1.3b",
+    "dataset": "/data/my_dataset.json",
+    "reward_function": "correctness",
+    "max_steps": 300,
+    "output_dir": Path("outputs"),
+    "preprocessing": "generic",
+    "learning_rate": 5e-6,
+    "batch_size": 1,
+    "num_generations": 4,
+    "max_prompt_length": 256,
+    "max_completion_length": 128,
+    "use_unsloth": False,
+    "lora_r": None,
+}
 
 
 def loaded(tmp_path: Path, num_gpus: int, **changes: Any) -> Any:
     file = tmp_path / "train_grpo.yaml"
-    file.write_text(yaml.safe_dump(config_values(replace(GIVEN, **changes), tmp_path, num_gpus)))
+    file.write_text(yaml.safe_dump(config_values(GIVEN | changes, tmp_path, num_gpus)))
     return load_config(str(file))
 
 
