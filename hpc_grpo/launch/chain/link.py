@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -49,7 +49,10 @@ class LinkJob:
 
 
 class ChainLink:
-    """This job as a link of its run's chain. `start`, `try_again` and `finish` need the run to be held."""
+    """This job as a link of its run's chain, and the jobs behind it.
+
+    `start`, `try_again` and `finish` need the run to be held. From `start` on, the record names this job's successor.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,10 @@ class ChainLink:
         self._news: News | None = None
         self._again_at = math.inf
         self._output = ""
-        self._knows_what_was_given = False
+        self._node_hours: float | None = None
+        self._knows_what_was_given = self._holds_run = False
+        self._queued: dict[str, str] = {}  # job -> the job before it, as queued here; the record may lag behind
+        self._doubtful: JobRequest | None = None
 
     @cached_property
     def _before(self) -> list[PreviousLink]:
@@ -83,23 +89,29 @@ class ChainLink:
         return before
 
     @cached_property
-    def _successors(self) -> Successors:
-        """The jobs behind this one, which request what the record notes for this job. Raises OSError."""
-        asked = self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
-        return Successors(self._run, asked, self._queue, self._job, decide.node_hours_asked(asked))
+    def _asked(self) -> LaunchConfig:
+        """The request of the jobs behind this one, at first what the record notes for this job. Raises OSError."""
+        return self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
 
     def _ask_what_was_given(self, queue: JobQueue) -> None:
         """Let the jobs behind this one request this job's resources, once the queue reports them. Raises OSError."""
-        behind, own = self._successors, self._job
+        asked, own = self._asked, self._job
         try:
             if not self._knows_what_was_given and (job := queue.show(own.job_id)) is not None:
                 self._output = job.output
-                behind.launch = job.asked(behind.launch, by_hand=own.by_hand)
-                behind.hours_before = job.node_hours or decide.node_hours_asked(behind.launch)
+                self._asked = job.asked(asked, by_hand=own.by_hand)
+                self._node_hours = job.node_hours
             self._knows_what_was_given = True
         except LaunchError as error:
             say(f"The queue does not report this job's options, so a successor requests what the config says: {error}")
             self._again_at = self._clock() + _TRY_AGAIN_S
+
+    def _record(self) -> ChainRecord:
+        """Return the chain's record with this job and all jobs that this process queued."""
+        record = read_chain(self._run)
+        for job_id, before in {self._job.job_id: self._job.successor_of, **self._queued}.items():
+            record = record if record.link(job_id) else record.with_link(job_id, before)
+        return record
 
     def have_two_wait(self, queue: JobQueue | None = None) -> None:
         """Keep two jobs waiting behind this one, unless the run is done. Failures are reported and retried.
@@ -113,7 +125,7 @@ class ChainLink:
                 return
             # Before queueing: sbatch by hand may have another account, or more nodes, than the config.
             self._ask_what_was_given(queue or self._queue.in_a_hurry())
-            self._successors.have_two_wait(queue or self._queue)
+            self._queue_two(queue or self._queue)
         except ConfigError as error:
             say(f"No successor waits while this job runs: {error}")
         except (LaunchError, OSError) as error:
@@ -131,6 +143,50 @@ class ChainLink:
     def _replaced_by(self, record: ChainRecord) -> str:
         own = self._job
         return record.begun_behind(own.job_id) or record.queued_instead(own.job_id, own.successor_of)
+
+    def _queue_two(self, queue: JobQueue) -> None:
+        """Queue the missing ones of two jobs behind this one, if the limits allow, and record them.
+
+        Raises LaunchError and OSError; a repeated call does the rest. Raises ConfigError if no node-hours are left.
+        """
+        record = self._record()
+        behind = list(record.followers(self._job.job_id))
+        try:
+            while len(behind) < decide.FOLLOWERS and (job_id := self._queue_behind(record, behind, queue)):
+                self._queued[job_id] = (self._job.job_id, *behind)[-1]
+                behind.append(job_id)
+                say(f"Queued job {job_id}, which carries on if the jobs before it do not finish the run.")
+        except ConfigError:
+            if not behind:
+                raise
+        finally:
+            record = self._record()
+            if self._holds_run:
+                record = replace(record, successor=next(iter(record.followers(self._job.job_id)), ""))
+            if record != read_chain(self._run):
+                write_chain(self._run, record)
+        if self._run.stop_marker.exists():  # written by `cancel` since this link started, before it saw the successor
+            self._end_chain("The STOP file asks the run to end.")
+
+    def _queue_behind(self, record: ChainRecord, behind: Sequence[str], queue: JobQueue) -> str:
+        """Queue a job after this one and its followers. Return its id, "" if no more jobs are allowed."""
+        own, asked = self._job, self._asked
+        links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
+        if not decide.may_queue_successor(asked, links_before):
+            return ""
+        own_hours = self._node_hours or decide.node_hours_asked(asked)  # up to the time limit of this job
+        used = decide.node_hours_when_over(read_attempts(self._run), own.job_id, own_hours, time.time())
+        for _ in behind:
+            used += decide.node_hours_asked(decide.within_node_hours(asked, used))
+        before = (own.job_id, *behind)
+        command = attempt_command(self._run, own.driver, successor_of=before[-1])
+        request = JobRequest(self._run, decide.within_node_hours(asked, used), command, after=before[-2:])
+        if self._doubtful is not None and self._doubtful.after == request.after:
+            request = replace(request, name=self._doubtful.name, may_be_queued=True)
+        self._doubtful = request
+        job_id = queue.submit(request)
+        self._doubtful = None
+        return job_id
 
     @property
     def before(self) -> EndedJob | None:
@@ -161,26 +217,24 @@ class ChainLink:
         self._news = decision.news
         if not decision.goes_on and decision.ends_chain:
             with not_worth_the_run(_NO_RECORD):
-                self._successors.end_chain(decision.why)
+                self._end_chain(decision.why)
         return decision
 
     def give_up(self, why: str) -> None:
         """End the chain before an attempt, and tell the user: the next job would fail in the same way."""
         with not_worth_the_run(_NO_RECORD):
-            self._successors.end_chain(why)
+            self._end_chain(why)
         self._news = News("ended", why)
         self.tell()
 
     def start(self) -> None:
         """Record this job as the one that holds the run. A failure is reported and retried."""
         try:
-            successors, own = self._successors, self._job
-            successors.holds_run = True
-            record = successors.record().with_link(own.job_id, own.successor_of, newest_step(self._run), self._output)
+            own, self._holds_run = self._job, True
+            record = self._record().with_link(own.job_id, own.successor_of, newest_step(self._run), self._output)
             # A successor queued with this job, or by it before the queue requeued it.
             successor = next(iter(record.followers(own.job_id)), "")
-            asking = record.asking_for(successors.launch)
-            write_chain(self._run, replace(asking, successor=successor, ended=""))
+            write_chain(self._run, replace(record.asking_for(self._asked), successor=successor, ended=""))
         except OSError as error:
             say(f"{_NO_RECORD}: {error}")
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
@@ -189,7 +243,8 @@ class ChainLink:
         """Leave the chain unchanged for the job that holds the run: the user submitted this job beside it."""
         if self._job.by_hand:
             with not_worth_the_run(_NO_RECORD):
-                self._successors.withdraw()
+                record, own = self._cancel_followers(), self._job.job_id
+                write_chain(self._run, record.without([own, *record.followers(own)]))
 
     def try_again(self) -> None:
         """Retry what failed some minutes ago: a killed job has no chance to do it at its end.
@@ -206,12 +261,12 @@ class ChainLink:
             with not_worth_the_run(_NO_RECORD):
                 match decide.decide_succession(attempt, self._run.stop_marker.exists()):
                     case "end the chain":
-                        self._successors.end_chain(attempt.why)
+                        self._end_chain(attempt.why)
                     case "have one wait":
                         self._ask_what_was_given(self._queue)
-                        self._successors.replace_lost(list(attempt.lost_nodes))
+                        self._replace_lost(list(attempt.lost_nodes))
                     case "keep it off lost nodes":
-                        self._successors.keep_off(list(attempt.lost_nodes))
+                        self._keep_off(list(attempt.lost_nodes))
                     case "leave it":
                         pass
         except LaunchError as error:
@@ -227,6 +282,53 @@ class ChainLink:
         if news is not None and self._launch.notify:
             notify(self._launch.notify, self._run, news)
 
+    def _replace_lost(self, lost_nodes: Sequence[str]) -> None:
+        """At this job's end: queue jobs again if the next one was cancelled, and keep the waiting jobs off lost nodes.
+
+        Ends the chain if no node-hours are left. Raises LaunchError and OSError.
+        """
+        record = self._record()
+        behind = record.followers(self._job.job_id)
+        if behind and self._waiting(behind[0]) is None:
+            say(f"Job {behind[0]}, which was to carry on, is gone.")
+            self._queue.cancel(behind)  # the first too: it may be there again later
+            self._queued = {job_id: before for job_id, before in self._queued.items() if job_id not in behind}
+            write_chain(self._run, record.without(behind))
+        try:
+            self._queue_two(self._queue)
+        except ConfigError as error:
+            self._end_chain(str(error))
+        else:
+            self._keep_off(lost_nodes)
+
+    def _keep_off(self, nodes: Sequence[str]) -> None:
+        """Keep those that wait off nodes. Raises LaunchError."""
+        for job_id in self._record().followers(self._job.job_id) if nodes else ():
+            if (job := self._waiting(job_id)) is not None:
+                job.exclude_nodes(nodes)
+
+    def _waiting(self, job_id: str) -> Job | None:
+        """Return a job that still waits or runs; None if it has ended."""
+        job = self._queue.show(job_id)
+        return None if job is None or job.is_over else job
+
+    def _end_chain(self, why: str) -> None:
+        """Cancel what waits behind this job, and write down why nothing does."""
+        record = self._cancel_followers()
+        closed = record.closed_by(self._job.job_id, why)
+        if closed is not record:
+            write_chain(self._run, closed)
+
+    def _cancel_followers(self) -> ChainRecord:
+        """Cancel the jobs that wait behind this one. Return the record that names them."""
+        record = self._record()
+        if waiting := record.followers(self._job.job_id):
+            try:
+                self._queue.cancel(waiting)
+            except LaunchError as error:
+                say(f"What waits behind this job ends when it starts: {error}")
+        return record
+
 
 def _previous_link(run: RunDir, job_id: str, end: JobEnd) -> PreviousLink:
     known = [attempt for attempt in read_attempts(run) if attempt.job_id == job_id]
@@ -236,127 +338,6 @@ def _previous_link(run: RunDir, job_id: str, end: JobEnd) -> PreviousLink:
     left_s = last.ends_at - last.ended_at if last.ends_at and last.ended_at else None
     was_killed = owner is not None and owner.job_id == job_id
     return PreviousLink(job_id, last.exit_kind, last.why, end, left_s, was_killed)
-
-
-@dataclass
-class Successors:
-    """The jobs that follow this one.
-
-    `launch` is their request. `hours_before` are the node-hours that this job uses up to its time limit. `holds_run`:
-    this link holds the run, so the record names its successor.
-    """
-
-    run: RunDir
-    launch: LaunchConfig
-    queue: JobQueue
-    job: LinkJob
-    hours_before: float
-    holds_run: bool = False
-    _queued: dict[str, str] = field(default_factory=dict)
-    """Job -> the job before it, of the jobs that this process queued. The record may lag behind."""
-    _doubtful: JobRequest | None = None
-
-    def record(self) -> ChainRecord:
-        """Return the chain's record with this job and all jobs that this process queued."""
-        record = read_chain(self.run)
-        for job_id, before in {self.job.job_id: self.job.successor_of, **self._queued}.items():
-            record = record if record.link(job_id) else record.with_link(job_id, before)
-        return record
-
-    def have_two_wait(self, queue: JobQueue) -> None:
-        """Keep two jobs waiting behind this one, if the limits allow, and record them.
-
-        Raises LaunchError and OSError; a repeated call does the rest. Raises ConfigError if no node-hours are left.
-        """
-        record = self.record()
-        behind = list(record.followers(self.job.job_id))
-        try:
-            while len(behind) < decide.FOLLOWERS and (job_id := self._queue_behind(record, behind, queue)):
-                self._queued[job_id] = (self.job.job_id, *behind)[-1]
-                behind.append(job_id)
-                say(f"Queued job {job_id}, which carries on if the jobs before it do not finish the run.")
-        except ConfigError:
-            if not behind:
-                raise
-        finally:
-            record = self.record()
-            if self.holds_run:
-                record = replace(record, successor=next(iter(record.followers(self.job.job_id)), ""))
-            if record != read_chain(self.run):
-                write_chain(self.run, record)
-        if self.run.stop_marker.exists():  # written by `cancel` since this link started, before it saw the successor
-            self.end_chain("The STOP file asks the run to end.")
-
-    def replace_lost(self, lost_nodes: Sequence[str]) -> None:
-        """At this job's end: queue jobs again if the next one was cancelled, and keep the waiting jobs off lost nodes.
-
-        Ends the chain if no node-hours are left. Raises LaunchError and OSError.
-        """
-        record = self.record()
-        behind = record.followers(self.job.job_id)
-        if behind and self._waiting(behind[0]) is None:
-            say(f"Job {behind[0]}, which was to carry on, is gone.")
-            self.queue.cancel(behind)  # the first too: it may be there again later
-            self._queued = {job_id: before for job_id, before in self._queued.items() if job_id not in behind}
-            write_chain(self.run, record.without(behind))
-        try:
-            self.have_two_wait(self.queue)
-        except ConfigError as error:
-            self.end_chain(str(error))
-        else:
-            self.keep_off(lost_nodes)
-
-    def keep_off(self, nodes: Sequence[str]) -> None:
-        """Keep those that wait off nodes. Raises LaunchError."""
-        for job_id in self.record().followers(self.job.job_id) if nodes else ():
-            if (job := self._waiting(job_id)) is not None:
-                job.exclude_nodes(nodes)
-
-    def end_chain(self, why: str) -> None:
-        """Cancel what waits behind this job, and write down why nothing does."""
-        record = self._cancel_followers()
-        closed = record.closed_by(self.job.job_id, why)
-        if closed is not record:
-            write_chain(self.run, closed)
-
-    def withdraw(self) -> None:
-        """Cancel the jobs that wait behind this one. Remove them and this job from the record."""
-        record = self._cancel_followers()
-        write_chain(self.run, record.without([self.job.job_id, *record.followers(self.job.job_id)]))
-
-    def _cancel_followers(self) -> ChainRecord:
-        """Cancel the jobs that wait behind this one. Return the record that names them."""
-        record = self.record()
-        if waiting := record.followers(self.job.job_id):
-            try:
-                self.queue.cancel(waiting)
-            except LaunchError as error:
-                say(f"What waits behind this job ends when it starts: {error}")
-        return record
-
-    def _waiting(self, job_id: str) -> Job | None:
-        """Return a job that still waits or runs; None if it has ended."""
-        job = self.queue.show(job_id)
-        return None if job is None or job.is_over else job
-
-    def _queue_behind(self, record: ChainRecord, behind: Sequence[str], queue: JobQueue) -> str:
-        """Queue a job after this one and its followers. Return its id, "" if no more jobs are allowed."""
-        own = self.job
-        links_before = len(record.links_before(own.job_id, own.successor_of)) + len(behind)
-        if not decide.may_queue_successor(self.launch, links_before):
-            return ""
-        used = decide.node_hours_when_over(read_attempts(self.run), own.job_id, self.hours_before, time.time())
-        for _ in behind:
-            used += decide.node_hours_asked(decide.within_node_hours(self.launch, used))
-        before = (own.job_id, *behind)
-        command = attempt_command(self.run, own.driver, successor_of=before[-1])
-        request = JobRequest(self.run, decide.within_node_hours(self.launch, used), command, after=before[-2:])
-        if self._doubtful is not None and self._doubtful.after == request.after:
-            request = replace(request, name=self._doubtful.name, may_be_queued=True)
-        self._doubtful = request
-        job_id = queue.submit(request)
-        self._doubtful = None
-        return job_id
 
 
 def notify(command: Sequence[str], run: RunDir, news: News, deadline_s: float = 30.0) -> None:
