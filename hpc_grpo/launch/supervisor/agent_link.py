@@ -18,7 +18,7 @@ from pathlib import Path
 from hpc_grpo.launch.agent.program import NodeProcess
 from hpc_grpo.launch.agent.protocol import ALIVE, NodeReport, NodeSpec, report_from_line, take_part
 from hpc_grpo.launch.place.base import AGENT_ENDED, Place
-from hpc_grpo.launch.supervisor.events import Loss
+from hpc_grpo.launch.supervisor.transitions import Loss
 from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.system.waking_clock import WakingClock
 

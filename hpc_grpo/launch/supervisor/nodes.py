@@ -23,7 +23,7 @@ from hpc_grpo.launch.agent.protocol import HEAD, NodeReport, Order
 from hpc_grpo.launch.agent.ray_command import DASHBOARD_HOST, node_address, ray_environment, refuse_without_dashboard
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
-from hpc_grpo.launch.supervisor.events import Loss
+from hpc_grpo.launch.supervisor.transitions import Loss
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.owner import make_private_dir
 from hpc_grpo.run.source import own_command

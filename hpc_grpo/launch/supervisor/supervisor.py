@@ -20,13 +20,12 @@ from dataclasses import replace
 from hpc_grpo.errors import EndAskedError, NodesUnavailableError
 from hpc_grpo.launch.agent.protocol import Order
 from hpc_grpo.launch.place.base import End
-from hpc_grpo.launch.supervisor import events
+from hpc_grpo.launch.supervisor import transitions
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.driver_process import Driver
-from hpc_grpo.launch.supervisor.events import Action, Do, Event, RunFacts
 from hpc_grpo.launch.supervisor.nodes import Nodes
 from hpc_grpo.launch.supervisor.reward_server import RewardServer
-from hpc_grpo.launch.supervisor.transitions import DRIVER_GRACE_S, State, end_by_error, react
+from hpc_grpo.launch.supervisor.transitions import DRIVER_GRACE_S, Action, Do, Event, RunFacts, State, react
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.evals import REQUEST
@@ -78,7 +77,7 @@ class Supervisor:
                 self._see_it_through()
             except BaseException as error:
                 # Of any type: the record tells later why the attempt ended.
-                end = end_by_error(error, self._state.signalled)
+                end = transitions.end_by_error(error, self._state.signalled)
                 self.record.end(end.kind, end.code, end.why)
                 raise
             finally:
@@ -104,31 +103,31 @@ class Supervisor:
         """Yield the events to react to, one at a time: the reaction to one may decide the next."""
         processes = self._processes
         if self._state.phase == "bring_up" and processes.nodes.is_ready:
-            yield events.Now.RAY_READY
+            yield transitions.Now.RAY_READY
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_S
             if (why := processes.driver.why_late()) and not self._state.stuck:
-                yield events.DriverStuck(why)
+                yield transitions.DriverStuck(why)
             self.chore(processes.driver.work)
         for why in processes.nodes.take_late():
-            yield events.ProcessLate(why)
+            yield transitions.ProcessLate(why)
         if self._signals.resized:
             self._signals.resized = False
             processes.driver.copy_window_size()
         while self._signals.pending:
-            yield events.Signalled(self._signals.pending.pop(0))
+            yield transitions.Signalled(self._signals.pending.pop(0))
         if processes.nodes.told():
-            yield events.Now.NODES_TOLD
+            yield transitions.Now.NODES_TOLD
         if self._state.phase == "bring_up":
             if error := processes.nodes.bring_up_error():
-                yield events.BringUpFailed(error, self._facts(), processes.nodes.lost_may_come_back())
+                yield transitions.BringUpFailed(error, self._facts(), processes.nodes.lost_may_come_back())
         elif lost := processes.nodes.lost():
-            yield events.NodesLost(lost)
+            yield transitions.NodesLost(lost)
         returncode = processes.driver.program.poll()
         if returncode is not None:
             processes.driver.pump()
-            yield events.DriverEnded(returncode, self._facts(), last_error_in_a_line(processes.driver.printed))
-        yield events.Now.TICK
+            yield transitions.DriverEnded(returncode, self._facts(), last_error_in_a_line(processes.driver.printed))
+        yield transitions.Now.TICK
 
     def _handle(self, event: Event) -> None:
         self._state, actions = react(self._state, event, time.monotonic())
@@ -203,28 +202,28 @@ class Processes:
             case Do.ASK_QUEUE:
                 queue = self._setup.place.queue
                 ends_at = queue.preempted_until(self._setup.allocation.job_id) if queue is not None else None
-                return events.QueueAnswered(None if ends_at is None else max(ends_at - time.time(), 0.0))
+                return transitions.QueueAnswered(None if ends_at is None else max(ends_at - time.time(), 0.0))
             case Do.LET_NODES_GO:
                 self.nodes.order(Order.LET_GO)
             case Do.NAME_STOPPED:
                 self.nodes.order(Order.NAME_STOPPED)
             case Do.SAVE_RECORD:
                 self._save()
-            case events.Forward():
+            case transitions.Forward():
                 self.driver.forward(action.signal)
-            case events.StartDriver():
+            case transitions.StartDriver():
                 self._record.restarts.append(action.why)
                 self._save()
                 step = newest_step(self._setup.run)
                 say(f"{action.why}\nStarting the driver again, from the checkpoint of step {step}.")
                 self._start_driver()
-            case events.NoteLate():
+            case transitions.NoteLate():
                 self._record.late.append(action.why)
                 self._save()
                 say(f"{action.why} It was ended; stacks are in {self._setup.dir / STACKS_NAME}.")
-            case events.Say():
+            case transitions.Say():
                 say(action.text)
-            case events.Fail():
+            case transitions.Fail():
                 raise action.error
             case End():
                 self._record.phases_s["driver"] = round(time.monotonic() - self._begun, 2)
@@ -265,15 +264,17 @@ class Processes:
         try:
             anew = self.nodes.anew(self.goes_on)
         except (NodesUnavailableError, EndAskedError) as error:
-            return events.FormedAgain(is_enough=False, error=error, stop_asked=self._setup.run.stop_marker.exists())
+            return transitions.FormedAgain(
+                is_enough=False, error=error, stop_asked=self._setup.run.stop_marker.exists()
+            )
         if anew is None:
-            return events.FormedAgain(is_enough=False)
+            return transitions.FormedAgain(is_enough=False)
         self._record.ray_address = self._record.ray_dashboard = ""
         self.nodes = anew
         self._record.nodes += [node for node in anew.names if node not in self._record.nodes]
         anew.start()
         say(f"Bringing Ray up again on {', '.join(anew.names)}.")
-        return events.FormedAgain(is_enough=True)
+        return transitions.FormedAgain(is_enough=True)
 
     def _judge_nodes(self) -> None:
         """After the teardown, record the nodes that do not answer as lost, so that the next job avoids only them."""

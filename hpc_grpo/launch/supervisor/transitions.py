@@ -1,7 +1,7 @@
 """Decide the supervisor's reaction to an event of an attempt: a pure function of state and event.
 
 `react(state, event, now)` returns the next state and the actions to perform, in order. Nothing here waits, reads a
-file or starts a process: `supervisor.py` observes the events and performs the actions.
+file or starts a process: `Supervisor` observes the events, `Processes` performs the actions (supervisor.py).
 
     phase     event               actions, in order                                     next phase
     --------  ------------------  ----------------------------------------------------  -------------------
@@ -37,6 +37,7 @@ without a new checkpoint; crashes and lost nodes count separately.
 
 from __future__ import annotations
 
+import enum
 import math
 import signal
 from collections.abc import Mapping
@@ -54,10 +55,9 @@ from hpc_grpo.errors import (
     EndAskedError,
     HpcGrpoError,
     LaunchError,
+    NodesUnavailableError,
 )
 from hpc_grpo.launch.place.base import End
-from hpc_grpo.launch.supervisor import events
-from hpc_grpo.launch.supervisor.events import Action, Do, Event, Fail, Forward, RunFacts, Say, StartDriver
 from hpc_grpo.run.attempt import ExitKind
 from hpc_grpo.system.signals import END_SIGNALS, signal_name
 
@@ -66,6 +66,148 @@ _SETTLE_S = 3.0  # A driver may end because a node or process died. Its agent ne
 _STACKS_S = 5.0  # time for processes to write their stacks
 _EXPLAINS_S = 60.0  # A driver's crash this soon after a late process was ended is blamed on that process.
 _TEARDOWN_S = 10.0  # Part of a preempted job's rest time that is kept for its nodes.
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The run directory when something ended. `step` is that of the newest checkpoint."""
+
+    step: int = 0
+    is_complete: bool = False
+    stop_asked: bool = False
+
+
+class Now(enum.Enum):
+    """Events without parameters. Each value describes its event."""
+
+    RAY_READY = "every node and GPU has joined Ray"
+    NODES_TOLD = "a signal asked the agents to end; the supervisor has not been sent one, or not yet"
+    TICK = "time has passed"
+
+
+@dataclass(frozen=True)
+class BringUpFailed:
+    """A node failed before all were in Ray, or they took too long. `may_come_back`: the place waits for lost nodes."""
+
+    error: NodesUnavailableError
+    facts: RunFacts = RunFacts()
+    may_come_back: bool = False
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """The supervisor received a signal: SIGTERM, SIGHUP and SIGINT ask it to end; SIGUSR1 warns that walltime ends."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class QueueAnswered:
+    """The queue's answer to ASK_QUEUE. `left_s` is the rest time of a preempted job; None if it is not preempted."""
+
+    left_s: float | None
+
+
+@dataclass(frozen=True)
+class DriverStuck:
+    """The driver is stopped or makes no progress; `why` is a sentence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class ProcessLate:
+    """A node's agent ends a process that is stopped or makes no progress: an actor or a process of Ray."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a node's agent or Ray ended. `is_machine`: the node itself is gone, not only its processes."""
+
+    why: str
+    is_machine: bool = False
+
+
+@dataclass(frozen=True)
+class NodesLost:
+    """All nodes lost until now, including those reported before."""
+
+    nodes: Mapping[str, Loss]
+
+
+@dataclass(frozen=True)
+class DriverEnded:
+    """The driver ended. `last_error` is its last printed error, in one line."""
+
+    returncode: int
+    facts: RunFacts = RunFacts()
+    last_error: str = ""
+
+
+@dataclass(frozen=True)
+class FormedAgain:
+    """The result of FORM_AGAIN: agents start on the nodes that answer. If `is_enough` is False, nothing runs.
+
+    `error` names missing nodes, or says that the end was requested meanwhile (`stop_asked`: by the STOP file).
+    """
+
+    is_enough: bool
+    error: NodesUnavailableError | EndAskedError | None = None
+    stop_asked: bool = False
+
+
+Event = (
+    Now | BringUpFailed | Signalled | QueueAnswered | DriverStuck | ProcessLate | NodesLost | DriverEnded | FormedAgain
+)
+
+
+class Do(enum.Enum):
+    """Actions without parameters. Each value describes its action."""
+
+    PUBLISH_RAY = "tell the driver, which waits for it, where Ray is"
+    KILL_DRIVER = "send the driver SIGKILL"
+    WRITE_STACKS = "have every process of training write its stacks"
+    FORM_AGAIN = "end every agent, and bring Ray up anew on the nodes that answer"
+    ASK_QUEUE = "ask the queue whether it preempts this job"
+    LET_NODES_GO = "have agents end at once that a signal asks to end"
+    NAME_STOPPED = "have agents report processes that are stopped: a crash may be for want of one"
+    SAVE_RECORD = "write attempt.json"
+
+
+@dataclass(frozen=True)
+class Forward:
+    signal: int
+
+
+@dataclass(frozen=True)
+class StartDriver:
+    """Start the driver again, from the newest checkpoint. `why` is how the previous driver ended."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True)
+class NoteLate:
+    """Record that a process was ended for being late, and say so."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Raise an error for the command line: training has not begun."""
+
+    error: HpcGrpoError
+
+
+Action = Do | Forward | StartDriver | Say | NoteLate | Fail | End
 
 
 @dataclass(frozen=True)
@@ -95,7 +237,7 @@ class State:
     kill_at: float = math.inf
     settled_at: float = math.inf
     stalled: Mapping[ExitKind, int] = field(default_factory=dict)
-    ended: events.DriverEnded | None = None
+    ended: DriverEnded | None = None
     ending: End | None = None
 
     @property
@@ -108,31 +250,31 @@ Reaction = tuple[State, list[Action]]
 
 def react(state: State, event: Event, now: float) -> Reaction:
     match event:
-        case events.Now.RAY_READY:
+        case Now.RAY_READY:
             return replace(state, phase="training"), [Do.PUBLISH_RAY]
-        case events.BringUpFailed():
+        case BringUpFailed():
             return _on_failed_bring_up(state, event)
-        case events.Signalled():
+        case Signalled():
             return _on_signal(state, event.signal, now)
-        case events.Now.NODES_TOLD:
+        case Now.NODES_TOLD:
             return _on_told_nodes(state, now)
-        case events.QueueAnswered():
+        case QueueAnswered():
             return _on_answer(state, event.left_s, now)
-        case events.DriverStuck():
+        case DriverStuck():
             return replace(state, stuck=event.why, kill_at=now + _STACKS_S), [Do.WRITE_STACKS]
-        case events.ProcessLate():
-            return replace(state, late=event.why, late_at=now), [events.NoteLate(event.why)]
-        case events.NodesLost():
+        case ProcessLate():
+            return replace(state, late=event.why, late_at=now), [NoteLate(event.why)]
+        case NodesLost():
             return _on_lost_nodes(state, event, now)
-        case events.DriverEnded():
+        case DriverEnded():
             return _on_driver_end(state, event, now)
-        case events.FormedAgain():
+        case FormedAgain():
             return _on_formed_again(state, event)
-        case events.Now.TICK:
+        case Now.TICK:
             return _on_time(state, now)
 
 
-def _on_failed_bring_up(state: State, event: events.BringUpFailed) -> Reaction:
+def _on_failed_bring_up(state: State, event: BringUpFailed) -> Reaction:
     """End the attempt. If nodes were lost before, or may return, count the missing ones as lost and retry."""
     why = str(event.error)
     state = replace(state, lost={**state.lost, **dict.fromkeys(event.error.nodes, why)})
@@ -183,7 +325,7 @@ def _on_answer(state: State, left_s: float | None, now: float) -> Reaction:
     return state, [Do.SAVE_RECORD, Say(f"{told} The run is saved now.")]
 
 
-def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reaction:
+def _on_lost_nodes(state: State, event: NodesLost, now: float) -> Reaction:
     """Record lost nodes. Learners run on all nodes, so the driver cannot continue and is ended."""
     new = {
         node: loss.why
@@ -202,7 +344,7 @@ def _on_lost_nodes(state: State, event: events.NodesLost, now: float) -> Reactio
     return state, [*actions, *others]
 
 
-def _on_driver_end(state: State, ended: events.DriverEnded, now: float) -> Reaction:
+def _on_driver_end(state: State, ended: DriverEnded, now: float) -> Reaction:
     """Wait a moment until a lost node or a stopped process may be known, unless the end is already explained."""
     explains = now - state.late_at <= _EXPLAINS_S
     state = replace(state, ended=ended, late=state.late if explains else "")
@@ -233,7 +375,7 @@ def _settle(state: State) -> Reaction:
     return _try_again_or_end(state, end, state.ended.facts)
 
 
-def _on_formed_again(state: State, event: events.FormedAgain) -> Reaction:
+def _on_formed_again(state: State, event: FormedAgain) -> Reaction:
     assert state.ending is not None
     if not event.is_enough:
         end = state.ending
@@ -267,7 +409,7 @@ def _restarted(state: State, why: str) -> Reaction:
     return replace(state, stuck="", late="", kill_at=math.inf, ended=None), [StartDriver(why)]
 
 
-def end_of_driver(ended: events.DriverEnded, signalled: str, lost: Mapping[str, str], told: str = "") -> End:
+def end_of_driver(ended: DriverEnded, signalled: str, lost: Mapping[str, str], told: str = "") -> End:
     """Return how a driver ended, and how its attempt ends unless the driver is restarted.
 
     `signalled` names the signal that the supervisor received, "" if none. `lost` maps nodes to the reason of their

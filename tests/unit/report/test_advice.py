@@ -6,8 +6,7 @@ import pytest
 
 from hpc_grpo.config import Config, load_config, with_overrides
 from hpc_grpo.launch.freeze import may_change
-from hpc_grpo.launch.supervisor.events import DriverEnded
-from hpc_grpo.launch.supervisor.transitions import end_of_driver
+from hpc_grpo.launch.supervisor.transitions import DriverEnded, end_of_driver
 from hpc_grpo.report import explain as tables
 from hpc_grpo.report.explain import advise
 

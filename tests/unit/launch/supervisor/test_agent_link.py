@@ -18,7 +18,7 @@ import pytest
 from hpc_grpo.launch.agent.protocol import NodeReport, NodeSpec
 from hpc_grpo.launch.supervisor import agent_link
 from hpc_grpo.launch.supervisor.agent_link import AgentLink
-from hpc_grpo.launch.supervisor.events import Loss
+from hpc_grpo.launch.supervisor.transitions import Loss
 from tests.support.places import FakePlace
 from tests.support.processes import DEADLINE_S, wait_until
 

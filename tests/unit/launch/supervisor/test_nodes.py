@@ -16,8 +16,8 @@ from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.agent.protocol import NodeReport
 from hpc_grpo.launch.supervisor import nodes as module
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
-from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.launch.supervisor.nodes import Nodes, RayWatch
+from hpc_grpo.launch.supervisor.transitions import Loss
 from hpc_grpo.run.paths import RunDir
 from tests.support.configs import minimal_config
 from tests.support.full_disk import full_once

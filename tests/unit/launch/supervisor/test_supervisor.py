@@ -20,8 +20,8 @@ from hpc_grpo.launch.agent import watch
 from hpc_grpo.launch.agent.protocol import Order
 from hpc_grpo.launch.supervisor import supervisor as supervisor_module
 from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
-from hpc_grpo.launch.supervisor.events import Loss
 from hpc_grpo.launch.supervisor.supervisor import Supervisor
+from hpc_grpo.launch.supervisor.transitions import Loss
 from hpc_grpo.run.attempt import AttemptRecord, read_attempts
 from hpc_grpo.run.evals import EvalRequest
 from hpc_grpo.run.paths import RunDir

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_grpo.errors import ConfigError, EndAskedError, LaunchError, NodesUnavailableError
-from hpc_grpo.launch.supervisor.events import (
+from hpc_grpo.launch.supervisor.transitions import (
     Action,
     BringUpFailed,
     Do,
@@ -31,8 +31,11 @@ from hpc_grpo.launch.supervisor.events import (
     Say,
     Signalled,
     StartDriver,
+    State,
+    end_by_error,
+    end_of_driver,
+    react,
 )
-from hpc_grpo.launch.supervisor.transitions import State, end_by_error, end_of_driver, react
 
 NOW = 1000.0
 CRASHED = "The driver crashed with exit code 3; see driver.log."
