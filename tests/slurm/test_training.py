@@ -105,7 +105,7 @@ def test_sbatch_of_a_shell_config_with_zero_2_from_copies_on_the_nodes(
     weights = workspace / "tied"
     copies = staged(Stage(str(image), str(weights), version=version_of(image, weights)), Path("/tmp"))
     traces = [set(path.read_text().split()) for path in (tmp_path / "traces").iterdir()]
-    assert traces == [{str(copies.environment)}] * 2, "on each node, and from nowhere else"
+    assert traces == [{str(copies["environment"])}] * 2, "on each node, and from nowhere else"
 
 
 @pytest.mark.long

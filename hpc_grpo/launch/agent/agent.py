@@ -81,8 +81,8 @@ class NodeAgent:
         finally:
             self._is_up.set()
             signs.join()
-            num_killed = self._tear_down()
-        self._write(NodeReport("gone", self._spec.node, num_killed=num_killed).to_line())
+            self._tear_down()
+        self._write(NodeReport("gone", self._spec.node).to_line())
         return 1 if failure else 0
 
     def _serve(self) -> str:
@@ -208,9 +208,9 @@ class NodeAgent:
                 self._dirs.append(OwnedDir(path))
         return paths
 
-    def _tear_down(self) -> int:
-        """End Ray, copy its logs and remove the folders. Return how many processes had to be killed."""
-        num_killed = self._end_ray()
+    def _tear_down(self) -> None:
+        """End Ray, copy its logs and remove the folders."""
+        self._end_ray()
         # The weight store first: it holds the node's memory, and copying logs can be slow.
         for owned in reversed(self._dirs):
             with not_worth_the_run("Ray's logs were not copied", sys.stderr):
@@ -224,17 +224,14 @@ class NodeAgent:
                 copy.leave()
         if self._lease.ended_by or self._is_urgent:
             end_containers(self._spec)
-        return num_killed
 
-    def _end_ray(self) -> int:
+    def _end_ray(self) -> None:
         if self._ray is not None:
             # First alone: it drains its raylet, which takes half a second, or forever if the GCS is ended too. Slurm's
             # SIGTERM may come meanwhile.
             self._ray.terminate(lambda: _URGENT_GRACE_S if self._is_urgent else _END_GRACE_S)
-        leftover_s = _URGENT_GRACE_S if self._is_urgent else _LEFTOVER_GRACE_S
-        killed = end_processes(lambda: descendants(os.getpid()), leftover_s)
+        end_processes(lambda: descendants(os.getpid()), _URGENT_GRACE_S if self._is_urgent else _LEFTOVER_GRACE_S)
         reap_adopted(keep=[])  # pid 1 of a container may never do it
-        return killed
 
     def _write(self, line: bytes) -> None:
         try:

@@ -148,7 +148,6 @@ class NodeReport:
     dashboard: int = 0
     num_cpus: int = 0
     num_gpus: int = 0
-    num_killed: int = 0
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"

@@ -74,7 +74,8 @@ def ray_environment(
 
 def python_of(spec: NodeSpec, environ: Mapping[str, str]) -> str:
     """Return the Python of Ray and training on this node: this Python, or its copy (launch.stage.environment)."""
-    return staged(spec.stage, local_dir(spec, environ)).python
+    copy = staged(spec.stage, local_dir(spec, environ)).get("environment")
+    return str(copy / "bin" / "python") if copy else sys.executable
 
 
 def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:

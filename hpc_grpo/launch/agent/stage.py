@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_grpo.errors import LaunchError
@@ -38,20 +38,6 @@ ATTEMPT_NAME = "attempt"
 """The folder in which a node with its own disk keeps the attempt's files until they are sent."""
 
 
-@dataclass(frozen=True)
-class Staged:
-    """The paths of a node's copies; None: no copy."""
-
-    environment: Path | None
-    weights: Path | None
-    compiled: Path | None
-
-    @property
-    def python(self) -> str:
-        """The Python that Ray and training run on this node."""
-        return str(self.environment / "bin" / "python") if self.environment else sys.executable
-
-
 def local_dir(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
     """Return launch.local_dir of this node; /tmp without one, or if it uses a variable that this node lacks."""
     parent = expand(spec.local_dir, environ) if spec.local_dir else "/tmp"
@@ -67,24 +53,23 @@ def version_of(*sources: Path) -> str:
     return " ".join(map(str, times))
 
 
-def staged(stage: Stage, parent: Path) -> Staged:
-    """Return the paths of a node's copies below `parent`. The copies may not exist yet."""
-
-    def path(kind: str, source: str, version: str = "") -> Path | None:
-        return shared_dir_path(parent, f"{kind} {source} {version}") if source else None
-
-    environment = path("environment", stage.environment, stage.version)
-    return Staged(environment, path("weights", stage.weights, stage.version), path("compiled", stage.compiled))
+def staged(stage: Stage, parent: Path) -> dict[str, Path]:
+    """Return the paths of a node's copies below `parent`, by their fields in `stage`. The copies may not exist yet."""
+    versions = {"environment": stage.version, "weights": stage.version, "compiled": ""}
+    sources = {kind: getattr(stage, kind) for kind in versions}
+    return {
+        kind: shared_dir_path(parent, f"{kind} {source} {versions[kind]}") for kind, source in sources.items() if source
+    }
 
 
 def staged_environment(stage: Stage, parent: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that point to the copies, except caches whose place is already `given`."""
     copies, variables = staged(stage, parent), {}
-    if copies.weights:
-        variables[contract.WEIGHTS_DIR_VARIABLE] = str(copies.weights)
-    if copies.compiled:
-        variables |= {name: str(copies.compiled / folder) for name, folder in CACHES.items() if name not in given}
-        variables[contract.COMPILED_DIR_VARIABLE] = str(copies.compiled)
+    if weights := copies.get("weights"):
+        variables[contract.WEIGHTS_DIR_VARIABLE] = str(weights)
+    if compiled := copies.get("compiled"):
+        variables |= {name: str(compiled / folder) for name, folder in CACHES.items() if name not in given}
+        variables[contract.COMPILED_DIR_VARIABLE] = str(compiled)
         variables[contract.COMPILED_ARCHIVE_VARIABLE] = stage.compiled
     return variables
 
@@ -98,8 +83,8 @@ def make_copies(
     """
     stage, copies, folders = spec.stage, staged(spec.stage, local_dir(spec, environ)), []
 
-    def copy(path: Path | None, fill: Callable[[Path], bool]) -> None:
-        begun = time.monotonic()
+    def copy(kind: str, fill: Callable[[Path], bool]) -> None:
+        begun, path = time.monotonic(), copies.get(kind)
         if path is not None and (folder := shared_dir(path, fill)) is not None:
             folders.append(folder)
             say(f"{path} has its copy after {time.monotonic() - begun:.1f} s", sys.stderr)
@@ -109,14 +94,14 @@ def make_copies(
         return True
 
     try:
-        copy(copies.environment, lambda folder: _copy_environment(Path(stage.environment), folder, goes_on))
-        copy(copies.weights, lambda folder: _copy_weights(Path(stage.weights), folder, goes_on))
+        copy("environment", lambda folder: _copy_environment(Path(stage.environment), folder, goes_on))
+        copy("weights", lambda folder: _copy_weights(Path(stage.weights), folder, goes_on))
     except (LaunchError, OSError) as error:
         for folder in folders:
             folder.leave()
         raise LaunchError(f"launch.stage on node {spec.node}: {error}") from error
     try:
-        copy(copies.compiled, unpack_here)
+        copy("compiled", unpack_here)
     except (LaunchError, OSError) as error:
         say(f"Engines compile where they like: {error}", sys.stderr)
         spec = replace(spec, stage=replace(stage, compiled=""))

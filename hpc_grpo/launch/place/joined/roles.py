@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import psutil
@@ -34,16 +34,6 @@ class Role:
     port: int | None = None
     convention: str = ""
     default_nodes: int = 1
-
-
-@dataclass(frozen=True)
-class Convention:
-    """A convention for roles: `variables`, one of which must be set, and how to read the role from them."""
-
-    name: str
-    source: str
-    variables: tuple[str, ...]
-    read: Callable[[Environ], Role]
 
 
 def _runpod(environ: Environ) -> Role:
@@ -80,41 +70,26 @@ def _nodes_of(environ: Environ) -> int | None:
     return 1 + _number(environ, "EXPECTED_WORKERS") if environ.get("EXPECTED_WORKERS") else None
 
 
-CONVENTIONS = (
-    Convention(
-        "SkyPilot",
-        "docs.skypilot.co/en/stable/running-jobs/environment-variables.html",
-        ("SKYPILOT_NODE_RANK",),
-        _ranked("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
-    ),
-    Convention(
-        "dstack",
-        "dstack.ai/docs/reference/environment-variables",
-        ("DSTACK_NODE_RANK",),
-        _ranked("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP"),
-    ),
-    Convention(
-        "RunPod's Instant Clusters",
-        "docs.runpod.io/instant-clusters/configuration",
-        ("PRIMARY_ADDR",),
-        _ranked("NODE_RANK", "NUM_NODES", "PRIMARY_ADDR"),
-    ),
-    Convention(
-        "pods of RunPod's global network",
-        "OpenRLHF-M's guide to several pods; docs.runpod.io/pods/networking for the names",
-        ("RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS"),
-        _runpod,
-    ),
-    Convention("hosts by hand", "verl's guide to two nodes", ("RAY_HEAD_IP", "RAY_HEAD_PORT"), _by_hand),
-)
+CONVENTIONS: dict[str, tuple[Sequence[str], Callable[[Environ], Role]]] = {
+    # docs.skypilot.co/en/stable/running-jobs/environment-variables.html
+    "SkyPilot": (["SKYPILOT_NODE_RANK"], _ranked("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")),
+    # dstack.ai/docs/reference/environment-variables
+    "dstack": (["DSTACK_NODE_RANK"], _ranked("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")),
+    # docs.runpod.io/instant-clusters/configuration
+    "RunPod's Instant Clusters": (["PRIMARY_ADDR"], _ranked("NODE_RANK", "NUM_NODES", "PRIMARY_ADDR")),
+    # OpenRLHF-M's guide to several pods; docs.runpod.io/pods/networking for the names
+    "pods of RunPod's global network": (["RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS"], _runpod),
+    # verl's guide to two nodes
+    "hosts by hand": (["RAY_HEAD_IP", "RAY_HEAD_PORT"], _by_hand),
+}
+"""Name -> its variables, one of which must be set, and the function that reads the role from them."""
 
 
 def find_role(environ: Environ) -> Role:
     """Return the role that the environment gives. Default: a head, with the config's number of nodes."""
-    for convention in CONVENTIONS:
-        if any(environ.get(name) for name in convention.variables):
-            role = convention.read(environ)
-            return replace(role, convention=convention.name)
+    for name, (variables, read) in CONVENTIONS.items():
+        if any(map(environ.get, variables)):
+            return replace(read(environ), convention=name)
     return Role(is_head=True, head="")
 
 

@@ -92,7 +92,7 @@ def test_templates_are_started_beside_ray_which_starts_such_actors_by_their_clie
 
 def test_ray_and_its_actors_run_the_python_of_the_nodes_copy(tmp_path: Path) -> None:
     stage = Stage(environment=str(tmp_path / "environment"))
-    python = staged(stage, Path("/tmp")).python
+    python = str(staged(stage, Path("/tmp"))["environment"] / "bin" / "python")
     node = spec(stage=stage)
     assert command(node)[0] == python
     assert ray_environment({}, node, "10.0.0.1", "lo", "/s")["HPC_GRPO_LEARNER_PYTHON"] == python

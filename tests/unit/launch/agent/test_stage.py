@@ -38,8 +38,8 @@ def environment(folder: Path) -> Path:
 def test_an_environment_is_copied_with_its_links_and_times_and_its_python_is_used(tmp_path: Path) -> None:
     stage = Stage(environment=str(environment(tmp_path / "env")))
     _, [folder] = make_copies(on_node(tmp_path, stage), {}, always)
-    python = Path(staged(stage, tmp_path / "local").python)
-    assert python == folder.path / "bin" / "python"
+    assert staged(stage, tmp_path / "local") == {"environment": folder.path}
+    python = folder.path / "bin" / "python"
     assert python.readlink() == Path(sys.executable)
     assert (folder.path / "pyvenv.cfg").stat().st_mtime == 1.0, "else Python would compile each module anew"
     folder.leave()
@@ -49,8 +49,8 @@ def test_an_environment_is_copied_with_its_links_and_times_and_its_python_is_use
 def test_an_environment_that_was_changed_has_another_copy(tmp_path: Path) -> None:
     source = environment(tmp_path / "env")
 
-    def copy() -> Path | None:
-        return staged(Stage(environment=str(source), version=version_of(source)), tmp_path).environment
+    def copy() -> Path:
+        return staged(Stage(environment=str(source), version=version_of(source)), tmp_path)["environment"]
 
     before = copy()
     assert before == copy()
@@ -112,7 +112,7 @@ def test_copying_ends_with_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_caches_lead_to_the_nodes_own_folder_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     stage = Stage(compiled="/runs/.compiled/x.tar")
-    folder = staged(stage, tmp_path).compiled
+    folder = staged(stage, tmp_path)["compiled"]
     given = {"TRITON_CACHE_DIR": "/mine"}
     assert staged_environment(stage, tmp_path, given) == {
         "VLLM_CACHE_ROOT": f"{folder}/vllm",
@@ -127,8 +127,7 @@ def test_without_a_folder_of_its_own_a_node_compiles_where_it_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = Stage(compiled="/runs/.compiled/x.tar")
-    folder = staged(stage, tmp_path / "local").compiled
-    assert folder is not None
+    folder = staged(stage, tmp_path / "local")["compiled"]
     folder.mkdir(parents=True)
     os.chown(folder, 12345, 12345)
     spec, folders = make_copies(on_node(tmp_path, stage), {}, always)
