@@ -289,15 +289,13 @@ def prefetch(config_name: str, overrides: tuple[str, ...], verify_only: bool, as
     """
     request = load_request(config_name, overrides)
     is_complete, found = True, []
-    for outcome in fill_caches(request.config, request.environ, verify_only=verify_only):
-        found.append({"item": str(outcome.item), "bytes": outcome.num_bytes, "folder": str(outcome.folder or "")})
-        if outcome.error is None and not as_json:
-            size = file_size(outcome.num_bytes)
-            echo(f"{outcome.item!s:<{_NAME_COLUMNS}}  {size:>10}  verified  {outcome.folder}")
-        elif outcome.error is not None:
-            is_complete = False
-            found[-1]["error"] = outcome.error
-            echo(f"error: {outcome.error}", err=True)
+    for item, result in fill_caches(request.config, request.environ, verify_only=verify_only):
+        found.append({"item": str(item), "bytes": result.get("num_bytes", 0), "folder": result.get("folder", "")})
+        if (error := result["error"]) is not None:
+            is_complete, found[-1]["error"] = False, error
+            echo(f"error: {error}", err=True)
+        elif not as_json:
+            echo(f"{item!s:<{_NAME_COLUMNS}}  {file_size(result['num_bytes']):>10}  verified  {result['folder']}")
     if as_json:
         echo_json(found)
     if not is_complete:

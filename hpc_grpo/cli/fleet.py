@@ -24,7 +24,7 @@ try:
     from hpc_grpo.fleet.db import open_folder
     from hpc_grpo.fleet.dispatch import Dispatcher
     from hpc_grpo.fleet.doorbell import announce
-    from hpc_grpo.fleet.jobs import NewJob, count_jobs, find_job, job_attempts, list_jobs, submit_job
+    from hpc_grpo.fleet.jobs import count_jobs, find_job, job_attempts, list_jobs, submit_job
     from hpc_grpo.fleet.logs import JobLogs, read_from
     from hpc_grpo.fleet.machine import fetch_host_key, pinned
     from hpc_grpo.fleet.poll import Poller, Requeuer
@@ -249,7 +249,7 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
         raise ConfigError(
             f"CONFIG = {config_name!r} must be a .yaml file that is there, or the name of a shipped config."
         )
-    job = NewJob(config_name=config_name, config=config, overrides=overrides, **values)
+    job = {"config_name": config_name, "config": config, "overrides": overrides, **values}
     job_id = submit_job(database, job, opened.settings)
     if opened.nats_url and not asyncio.run(announce(opened.nats_url, [job_id])):
         echo(f"NATS does not answer: the job is found within {opened.settings.sweep_s:.0f} s.", err=True)

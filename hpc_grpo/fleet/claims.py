@@ -18,7 +18,7 @@ from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.messages import ORDERS_S, AttemptKey, GpuSeen
 from hpc_grpo.fleet.schema import attempts, gpus, jobs, vms
 from hpc_grpo.fleet.settings import FleetSettings
-from hpc_grpo.fleet.states import TRANSITIONS, Ending, JobState, Tries, Verdict, VmState, judge
+from hpc_grpo.fleet.states import TRANSITIONS, Ending, JobState, Verdict, VmState, judge
 from hpc_grpo.system.readable import printable
 
 
@@ -138,9 +138,7 @@ def end_attempt(
     row = connection.execute(sa.select(jobs).where(_is_current(key)).with_for_update()).mappings().first()
     if row is None:
         return None
-    max_retries = settings.max_retries if row["max_retries"] is None else row["max_retries"]
-    tries = Tries(row["retry_count"], max_retries, row["stalled"], row["step"], bool(row["is_cancelled"]))
-    verdict = judge(tries, end, settings.retry_s, settings.max_retry_s, settings.no_retry)
+    verdict = judge(row, end, settings)
     assert verdict.state in TRANSITIONS[JobState.RUNNING]
     why = printable(end.why)  # PostgreSQL takes no NUL
     values = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,37 +39,17 @@ _WITH_VM = sa.select(jobs, _STATE, vm_name.label("vm"), attempts.c.gpus.label("g
 """Rows of jobs, each with its `state`, the name of its VM and its GPUs."""
 
 
-@dataclass(frozen=True)
-class NewJob:
-    """A user's request: a config (its text, or the name of a shipped one), or arguments of train_grpo.py.
+def submit_job(db: Database, job: Mapping[str, Any], settings: FleetSettings) -> str:
+    """Add a job and return its id. Raises ConfigError for a job that can never run, or an id that is taken.
 
-    `job_id` "" makes an id; `max_retries` None uses the fleet's number.
+    `job` has the columns about what to run and its resources. `job_id` "" makes an id; `max_retries` None uses the
+    fleet's number.
     """
-
-    job_id: str = ""
-    config_name: str = ""
-    config: str = ""
-    overrides: tuple[str, ...] = ()
-    model: str = ""
-    dataset: str = ""
-    reward_function: str = ""
-    max_steps: int = 0
-    output_dir: str = ""
-    use_unsloth: bool = False
-    preprocessing: str = ""
-    num_gpus: int = 1
-    gpu_memory_mib: int = 0
-    priority: int = 0
-    max_retries: int | None = None
-
-
-def submit_job(db: Database, job: NewJob, settings: FleetSettings) -> str:
-    """Add a job and return its id. Raises ConfigError for a job that can never run, or an id that is taken."""
-    job_id = job.job_id or f"job-{secrets.token_hex(4)}"
+    job_id = job["job_id"] or f"job-{secrets.token_hex(4)}"
     if len(job_id) > _LONGEST_ID:
         raise ConfigError(f"job_id = {job_id[:20]!r}… must have at most {_LONGEST_ID} characters.")
-    values = asdict(job) | {"job_id": job_id, "overrides": json.dumps(job.overrides)}
-    values["use_unsloth"] = int(job.use_unsloth)
+    texts = {"job_id": job_id, "overrides": json.dumps(job["overrides"])}
+    values = {**job, **texts, "use_unsloth": int(job["use_unsloth"])}
     if named := [name for name, value in values.items() if isinstance(value, str) and "\0" in value]:
         raise ConfigError(f"{named[0]} must not hold the character NUL.")
     make_spec({**values, "attempt": 1}, (0,), settings)

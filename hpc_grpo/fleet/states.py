@@ -17,15 +17,17 @@ final.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
 from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CONFIG, EXIT_RESUMABLE
+
+if TYPE_CHECKING:  # VMs judge nothing, and need no pydantic
+    from hpc_grpo.fleet.settings import FleetSettings
 
 _MAX_STALLED = 3
 
@@ -78,17 +80,6 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Tries:
-    """The columns of a job's row that decide what follows an attempt."""
-
-    retry_count: int
-    max_retries: int
-    stalled: int
-    step: int | None
-    is_cancelled: bool
-
-
-@dataclass(frozen=True)
 class Verdict:
     """`retry_in_s` is None if no retry follows."""
 
@@ -98,25 +89,24 @@ class Verdict:
     retry_in_s: float | None = None
 
 
-def judge(
-    job: Tries, end: Ending, retry_s: float, max_retry_s: float, no_retry: Sequence[re.Pattern[str]] = ()
-) -> Verdict:
-    """Return a job's next state after an attempt: the table above."""
+def judge(job: Mapping[Any, Any], end: Ending, settings: FleetSettings) -> Verdict:
+    """Return the next state of a job, its row, after an attempt: the table above."""
+    tries: int = job["retry_count"]
     if end.kind == "exit" and end.code == EXIT_COMPLETE:
-        return Verdict(JobState.COMPLETED, job.retry_count)
-    if job.is_cancelled:
-        return Verdict(JobState.CANCELLED, job.retry_count)
+        return Verdict(JobState.COMPLETED, tries)
+    if job["is_cancelled"]:
+        return Verdict(JobState.CANCELLED, tries)
     if end.kind == "not_started":
-        return Verdict(JobState.QUEUED, job.retry_count, job.stalled)
+        return Verdict(JobState.QUEUED, tries, job["stalled"])
     stalled = 0
     if end.kind == "exit" and end.code == EXIT_RESUMABLE:
-        has_moved = end.step is not None and (job.step is None or end.step > job.step)
-        stalled = 0 if has_moved else job.stalled + 1
+        has_moved = end.step is not None and (job["step"] is None or end.step > job["step"])
+        stalled = 0 if has_moved else job["stalled"] + 1
         if stalled < _MAX_STALLED:
-            return Verdict(JobState.QUEUED, job.retry_count, stalled)
-    elif end.kind == "exit" and (end.code == EXIT_CONFIG or any(pattern.search(end.why) for pattern in no_retry)):
-        return Verdict(JobState.FAILED, job.retry_count)
-    if job.retry_count >= job.max_retries:
-        return Verdict(JobState.FAILED, job.retry_count, stalled)
-    wait_s = 0.0 if end.kind == "lost" else min(max_retry_s, retry_s * 2.0**job.retry_count)
-    return Verdict(JobState.FAILED, job.retry_count + 1, stalled, wait_s)
+            return Verdict(JobState.QUEUED, tries, stalled)
+    elif end.kind == "exit" and (end.code == EXIT_CONFIG or any(each.search(end.why) for each in settings.no_retry)):
+        return Verdict(JobState.FAILED, tries)
+    if tries >= (settings.max_retries if job["max_retries"] is None else job["max_retries"]):
+        return Verdict(JobState.FAILED, tries, stalled)
+    wait_s = 0.0 if end.kind == "lost" else min(settings.max_retry_s, settings.retry_s * 2.0**tries)
+    return Verdict(JobState.FAILED, tries + 1, stalled, wait_s)

@@ -38,7 +38,7 @@ from hpc_grpo.plan.disk import DiskBudget, read_disk
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.findings import Context, Finding, failure, guarded, ok, skipped, warning
-from hpc_grpo.preflight.prefetch import DATA_FILES, Item, is_generated, is_there, items_of, source_of
+from hpc_grpo.preflight.prefetch import DATA_FILES, Item, is_generated, is_there, items_of
 from hpc_grpo.preflight.user_code import is_importable, signature_in, wrong_function
 from hpc_grpo.registry import names_function
 from hpc_grpo.rewards import Group
@@ -170,8 +170,8 @@ def data_finding(config: Config, context: Context) -> Finding:
     environ = context.job_environ
     if missing := _missing_paths(config, "data."):
         return failure(DATA, missing, "set data.train.path and data.eval.path")
-    items = [item for item in items_of(config, Path.cwd()) if item.key not in config.models]
-    if to_fetch := [item.name for item in items if not _is_here(item, config, environ)]:
+    items = [item for item in items_of(config, Path.cwd()) if item.source is not None]
+    if to_fetch := [item.name for item in items if not _is_here(item, environ)]:
         return _not_cached(DATA, " and ".join(to_fetch), datasets_cache(environ), environ)
     places = ((Path.cwd() / item.name, item.name) for item in items)
     return ok(DATA, ", ".join(dict.fromkeys(str(place) if is_there(place) else name for place, name in places)))
@@ -311,7 +311,7 @@ def refuse_missing_inputs(config: Config, working_dir: Path, *, only_functions: 
 def to_fetch(config: Config, environ: Mapping[str, str]) -> list[Item]:
     """List the models and data sets of the hub that are not in the cache of the job."""
     of_job = job_environ(environ, config.launch.env)
-    return [item for item in _items(config, _start_of(config)) if not _is_here(item, config, of_job)]
+    return [item for item in _items(config, _start_of(config)) if not _is_here(item, of_job)]
 
 
 def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
@@ -331,9 +331,9 @@ def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
         )
 
 
-def _is_here(item: Item, config: Config, environ: Mapping[str, str]) -> bool:
+def _is_here(item: Item, environ: Mapping[str, str]) -> bool:
     """Return whether an item is a path, is generated, or is in the cache of `environ`."""
-    if item.is_local or item.key not in config.models:
+    if item.is_local or item.source is not None:
         return item.is_local or any(map(Path.is_dir, dataset_folders(item.name, environ)))
     try:
         return bool(find_model(item.name, environ))
@@ -573,7 +573,7 @@ def _local_paths(config: Config, working_dir: Path) -> Iterator[tuple[str, str, 
         if item.is_local:
             path, _, _ = item.name.rpartition(":") if is_generated(item.name) else (item.name, "", "")
             if path.endswith(".py") or not is_generated(item.name):
-                yield item.key, item.name, f"{path}/config.json" if item.key in config.models else path
+                yield item.key, item.name, path if item.source else f"{path}/config.json"
     for key, name in config.data.chat_templates.items():
         yield key, name, name
     for key, name in _functions(config).items():
@@ -594,8 +594,8 @@ def _functions(config: Config) -> dict[str, str]:
 def _sources(config: Config, working_dir: Path, of: str = "data.") -> Iterator[tuple[SourceConfig, Path | None]]:
     """Yield each source that the run would read, of one section, with its file or folder, None for others."""
     for item in _items(config, working_dir):
-        if item.key.startswith(of):
-            source, place = source_of(config, item), working_dir / item.name
+        if (source := item.source) is not None and item.key.startswith(of):
+            place = working_dir / item.name
             is_path = item.is_local and is_there(place)
             yield (source.model_copy(update={"path": str(place)}), place) if is_path else (source, None)
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from hpc_grpo.preflight.folders import remove_own_folder
 from hpc_grpo.preflight.network import Measured
 from hpc_grpo.preflight.node_checks import NodeNeeds, node_findings
 from hpc_grpo.preflight.node_facts import FACTS, NodeFacts
-from hpc_grpo.preflight.torch_probe import ProbeSpec
 from hpc_grpo.types import GIB
 
 NODES, BETWEEN = "nodes", "between nodes"
@@ -216,10 +215,15 @@ def _measured(links: NodeLinks, facts: Sequence[NodeFacts], launch: LaunchConfig
     if missing := [node.node for node in facts if "torch" not in node.versions]:
         return [skipped("gloo", f"no torch on {', '.join(missing)}")]
     head, left_s = facts[0], min(_MEASURE_S, links.left_s)
-    requests = {}
-    for rank, node in enumerate(facts):
-        probe = ProbeSpec(rank, len(facts), head.address, head.free_port, _PROBE_BYTES, timeout_s=left_s - 2)
-        requests[node.node] = {"ask": "measure", "probe": asdict(probe), "deadline_s": left_s - 1}
+    probe = {"world_size": len(facts), "host": head.address, "port": head.free_port, "num_bytes": _PROBE_BYTES}
+    requests = {
+        node.node: {
+            "ask": "measure",
+            "probe": {**probe, "rank": rank, "timeout_s": left_s - 2},
+            "deadline_s": left_s - 1,
+        }
+        for rank, node in enumerate(facts)
+    }
     replies = links.ask(requests, left_s)
     measured = {n: Measured(error=r.error) if r.error else Measured(**r.value) for n, r in replies.items()}
     num_gpus = {node.node: len(node.gpus) for node in facts}

@@ -38,11 +38,15 @@ _CACHE_VARIABLES = (
 
 @dataclass(frozen=True)
 class Item:
-    """A model or data set, by its config `key`, such as data.train.mix.0.path. A local one is only verified."""
+    """A model or data set, by its config `key`, such as data.train.mix.0.path. A local one is only verified.
+
+    `source` is the config's section of a data set; None for a model.
+    """
 
     key: str
     name: str
     is_local: bool
+    source: SourceConfig | None = None
 
     def __str__(self) -> str:
         return f"{self.key} = {self.name}"
@@ -53,9 +57,14 @@ def items_of(config: Config, working_dir: Path) -> list[Item]:
 
     `working_dir` is the run's working folder. A folder there named like ORGANISATION/NAME overrides the hub.
     """
-    items = [Item(key, name, _is_local_model(name, working_dir)) for key, name in config.models.items()]
+    items = []
+    for key, path in config.models.items():
+        is_folder = is_there(working_dir / path) and (working_dir / path).is_dir()
+        items.append(Item(key, path, hugging_face.is_no_hub_name(path) or is_folder))
     for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
-        items.append(Item(f"{key}.path", source.path, _is_local_dataset(source.path, working_dir)))
+        path = source.path
+        is_path = hugging_face.is_no_hub_name(path) or path.endswith(DATA_FILES) or is_there(working_dir / path)
+        items.append(Item(f"{key}.path", path, is_generated(path) or is_path, source))
     return items
 
 
@@ -67,44 +76,16 @@ def is_there(place: Path) -> bool:
         return False
 
 
-def source_of(config: Config, item: Item) -> SourceConfig:
-    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
-    return next(source for key, source in sources if f"{key}.path" == item.key)
-
-
 def is_generated(path: str) -> bool:
     """Return whether a data set is made by a function or a package, and is nowhere until then."""
     return path.startswith(_MADE_HERE) or names_function(path)
 
 
-def _is_local_model(path: str, working_dir: Path) -> bool:
-    place = working_dir / path
-    return hugging_face.is_no_hub_name(path) or (is_there(place) and place.is_dir())
+def prefetch(config: Config, environ: Mapping[str, str], *, verify_only: bool) -> Iterator[tuple[Item, dict[str, Any]]]:
+    """Yield each item in the config, as soon as it is known, with its `folder` and `num_bytes`, or an `error`.
 
-
-def _is_local_dataset(path: str, working_dir: Path) -> bool:
-    return (
-        is_generated(path)
-        or hugging_face.is_no_hub_name(path)
-        or path.endswith(DATA_FILES)
-        or is_there(working_dir / path)
-    )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """An item with its folder, or with the `error` for which the job would not find it."""
-
-    item: Item
-    folder: str = ""
-    num_bytes: int = 0
-    error: str | None = None
-
-
-def prefetch(config: Config, environ: Mapping[str, str], *, verify_only: bool) -> Iterator[Outcome]:
-    """Yield the outcome of each item in the config as soon as it is known. Failed downloads come first.
-
-    Raises ConfigError if a library is missing or the job's caches are unknown here.
+    An error says why the job would not find it. Failed downloads come first. Raises ConfigError if a library is missing
+    or the job's caches are unknown here.
     """
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"prefetch needs {', '.join(missing)}: install hpc-grpo[train], [cpu] or [gpu] here.")
@@ -115,11 +96,11 @@ def prefetch(config: Config, environ: Mapping[str, str], *, verify_only: bool) -
     for result in _work("fetch", config, to_fetch, online):
         if result["error"] is not None:
             failed.add(result["key"])
-            yield Outcome(items[result["key"]], error=result["error"])
+            yield items[result["key"]], result
     # Without the model nothing is verified: a data set's first row is tokenized with it.
     to_verify = [] if "model.path" in failed else [key for key in items if key not in failed]
     for result in _work("verify", config, to_verify, {**online, **_OFFLINE}):
-        yield Outcome(items[result.pop("key")], **result)
+        yield items[result["key"]], result
 
 
 def _fetching_environment(environ: Mapping[str, str], launch: LaunchConfig) -> dict[str, str]:

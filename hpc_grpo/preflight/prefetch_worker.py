@@ -20,13 +20,13 @@ from typing import Any
 
 import yaml
 
-from hpc_grpo.config import Config
+from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.data import tokenizer
 from hpc_grpo.data.fingerprint import tokenizer_identity
 from hpc_grpo.data.loading import load_rows
 from hpc_grpo.data.sources import open_source
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.preflight.prefetch import Item, items_of, source_of
+from hpc_grpo.preflight.prefetch import Item, items_of
 from hpc_grpo.system.hugging_face import WEIGHT_FORMS, read_header, weight_files
 
 _WEIGHTS = tuple(
@@ -65,13 +65,13 @@ def _fetched(config: Config, item: Item) -> dict[str, Any]:
         from huggingface_hub import HfApi, snapshot_download
 
         # First make a request that fails at once. Other calls try for 23 s to reach a hub without a network.
-        if item.key in config.models:
+        if item.source is None:
             siblings = HfApi().model_info(item.name).siblings or []
             files = needed_files(item.name, [file.rfilename for file in siblings])
             snapshot_download(item.name, allow_patterns=[glob.escape(file) for file in files])
         else:
             HfApi().dataset_info(item.name)
-            open_source(source_of(config, item)).identity()
+            open_source(item.source).identity()
     except Exception as error:  # noqa: BLE001 - the libraries raise whatever their HTTP clients do
         return {"error": problem(item, error)}
     return {}
@@ -158,7 +158,8 @@ def shut_off_network() -> None:
 def _verified(config: Config, item: Item) -> dict[str, Any]:
     """Load the item with the run's own code, from the caches alone; return its `folder` and `num_bytes`."""
     try:
-        folder, files = _verify_model(config, item) if item.key in config.models else _verify_dataset(config, item)
+        source = item.source
+        folder, files = _verify_dataset(config, item, source) if source else _verify_model(config, item)
         return {"folder": str(folder), "num_bytes": sum(file.stat().st_size for file in files)}
     except (ConfigError, OSError) as error:
         failed = "cannot be used" if item.is_local else "cannot be loaded with the network off"
@@ -177,9 +178,8 @@ def _verify_model(config: Config, item: Item) -> tuple[Path, list[Path]]:
     return folder, [file for file in folder.rglob("*") if file.is_file()]
 
 
-def _verify_dataset(config: Config, item: Item) -> tuple[Path, list[Path]]:
+def _verify_dataset(config: Config, item: Item, source: SourceConfig) -> tuple[Path, list[Path]]:
     """Check and tokenize every row, which fills the cache of tokenized data for the run."""
-    source = source_of(config, item)
     rows = load_rows(config, source, tokenizer.load_tokenizer(config), tokenizer_identity(config, os.environ))
     files = open_source(source).files() or list(rows.folder.iterdir())
     return files[0] if len(files) == 1 and item.is_local else files[0].parent, files

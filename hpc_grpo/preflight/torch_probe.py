@@ -1,7 +1,7 @@
 """Measure collectives between nodes: `python -m hpc_grpo.preflight.torch_probe '{"rank": 0, …}'`, a process on each.
 
-The only program of the doctor that imports torch. Reads a `ProbeSpec` in JSON. Prints a JSON line after each step. The
-last has the bandwidth of an all-reduce over Gloo, and over NCCL if torch sees a GPU, with NCCL's version.
+The only program of the doctor that imports torch. Reads the arguments of `main` in JSON. Prints a JSON line after each
+step. The last has the bandwidth of an all-reduce over Gloo, and over NCCL if torch sees a GPU, with NCCL's version.
 """
 
 from __future__ import annotations
@@ -10,48 +10,35 @@ import json
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-
-@dataclass(frozen=True)
-class ProbeSpec:
-    """One rank: `host` and `port` are of rank 0's store, `num_bytes` is the size of the tensor to reduce."""
-
-    rank: int
-    world_size: int
-    host: str
-    port: int
-    num_bytes: int
-    timeout_s: float
-
 
 _REPEATS = 3
 _NCCL_BYTES_FACTOR = 16
 """Enlarges the tensor for NCCL: a faster network needs a larger one to be measured."""
 
 
-def main(spec: ProbeSpec) -> None:
+def main(rank: int, world_size: int, host: str, port: int, num_bytes: int, timeout_s: float) -> None:
+    """Measure as one rank. `host` and `port` are of rank 0's store; a tensor of `num_bytes` is reduced."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = _rendezvous(spec)
+    timeout = timedelta(seconds=timeout_s)
+    store = _rendezvous(host, port, timeout, is_first=rank == 0)
     found: dict[str, Any] = {"sees_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0}
     found |= nccl_in_use()
     print(json.dumps(found), flush=True)
     backends = ("gloo", "nccl") if found["sees_gpus"] else ("gloo",)
-    for backend in backends if spec.world_size > 1 else ():
-        group: dict[str, Any] = {"rank": spec.rank, "world_size": spec.world_size}
-        group |= {"store": dist.PrefixStore(backend, store), "timeout": timedelta(seconds=spec.timeout_s)}
-        dist.init_process_group(backend, **group)
+    for backend in backends if world_size > 1 else ():
+        prefixed = dist.PrefixStore(backend, store)
+        dist.init_process_group(backend, rank=rank, world_size=world_size, store=prefixed, timeout=timeout)
         device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
         factor = _NCCL_BYTES_FACTOR if backend == "nccl" else 1
-        seconds = _all_reduce_s(torch.zeros(spec.num_bytes * factor // 4, device=device))
+        seconds = _all_reduce_s(torch.zeros(num_bytes * factor // 4, device=device))
         found |= nccl_in_use()  # its plugin is loaded with its first group
-        found[f"{backend}_gb_per_s"] = bus_gb_per_s(spec.num_bytes * factor, spec.world_size, seconds)
+        found[f"{backend}_gb_per_s"] = bus_gb_per_s(num_bytes * factor, world_size, seconds)
         # Printed at once: what comes later may hang.
         print(json.dumps(found), flush=True)
         dist.barrier()  # the store is rank 0's; it must outlive the others
@@ -80,20 +67,19 @@ def mapped_library(prefix: str, maps: str) -> str:
     return next((path for path in paths if Path(path).name.startswith(prefix)), "")
 
 
-def _rendezvous(spec: ProbeSpec) -> Any:
+def _rendezvous(host: str, port: int, timeout: timedelta, *, is_first: bool) -> Any:
     """Return the store of rank 0, which listens on the named address alone."""
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=spec.timeout_s)
-    if spec.rank:
-        return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timeout)
-    family = socket.AF_INET6 if ":" in spec.host else socket.AF_INET
+    if not is_first:
+        return dist.TCPStore(host, port, is_master=False, timeout=timeout)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind((spec.host, spec.port))
+        listener.bind((host, port))
         listener.listen()
         # The store takes the descriptor over, so the socket object must not close it.
         options = {"wait_for_workers": False, "timeout": timeout, "master_listen_fd": listener.detach()}
-        return dist.TCPStore(spec.host, spec.port, is_master=True, **options)
+        return dist.TCPStore(host, port, is_master=True, **options)
 
 
 def bus_gb_per_s(num_bytes: int, world_size: int, seconds: float) -> float:
@@ -122,4 +108,4 @@ def _all_reduce_s(tensor: Any) -> float:
 
 
 if __name__ == "__main__":
-    main(ProbeSpec(**json.loads(sys.argv[1])))
+    main(**json.loads(sys.argv[1]))

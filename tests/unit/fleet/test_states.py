@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from hpc_grpo.errors import EXIT_HELD
-from hpc_grpo.fleet.states import Ending, JobState, Tries, Verdict, judge
+from hpc_grpo.fleet.settings import FleetSettings
+from hpc_grpo.fleet.states import Ending, JobState, Verdict, judge
 
-FRESH = Tries(retry_count=0, max_retries=2, stalled=0, step=None, is_cancelled=False)
-TRIED = Tries(retry_count=1, max_retries=2, stalled=0, step=4, is_cancelled=False)
-USED_UP = Tries(retry_count=2, max_retries=2, stalled=0, step=4, is_cancelled=False)
-STALLED = Tries(retry_count=0, max_retries=2, stalled=2, step=4, is_cancelled=False)
-CANCELLED = Tries(retry_count=0, max_retries=2, stalled=0, step=4, is_cancelled=True)
+FRESH = {"retry_count": 0, "max_retries": 2, "stalled": 0, "step": None, "is_cancelled": False}
+TRIED = {"retry_count": 1, "max_retries": 2, "stalled": 0, "step": 4, "is_cancelled": False}
+USED_UP = {"retry_count": 2, "max_retries": 2, "stalled": 0, "step": 4, "is_cancelled": False}
+STALLED = {"retry_count": 0, "max_retries": 2, "stalled": 2, "step": 4, "is_cancelled": False}
+CANCELLED = {"retry_count": 0, "max_retries": 2, "stalled": 0, "step": 4, "is_cancelled": True}
 
 
 @pytest.mark.parametrize(
@@ -40,12 +42,14 @@ CANCELLED = Tries(retry_count=0, max_retries=2, stalled=0, step=4, is_cancelled=
         (USED_UP, Ending("lost"), Verdict(JobState.FAILED, 2)),
     ],
 )
-def test_a_job_after_an_attempt_is_what_the_table_says(job: Tries, end: Ending, verdict: Verdict) -> None:
-    assert judge(job, end, retry_s=30.0, max_retry_s=3600.0) == verdict
+def test_a_job_after_an_attempt_is_what_the_table_says(job: dict[str, Any], end: Ending, verdict: Verdict) -> None:
+    assert judge(job, end, FleetSettings(retry_s=30.0, max_retry_s=3600.0)) == verdict
 
 
 def test_waits_before_retries_double_up_to_a_bound() -> None:
-    waits = [judge(Tries(n, 9, 0, None, False), Ending("exit", 1), 30.0, 100.0).retry_in_s for n in range(4)]
+    settings = FleetSettings(retry_s=30.0, max_retry_s=100.0, max_retries=9)
+    tried = [{**FRESH, "retry_count": number, "max_retries": None} for number in range(4)]
+    waits = [judge(job, Ending("exit", 1), settings).retry_in_s for job in tried]
     assert waits == [30.0, 60.0, 100.0, 100.0]
 
 
@@ -58,4 +62,5 @@ def test_waits_before_retries_double_up_to_a_bound() -> None:
     ],
 )
 def test_a_reason_that_the_settings_name_is_not_tried_again(end: Ending, is_tried_again: bool) -> None:
-    assert (judge(FRESH, end, 30.0, 3600.0, [re.compile(r"out of mem\w+")]).retry_in_s is not None) == is_tried_again
+    settings = FleetSettings(no_retry=(re.compile(r"out of mem\w+"),))
+    assert (judge(FRESH, end, settings).retry_in_s is not None) == is_tried_again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from hpc_grpo.preflight.folders import own_folder
 from hpc_grpo.preflight.network import Measured, gloo
 from hpc_grpo.preflight.node_facts import FACTS, gather
 from hpc_grpo.preflight.nodes import NodeLinks, examine, needs_of
-from hpc_grpo.preflight.torch_probe import ProbeSpec
 from tests.support.configs import minimal_config
 from tests.support.places import FakePlace, allocation
 
@@ -83,13 +82,9 @@ def test_dead_nodes_are_findings_and_what_is_between_them_is_skipped(tmp_path: P
 
 def test_gloo_is_measured_between_two_processes(nodes: NodeLinks) -> None:
     port = choose_ports("doctor-test", 1).gcs
+    probe = {"world_size": 2, "host": "127.0.0.1", "port": port, "num_bytes": 2**20, "timeout_s": 60.0}
     requests = {
-        node: {
-            "ask": "measure",
-            "probe": asdict(ProbeSpec(rank, 2, "127.0.0.1", port, 2**20, timeout_s=60.0)),
-            "deadline_s": 80.0,
-        }
-        for rank, node in enumerate(TWO)
+        node: {"ask": "measure", "probe": {**probe, "rank": rank}, "deadline_s": 80.0} for rank, node in enumerate(TWO)
     }
     measured = {node: Measured(**reply.value) for node, reply in nodes.ask(requests, 90.0).items()}
     assert [found.error for found in measured.values()] == ["", ""]
@@ -98,7 +93,7 @@ def test_gloo_is_measured_between_two_processes(nodes: NodeLinks) -> None:
 
 
 def test_a_probe_that_dies_gives_its_last_words_as_error(nodes: NodeLinks) -> None:
-    probe = asdict(ProbeSpec(0, 2, "192.0.2.1", 1, 4, timeout_s=5.0))  # no address of this machine
+    probe = {"rank": 0, "world_size": 2, "host": "192.0.2.1", "port": 1, "num_bytes": 4, "timeout_s": 5.0}
     request = {"ask": "measure", "probe": probe, "deadline_s": 60.0}
     found = Measured(**nodes.ask({"n1": request}, 70.0)["n1"].value)
     assert found.gloo_gb_per_s is None
