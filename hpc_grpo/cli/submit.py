@@ -187,8 +187,8 @@ def queue_run(
     refuse_if_trained(run, queue)
     refuse_what_fails([request.config], accepts_changes=accepts_changes)
     with undone_unless_queued(run):
-        frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
-        job_id = "" if run.is_complete() else submit_run(run, frozen.config.launch, driver, queue, after)
+        freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
+        job_id = "" if run.is_complete() else submit_run(run, request.config.launch, driver, queue, after)
     return run, job_id
 
 

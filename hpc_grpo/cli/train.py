@@ -83,18 +83,20 @@ def start_training(
     """
     request.tell()
     os.environ.update(request.exported)
+    run = RunDir(request.config.run_path)
     if not is_link:  # a link may wait for the one before it
-        refuse_if_held(RunDir(request.config.run_path), time.sleep if is_restart else None)
+        refuse_if_held(run, time.sleep if is_restart else None)
         if driver == DEFAULT_DRIVER:  # another, such as a test's, need not read what the config names
             refuse_wrong_inputs(request, accepts_changes)
-    frozen = freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
-    echo(f"{'New run' if frozen.is_new else 'Resuming run'} in {frozen.run.path}")
+    what = "Resuming run" if run.has_config() else "New run"
+    freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
+    echo(f"{what} in {run.path}")
     if not is_link:
-        remove_stop(frozen.run)
-        _warn_of_missing_modules(frozen.config.launch.modules)
+        remove_stop(run)
+        _warn_of_missing_modules(request.config.launch.modules)
     words = ["--link", "--by-hand"] if is_link else ["--no-link"]
-    become_copy(frozen.run, ["attempt", str(frozen.run.path), *words, "--driver", driver])
-    sys.exit(run_attempt(frozen.run, driver, LinkJob(by_hand=True) if is_link else None))
+    become_copy(run, ["attempt", str(run.path), *words, "--driver", driver])
+    sys.exit(run_attempt(run, driver, LinkJob(by_hand=True) if is_link else None))
 
 
 def refuse_wrong_inputs(request: Request, accepts_changes: bool = False) -> None:

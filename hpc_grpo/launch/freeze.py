@@ -11,7 +11,6 @@ import re
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +67,8 @@ The learning rate may not change: a run has one schedule. `hpc-grpo fork` begins
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
 
 
-@dataclass(frozen=True)
-class Frozen:
-    """A run that is ready to start. `changed` maps keys that differ from the config on disk to (old, new)."""
-
-    run: RunDir
-    config: Config
-    is_new: bool
-    changed: dict[str, tuple[Any, Any]]
-
-
-def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, accepts_changes: bool = False) -> Frozen:
-    """Create the run directory, or use the existing one. A run that never trained accepts another config.
+def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, accepts_changes: bool = False) -> RunDir:
+    """Create the run directory, or take the existing one up. A run that never trained accepts another config.
 
     `accepts_changes`: continue with the current data, tokenizer, functions and package, and record that. Raises
     ConfigError if the config is not the run's or holds a secret, and if the run's files are missing or changed.
@@ -89,7 +78,8 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
     run = RunDir(config.run_path)
     run.create()
     if run.has_config():
-        return _take_up(run, config, _origin(Path.cwd(), argv, overrides), accepts_changes)
+        _take_up(run, config, _origin(Path.cwd(), argv, overrides), accepts_changes)
+        return run
     if not _never_trained(run):
         raise ConfigError(
             f"{run.path} holds a run that has trained, and its {run.config.name} is gone: which config it trained with "
@@ -97,7 +87,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
         )
     write_config(run, config)
     new_source(run, config, Path.cwd(), argv, overrides)
-    return Frozen(run, config, True, {})
+    return run
 
 
 def new_source(
@@ -178,7 +168,7 @@ def is_listed(key: str, entries: Collection[str]) -> bool:
     return any(key.startswith(entry) if entry.endswith(".") else key == f"{entry}." for entry in entries)
 
 
-def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_changes: bool) -> Frozen:
+def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_changes: bool) -> None:
     changed = refuse_other_config(run, config)
     source = read_record(run.source, _resumable) or {**now, "resumed": []}
     folder = Path(source["working_dir"])
@@ -208,7 +198,6 @@ def _take_up(run: RunDir, config: Config, now: Mapping[str, Any], accepts_change
     pairs = {key: list(pair) for key, pair in changed.items()}
     source["resumed"].append({**now, "changed": pairs, "accepts_changes": accepts_changes})
     write_record(run.source, source, keep_copy=True)
-    return Frozen(run, config, False, changed)
 
 
 def _forbidden(run: RunDir, changed: dict[str, tuple[Any, Any]]) -> str:

@@ -104,7 +104,7 @@ class Attempt:
     @classmethod
     def in_cluster(cls, environment: Mapping[str, str], config: Path, driver: str = "hpc_grpo.driver.main") -> Attempt:
         attempt = cls.__new__(cls)
-        run = freeze(load_config(str(config)), [], []).run
+        run = freeze(load_config(str(config)), [], [])
         words = [driver] if driver.endswith(".py") else ["-m", driver]
         number = max((line["attempt"] for line in read_jsonl(run.ledger)), default=0) + 1
         attempt._start(

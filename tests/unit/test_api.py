@@ -59,7 +59,7 @@ def write_run(
     name: str, *overrides: str, solved: Sequence[bool | None] = (True,), prompt: str = "p", num_samples: int = 1
 ) -> RunDir:
     """A complete run of two steps, in two attempts: the first one lost its step 2."""
-    run = freeze(load_config("my_run.yaml", [f"run.name={name}", *overrides]), [], []).run
+    run = freeze(load_config("my_run.yaml", [f"run.name={name}", *overrides]), [], [])
     lines = [line(1, 0, **{"eval/pass@1": 0.0}), line(1, 1), line(1, 2, **{"reward/mean": 9.0})]
     shares = [each for each in solved if each is not None]
     of_eval = {"eval/pass@1": sum(shares) / len(shares), "eval/pass@1_low": 0.1, "eval/pass@1_high": 0.9}

@@ -141,15 +141,15 @@ def test_two_answers_to_how_many_follow_on_jobs_are_a_usage_error(tmp_path: Path
 def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
     from hpc_grpo.launch.freeze import freeze
 
-    frozen = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], [])
-    frozen.run.complete_marker.touch()
-    for words in (["local/debug", f"run.root={tmp_path}"], [str(frozen.run.path)]):
+    run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], [])
+    run.complete_marker.touch()
+    for words in (["local/debug", f"run.root={tmp_path}"], [str(run.path)]):
         result = call("train", *words)
         assert result.exit_code == 0
         assert "already complete" in result.output
-    frozen.run.complete_marker.touch()
-    frozen.run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
-    result = call("train", str(frozen.run.path), "train.lr=1e-3")
+    run.complete_marker.touch()
+    run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
+    result = call("train", str(run.path), "train.lr=1e-3")
     assert (result.exit_code, "hpc-grpo fork" in result.stderr) == (EXIT_CONFIG, True)
 
 

@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> RunDir:
     """Return a run with exports of two steps, which was started in a folder of its own."""
     words = [f"run.root={tmp_path}", "run.name=r", "model.path=org/m", "data.train.path=org/rows"]
     words += ["data.eval={path: held_out.jsonl}", "eval.num_samples=4"]
-    run = freeze(load_config("local/debug", words), [], []).run
+    run = freeze(load_config("local/debug", words), [], [])
     for step in (4, 12):
         run.export(step).mkdir(parents=True)
     return run
@@ -123,7 +123,7 @@ def test_a_models_folder_is_evaluated_by_defaults_or_by_a_config(started: Starte
 def test_options_hold_for_eval_sets_with_values_of_their_own(run: RunDir, started: Started) -> None:
     sets = "data.eval_sets={contest: {path: c.jsonl, num_samples: 32, temperature: 1.0}}"
     words = [f"run.root={run.path.parent}", "run.name=s", "model.path=org/m", "data.train.path=d", sets]
-    other = freeze(load_config("local/debug", [*words, "data.eval=null"]), [], []).run
+    other = freeze(load_config("local/debug", [*words, "data.eval=null"]), [], [])
     other.export(1).mkdir(parents=True)
     assert call("model", "eval", str(other.path), "--num", "4", "--temperature", "0").exit_code == 0
     settings = started.config.eval_settings("contest")
@@ -145,7 +145,7 @@ def test_a_sample_shows_completions_and_leaves_nothing_behind(run: RunDir, start
 def test_a_sample_plays_rows_of_the_data_in_the_runs_environment(run: RunDir, started: Started) -> None:
     words = [f"run.root={run.path.parent}", "run.name=p", "model.path=org/m", "data.train.path=org/rows"]
     words += ["environment={name: guess.py:Guess, max_turns: 3}", "rewards=[]"]
-    other = freeze(load_config("local/debug", words), [], []).run
+    other = freeze(load_config("local/debug", words), [], [])
     other.export(1).mkdir(parents=True)
     done = call("model", "sample", str(other.path), "--play", "2", "--num", "3")
     assert done.exit_code == 0, done.output

@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     (tmp_path / "mine.py").write_text("def shows_work(completions, **columns):\n    return [0.0] * len(completions)\n")
     file = tmp_path / "my.yaml"
     file.write_text(CONFIG.replace("ROOT", str(tmp_path / "runs")).replace("HERE", str(tmp_path)))
-    run = freeze(load_config(str(file)), [], []).run
+    run = freeze(load_config(str(file)), [], [])
     evals = {0: (0.22, 0.13, 0.34), 10: (0.5, 0.4, 0.6), 20: (0.7, 0.56, 0.82), 30: (0.1, 0.0, 0.2)}
     lines = [
         {"step": step, "attempt": 1, "eval/pass@1": mean, "eval/pass@1_low": low, "eval/pass@1_high": high}
@@ -225,7 +225,7 @@ def test_a_card_shows_no_address_and_no_path_of_the_site(run: RunDir, tmp_path: 
     values["data"]["system_prompt"] = "/no_think"
     values["run"]["name"] = "judged"
     (tmp_path / "judged.yaml").write_text(yaml.safe_dump(values))
-    judged = freeze(load_config(str(tmp_path / "judged.yaml")), [], []).run
+    judged = freeze(load_config(str(tmp_path / "judged.yaml")), [], [])
     run.export(20).rename(judged.path / "model")
     judged.exports.mkdir()
     (judged.path / "model").rename(judged.export(20))

@@ -21,7 +21,7 @@ SAME = Replay({"loss/policy": 0.1, "lr": 1e-6}, {"loss/policy": 0.1, "lr": 1e-6,
 def run(tmp_path: Path) -> RunDir:
     words = [f"run.root={tmp_path}", "loss.clip_high=0.3"]
     words += ["data.train.path=d", "data.eval=null", "eval.every=null"]
-    return freeze(load_config("local/debug", words), [], []).run
+    return freeze(load_config("local/debug", words), [], [])
 
 
 @pytest.fixture

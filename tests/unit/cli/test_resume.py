@@ -25,7 +25,7 @@ from tests.support.run_builder import RunBuilder
 def run(tmp_path: Path) -> RunDir:
     """Return a run that trained a step, in a job that had more time than its config says."""
     inputs = ["model.path=org/m", "data.train.path=org/rows", "eval.every=null"]
-    run = freeze(load_config("local/debug", [f"run.root={tmp_path}", "launch.slurm.time_min=30", *inputs]), [], []).run
+    run = freeze(load_config("local/debug", [f"run.root={tmp_path}", "launch.slurm.time_min=30", *inputs]), [], [])
     run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
     had = {"num_nodes": 2, "time_min": 90, "extra": {"qos": "long"}}
     write_chain(run, ChainRecord(ended="It was cancelled.", slurm=had).with_link("11"))

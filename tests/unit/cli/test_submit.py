@@ -34,7 +34,7 @@ def test_a_run_below_home_that_is_held_stays_as_it_is(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    run = freeze(load_config("local/debug", [f"run.root={tmp_path}/runs"]), [], []).run
+    run = freeze(load_config("local/debug", [f"run.root={tmp_path}/runs"]), [], [])
     before = run.config.read_text()
     hold = RunLock.take(run, "17", 1)
     result = call(command, "local/debug", "run.root=~/runs", "launch.slurm.time_min=7")

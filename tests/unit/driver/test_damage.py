@@ -77,7 +77,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 @pytest.fixture
 def run(config: Config) -> RunDir:
     """Return a run as one leaves it that was killed after step 5, with checkpoints of steps 2 and 4."""
-    run = freeze(config, ["hpc-grpo", "submit"], []).run
+    run = freeze(config, ["hpc-grpo", "submit"], [])
     take_inputs(run, fingerprints(config, Path(), {}))
     write_chain(run, ChainRecord().with_link("17"))
     ledger, sink = Ledger(run, 1), JsonlSink(run.metrics)

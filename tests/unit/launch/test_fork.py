@@ -31,7 +31,7 @@ STEPS = [(1, 1), (2, 1), (3, 1), (3, 2), (4, 2)]
 def run(tmp_path: Path) -> RunDir:
     """A run with checkpoints of steps 2 and 4."""
     words = ["model.path=org/m", "data.train.path=org/rows", "eval.every=null", f"run.root={tmp_path}"]
-    run = freeze(load_config("local/debug", words), [], []).run
+    run = freeze(load_config("local/debug", words), [], [])
     run.ledger.write_text("".join(json.dumps({"step": s, "attempt": a, "ordinals": [s - 1]}) + "\n" for s, a in STEPS))
     run.metrics.write_text("".join(json.dumps({"step": s, "attempt": a, "lr": a}) + "\n" for s, a in STEPS))
     take_inputs(run, {"data.train.path": {"rows": "1"}, "rewards.0.name": {"reward.py": "2"}})

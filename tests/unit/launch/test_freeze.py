@@ -27,32 +27,36 @@ def config(root: Path, *overrides: str) -> Config:
     return load_config("local/debug", [f"run.root={root}", *overrides])
 
 
+def changed_by_the_last(run: RunDir) -> dict[str, Any]:
+    """The keys that the last submit or start changed."""
+    changed: dict[str, Any] = json.loads(run.source.read_text())["resumed"][-1]["changed"]
+    return changed
+
+
 def test_a_new_run_holds_its_resolved_config_and_where_it_came_from(tmp_path: Path) -> None:
-    frozen = freeze(config(tmp_path), ["hpc-grpo", "train"], ["train.lr=1e-3"])
-    assert frozen.is_new
-    assert load_resolved(frozen.run.config) == frozen.config
-    source = json.loads(frozen.run.source.read_text())
+    run = freeze(config(tmp_path), ["hpc-grpo", "train"], ["train.lr=1e-3"])
+    assert load_resolved(run.config) == config(tmp_path)
+    source = json.loads(run.source.read_text())
     assert (source["argv"], source["overrides"]) == (["hpc-grpo", "train"], ["train.lr=1e-3"])
-    assert source["copy"] == sums_digest(frozen.run)
-    assert working_dir(frozen.run) == Path.cwd()
+    assert source["copy"] == sums_digest(run)
+    assert working_dir(run) == Path.cwd()
 
 
 def test_a_relative_root_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    frozen = freeze(load_config("local/debug"), [], [])
-    assert load_resolved(frozen.run.config).run.root == tmp_path / "runs"
+    run = freeze(load_config("local/debug"), [], [])
+    assert load_resolved(run.config).run.root == tmp_path / "runs"
 
 
 def test_the_same_config_resumes_the_run(tmp_path: Path) -> None:
     freeze(config(tmp_path), [], [])
-    again = freeze(config(tmp_path), ["again"], [])
-    assert not again.is_new
-    assert again.changed == {}
-    assert json.loads(again.run.source.read_text())["resumed"][0]["argv"] == ["again"]
+    run = freeze(config(tmp_path), ["again"], [])
+    assert changed_by_the_last(run) == {}
+    assert json.loads(run.source.read_text())["resumed"][0]["argv"] == ["again"]
 
 
 def test_a_complete_run_is_over_unless_its_config_extends_it(tmp_path: Path) -> None:
-    run = freeze(config(tmp_path, "train.total_steps=9"), [], []).run
+    run = freeze(config(tmp_path, "train.total_steps=9"), [], [])
     assert not freezing.is_over(run, config(tmp_path, "train.total_steps=9"))
     run.complete_marker.touch()
     assert freezing.is_over(run, config(tmp_path, "train.total_steps=9", "launch.num_nodes=2"))
@@ -62,7 +66,7 @@ def test_a_complete_run_is_over_unless_its_config_extends_it(tmp_path: Path) -> 
 def test_a_run_that_its_callback_ended_continues_without_the_callback(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def stop(step, metrics, evals):\n    return 'enough'\n")
     with_callback = [f"train.on_step={tmp_path}/mine.py:stop", "train.total_steps=9"]
-    run = freeze(config(tmp_path, *with_callback), [], []).run
+    run = freeze(config(tmp_path, *with_callback), [], [])
     leave_a_step(run)
     run.complete_marker.write_text("step 9\n")
     assert freezing.is_over(run, config(tmp_path, "train.total_steps=9")), "complete by its length"
@@ -79,22 +83,22 @@ def leave_a_step(run: RunDir) -> None:
 
 
 def test_another_config_may_not_take_the_name(tmp_path: Path) -> None:
-    frozen = freeze(config(tmp_path), [], [])
-    leave_a_step(frozen.run)
-    before = frozen.run.config.read_text()
+    run = freeze(config(tmp_path), [], [])
+    leave_a_step(run)
+    before = run.config.read_text()
     with pytest.raises(ConfigError) as caught:
         freeze(config(tmp_path, "train.lr=1e-3", "checkpoint.every=7"), [], [])
     assert "taken by another config" in str(caught.value)
     assert "train.lr: 0.0001 there, 0.001 now" in str(caught.value)
     assert "checkpoint.every" not in str(caught.value)
     assert "What may change in it: train.total_steps, " in str(caught.value)
-    assert frozen.run.config.read_text() == before
+    assert run.config.read_text() == before
 
 
 def test_a_run_that_was_refused_takes_the_corrected_config(tmp_path: Path) -> None:
-    run = freeze(config(tmp_path, "train.lr=1e-3"), [], []).run
-    frozen = freeze(config(tmp_path, "train.lr=1e-4"), [], [])
-    assert frozen.changed == {"train.lr": (1e-3, 1e-4)}
+    run = freeze(config(tmp_path, "train.lr=1e-3"), [], [])
+    run = freeze(config(tmp_path, "train.lr=1e-4"), [], [])
+    assert changed_by_the_last(run) == {"train.lr": [1e-3, 1e-4]}
     assert load_resolved(run.config).train.lr == 1e-4
     (run.checkpoint(0) / "rng").mkdir(parents=True)
     (run.checkpoint(0) / "rng" / "0").touch()
@@ -107,18 +111,18 @@ def test_a_run_that_was_refused_takes_the_corrected_config(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="taken by another config"):
         freeze(config(tmp_path, "train.lr=1e-3"), [], [])  # job 7 waits to train with the other
     write_chain(run, ChainRecord(ended="The configuration must be changed first.").with_link("7"))
-    assert freeze(config(tmp_path, "train.lr=1e-3"), [], []).changed
+    assert changed_by_the_last(freeze(config(tmp_path, "train.lr=1e-3"), [], []))
 
 
 def test_keys_that_do_not_change_what_is_learned_may_differ(tmp_path: Path) -> None:
     freeze(config(tmp_path), [], [])
-    frozen = freeze(config(tmp_path, "launch.num_nodes=2", "checkpoint.every=7"), [], [])
-    assert sorted(frozen.changed) == ["checkpoint.every", "launch.num_nodes"]
-    assert load_resolved(frozen.run.config).launch.num_nodes == 2
+    run = freeze(config(tmp_path, "launch.num_nodes=2", "checkpoint.every=7"), [], [])
+    assert sorted(changed_by_the_last(run)) == ["checkpoint.every", "launch.num_nodes"]
+    assert load_resolved(run.config).launch.num_nodes == 2
 
 
 def test_a_longer_run_is_no_longer_complete(tmp_path: Path) -> None:
-    run = freeze(config(tmp_path), [], []).run
+    run = freeze(config(tmp_path), [], [])
     run.complete_marker.touch()
     freeze(config(tmp_path), [], [])
     assert run.is_complete()
@@ -133,11 +137,11 @@ def test_a_root_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None
 
 
 def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) -> None:
-    run = freeze(config(tmp_path), [], []).run
+    run = freeze(config(tmp_path), [], [])
     leave_a_step(run)
     words = ["rewards.0.timeout_s=60", "grading.max_failed_fraction=0.5", "train.max_tokens_per_microbatch=64000"]
-    frozen = freeze(reconfigured(run, words), ["hpc-grpo", "submit"], words)
-    assert sorted(frozen.changed) == [
+    run = freeze(reconfigured(run, words), ["hpc-grpo", "submit"], words)
+    assert sorted(changed_by_the_last(run)) == [
         "grading.max_failed_fraction",
         "rewards.0.timeout_s",
         "train.max_tokens_per_microbatch",
@@ -162,7 +166,7 @@ def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) 
     ],
 )
 def test_a_run_is_not_reconfigured_into_another(word: str, told: str, tmp_path: Path) -> None:
-    run = freeze(config(tmp_path), [], []).run
+    run = freeze(config(tmp_path), [], [])
     leave_a_step(run)
     before = (run.config.read_text(), run.source.read_text())
     with pytest.raises(ConfigError) as caught:

@@ -41,7 +41,7 @@ def config(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Co
 
 def begun(config: Config) -> RunDir:
     """Freeze a run, and leave a step of it."""
-    run = freeze(config, ["submit"], []).run
+    run = freeze(config, ["submit"], [])
     run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
     return run
 

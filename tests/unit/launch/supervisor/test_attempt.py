@@ -61,7 +61,7 @@ def test_a_link_whose_nodes_are_never_known_leaves_two_jobs_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [f"run.root={tmp_path}", "launch.slurm.max_job_chains=null"]
-    run = freeze(load_config("local/debug", settings), [], []).run
+    run = freeze(load_config("local/debug", settings), [], [])
     queue = FakeQueue(jobs={"17": FakeJob("17")})
 
     def silent(_place: FakePlace, is_patient: bool) -> None:
@@ -76,7 +76,7 @@ def test_a_link_whose_nodes_are_never_known_leaves_two_jobs_behind(
 def test_a_rejected_config_ends_the_chain_before_there_is_an_attempt(tmp_path: Path) -> None:
     image = "launch.container={image: /no/such.sif, engine: apptainer, python: python3}"
     settings = [f"run.root={tmp_path}", "launch.slurm.max_job_chains=null", image, f"launch.notify={TELL}"]
-    run = freeze(load_config("local/debug", settings), [], []).run
+    run = freeze(load_config("local/debug", settings), [], [])
     queue = FakeQueue(jobs={"17": FakeJob("17")})
     with pytest.raises(ConfigError, match=r"launch\.container"):
         attempt.run_attempt(run, "hpc_grpo.driver.main", LinkJob("16"), FakePlace(queue=queue))
@@ -87,7 +87,7 @@ def test_a_rejected_config_ends_the_chain_before_there_is_an_attempt(tmp_path: P
 
 def test_a_second_job_by_hand_leaves_the_chain_that_holds_the_run_as_it_was(tmp_path: Path) -> None:
     settings = [f"run.root={tmp_path}", "launch.slurm.max_job_chains=null"]
-    run = freeze(load_config("local/debug", settings), [], []).run
+    run = freeze(load_config("local/debug", settings), [], [])
     queue = FakeQueue(jobs={"7": FakeJob("7"), "17": FakeJob("17")})
     started(run, queue, by_hand=True)
     before = read_chain(run)
@@ -105,7 +105,7 @@ def test_a_light_installation_on_the_login_node_starts_that_of_the_jobs_on_the_h
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [f"run.root={tmp_path}", "launch.python=/proj/env/bin/python"]
-    run = freeze(load_config("local/debug", words), [], []).run
+    run = freeze(load_config("local/debug", words), [], [])
     became: list[list[str]] = []
 
     def execvpe(_file: str, argv: list[str], _environ: dict[str, str]) -> None:
@@ -128,7 +128,7 @@ def test_who_must_come_back_from_the_head_node_sends_a_child_there(
     code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As `hpc-grpo model eval` in the shell that salloc leaves on the login node: it prints the answer itself."""
-    run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], []).run
+    run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], [])
     told = f"import sys; print('attempt', *sys.argv[-3:]); sys.exit({code})"
     place = FakePlace(
         replace(allocation("nid001"), this_node=None),
@@ -141,7 +141,7 @@ def test_who_must_come_back_from_the_head_node_sends_a_child_there(
 
 
 def test_a_complete_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], []).run
+    run = freeze(load_config("local/debug", [f"run.root={tmp_path}"]), [], [])
     run.complete_marker.touch()
     assert attempt.run_attempt(run, "hpc_grpo.driver.main", place=FakePlace(queue=None)) == 0
     assert "raise train.total_* to extend it" in capsys.readouterr().out
