@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from hpc_grpo.cli.foreign import notes, refuse
@@ -193,21 +194,15 @@ def _parse_words(words: list[str], path: Path) -> tuple[str, list[str]]:
     """Split TRAINING_ARGS into CONFIG and overrides, in the grammar of `hpc-grpo train`."""
     names: list[str] = []
     overrides: list[str] = []
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        if word == "--set":
-            if not queue:
-                raise ConfigError(f"{path}: TRAINING_ARGS ends with --set; KEY=VALUE must follow.")
-            overrides.append(queue.pop(0))
-        elif word.startswith("--set="):
+    if words and words[-1] == "--set":
+        raise ConfigError(f"{path}: TRAINING_ARGS ends with --set; KEY=VALUE must follow.")
+    for before, word in pairwise(["", *words]):
+        if before == "--set" or word.startswith("--set="):
             overrides.append(word.removeprefix("--set="))
-        elif word.startswith("-"):
+        elif word.startswith("-") and word != "--set":
             raise ConfigError(f"{path}: TRAINING_ARGS has {word!r}; valid are CONFIG and KEY=VALUE.")
-        elif "=" in word:
-            overrides.append(word)
-        else:
-            names.append(word)
+        elif word != "--set":
+            (overrides if "=" in word else names).append(word)
     if len(names) != 1:
         raise ConfigError(f"{path}: TRAINING_ARGS must name exactly one config, not {names or 'none'}.")
     return names[0], overrides

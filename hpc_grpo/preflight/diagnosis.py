@@ -10,7 +10,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from hpc_grpo.config import to_yaml
 from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
@@ -55,9 +54,11 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
     if asked_nodes is None and partitions.is_absent:
         return [login_group, *examine_here(place, allocation.nodes, context)]
     if asked_nodes is None:
-        return [login_group, _not_examined("a login node: --nodes N examines N compute nodes in a short job")]
+        why = "a login node: --nodes N examines N compute nodes in a short job"
+        return [login_group, Group(NODES, (skipped("nodes", why),))]
     if stopped := [f.check for f in login_group.findings if f.status == "failure" and f.check in login.NEEDED_BY_A_JOB]:
-        return [login_group, _not_examined(f"no job was submitted; first mend: {', '.join(stopped)}")]
+        why = f"no job was submitted; first mend: {', '.join(stopped)}"
+        return [login_group, Group(NODES, (skipped("nodes", why),))]
     os.environ.update(context.environ)  # a job starts with what a .sh config exports
     return [login_group, *examine_in_job(context, asked_nodes, wait_min, tell)]
 
@@ -74,10 +75,6 @@ def examine_here(place: Place, nodes: Sequence[str], context: Context) -> list[G
     except OSError as error:
         fix = "look at the allocation by hand: srun --overlap hostname"
         return [Group(NODES, (failure("answers", f"no process could be started on the nodes: {error}", fix),))]
-
-
-def _not_examined(why: str) -> Group:
-    return Group(NODES, (skipped("nodes", why),))
 
 
 def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
@@ -124,7 +121,12 @@ def _findings(run: RunDir, job_id: str, wait_min: float) -> list[Group]:
                 remove_own_folder(run.path)
             return groups
         if was_over:
-            return _job_failure(f"job {job_id} ended without findings: {_tail(log)}", f"its output is in {log}")
+            try:
+                said = " / ".join(log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:])
+            except OSError as error:
+                said = f"its output cannot be read ({error.strerror})"
+            says = f"job {job_id} ended without findings: {said or 'it printed nothing'}"
+            return _job_failure(says, f"its output is in {log}")
         time.sleep(_LOOK_S)
     return _job_failure(
         f"job {job_id} left no findings in {run.path} within {wait_min:g} min: it waited in the queue, or its nodes do "
@@ -143,10 +145,3 @@ def _call_off(job_id: str) -> str:
 
 def _job_failure(says: str, fix: str) -> list[Group]:
     return [Group(NODES, (failure("job", says, fix),))]
-
-
-def _tail(log: Path) -> str:
-    try:
-        return " / ".join(log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]) or "it printed nothing"
-    except OSError as error:
-        return f"its output cannot be read ({error.strerror})"
