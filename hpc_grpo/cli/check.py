@@ -89,7 +89,13 @@ def config(
     if unknown := [word for word in words if word.startswith("-")]:
         raise click.NoSuchOption(unknown[0])
     if shows_env:
-        _print_variables(words, sets, as_json)
+        request = load_request(words[0], [*sets, *words[1:]]) if words else None
+        launch = request.config.launch if request else LaunchConfig()
+        variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
+        if as_json:
+            echo_json([asdict(variable) for variable in variables])
+        else:
+            echo(variables_text(variables), nl=False)
         return
     if not words:
         raise click.UsageError("Missing argument 'CONFIG'.")
@@ -105,17 +111,6 @@ def config(
         echo_json(resolved.model_dump(mode="json"))
     else:
         echo(to_yaml(resolved) if as_yaml else describe(resolved, keys, only_changed=changed), nl=False)
-
-
-def _print_variables(words: tuple[str, ...], sets: tuple[str, ...], as_json: bool) -> None:
-    """Print the variables that reach Ray and the actors; launch.env and launch.pass_env of a config count too."""
-    request = load_request(words[0], [*sets, *words[1:]]) if words else None
-    launch = request.config.launch if request else LaunchConfig()
-    variables = environment_report(request.environ if request else os.environ, launch, ENVIRONMENT)
-    if as_json:
-        echo_json([asdict(variable) for variable in variables])
-    else:
-        echo(variables_text(variables), nl=False)
 
 
 def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...]]:

@@ -23,7 +23,6 @@ from hpc_grpo.cli.options import (
 )
 from hpc_grpo.run.checkpoint import remove_checkpoint
 from hpc_grpo.run.lock import refuse_if_held
-from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.retention import Removable, refuse_unless_newest_is_whole, removable, usage
 from hpc_grpo.system.disk import room_in
 from hpc_grpo.system.readable import file_size, table
@@ -90,18 +89,13 @@ def clean(run_names: tuple[str, ...], yes: bool) -> None:
         echo(f"Nothing was removed. --yes removes these, {total}.")
         return
     for run, of_run in found.items():
-        _remove(run, of_run)
+        refuse_unless_newest_is_whole(run, of_run)
+        for item in of_run:
+            refuse_if_held(run)  # an attempt may have started meanwhile
+            remove_checkpoint(item.path)
     echo(f"Removed {total}.")
 
 
 def _total(items: list[Removable]) -> str:
     num_files = sum(item.taken.num_files for item in items)
     return f"{file_size(sum(item.taken.num_bytes for item in items))} in {num_files:,} files"
-
-
-def _remove(run: RunDir, items: list[Removable]) -> None:
-    """Remove items of one run, once its newest checkpoint proved whole; an attempt that starts meanwhile ends this."""
-    refuse_unless_newest_is_whole(run, items)
-    for item in items:
-        refuse_if_held(run)
-        remove_checkpoint(item.path)

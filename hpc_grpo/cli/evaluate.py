@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,7 +175,8 @@ def sample(
     eval_dir, code = _evaluate(subject, folder, options, sets, configure, prompts, plays=play is not None)
     if code == 0:
         if as_json:
-            echo_json([line for model in subject.models for line in _completions(eval_dir, model)])
+            said = {model: read_jsonl(completions_file(eval_dir, model)) for model in subject.models}
+            echo_json([{"model": model, **line} for model, lines in said.items() for line in lines])
         else:
             echo((eval_dir.path / ANSWER).read_text(), nl=False)
         shutil.rmtree(eval_dir.path)
@@ -313,12 +314,6 @@ def _evaluate(
     if code != 0:
         echo(f"What it was to do, and its logs: {folder.path}", err=True)
     return folder, code
-
-
-def _completions(folder: RunDir, model: str) -> Iterator[dict[str, Any]]:
-    """Yield what a model said: prompt, completion, reward, turns of an episode."""
-    for line in read_jsonl(completions_file(folder, model)):
-        yield {"model": model, **line}
 
 
 def as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:

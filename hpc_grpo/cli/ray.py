@@ -9,9 +9,8 @@ import click
 
 from hpc_grpo.cli.options import RUN, echo, open_run
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.run.attempt import AttemptRecord, read_attempts
+from hpc_grpo.run.attempt import read_attempts
 from hpc_grpo.run.lock import read_lock_owner
-from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import own_command
 
 _OF_THE_RUN = {
@@ -39,40 +38,24 @@ def ray(run_name: str, words: tuple[str, ...]) -> None:
     if not attempts or attempts[-1].exit_kind != "running" or not attempts[-1].ray_address:
         raise ConfigError(f"No Ray of run {run.name} is up. `hpc-grpo status {run.path}` says where it stands.")
     attempt = attempts[-1]
+    address, head = attempt.ray_dashboard, attempt.nodes[0]
+    if words[0] in ("dashboard", *_ASK_DASHBOARD) and not address:
+        raise ConfigError(
+            f"`ray {words[0]}` is for Ray's dashboard, which run {run.name} goes without: start it with "
+            f"launch.ray_dashboard=true."
+        )
     if words == ("dashboard",):
-        echo(_where_dashboard_is(run, attempt))
+        port = address.rpartition(":")[2]
+        echo(f"http://{address} on {head}, which asks for the token in {run.secret}")
+        echo(f"From another machine: ssh -L {port}:{address} {head}, and http://127.0.0.1:{port} there.")
         return
     found = {"RAY_ADDRESS": attempt.ray_address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(run.secret)}
     if words[0] in _ASK_DASHBOARD:
-        found["RAY_API_SERVER_ADDRESS"] = _dashboard_here(run, attempt, words[0])
+        owner = read_lock_owner(run)
+        if owner is None or not owner.is_on_this_host:  # who listens at that address here is not known
+            raise ConfigError(f"`ray {words[0]}` asks Ray's dashboard, which is on the loopback of {head}: there.")
+        found["RAY_API_SERVER_ADDRESS"] = f"http://{address}"
     command = [sys.executable, "-m", "ray.scripts.scripts", *words]
     if words[0] == "status":
         command = own_command("-m", "hpc_grpo.launch.agent.ray_program", "status", attempt.ray_address)
     os.execve(command[0], command, {**os.environ, **found})
-
-
-def _where_dashboard_is(run: RunDir, attempt: AttemptRecord) -> str:
-    """Return lines on how to look at the dashboard. Raises ConfigError where there is none."""
-    address, head = _dashboard_of(run, attempt, "dashboard"), attempt.nodes[0]
-    port = address.rpartition(":")[2]
-    return (
-        f"http://{address} on {head}, which asks for the token in {run.secret}\n"
-        f"From another machine: ssh -L {port}:{address} {head}, and http://127.0.0.1:{port} there."
-    )
-
-
-def _dashboard_here(run: RunDir, attempt: AttemptRecord, word: str) -> str:
-    """Return the dashboard's URL. Raises ConfigError elsewhere than on the head: who listens there is not known."""
-    address, owner = _dashboard_of(run, attempt, word), read_lock_owner(run)
-    if owner is None or not owner.is_on_this_host:
-        raise ConfigError(f"`ray {word}` asks Ray's dashboard, which is on the loopback of {attempt.nodes[0]}: there.")
-    return f"http://{address}"
-
-
-def _dashboard_of(run: RunDir, attempt: AttemptRecord, word: str) -> str:
-    if not attempt.ray_dashboard:
-        raise ConfigError(
-            f"`ray {word}` is for Ray's dashboard, which run {run.name} goes without: start it with "
-            f"launch.ray_dashboard=true."
-        )
-    return attempt.ray_dashboard

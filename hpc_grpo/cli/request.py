@@ -165,7 +165,10 @@ def read_shell_config(path: Path) -> ShellConfig:
         raise ConfigError(f"{path} does not set TRAINING_ARGS, the words after `hpc-grpo train`, such as my.yaml.")
     if kind == "string":
         words = shlex.split(words[0], comments=True)
-    values, exported = rest[: len(SETTINGS)], _changed(rest[len(SETTINGS) :], before)
+    values, pairs = rest[: len(SETTINGS)], (entry.partition("=") for entry in rest[len(SETTINGS) :] if "=" in entry)
+    # the run's own variables: new or changed, and no settings
+    new = {name: value for name, _, value in pairs if before.get(name) != value}
+    exported = {name: value for name, value in new.items() if not name.startswith(_NOT_OURS) and name not in _OWN}
     settings = [f"{key}={value}" for key, value in zip(SETTINGS.values(), values, strict=True) if value]
     if words and words[0].startswith("--") and words[0].partition("=")[0] != "--set":
         return ShellConfig(base, settings, exported, words)
@@ -206,10 +209,3 @@ def _parse_words(words: list[str], path: Path) -> tuple[str, list[str]]:
     if len(names) != 1:
         raise ConfigError(f"{path}: TRAINING_ARGS must name exactly one config, not {names or 'none'}.")
     return names[0], overrides
-
-
-def _changed(exported: list[str], before: dict[str, str]) -> dict[str, str]:
-    """Return the run's own variables among NAME=VALUE entries: new or changed, and no settings."""
-    pairs = (entry.partition("=") for entry in exported if "=" in entry)
-    new = {name: value for name, _, value in pairs if before.get(name) != value}
-    return {name: value for name, value in new.items() if not name.startswith(_NOT_OURS) and name not in _OWN}

@@ -16,8 +16,6 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
 from hpc_grpo.launch.place.slurm.place import allocation_command, attach_command, become
 from hpc_grpo.report.status import read_records
-from hpc_grpo.run.attempt import AttemptRecord
-from hpc_grpo.run.paths import RunDir
 
 _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
 """These win over the config, which asks for what training needs."""
@@ -52,7 +50,15 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     if overrides or optional_config:
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
     run = open_run(run_name)
-    attempt = _running_attempt(run)
+    records = read_records(run)
+    attempt = records.newest
+    if attempt is None or not records.is_running(attempt, time.time()):
+        raise ConfigError(
+            f"No attempt of run {run.name} is running now, so it has no nodes. "
+            f"`hpc-grpo status {run.path}` says where it stands."
+        )
+    if queue_of(attempt.source) is None:
+        raise ConfigError(f"Run {run.name} runs on {attempt.nodes[0]} without Slurm: log in there instead.")
     if node not in (None, *attempt.nodes):
         raise ConfigError(f"--node = {node!r} must be a node of job {attempt.job_id}: {', '.join(attempt.nodes)}.")
     python = (read_yaml(run.config).get("launch") or {}).get("python")  # of any version's run
@@ -66,17 +72,3 @@ def _launch(optional_config: str | None, overrides: list[str]) -> LaunchConfig:
     request = load_request(optional_config, overrides)
     os.environ.update(request.exported)
     return request.config.launch
-
-
-def _running_attempt(run: RunDir) -> AttemptRecord:
-    """Return the attempt that runs now. Raises ConfigError where there is no job to attach to."""
-    records = read_records(run)
-    newest = records.newest
-    if newest is None or not records.is_running(newest, time.time()):
-        raise ConfigError(
-            f"No attempt of run {run.name} is running now, so it has no nodes. "
-            f"`hpc-grpo status {run.path}` says where it stands."
-        )
-    if queue_of(newest.source) is None:
-        raise ConfigError(f"Run {run.name} runs on {newest.nodes[0]} without Slurm: log in there instead.")
-    return newest

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,11 +98,9 @@ def watch(run_name: str | None, root: Path | None) -> None:
         return
     if run is None:
         raise click.UsageError("In a pipe, watch needs one RUN; `hpc-grpo status` prints all runs.")
-    try:
+    with suppress(KeyboardInterrupt):
         for line in watch_plainly(run):
             echo(line)
-    except KeyboardInterrupt:
-        return
 
 
 @click.command()
@@ -124,15 +123,12 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, nu
     folder = attempt_dir(run, attempt)
     if folder is None:
         echo(why_no_attempt(read_records(run)), err=True)
-    if not follows:
-        if folder is not None:
-            _print_logs(folder, node, num_lines)
-        return
-    try:
-        for text in follow(run, node=node, attempt=attempt, num_lines=num_lines):
-            echo(undrawn(text), nl=False)
-    except KeyboardInterrupt:
-        return
+    if follows:
+        with suppress(KeyboardInterrupt):
+            for text in follow(run, node=node, attempt=attempt, num_lines=num_lines):
+                echo(undrawn(text), nl=False)
+    elif folder is not None:
+        _print_logs(folder, node, num_lines)
 
 
 @click.command("report")
@@ -168,10 +164,8 @@ def dashboard(root: Path | None, port: int | None) -> None:
     if line := ssh_line(server.server_port, os.environ):
         echo(f"On your own machine:  {line}")
     echo(f"Open in a browser:    {server.url}")
-    try:
+    with suppress(KeyboardInterrupt):
         server.serve_forever()
-    except KeyboardInterrupt:
-        return
 
 
 @click.command()

@@ -93,7 +93,14 @@ def start_training(
     echo(f"{what} in {run.path}")
     if not is_link:
         remove_stop(run)
-        _warn_of_missing_modules(request.config.launch.modules)
+        loaded = os.environ.get("LOADEDMODULES", "").split(":")
+        wanted = request.config.launch.modules  # a job would load them
+        if missing := [name for name in wanted if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
+            echo(
+                f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. `module load {' '.join(missing)}` "
+                f"does, and so does a shell of `hpc-grpo cluster shell --config CONFIG`.",
+                err=True,
+            )
     words = ["--link", "--by-hand"] if is_link else ["--no-link"]
     become_copy(run, ["attempt", str(run.path), *words, "--driver", driver])
     sys.exit(run_attempt(run, driver, LinkJob(by_hand=True) if is_link else None))
@@ -119,14 +126,3 @@ def run_until_over(command: Sequence[str]) -> int:
                 child.send_signal(signal.SIGTERM if number in END_SIGNALS else number)
             time.sleep(_LOOK_S)
     return code if code >= 0 else EXIT_CRASH
-
-
-def _warn_of_missing_modules(modules: Sequence[str]) -> None:
-    """Name the modules that a job would load and this shell has not."""
-    loaded = os.environ.get("LOADEDMODULES", "").split(":")
-    if missing := [name for name in modules if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
-        echo(
-            f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. "
-            f"`module load {' '.join(missing)}` does, and so does a shell of `hpc-grpo cluster shell --config CONFIG`.",
-            err=True,
-        )
