@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -308,13 +308,22 @@ def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
 
 def report_text(variables: Sequence[Variable]) -> str:
     """Write the report for a terminal: dropped variables by reason, without values."""
-    passed = [variable for variable in variables if variable.outcome == "passed"]
-    fixed = [variable for variable in variables if variable.outcome == "set"]
-    dropped = [variable for variable in variables if variable.outcome == "dropped"]
+    outcomes: tuple[Outcome, ...] = ("passed", "set", "dropped")
+    passed, fixed, dropped = ([each for each in variables if each.outcome == outcome] for outcome in outcomes)
     lines = [f"Reach Ray, the driver and the actors, from this environment ({len(passed)}):", *map(_line, passed)]
     lines += ["", f"Set for them, whatever this environment says ({len(fixed)}):", *map(_line, fixed)]
-    lines += ["", f"Dropped ({len(dropped)}):", *_dropped_lines(dropped), ""]
-    lines += ["A job that was submitted starts from the environment of `submit`, its modules and setup lines added."]
+    lines += ["", f"Dropped ({len(dropped)}):"]
+    by_reason: dict[str, list[str]] = {}
+    for variable in dropped:
+        name = _printable(variable.name) + (" (secret)" if variable.is_secret else "")
+        by_reason.setdefault(variable.reason, []).append(name)
+    for reason, names in sorted(by_reason.items()):
+        wrapped = textwrap.wrap(", ".join(names), 110, initial_indent="    ", subsequent_indent="    ")
+        lines += [f"  # {reason}", *wrapped]
+    lines += [
+        "",
+        "A job that was submitted starts from the environment of `submit`, its modules and setup lines added.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -333,13 +342,3 @@ def _line(variable: Variable) -> str:
     if len(shown) > _SHOWN_VALUE_LENGTH:
         shown = f"{shown[: _SHOWN_VALUE_LENGTH - 3]}..."
     return f"  {variable.name}={shown}  # {variable.reason}"
-
-
-def _dropped_lines(dropped: Sequence[Variable]) -> Iterator[str]:
-    by_reason: dict[str, list[str]] = {}
-    for variable in dropped:
-        name = _printable(variable.name) + (" (secret)" if variable.is_secret else "")
-        by_reason.setdefault(variable.reason, []).append(name)
-    for reason, names in sorted(by_reason.items()):
-        yield f"  # {reason}"
-        yield from textwrap.wrap(", ".join(names), 110, initial_indent="    ", subsequent_indent="    ")

@@ -71,11 +71,15 @@ def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) 
     shutil.rmtree(new.path, ignore_errors=True)
     new.create()
     try:
-        _copy_checkpoint(run, step, new)
+        try:
+            shutil.copytree(run.checkpoint(step), new.checkpoint(step), copy_function=_link)
+        finally:
+            _refuse_without_checkpoint(run, step)  # a run that trains may have removed it meanwhile
         for source, target in ((run.metrics, new.metrics), (run.ledger, new.ledger)):
             lines = [line for line in read_jsonl(source) if isinstance(line.get("step"), int) and line["step"] <= step]
             write_atomic(target, "".join(f"{json.dumps({**line, 'attempt': _BEFORE_THE_FORK})}\n" for line in lines))
-        inherit_inputs(run, new, _is_compared)
+        # compared with those of the other run: the model and the training data
+        inherit_inputs(run, new, lambda key: is_listed(key, KEPT) and key.endswith((".path", ".items")))
         new_source(new, config, folder, argv, overrides, forked_from={"run": str(run.path), "step": step})
         write_config(new, config)
         new.path.rename(config.run_path)  # not publish_dir, which would replace a run of this name
@@ -112,21 +116,9 @@ def _refuse_without_checkpoint(run: RunDir, step: int) -> None:
         )
 
 
-def _copy_checkpoint(run: RunDir, step: int, new: RunDir) -> None:
-    try:
-        shutil.copytree(run.checkpoint(step), new.checkpoint(step), copy_function=_link)
-    finally:
-        _refuse_without_checkpoint(run, step)  # a run that trains may have removed it meanwhile
-
-
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:  # another disk, or one without hard links
         shutil.copy2(source, target)
         fsync(Path(target))
-
-
-def _is_compared(key: str) -> bool:
-    """Return whether an input of the fork must be that of the other run: the model and the training data."""
-    return is_listed(key, KEPT) and key.endswith((".path", ".items"))

@@ -133,16 +133,15 @@ def merged(by_node: Mapping[str, Finding]) -> Finding:
     elif len(nodes_by_text) == 1 and len(worst) == len(by_node):
         says = f"{first.says}, on {'both' if len(worst) == 2 else f'all {len(worst)}'} nodes"
     else:
-        texts = [f"{_named(nodes)}: {text}" for text, nodes in nodes_by_text.items()]
-        hidden = len(texts) - MAX_NAMED_NODES
-        says = "; ".join(texts[:MAX_NAMED_NODES]) + (f"; and {hidden} more" if hidden > 0 else "")
+        texts = [f"{_first(nodes, ', ', ' and')}: {text}" for text, nodes in nodes_by_text.items()]
+        says = _first(texts, "; ", "; and")
     fixes = list(dict.fromkeys(finding.fix for finding in worst.values() if finding.fix))
     return Finding(first.check, status, says, "; ".join(fixes[:MAX_NAMED_NODES]))
 
 
-def _named(nodes: Sequence[str]) -> str:
-    shown = ", ".join(nodes[:MAX_NAMED_NODES])
-    return shown if len(nodes) <= MAX_NAMED_NODES else f"{shown} and {len(nodes) - MAX_NAMED_NODES} more"
+def _first(texts: Sequence[str], between: str, last: str) -> str:
+    hidden = len(texts) - MAX_NAMED_NODES
+    return between.join(texts[:MAX_NAMED_NODES]) + (f"{last} {hidden} more" if hidden > 0 else "")
 
 
 def report_text(groups: Sequence[Group], took_s: float) -> str:

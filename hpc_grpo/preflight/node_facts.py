@@ -102,6 +102,8 @@ def gather(spec: NodeSpec) -> NodeFacts:
     (interface, address), interface_error = _tried(lambda: node_address(spec), ("", ""))
     free_port, ports_error = _tried(lambda: choose_ports(spec.tag, resources.num_cpus).gcs, 0)
     parent = local_dir(spec, os.environ)
+    cached = {**environ, **staged_environment(spec.stage, parent, environ)}
+    caches = {name: Path(cached.get(name, default)).expanduser() for name, default in _COMPILE_CACHES.items()}
     folder, temp_dir_error = existing(parent), _tried(lambda: temp_dir_path(spec, os.environ), None)[1]
     if not temp_dir_error and (why := write_error(folder)):
         temp_dir_error = f"{folder} cannot be written: {why}"
@@ -128,7 +130,7 @@ def gather(spec: NodeSpec) -> NodeFacts:
         num_gpus=resources.num_gpus,
         **gpu_facts(environ),
         env_error=_tried(lambda: check_resolved(spec.env, os.environ), None)[1],
-        caches=_caches({**environ, **staged_environment(spec.stage, parent, environ)}),
+        caches={name: file_system(existing(each.absolute())) for name, each in caches.items()},
         has_slingshot=Path("/sys/class/cxi").is_dir(),
         match_mode=environ.get("FI_CXI_RX_MATCH_MODE", ""),
         has_vni="SLINGSHOT_VNIS" in os.environ,
@@ -173,11 +175,6 @@ def cannot_compile(environ: Mapping[str, str]) -> str:
         return "no C compiler (gcc or clang) on PATH, and CC is not set"
     header = Path(sysconfig.get_path("include"), "Python.h")
     return "" if header.is_file() else f"{header} is missing"
-
-
-def _caches(environ: Mapping[str, str]) -> dict[str, str]:
-    folders = {name: Path(environ.get(name, default)).expanduser() for name, default in _COMPILE_CACHES.items()}
-    return {name: file_system(existing(folder.absolute())) for name, folder in folders.items()}
 
 
 def gpus_of_job(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:

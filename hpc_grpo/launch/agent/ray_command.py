@@ -13,7 +13,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions, requires
 from pathlib import Path
 
@@ -253,9 +253,8 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None =
         if skip:
             skip -= 1
             continue
-        gcs, objects, nodes, http, grpc, env, drawn = range(base, base + _NUM_FIXED_PORTS)
-        first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
-        return RayPorts(gcs, objects, nodes, http, grpc, env, preferred or drawn, first_worker, last_worker)
+        ports = RayPorts(*range(base, base + _NUM_FIXED_PORTS + 1), last_worker=base + stride - 1)
+        return replace(ports, dashboard=preferred or ports.dashboard)
     raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}.")
 
 

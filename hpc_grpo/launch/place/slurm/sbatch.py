@@ -24,13 +24,8 @@ def render(request: JobRequest) -> str:
     if not request.keeps_shell:  # Slurm signals the batch shell, and a shell would pass nothing on
         line = f"exec {line}"
     script: str = _make_sbatch_string(command=line, folder=request.run.slurm_logs, **parameters(request))
-    return _of_tasks(script) if request.tasks else script
-
-
-def _of_tasks(script: str) -> str:
-    """Put the number of its task where TASK stands, which forces quotes in the shell."""
-    shell = "'\"$SLURM_ARRAY_TASK_ID\"'"
-    lines = script.splitlines(keepends=True)
+    # TASK stands for the number of the task; its $ has forced quotes around it in the shell.
+    shell, lines = "'\"$SLURM_ARRAY_TASK_ID\"'", script.splitlines(keepends=True)
     return "".join(line.replace(TASK, "%a" if line.startswith("#SBATCH") else shell) for line in lines)
 
 
