@@ -112,13 +112,7 @@ def score(file: Path, name: str | None, rewards_of: str | None, workers: int, as
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, metavar="N")
 @click.option("--token-env", default="HPC_GRPO_REWARD_TOKEN", show_default=True, metavar="VARIABLE")
 def serve(
-    name: str | None,
-    rewards_of: str | None,
-    host: str,
-    port: int,
-    workers: int,
-    token_env: str,
-    **settings: Any,
+    name: str | None, rewards_of: str | None, host: str, port: int, workers: int, token_env: str, **settings: Any
 ) -> None:
     """Host rewards over HTTP, for the reward `remote` of runs elsewhere. Ends on SIGTERM and SIGINT.
 

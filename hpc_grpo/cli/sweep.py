@@ -82,12 +82,7 @@ class Sweep:
 
 
 def load_sweep(
-    config_name: str,
-    words: Sequence[str],
-    sweeps: Sequence[str],
-    num_seeds: int | None,
-    queue: JobQueue,
-    driver: str,
+    config_name: str, words: Sequence[str], sweeps: Sequence[str], num_seeds: int | None, queue: JobQueue, driver: str
 ) -> Sweep:
     """Load a config once for each cell.
 

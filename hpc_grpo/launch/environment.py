@@ -320,10 +320,8 @@ def report_text(variables: Sequence[Variable]) -> str:
     for reason, names in sorted(by_reason.items()):
         wrapped = textwrap.wrap(", ".join(names), 110, initial_indent="    ", subsequent_indent="    ")
         lines += [f"  # {reason}", *wrapped]
-    lines.append(
-        "\nA job that was submitted starts from the environment of `submit`, its modules and setup lines added."
-    )
-    return "\n".join(lines) + "\n"
+    end = "A job that was submitted starts from the environment of `submit`, its modules and setup lines added."
+    return "\n".join([*lines, "", end]) + "\n"
 
 
 def _reason(name: str, reasons: Mapping[str, str]) -> str:

@@ -44,12 +44,7 @@ _ASK_AGAIN_S = (2.0, 10.0, 30.0, 60.0)
 
 
 def run_attempt(
-    run: RunDir,
-    driver: str,
-    origin: LinkJob | None = None,
-    place: Place | None = None,
-    *,
-    comes_back: bool = False,
+    run: RunDir, driver: str, origin: LinkJob | None = None, place: Place | None = None, *, comes_back: bool = False
 ) -> int:
     """Run one attempt and return its exit code. Raises HpcGrpoError.
 

@@ -33,12 +33,7 @@ class Driver:
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path,
-        log_path: Path,
-        inside: Inside | None = None,
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log_path: Path, inside: Inside | None = None
     ) -> None:
         """Start the driver in `cwd`. A container shares a folder with this process, instead of descriptors."""
         self._terminal = sys.stdout.isatty()
