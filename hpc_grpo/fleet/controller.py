@@ -33,24 +33,21 @@ class Controller:
         )
         self._machines: dict[int, tuple[Vm, Machine]] = {}
 
-    def machine(self, vm: Vm) -> Machine:
-        """Return the machine of a row; another one once the row has changed."""
-        known = self._machines.get(vm.vm_id)
-        if known is None or known[0] != vm:
-            known = self._machines[vm.vm_id] = (vm, self._make_machine(vm))
-        return known[1]
-
     async def visit(self, vm: Vm, request: Request, decide: Decide) -> Outcome:
         """Visit a VM in at most `visit_s`. Raises VisitError, after closing the machine and noting why in its row."""
+        known, machine = self._machines.get(vm.vm_id, (None, None))
+        if machine is None or known != vm:  # the first visit, or the row has changed
+            machine = self._make_machine(vm)
+            self._machines[vm.vm_id] = vm, machine
         try:
             async with asyncio.timeout(self.settings.visit_s):
-                return await self.machine(vm).visit(request, decide)
+                return await machine.visit(request, decide)
         except (VisitError, TimeoutError) as error:
             is_before_orders = isinstance(error, VisitError) and error.is_before_orders
             why = str(error) or f"no answer within {self.settings.visit_s:.0f} s"
-            _, machine = self._machines.pop(vm.vm_id, (vm, None))
-            if machine is not None:
-                await machine.close()
+            _, failed = self._machines.pop(vm.vm_id, (vm, None))
+            if failed is not None:
+                await failed.close()
             await asyncio.to_thread(missed, self.db, vm.vm_id, why)
             raise VisitError(why, is_before_orders) from error
 

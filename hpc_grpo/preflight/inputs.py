@@ -94,11 +94,25 @@ def refusals(
     checks: list[tuple[str, Callable[[], object]]] = []
     for run, config in runs:
         if run.has_config():  # first: the paths of another run's config are relative to another folder
-            checks += [
-                ("run folder", partial(refuse_other_config, run, config)),
-                ("run folder", partial(working_dir, run)),
-            ]
-    checks += [check for config in unlike.values() for check in _checks_of(config, environ)]
+            refusers = (partial(refuse_other_config, run, config), partial(working_dir, run))
+            checks += [("run folder", refuse) for refuse in refusers]
+    for config in unlike.values():
+        start = _start_of(config)
+        checks += [
+            ("variables", partial(refuse_secrets, config)),
+            ("run folder", partial(refuse_sweep, config)),
+            ("submit options", partial(refuse_missing_python, config.launch)),
+            (INPUTS, partial(refuse_missing_environment, config.launch, start)),
+            (INPUTS, partial(refuse_missing_notify, config.launch, start)),
+            ("paths", partial(refuse_missing_inputs, config, start)),
+            ("paths", partial(refuse_offline, config, environ)),
+            (MODEL, partial(refuse_unsupported_model, config, start, environ)),
+            (INPUTS, partial(refuse_wrong_environments, config)),
+            (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
+            (INPUTS, partial(refuse_unreadable_data, config, start)),
+            (INPUTS, partial(refuse_wrong_share, config, start)),
+            (INPUTS, partial(refuse_wrong_rewards, config, start)),
+        ]
     checks += [(INPUTS, partial(refuse_changed_inputs, config, accepts_changes)) for config in configs]
     if asks_slurm:
         checks += [(INPUTS, partial(refuse_too_few_gpus, config)) for config in unlike.values()]
@@ -113,25 +127,6 @@ def refusals(
             if str(error) not in said:
                 said.add(str(error))
                 yield error
-
-
-def _checks_of(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[str, Callable[[], object]]]:
-    start = _start_of(config)
-    yield from (
-        ("variables", partial(refuse_secrets, config)),
-        ("run folder", partial(refuse_sweep, config)),
-        ("submit options", partial(refuse_missing_python, config.launch)),
-        (INPUTS, partial(refuse_missing_environment, config.launch, start)),
-        (INPUTS, partial(refuse_missing_notify, config.launch, start)),
-        ("paths", partial(refuse_missing_inputs, config, start)),
-        ("paths", partial(refuse_offline, config, environ)),
-        (MODEL, partial(refuse_unsupported_model, config, start, environ)),
-        (INPUTS, partial(refuse_wrong_environments, config)),
-        (INPUTS, partial(refuse_unlike_vocabularies, config, start, environ)),
-        (INPUTS, partial(refuse_unreadable_data, config, start)),
-        (INPUTS, partial(refuse_wrong_share, config, start)),
-        (INPUTS, partial(refuse_wrong_rewards, config, start)),
-    )
 
 
 def input_findings(context: Context) -> list[Finding]:

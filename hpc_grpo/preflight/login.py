@@ -142,9 +142,9 @@ def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Ans
     if chosen is None:
         return skipped(check, "the partition is not known")
     limits = {f"partition {chosen.name}": chosen.max_minutes}
-    for association in partition.parse_associations(associations.text):
-        if association.is_charged(slurm, chosen):
-            limits[f"account {association.account}"] = association.max_minutes
+    for one in partition.parse_associations(associations.text):
+        if one.account.lower() == (slurm.account or "").lower() and one.partition in ("", chosen.name):
+            limits[f"account {one.account}"] = one.max_minutes
     for who, limit_min in limits.items():
         if limit_min is not None and slurm.time_min > limit_min:
             says = f"{slurm.time_min} min is more than {who} allows: {limit_min} min"

@@ -29,11 +29,6 @@ from hpc_grpo.system.hugging_face import find_model
 from hpc_grpo.system.processes import ProcessIdentity
 
 
-def new_nonce() -> str:
-    """Return eight characters for a file name."""
-    return secrets.token_urlsafe(6)
-
-
 @dataclass(frozen=True)
 class AttemptSetup:
     """Data that all parts of an attempt need.
@@ -51,7 +46,7 @@ class AttemptSetup:
     container: Container | None = None
     has_templates: bool = False
     stage: Stage = field(default_factory=Stage)
-    nonce: str = field(default_factory=new_nonce)
+    nonce: str = field(default_factory=lambda: secrets.token_urlsafe(6))
 
     @property
     def dir(self) -> Path:

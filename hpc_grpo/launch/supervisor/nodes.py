@@ -22,7 +22,7 @@ from hpc_grpo.launch.agent.program import Inside, LineReader, Program, inside_of
 from hpc_grpo.launch.agent.protocol import HEAD, NodeReport, Order
 from hpc_grpo.launch.agent.ray_command import DASHBOARD_HOST, node_address, ray_environment, refuse_without_dashboard
 from hpc_grpo.launch.supervisor.agent_link import AgentLink, Heartbeats
-from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup, new_nonce
+from hpc_grpo.launch.supervisor.attempt_setup import AttemptSetup
 from hpc_grpo.launch.supervisor.transitions import Loss
 from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.owner import make_private_dir
@@ -164,7 +164,7 @@ class Nodes:
         allocation = setup.place.remaining(setup.allocation, self.answering(), goes_on)
         if len(allocation.nodes) < (setup.launch.min_nodes or len(self.names)) or self.names[0] not in allocation.nodes:
             return None
-        return Nodes(replace(setup, allocation=allocation, nonce=new_nonce()))
+        return Nodes(replace(setup, allocation=allocation, nonce=secrets.token_urlsafe(6)))
 
     def head_environment(self) -> dict[str, str]:
         """Return the driver's environment: that of actors on the head node, where this process runs."""

@@ -239,17 +239,12 @@ def stop_here(run: RunDir) -> Iterator[str]:
         yield "Nothing of the run is left on this host." if is_led_here else "Nothing of the run is on this host."
     for path, process in found:
         is_owner = is_led_here and owner is not None and owner.pid == process.pid
-        if not is_owner and path.exists():  # Otherwise it ends by itself, because the head told it.
-            _send(process, signal.SIGTERM)
+        if not is_owner and path.exists() and process.has_process:  # else it ends by itself: the head told it
+            os.kill(process.pid, signal.SIGTERM)
         deadline = math.inf if is_owner else time.monotonic() + _ENDS_S
         while process.has_process and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if process.has_process:
-            _send(process, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
         path.unlink(missing_ok=True)
         yield f"{process.job_id} (process {process.pid}) has ended."
-
-
-def _send(process: LockOwner, number: int) -> None:
-    if process.has_process:
-        os.kill(process.pid, number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hpc_grpo.config import LaunchConfig, SlurmConfig
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.launch.place.slurm.text import fields, granted, minutes
+from hpc_grpo.launch.place.slurm.text import fields, granted_gpus, minutes
 from hpc_grpo.system.commands import Answer, run_command
 
 _DEADLINE_S = 10.0  # short: sbatch gives these answers in any case
@@ -43,7 +43,7 @@ class Partition:
     @property
     def gpus_per_node(self) -> int | None:
         """Return the average number of GPUs per node, rounded up; None if Slurm does not account for GPUs."""
-        total = granted(self.fields.get("TRES", ""), "gres/gpu")
+        total = granted_gpus(self.fields.get("TRES", ""))
         return -(-int(total) // max(1, self.num_nodes)) if total else None
 
     @property
@@ -65,11 +65,6 @@ class Association:
     account: str
     partition: str
     max_minutes: int | None
-
-    def is_charged(self, slurm: SlurmConfig, partition: Partition) -> bool:
-        """Return whether a job on `partition` is charged to it; False if launch.slurm.account does not say."""
-        is_named = slurm.account is not None and self.account.lower() == slurm.account.lower()
-        return is_named and self.partition in ("", partition.name)
 
 
 def ask_version() -> Answer:

@@ -113,7 +113,7 @@ def gpus_of_a_step(job: Mapping[str, str], num_nodes: int) -> int | None:
     per node. After --gpus a step would request the job's total, after --gpus-per-task one task's share, and after
     --exclusive none. In these cases it must request an even share of the granted GPUs.
     """
-    total = text.granted(job.get("TRES", job.get("AllocTRES", "")), "gres/gpu")
+    total = text.granted_gpus(job.get("TRES", job.get("AllocTRES", "")))
     asked_by_node = "gpu" in job.get("TresPerNode", "")
     asked_otherwise = any("gpu" in job.get(name, "") for name in ("TresPerJob", "TresPerTask"))
     if not total or (asked_by_node and not asked_otherwise):

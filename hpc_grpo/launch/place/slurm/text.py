@@ -103,14 +103,12 @@ def counts_per_node(text: str, num_nodes: int) -> tuple[int, ...]:
     return tuple(counts) if len(counts) == num_nodes else (counts[0],) * num_nodes
 
 
-def granted(tres: str, name: str) -> str:
-    """Return the amount of a resource in a TRES list, as Slurm writes it; "" if none.
+def granted_gpus(tres: str) -> str:
+    """Return the number of GPUs in a TRES list, as Slurm writes it; "" if none. Some sites count them by type alone.
 
-    A site may account for GPUs only by type.
-
-    >>> granted("cpu=16,mem=250G,gres/gpu:a=4,gres/gpu=8", "gres/gpu"), granted("gres/gpu:gh200=8", "gres/gpu")
+    >>> granted_gpus("cpu=16,mem=250G,gres/gpu:a=4,gres/gpu=8"), granted_gpus("gres/gpu:gh200=8")
     ('8', '8')
     """
     found = dict(entry.split("=", 1) for entry in tres.split(",") if "=" in entry)
-    typed = next((amount for key, amount in found.items() if key.startswith(f"{name}:")), "")
-    return found.get(name, typed)
+    typed = next((amount for key, amount in found.items() if key.startswith("gres/gpu:")), "")
+    return found.get("gres/gpu", typed)
