@@ -13,17 +13,7 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.foreign import foreign_options, translated
-from hpc_grpo.cli.options import (
-    CONFIG,
-    CONFIG_OR_RUN,
-    JSON,
-    OPTIONAL_CONFIG,
-    OVERRIDES,
-    complete,
-    echo,
-    echo_json,
-    run_unless_config,
-)
+from hpc_grpo.cli.options import CONFIG, CONFIG_OR_RUN, JSON, OVERRIDES, complete, echo, echo_json, run_unless_config
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import Config, LaunchConfig, to_yaml, with_overrides
 from hpc_grpo.config.describe import describe
@@ -227,7 +217,7 @@ def plan_text(plan: Plan) -> str:
 
 
 @click.command()
-@OPTIONAL_CONFIG
+@click.argument("optional_config", metavar="[CONFIG]", required=False, shell_complete=complete("configs"))
 @OVERRIDES
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Examine N nodes; on a login node in a short job.")
 @click.option(

@@ -8,19 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpc_grpo.cli.options import (
-    JSON,
-    ROOT,
-    RUNS,
-    complete,
-    echo,
-    echo_json,
-    find_runs,
-    open_runs,
-    runs_below,
-    runs_root,
-    say_no_runs,
-)
+from hpc_grpo.cli.options import JSON, ROOT, RUNS, complete, echo, echo_json, find_runs, open_runs, say_no_runs
 from hpc_grpo.run.checkpoint import remove_checkpoint
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.retention import Removable, refuse_unless_newest_is_whole, removable, usage
@@ -37,7 +25,7 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
 
     The name of a sweep stands for its runs.
     """
-    runs = find_runs(run_names, root) if run_names else runs_below(root or runs_root())
+    runs = find_runs(run_names, root)
     found = [(run, usage(run), removable(run)) for run in runs]
     if as_json:
         values = [

@@ -59,9 +59,6 @@ RUN = click.argument("run_name", metavar="RUN", shell_complete=complete("runs"))
 RUNS = click.argument("run_names", nargs=-1, metavar="[RUN]...", shell_complete=complete("runs"))
 CONFIG = click.argument("config_name", metavar="CONFIG", shell_complete=complete("configs"))
 CONFIG_OR_RUN = click.argument("config_name", metavar="CONFIG|RUN", shell_complete=complete("configs", "runs"))
-OPTIONAL_CONFIG = click.argument(
-    "optional_config", metavar="[CONFIG]", required=False, shell_complete=complete("configs")
-)
 SET = click.option("--set", "sets", multiple=True, hidden=True, help="Before: KEY=VALUE without it.")
 OVERRIDES = together(
     click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete("keys")), SET, _after_sets
@@ -72,13 +69,14 @@ ROOT = click.option(
     help=f"Folder with the runs; default: ${RUNS_ROOT_VARIABLE} or ./runs.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, null where a value is unknown.")
-ACCEPT_CHANGES = click.option(
-    "--accept-changes",
-    "accepts_changes",
-    is_flag=True,
-    help="Continue although data, tokenizer, rewards or package have changed since the start; record the changes.",
-)
 DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Module or .py file; for tests.")
+STARTS_RUN = together(
+    click.option(
+        "--accept-changes", "accepts_changes", is_flag=True,
+        help="Continue although data, tokenizer, rewards or package have changed since the start; record the changes.",
+    ),
+    DRIVER,
+)  # fmt: skip
 
 
 class PlainGroup(click.Group):
@@ -148,10 +146,12 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
 
 
 def find_runs(names: Sequence[str], root: Path | None = None) -> list[RunDir]:
-    """Return the runs that names stand for, each once: RUN is one, and a sweep stands for its runs.
+    """Return the runs that names stand for, each once; without names those below `root`, or the default folder.
 
-    Raises ConfigError as `find_run` does.
+    RUN is one run, and a sweep stands for its runs. Raises ConfigError as `find_run` does.
     """
+    if not names:
+        return runs_below(root or runs_root())
     return list(dict.fromkeys(run for name in names for run in find_sweep(name, root) or [find_run(name, root)]))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from hpc_grpo.cli.options import ACCEPT_CHANGES, CONFIG, DRIVER, OVERRIDES, PlainGroup, echo
+from hpc_grpo.cli.options import CONFIG, OVERRIDES, STARTS_RUN, PlainGroup, echo
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.cli.train import start_training
 from hpc_grpo.errors import ConfigError
@@ -24,8 +24,7 @@ from hpc_grpo.run.paths import RunDir
 @click.command()
 @CONFIG
 @OVERRIDES
-@ACCEPT_CHANGES
-@DRIVER
+@STARTS_RUN
 def pod(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
     """Train on pods: the same command on each of them, in any order.
 
@@ -48,8 +47,7 @@ def host() -> None:
 @host.command()
 @CONFIG
 @OVERRIDES
-@ACCEPT_CHANGES
-@DRIVER
+@STARTS_RUN
 def head(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
     """Lead the run from this host: waits for launch.num_nodes - 1 workers, then trains. Port: RAY_HEAD_PORT."""
     _lead(_request(config_name, overrides, _role_by_hand()), accepts_changes, driver)

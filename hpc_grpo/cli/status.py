@@ -52,7 +52,7 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
     """
     if why and (asks_slurm or not run_names):
         raise click.UsageError("--why needs a RUN, and goes without --slurm.")
-    runs = find_runs(run_names, root) if run_names else runs_below(root or runs_root())
+    runs = find_runs(run_names, root)
     if why:
         from hpc_grpo.report.explain import explained, explained_facts
 

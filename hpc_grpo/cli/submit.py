@@ -12,11 +12,10 @@ import click
 
 from hpc_grpo.cli.check import plan_text
 from hpc_grpo.cli.options import (
-    ACCEPT_CHANGES,
     CONFIG_OR_RUN,
-    DRIVER,
     OVERRIDES,
     RUN,
+    STARTS_RUN,
     echo,
     find_sweep,
     open_run,
@@ -93,8 +92,7 @@ from hpc_grpo.types import GIB
     "--dry-run", is_flag=True, help="Print the job script, the plan and what submit would refuse (ends with 78)."
 )
 @click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start, and do nothing.")
-@ACCEPT_CHANGES
-@DRIVER
+@STARTS_RUN
 def submit(
     config_name: str,
     overrides: tuple[str, ...],

@@ -12,16 +12,7 @@ from typing import NoReturn
 
 import click
 
-from hpc_grpo.cli.options import (
-    ACCEPT_CHANGES,
-    CONFIG_OR_RUN,
-    DRIVER,
-    OVERRIDES,
-    RUN,
-    echo,
-    open_run,
-    run_unless_config,
-)
+from hpc_grpo.cli.options import CONFIG_OR_RUN, OVERRIDES, RUN, STARTS_RUN, echo, open_run, run_unless_config
 from hpc_grpo.cli.request import Request, load_request
 from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.launch.chain.link import LinkJob
@@ -44,8 +35,7 @@ _LOOK_S = 0.2
 @CONFIG_OR_RUN
 @OVERRIDES
 @click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted for the run alone.")
-@ACCEPT_CHANGES
-@DRIVER
+@STARTS_RUN
 def train(config_name: str, overrides: tuple[str, ...], link: bool, accepts_changes: bool, driver: str) -> None:
     """Train here: on this machine, or on all nodes of the Slurm allocation this shell is in.
 

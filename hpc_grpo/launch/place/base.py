@@ -81,6 +81,7 @@ LOST_CODE = 255
 """Exit code of a start command whose connection broke: ssh's, and that of nodes that dialed in."""
 AGENT_ENDED = "its agent ended with exit code"
 """The first words on an agent whose start command ended, before the exit code."""
+LOST_AGENT = f"{AGENT_ENDED} {LOST_CODE}"
 
 
 class Place(Protocol):

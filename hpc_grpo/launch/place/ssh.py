@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import ConfigError, NodesUnavailableError
 from hpc_grpo.launch.environment import is_allowed
-from hpc_grpo.launch.place.base import AGENT_ENDED, LOST_CODE, Allocation
+from hpc_grpo.launch.place.base import LOST_AGENT, Allocation
 from hpc_grpo.launch.place.local import LocalPlace, is_own_address
 from hpc_grpo.run.lock import LockOwner
 from hpc_grpo.system.commands import MARK, Answer, marked, run_command
@@ -109,7 +109,7 @@ class SshPlace(LocalPlace):
         return {name: value for name, value in kept.items() if name not in _OF_THE_MACHINE}
 
     def is_node_failure(self, said: str) -> bool:
-        return said.startswith(f"{AGENT_ENDED} {LOST_CODE}")
+        return said.startswith(LOST_AGENT)
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         left, lost = before.only(answering), [node for node in before.nodes if node not in answering]

@@ -24,7 +24,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.base import LOST_CODE
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.owner import make_private_dir
-from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer
+from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer, judge
 
 TOKEN_VARIABLE = "HPC_GRPO_TOKEN"
 MAGIC = b"hpc-grpo join 1\n"
@@ -56,6 +56,16 @@ def prove_to_head(connection: socket.socket, token: bytes) -> None:
     if not hmac.compare_digest(answered, expected):
         raise NotProvedError("the head does not know the token of this run")
     connection.settimeout(None)
+
+
+def prove_to_worker(connection: socket.socket, token: bytes) -> bool:
+    """Do the head's part. Return whether the worker knows the token. Raises EOFError and OSError if it leaves."""
+    connection.settimeout(HANDSHAKE_S)
+    nonce = os.urandom(NONCE_BYTES)
+    connection.sendall(MAGIC + nonce)
+    proof = judge(token, MAGIC, nonce, read_exactly(connection, NONCE_BYTES + PROOF_BYTES))
+    connection.sendall(proof)
+    return proof != REFUSAL
 
 
 def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:

@@ -7,7 +7,6 @@ nothing, has ten seconds, and shares a few places with others of its address.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import socketserver
@@ -17,17 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpc_grpo.errors import EXIT_CONFIG, NodesUnavailableError
-from hpc_grpo.launch.place.joined.connection import (
-    HANDSHAKE_S,
-    MAGIC,
-    Hello,
-    farewell,
-    how_ended,
-    notice_cuts,
-    read_exactly,
-    read_line,
-)
-from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, ProvedServer, judge
+from hpc_grpo.launch.place.joined.connection import Hello, farewell, how_ended, notice_cuts, prove_to_worker, read_line
+from hpc_grpo.system.proof import ProvedServer
 from hpc_grpo.system.say import say
 
 _MOST_NAMED = 1000
@@ -174,13 +164,8 @@ class _Caller(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         gate, connection = self.server, self.request
         with contextlib.suppress(OSError, EOFError, ValueError):  # it has left, is late, or talks of something else
-            connection.settimeout(HANDSHAKE_S)
-            nonce = os.urandom(NONCE_BYTES)
-            connection.sendall(MAGIC + nonce)
-            answer = judge(gate.token, MAGIC, nonce, read_exactly(connection, NONCE_BYTES + PROOF_BYTES))
-            connection.sendall(answer)
-            if answer == REFUSAL:
+            if prove_to_worker(connection, gate.token):
+                gate.leave_unproved(connection)
+                gate.let_in(connection, read_line(connection, _MOST_HELLO_BYTES))
+            else:
                 gate.note_stranger(self.client_address[0])
-                return
-            gate.leave_unproved(connection)
-            gate.let_in(connection, read_line(connection, _MOST_HELLO_BYTES))

@@ -21,16 +21,7 @@ from typing import IO
 from hpc_grpo import __version__
 from hpc_grpo.config import LaunchConfig
 from hpc_grpo.errors import EndAskedError, NodesUnavailableError
-from hpc_grpo.launch.place.base import (
-    AGENT_ENDED,
-    LOST_CODE,
-    Allocation,
-    End,
-    NodeConnection,
-    NodeResources,
-    Place,
-    place_kind,
-)
+from hpc_grpo.launch.place.base import LOST_AGENT, Allocation, End, NodeConnection, NodeResources, Place, place_kind
 from hpc_grpo.launch.place.joined.connection import LEFT, TOKEN_VARIABLE, JoinedProcess, farewell, make_token
 from hpc_grpo.launch.place.joined.gate import Gate
 from hpc_grpo.launch.place.joined.roles import interface_of, node_name
@@ -126,7 +117,7 @@ class JoinedPlace(Place):
         return self._interfaces.get(node)
 
     def is_node_failure(self, said: str) -> bool:
-        return said.startswith(f"{AGENT_ENDED} {LOST_CODE}") or said.endswith(LEFT)
+        return said.startswith(LOST_AGENT) or said.endswith(LEFT)
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         wait_s = max(self._launch.rejoin_s, _REDIAL_S)
