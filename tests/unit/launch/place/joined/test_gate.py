@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hpc_grpo.errors import NodesUnavailableError
-from hpc_grpo.launch.place.joined import gate as gates
+from hpc_grpo.launch.place.joined import connection
 from hpc_grpo.launch.place.joined.connection import MAGIC, Hello, NotProvedError, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.gate import Gate
 from hpc_grpo.system.proof import MOST_OF_ADDRESS, MOST_UNPROVED, NONCE_BYTES, REFUSAL, answer, proof
@@ -83,7 +83,7 @@ def test_a_heads_proof_does_not_serve_as_a_workers() -> None:
 
 
 def test_who_says_nothing_is_hung_up_on(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.2)
     silent = dial(gate)
     read_exactly(silent, len(MAGIC) + NONCE_BYTES)
     assert silent.recv(1) == b""
