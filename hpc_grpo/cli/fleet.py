@@ -13,7 +13,7 @@ import click
 
 from hpc_grpo.cli.options import JSON, OVERRIDES, PlainGroup, echo, echo_json
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.report.logs import tail_and_end
+from hpc_grpo.report.logs import GrowingFile
 
 try:
     from rich.console import Console
@@ -25,7 +25,7 @@ try:
     from hpc_grpo.fleet.dispatch import Dispatcher
     from hpc_grpo.fleet.doorbell import announce
     from hpc_grpo.fleet.jobs import count_jobs, find_job, job_attempts, list_jobs, submit_job
-    from hpc_grpo.fleet.logs import JobLogs, read_from
+    from hpc_grpo.fleet.logs import JobLogs
     from hpc_grpo.fleet.machine import fetch_host_key, pinned
     from hpc_grpo.fleet.poll import Poller, Requeuer
     from hpc_grpo.fleet.settings import SETTINGS, fleet_folder, open_fleet, template
@@ -306,17 +306,15 @@ def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, l
     if not path.exists() and not follows:
         echo(f"There is no log of it here (yet); it is {row['status']}.", err=True)
         return
-    text, offset = tail_and_end(path, lines)
-    shown = path.resolve()
-    echo(text, nl=False)
+    file = GrowingFile(path.resolve(), lines)
+    echo(file.read(), nl=False)
     while follows and (row["status"] in ("queued", "running") or row["retry_at"] is not None):
         time.sleep(1.0)
         row = find_job(database, job_id)
-        if path.resolve() != shown:  # a newer attempt's, from its beginning
-            shown, offset = path.resolve(), 0
-        more = read_from(shown, offset)
-        offset += len(more)
-        echo(more.decode(errors="replace"), nl=False)
+        if path.resolve() != file.path:  # a newer attempt's, from its beginning
+            file = GrowingFile(path.resolve(), None)
+        while text := file.read():
+            echo(text, nl=False)
 
 
 @fleet.command()

@@ -41,13 +41,3 @@ class JobLogs:
                 beside.symlink_to(path.relative_to(self._folder))
                 beside.replace(link)
         return self.size(seen.key) >= seen.log_size
-
-
-def read_from(path: Path, offset: int) -> bytes:
-    """Return the bytes of a log from `offset` on; none without a log."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read()
-    except FileNotFoundError:
-        return b""

@@ -81,7 +81,7 @@ def tail_and_end(path: Path, num_lines: int, max_bytes: int = _MAX_TAIL_BYTES) -
     return "\n".join(lines[-kept:]) if num_lines else "", start + len(data)
 
 
-class _GrowingFile:
+class GrowingFile:
     """Follows the text appended to a file, which may not exist yet. Starts at the beginning or at the last lines."""
 
     def __init__(self, path: Path, num_lines: int | None) -> None:
@@ -115,10 +115,10 @@ def follow(
     They are the logs of one attempt or, without `attempt`, of the newest and all later ones. Each file's path precedes
     its text. Raises ConfigError for a node that the first attempt does not have; in later attempts, waits for the node.
     """
-    number, files, shown = 0, list[_GrowingFile](), Path()
+    number, files, shown = 0, list[GrowingFile](), Path()
     if (folder := attempt_dir(run, attempt)) is not None:
         number = int(folder.name.split("-")[0])
-        files = [_GrowingFile(path, num_lines) for path in log_files(folder, node)]
+        files = [GrowingFile(path, num_lines) for path in log_files(folder, node)]
     while True:
         records, now = read_records(run), time.time()  # before the last read
         ended = [each.attempt for each in records.attempts if not records.is_running(each, now)]
@@ -136,7 +136,7 @@ def follow(
             number, folder = next(later, (number, None))
             if folder is None:
                 break
-            files = [_GrowingFile(path, None) for path in log_files(folder, node)]
+            files = [GrowingFile(path, None) for path in log_files(folder, node)]
         if over:
             return
         sleep(_POLL_S)
