@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from hpc_grpo.cli.options import JSON, PlainGroup, echo, echo_json, together
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import RewardConfig
+from hpc_grpo.config.yaml_text import read_value
 from hpc_grpo.errors import ConfigError, RewardError
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH
@@ -194,10 +194,7 @@ def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:
         key, separator, value = pair.partition("=")
         if not separator:
             raise ConfigError(f"{option} {pair!r} must be KEY=VALUE, such as {option} letters=ABCD.")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{option} {pair!r}: the value is not YAML: {error}. Put a text in quotes.") from error
+        found[key] = read_value(value, f"{option} {pair!r}")
     return found
 
 

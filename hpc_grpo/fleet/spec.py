@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config.load import overridden, read_layers, shipped_config, to_yaml
+from hpc_grpo.config.load import overridden, read_layers, shipped_config
+from hpc_grpo.config.yaml_text import read_value
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.attempt_folder import CONFIG_FILE
 from hpc_grpo.fleet.messages import AttemptKey, file_name
@@ -52,16 +53,16 @@ def make_spec(job: Mapping[str, Any], gpus: tuple[int, ...], settings: FleetSett
 def config_text(path: Path) -> str:
     """Return the text of a config file for a job, merged over its base files."""
     text = path.read_text()
-    values = _yaml(text, "config")
-    return to_yaml(read_layers(path)) if isinstance(values, dict) and "base" in values else text
+    values = read_value(text, "config")
+    return toread_value(read_layers(path)) if isinstance(values, dict) and "base" in values else text
 
 
 def secrets_of(job: Mapping[str, Any]) -> list[str]:
     """Return the keys of a job's config, overrides and other texts that hold a secret."""
     pairs = [override.partition("=")[::2] for override in _overrides_of(job)]
-    found = [each for key, value in pairs for each in secret_keys(_yaml(value, key), key, key.rpartition(".")[2])]
+    found = [each for key, value in pairs for each in secret_keys(read_value(value, key), key, key.rpartition(".")[2])]
     texts = {name: value for name, value in job.items() if name not in ("config", "overrides", "job_id")}
-    return [*secret_keys(_yaml(job["config"], "config")), *found, *secret_keys(texts)]
+    return [*secret_keys(read_value(job["config"], "config")), *found, *secret_keys(texts)]
 
 
 def _overrides_of(job: Mapping[str, Any]) -> list[str]:
@@ -81,11 +82,13 @@ def _run_of(config: str, overrides: list[str]) -> dict[str, str]:
 
     A name in the config alone does not count: all jobs of the config would share a folder below the VM's `runs`.
     """
-    values = _yaml(config, "config")
+    values = read_value(config, "config")
     run = values.get("run") if isinstance(values, dict) else None
     found = {key: str(run[key]) for key in ("name", "root") if isinstance(run, dict) and run.get(key)}
     pairs = dict(override.partition("=")[::2] for override in overrides)
-    found |= {key: str(_yaml(pairs[f"run.{key}"], f"run.{key}")) for key in ("name", "root") if f"run.{key}" in pairs}
+    found |= {
+        key: str(read_value(pairs[f"run.{key}"], f"run.{key}")) for key in ("name", "root") if f"run.{key}" in pairs
+    }
     if "root" not in found and "run.name" not in pairs:
         found.pop("name", None)
     return found
@@ -96,7 +99,7 @@ def _refuse_several_nodes(job: Mapping[str, Any], overrides: list[str]) -> None:
 
     Files on the VM that the job names, or builds on, are not checked here.
     """
-    values = _yaml(job["config"], "config")
+    values = read_value(job["config"], "config")
     if not job["config"] and (shipped := shipped_config(job["config_name"])) is not None:
         values = read_layers(shipped)
     of_launch = [override for override in overrides if re.match(r"launch[.=]", override)]
@@ -109,12 +112,3 @@ def _refuse_several_nodes(job: Mapping[str, Any], overrides: list[str]) -> None:
             f"{rule} in a job of the fleet, whose GPUs are all of one VM: give launch.num_nodes=1 launch.hosts=[], "
             f"and ask for more GPUs with --gpus."
         )
-
-
-def _yaml(text: str, what: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"The job's {what} is no YAML: {error}") from error

@@ -102,7 +102,7 @@ def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
         ({"model": "m", "dataset": "d"}, "needs reward_function"),
         ({"config_name": "c", "overrides": "lr=3"}, "JSON list of KEY=VALUE"),
         ({"config_name": "c", "overrides": '["--driver=x"]'}, "JSON list of KEY=VALUE"),
-        ({"config_name": "c", "overrides": '["run.name=["]'}, "run.name is no YAML"),
+        ({"config_name": "c", "overrides": '["run.name=["]'}, "run.name: the value is not valid YAML"),
         ({"config": "a: [", "model": "m"}, "no YAML"),
         ({"config": "launch: {num_nodes: 2}"}, "launch.num_nodes = 2 must be 1"),
         ({"config_name": "c", "overrides": '["launch.num_nodes=4"]'}, "launch.num_nodes = 4 must be 1"),
