@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config.load import overridden, read_layers, shipped_config
+from hpc_grpo.config.load import overridden, read_layers, shipped_config, to_yaml
 from hpc_grpo.config.yaml_text import read_value
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.fleet.attempt_folder import CONFIG_FILE
@@ -54,7 +54,7 @@ def config_text(path: Path) -> str:
     """Return the text of a config file for a job, merged over its base files."""
     text = path.read_text()
     values = read_value(text, "config")
-    return toread_value(read_layers(path)) if isinstance(values, dict) and "base" in values else text
+    return to_yaml(read_layers(path)) if isinstance(values, dict) and "base" in values else text
 
 
 def secrets_of(job: Mapping[str, Any]) -> list[str]:
@@ -86,9 +86,8 @@ def _run_of(config: str, overrides: list[str]) -> dict[str, str]:
     run = values.get("run") if isinstance(values, dict) else None
     found = {key: str(run[key]) for key in ("name", "root") if isinstance(run, dict) and run.get(key)}
     pairs = dict(override.partition("=")[::2] for override in overrides)
-    found |= {
-        key: str(read_value(pairs[f"run.{key}"], f"run.{key}")) for key in ("name", "root") if f"run.{key}" in pairs
-    }
+    given = {key: f"run.{key}" for key in ("name", "root") if f"run.{key}" in pairs}
+    found |= {key: str(read_value(pairs[override], override)) for key, override in given.items()}
     if "root" not in found and "run.name" not in pairs:
         found.pop("name", None)
     return found
