@@ -26,11 +26,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         written: set[str] = set()
-        for key, _ in node.value:
+        for key in (each for each, _ in node.value if isinstance(each.value, str)):  # YAML refuses lists as keys
             if key.value in written and key.tag != _MERGE:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark)
-            if isinstance(key.value, str):
-                written.add(key.value)
+            written.add(key.value)
         return super().construct_mapping(node, deep)
 
 
