@@ -10,7 +10,7 @@ import click
 
 from hpc_grpo.cli.options import open_run, slurm_overrides, slurm_time
 from hpc_grpo.cli.request import load_request
-from hpc_grpo.config import LaunchConfig, load_launch
+from hpc_grpo.config import load_launch
 from hpc_grpo.config.yaml_text import read_yaml
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place import queue_of
@@ -46,7 +46,14 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
     if run_name is None:
         if node is not None:
             raise ConfigError("--node names a node of a running job: give RUN too. To allocate nodes, use --nodes N.")
-        become(allocation_command(_launch(optional_config, [*_FOR_A_SHELL, *overrides])), os.environ)
+        words = [*_FOR_A_SHELL, *overrides]
+        if optional_config is not None and optional_config.endswith(".sh"):
+            request = load_request(optional_config, words)
+            os.environ.update(request.exported)
+            launch = request.config.launch
+        else:  # a config that may hold nothing but a launch section, or the defaults
+            launch = load_launch(optional_config, words)
+        become(allocation_command(launch), os.environ)
     if overrides or optional_config:
         raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
     run = open_run(run_name)
@@ -63,12 +70,3 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
         raise ConfigError(f"--node = {node!r} must be a node of job {attempt.job_id}: {', '.join(attempt.nodes)}.")
     python = (read_yaml(run.config).get("launch") or {}).get("python")  # of any version's run
     become(attach_command(attempt.job_id, node or attempt.nodes[0], python), os.environ)
-
-
-def _launch(optional_config: str | None, overrides: list[str]) -> LaunchConfig:
-    """Return the launch section of a config, which may hold nothing else, or the defaults without one."""
-    if optional_config is None or not optional_config.endswith(".sh"):
-        return load_launch(optional_config, overrides)
-    request = load_request(optional_config, overrides)
-    os.environ.update(request.exported)
-    return request.config.launch

@@ -6,11 +6,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -31,12 +30,9 @@ from hpc_grpo.cli.options import (
 )
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.report.logs import attempt_dir, follow, is_of_an_actor, log_files, ray_logs, tail, why_no_attempt
-from hpc_grpo.report.status import RunRecords, read_records, status_facts, status_table, summarize
+from hpc_grpo.report.status import read_records, status_facts, status_table, summarize
 from hpc_grpo.report.watch import watch_plainly
 from hpc_grpo.system.say import undrawn
-
-if TYPE_CHECKING:
-    from hpc_grpo.report.queue import QueueReport
 
 
 @click.command()
@@ -63,9 +59,15 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
         return
     records = [read_records(run) for run in runs]
     summaries = [summarize(each, time.time()) for each in records]
-    queue = _queue(records) if asks_slurm and (runs or as_json) else None
-    if queue is not None:
-        summaries = queue.corrected(summaries)
+    queue = None
+    if asks_slurm and (runs or as_json):
+        from hpc_grpo.report.queue import ask_about
+
+        try:
+            queue = ask_about(records)
+            summaries = queue.corrected(summaries)
+        except LaunchError as error:
+            echo(f"Without Slurm's word: {error}", err=True)
     if as_json:
         echo_json(status_facts(summaries, queue.values() if queue else None))
         return
@@ -128,7 +130,18 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, nu
             for text in follow(run, node=node, attempt=attempt, num_lines=num_lines):
                 echo(undrawn(text), nl=False)
     elif folder is not None:
-        _print_logs(folder, node, num_lines)
+        kept = ray_logs(folder, node) if node is not None else []
+        for path in [*log_files(folder, node), *filter(is_of_an_actor, kept)]:
+            if node is not None:
+                echo(f"==> {path} <==")
+            if not path.exists():
+                hint = "" if node else " --node NAME shows a node's logs."
+                echo(f"{path} is not there (yet).{hint}", err=True)
+            echo(undrawn(tail(path, num_lines)), nl=False)
+        if kept:
+            echo("All of Ray's logs of the node:")
+            for path in kept:
+                echo(f"{path.stat().st_size:>12,} bytes  {path}")
 
 
 @click.command("report")
@@ -185,29 +198,3 @@ def compare(run_names: tuple[str, ...], as_json: bool) -> None:
         echo_json(asdict(found))
     else:
         echo(found)
-
-
-def _queue(records: Sequence[RunRecords]) -> QueueReport | None:
-    """Ask the scheduler; where it does not answer say so, and go on without."""
-    from hpc_grpo.report.queue import ask_about
-
-    try:
-        return ask_about(records)
-    except LaunchError as error:
-        echo(f"Without Slurm's word: {error}", err=True)
-        return None
-
-
-def _print_logs(folder: Path, node: str | None, num_lines: int) -> None:
-    kept = ray_logs(folder, node) if node is not None else []
-    for path in [*log_files(folder, node), *filter(is_of_an_actor, kept)]:
-        if node is not None:
-            echo(f"==> {path} <==")
-        if not path.exists():
-            hint = "" if node else " --node NAME shows a node's logs."
-            echo(f"{path} is not there (yet).{hint}", err=True)
-        echo(undrawn(tail(path, num_lines)), nl=False)
-    if kept:
-        echo("All of Ray's logs of the node:")
-        for path in kept:
-            echo(f"{path.stat().st_size:>12,} bytes  {path}")
