@@ -48,7 +48,7 @@ def read_value(text: str, origin: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: the value is not valid YAML: {error}. Put a text in quotes.") from error
+        raise ConfigError(f"{origin}: the value is not valid YAML: {error}\nPut a text in quotes.") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
