@@ -253,7 +253,7 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None =
         if skip:
             skip -= 1
             continue
-        ports = RayPorts(*range(base, base + _NUM_FIXED_PORTS + 1), last_worker=base + stride - 1)
+        ports = RayPorts(*range(base, base + _NUM_FIXED_PORTS + 1), base + stride - 1)
         return replace(ports, dashboard=preferred or ports.dashboard)
     raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}.")
 
