@@ -40,7 +40,7 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
     try:
         allocation = place.allocation()
     except LaunchError as error:
-        return [Group(NODES, (failure("allocation", str(error), "leave this shell for a login node's"),))]
+        return [Group(NODES, (failure(str(error), "leave this shell for a login node's").of("allocation"),))]
     num_nodes = max(asked_nodes or 1, context.launch.num_nodes)
     partitions = ask_partitions() if place.queue is None else None
     login_group = login.login_group(context, num_nodes, partitions)
@@ -55,10 +55,10 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
         return [login_group, *examine_here(place, allocation.nodes, context)]
     if asked_nodes is None:
         why = "a login node: --nodes N examines N compute nodes in a short job"
-        return [login_group, Group(NODES, (skipped("nodes", why),))]
+        return [login_group, Group(NODES, (skipped(why).of("nodes"),))]
     if stopped := [f.check for f in login_group.findings if f.status == "failure" and f.check in login.NEEDED_BY_A_JOB]:
         why = f"no job was submitted; first mend: {', '.join(stopped)}"
-        return [login_group, Group(NODES, (skipped("nodes", why),))]
+        return [login_group, Group(NODES, (skipped(why).of("nodes"),))]
     os.environ.update(context.environ)  # a job starts with what a .sh config exports
     return [login_group, *examine_in_job(context, asked_nodes, wait_min, tell)]
 
@@ -74,7 +74,7 @@ def examine_here(place: Place, nodes: Sequence[str], context: Context) -> list[G
         return examine(place, nodes, context, own_folder(context.root))
     except OSError as error:
         fix = "look at the allocation by hand: srun --overlap hostname"
-        return [Group(NODES, (failure("answers", f"no process could be started on the nodes: {error}", fix),))]
+        return [Group(NODES, (failure(f"no process could be started on the nodes: {error}", fix).of("answers"),))]
 
 
 def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
@@ -144,4 +144,4 @@ def _call_off(job_id: str) -> str:
 
 
 def _job_failure(says: str, fix: str) -> list[Group]:
-    return [Group(NODES, (failure("job", says, fix),))]
+    return [Group(NODES, (failure(says, fix).of("job"),))]

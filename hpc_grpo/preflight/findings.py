@@ -11,7 +11,7 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,10 @@ class Finding:
     status: Status
     says: str
     fix: str = ""
+
+    def of(self, check: str) -> Finding:
+        """Name the check. Who calls a check knows its name."""
+        return replace(self, check=check)
 
 
 @dataclass(frozen=True)
@@ -76,20 +80,20 @@ class Context:
         return job_environ(self.environ, self.launch.env)
 
 
-def ok(check: str, says: str) -> Finding:
-    return Finding(check, "ok", says)
+def ok(says: str) -> Finding:
+    return Finding("", "ok", says)
 
 
-def warning(check: str, says: str, fix: str) -> Finding:
-    return Finding(check, "warning", says, fix)
+def warning(says: str, fix: str) -> Finding:
+    return Finding("", "warning", says, fix)
 
 
-def failure(check: str, says: str, fix: str) -> Finding:
-    return Finding(check, "failure", says, fix)
+def failure(says: str, fix: str) -> Finding:
+    return Finding("", "failure", says, fix)
 
 
-def skipped(check: str, why: str) -> Finding:
-    return Finding(check, "skipped", why)
+def skipped(why: str) -> Finding:
+    return Finding("", "skipped", why)
 
 
 def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) -> Finding:
@@ -101,25 +105,25 @@ def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) ->
             found.append(run())
         except (HpcGrpoError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
             fix = "mend what it names; if that is not on your side, report it with this line"
-            found.append(failure(check, f"the check itself failed: {type(error).__name__}: {error}", fix))
+            found.append(failure(f"the check itself failed: {type(error).__name__}: {error}", fix))
 
     worker = threading.Thread(target=note, daemon=True)  # nothing interrupts a call on a file system that hangs
     worker.start()
     worker.join(deadline_s)
     if not found:
         fix = "look by hand whether a file system it looks at hangs (df), then whether the scheduler answers"
-        return failure(check, f"the check did not end within {deadline_s:.0f} s", fix)
-    return found[0]
+        found.append(failure(f"the check did not end within {deadline_s:.0f} s", fix))
+    return found[0].of(check)
 
 
 def has_failure(groups: Iterable[Group]) -> bool:
     return any(finding.status == "failure" for group in groups for finding in group.findings)
 
 
-def merged(by_node: Mapping[str, Finding]) -> Finding:
+def merged(check: str, by_node: Mapping[str, Finding]) -> Finding:
     """Return one finding for all nodes: the worst status, with the nodes that have it.
 
-    >>> merged({"a": ok("gpus", "4 idle"), "b": ok("gpus", "4 idle")}).says
+    >>> merged("gpus", {"a": ok("4 idle"), "b": ok("4 idle")}).says
     '4 idle, on both nodes'
     """
     status = min((finding.status for finding in by_node.values()), key=_WORST_FIRST.index)
@@ -136,7 +140,7 @@ def merged(by_node: Mapping[str, Finding]) -> Finding:
         texts = [f"{_first(nodes, ', ', ' and')}: {text}" for text, nodes in nodes_by_text.items()]
         says = _first(texts, "; ", "; and")
     fixes = list(dict.fromkeys(finding.fix for finding in worst.values() if finding.fix))
-    return Finding(first.check, status, says, "; ".join(fixes[:MAX_NAMED_NODES]))
+    return Finding(check, status, says, "; ".join(fixes[:MAX_NAMED_NODES]))
 
 
 def _first(texts: Sequence[str], between: str, last: str) -> str:

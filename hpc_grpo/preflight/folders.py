@@ -57,16 +57,16 @@ def run_folder_finding(root: Path) -> Finding:
     """Check that run directories can be made below `run.root`, and that other nodes can see them."""
     folder = existing(root)
     if error := write_error(folder):
-        return failure("run folder", f"{folder} cannot be written: {error}", "set run.root to a folder you can write")
+        return failure(f"{folder} cannot be written: {error}", "set run.root to a folder you can write")
     return judged_run_folder(root, file_system(folder), free_gib(folder))
 
 
 def judged_run_folder(root: Path, kind: str, num_free_gib: float) -> Finding:
     """Judge a run folder by the `kind` of its file system and its free space."""
-    check, says = "run folder", f"{root} is on {kind}, {num_free_gib:.0f} GiB free"
+    says = f"{root} is on {kind}, {num_free_gib:.0f} GiB free"
     if kind in NODE_LOCAL:
         fix = "set run.root to a folder on a shared file system"
-        return warning(check, f"{says}: other nodes do not see it", fix)
+        return warning(f"{says}: other nodes do not see it", fix)
     if num_free_gib < _LEAST_FREE_GIB:
-        return warning(check, says, "make room, or set run.root elsewhere: a full disk pauses checkpoints")
-    return ok(check, says)
+        return warning(says, "make room, or set run.root elsewhere: a full disk pauses checkpoints")
+    return ok(says)

@@ -140,7 +140,7 @@ def input_findings(context: Context) -> list[Finding]:
     }
     config = context.config
     if config is None:
-        return [skipped(check, context.why_no_config) for check in judges]
+        return [skipped(context.why_no_config).of(check) for check in judges]
     return [guarded(check, partial(judge, config, context)) for check, judge in judges.items()]
 
 
@@ -148,45 +148,45 @@ def model_finding(config: Config, context: Context) -> Finding:
     """Check that `model.path` is a model's folder, or in the cache that the job will use."""
     environ = context.job_environ
     if missing := _missing_paths(config, "model."):
-        return failure(MODEL, missing, "set model.path to the folder of a model")
+        return failure(missing, "set model.path to the folder of a model")
     try:
         folder = find_model(config.model.path, environ).absolute()
     except ConfigError:
-        return _not_cached(MODEL, config.model.path, hub_cache(environ), environ)
+        return _not_cached(config.model.path, hub_cache(environ), environ)
     if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
-        return failure(MODEL, f"{folder} has a config.json but no weights", _PREFETCH)
+        return failure(f"{folder} has a config.json but no weights", _PREFETCH)
     for error in refusals([config], context.environ, only=MODEL):
-        return failure(MODEL, str(error), "correct what it names")
-    return ok(MODEL, f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
+        return failure(str(error), "correct what it names")
+    return ok(f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
 
 
 def data_finding(config: Config, context: Context) -> Finding:
     """Check that the config's data sets are files, folders, or in the job's cache."""
     environ = context.job_environ
     if missing := _missing_paths(config, "data."):
-        return failure(DATA, missing, "set data.train.path and data.eval.path")
+        return failure(missing, "set data.train.path and data.eval.path")
     items = [item for item in items_of(config, Path.cwd()) if item.source is not None]
     if to_fetch := [item.name for item in items if not _is_here(item, environ)]:
-        return _not_cached(DATA, " and ".join(to_fetch), datasets_cache(environ), environ)
+        return _not_cached(" and ".join(to_fetch), datasets_cache(environ), environ)
     places = ((Path.cwd() / item.name, item.name) for item in items)
-    return ok(DATA, ", ".join(dict.fromkeys(str(place) if is_there(place) else name for place, name in places)))
+    return ok(", ".join(dict.fromkeys(str(place) if is_there(place) else name for place, name in places)))
 
 
 def other_inputs_finding(config: Config, context: Context) -> Finding:
     """Check the other reasons for which `submit` would refuse: programs, rows of the data, GPUs of a node."""
     errors = [says for key, says in missing_inputs(config, Path.cwd()) if not key.startswith(("model.", "data."))]
     errors += map(str, refusals([config], context.environ, only=INPUTS))
-    return failure(INPUTS, "\n".join(errors), "correct what it names") if errors else ok(INPUTS, "nothing is missing")
+    return failure("\n".join(errors), "correct what it names") if errors else ok("nothing is missing")
 
 
 def environments_finding(config: Config, context: Context) -> Finding:
     """Begin an episode of each environment with the first row of its source, and end it."""
     if not config.environments:
-        return skipped(ENVIRONMENTS, "the run has none")
+        return skipped("the run has none")
     if not _has_this_python(config.launch):
-        return skipped(ENVIRONMENTS, "the job has another Python")
+        return skipped("the job has another Python")
     if data_finding(config, context).status != "ok":
-        return skipped(ENVIRONMENTS, "first mend: data")
+        return skipped("first mend: data")
     errors: dict[str, None] = {}
     for key, (source, environment) in config.environments.items():
         try:
@@ -196,7 +196,7 @@ def environments_finding(config: Config, context: Context) -> Finding:
             errors[str(error)] = None
     began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))
     fix = "mend the environment, environment.args or the row"
-    return failure(ENVIRONMENTS, "\n".join(errors), fix) if errors else ok(ENVIRONMENTS, f"{began}: an episode began")
+    return failure("\n".join(errors), fix) if errors else ok(f"{began}: an episode began")
 
 
 def disk_finding(config: Config, context: Context) -> Finding:
@@ -204,9 +204,9 @@ def disk_finding(config: Config, context: Context) -> Finding:
     try:
         disk = _disk([config], context.environ)
     except ConfigError as error:
-        return failure(DISK, str(error), _MAKE_ROOM)
+        return failure(str(error), _MAKE_ROOM)
     if disk is None:
-        return skipped(DISK, "the model is not on this machine, or is none that can be planned")
+        return skipped("the model is not on this machine, or is none that can be planned")
     return judged_disk(disk)
 
 
@@ -215,13 +215,13 @@ def judged_disk(disk: DiskBudget) -> Finding:
     room = f"{disk.room.num_bytes / GIB:,.0f} GiB {disk.room.limit} in {disk.folder}"
     says = f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}"
     if disk.is_too_large:
-        return failure(DISK, f"the run keeps {_sure(disk)}", _MAKE_ROOM)
+        return failure(f"the run keeps {_sure(disk)}", _MAKE_ROOM)
     if not disk.fits:
-        return warning(DISK, f"{says}, if completions get long", _MAKE_ROOM)
+        return warning(f"{says}, if completions get long", _MAKE_ROOM)
     if disk.has_too_many_files:
         says = f"the run makes about {disk.num_files:,} files, and {disk.room.num_files:,} files are"
-        return warning(DISK, f"{says} {disk.room.files_limit} in {disk.folder}", _MAKE_ROOM)
-    return ok(DISK, says)
+        return warning(f"{says} {disk.room.files_limit} in {disk.folder}", _MAKE_ROOM)
+    return ok(says)
 
 
 def refuse_full_disk(configs: Sequence[Config], environ: Mapping[str, str]) -> None:
@@ -527,11 +527,11 @@ def _missing_paths(config: Config, section: str) -> str:
     return "; ".join(says for key, says in missing_inputs(config, Path.cwd()) if key.startswith(section))
 
 
-def _not_cached(check: str, name: str, cache: Path, environ: Mapping[str, str]) -> Finding:
+def _not_cached(name: str, cache: Path, environ: Mapping[str, str]) -> Finding:
     says = f"no such path, and not in the cache {cache}: {name}"
     if is_offline(environ):
-        return failure(check, f"{says}, and the job is offline", _PREFETCH)
-    return warning(check, f"{says}: the job will download it", _PREFETCH)
+        return failure(f"{says}, and the job is offline", _PREFETCH)
+    return warning(f"{says}: the job will download it", _PREFETCH)
 
 
 def missing_inputs(config: Config, working_dir: Path) -> Iterator[tuple[str, str]]:

@@ -32,9 +32,9 @@ _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> Group:
     """Return all findings of the login node; `partitions` is None in a job, whose partition Slurm has accepted."""
-    findings = [_config(context)]
+    findings = [_config(context).of("config")]
     if partitions is None:
-        findings.append(skipped("partition", "this is a job: Slurm has taken it"))
+        findings.append(skipped("this is a job: Slurm has taken it").of("partition"))
     else:
         findings += scheduler_findings(context, num_nodes, partitions)
     findings += [
@@ -58,89 +58,86 @@ def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> 
     ]
     yield from found
     if any(finding.status == "failure" for finding in found):
-        yield skipped("submit options", "Slurm would refuse the job for what is above")
+        yield skipped("Slurm would refuse the job for what is above").of("submit options")
     elif partitions.is_absent:
-        yield skipped("submit options", partitions.error)
+        yield skipped(partitions.error).of("submit options")
     else:
         yield guarded("submit options", lambda: _submit_options(context, num_nodes))
 
 
 def version_finding(answer: Answer) -> Finding:
     """Check that this site's Slurm is not older than the oldest tested one. `answer` is the output of --version."""
-    check = "slurm"
     if answer.error:
-        return skipped(check, answer.error)
+        return skipped(answer.error)
     found = re.search(r"(\d+)\.(\d+)", answer.text)
     if found is None:
-        return skipped(check, f"{answer.text.strip()!r} names no version")
+        return skipped(f"{answer.text.strip()!r} names no version")
     oldest = f"{partition.OLDEST_SLURM[0]}.{partition.OLDEST_SLURM[1]:02}"
     if (int(found[1]), int(found[2])) < partition.OLDEST_SLURM:
         says = f"Slurm {found[0]} is older than {oldest}, the oldest that is tested: steps may get other CPUs and GPUs"
-        return warning(check, says, "try a run of a few steps on two nodes first, or ask your site for a newer one")
-    return ok(check, f"{answer.text.strip()}; {oldest} and newer are supported")
+        return warning(says, "try a run of a few steps on two nodes first, or ask your site for a newer one")
+    return ok(f"{answer.text.strip()}; {oldest} and newer are supported")
 
 
 def partition_finding(launch: LaunchConfig, answer: Answer, num_nodes: int) -> Finding:
     """Check that the partition exists, is up, and has the requested number of nodes and GPUs."""
-    check, slurm = "partition", launch.slurm
+    slurm = launch.slurm
     if answer.error:
-        return _unanswered(check, answer)
+        return _unanswered(answer)
     if slurm.partition and "," in slurm.partition:
-        return skipped(check, f"{slurm.partition} are several: the submit options say whether one takes the job")
+        return skipped(f"{slurm.partition} are several: the submit options say whether one takes the job")
     partitions = partition.parse_partitions(answer.text)
     chosen, names = partition.chosen_partition(slurm, partitions), ", ".join(p.name for p in partitions) or "none"
     choose = f"set launch.slurm.partition to one of: {names}"
     if chosen is None:
         what = f"there is no partition {slurm.partition}" if slurm.partition else "the site has no default partition"
-        return failure(check, what, choose)
+        return failure(what, choose)
     if chosen.fields.get("State", "UP") != "UP":
-        return failure(check, f"{chosen.name} is {chosen.fields['State']}", f"wait, or {choose}")
+        return failure(f"{chosen.name} is {chosen.fields['State']}", f"wait, or {choose}")
     if num_nodes > chosen.max_nodes:
         fewer = f"ask for fewer (launch.num_nodes), or {choose}"
         says = f"{chosen.name} has {chosen.num_nodes} nodes, {chosen.max_nodes} a job; {num_nodes} are asked for"
-        return failure(check, says, fewer)
+        return failure(says, fewer)
     gpus = chosen.gpus_per_node
     if gpus is None:
-        return ok(check, f"{chosen.name} is up: {chosen.num_nodes} nodes")
+        return ok(f"{chosen.name} is up: {chosen.num_nodes} nodes")
     if slurm.gpus_per_node > gpus:
         says = f"{chosen.name} has {gpus} GPUs a node, {slurm.gpus_per_node} are asked for"
-        return failure(check, says, f"lower launch.slurm.gpus_per_node, or {choose}")
+        return failure(says, f"lower launch.slurm.gpus_per_node, or {choose}")
     if not slurm.gpus_per_node and not slurm.has_whole_nodes:
         says = f"{chosen.name} has {gpus} GPUs a node, none is asked for"
-        return warning(
-            check, says, "set launch.slurm.gpus_per_node, or extra.exclusive: some sites refuse jobs without a GPU"
-        )
-    return ok(check, f"{chosen.name} is up: {chosen.num_nodes} nodes, {gpus} GPUs each")
+        return warning(says, "set launch.slurm.gpus_per_node, or extra.exclusive: some sites refuse jobs without a GPU")
+    return ok(f"{chosen.name} is up: {chosen.num_nodes} nodes, {gpus} GPUs each")
 
 
 def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answer) -> Finding:
     """Check that the user may charge the account, and that the partition accepts it."""
-    check, wanted = "account", launch.slurm.account
+    wanted = launch.slurm.account
     if associations.error:  # a site may do without accounting
-        return skipped(check, associations.error)
+        return skipped(associations.error)
     accounts = list(dict.fromkeys(one.account for one in partition.parse_associations(associations.text)))
     listed = ", ".join(accounts)
     if wanted is None:
         if not accounts:
-            return warning(check, "none is set, and sacctmgr lists none of yours", "set launch.slurm.account")
-        return ok(check, f"your default; yours are: {listed}")
+            return warning("none is set, and sacctmgr lists none of yours", "set launch.slurm.account")
+        return ok(f"your default; yours are: {listed}")
     if wanted.lower() not in [account.lower() for account in accounts]:
         fix = f"set launch.slurm.account to one of: {listed}" if accounts else "ask your site for an account"
-        return failure(check, f"{wanted} is not one of your accounts", fix)
+        return failure(f"{wanted} is not one of your accounts", fix)
     chosen = partition.chosen_partition(launch.slurm, partition.parse_partitions(partitions.text))
     if chosen is not None and not chosen.admits(wanted):
-        return failure(check, f"partition {chosen.name} does not take {wanted}", "another account or partition")
-    return ok(check, f"{wanted} is yours")
+        return failure(f"partition {chosen.name} does not take {wanted}", "another account or partition")
+    return ok(f"{wanted} is yours")
 
 
 def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Answer) -> Finding:
     """Check that `launch.slurm.time_min` is within the limits of the partition and of the account."""
-    check, slurm = "walltime", launch.slurm
+    slurm = launch.slurm
     if partitions.error:
-        return _unanswered(check, partitions)
+        return _unanswered(partitions)
     chosen = partition.chosen_partition(slurm, partition.parse_partitions(partitions.text))
     if chosen is None:
-        return skipped(check, "the partition is not known")
+        return skipped("the partition is not known")
     limits = {f"partition {chosen.name}": chosen.max_minutes}
     for one in partition.parse_associations(associations.text):
         if one.account.lower() == (slurm.account or "").lower() and one.partition in ("", chosen.name):
@@ -148,84 +145,82 @@ def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Ans
     for who, limit_min in limits.items():
         if limit_min is not None and slurm.time_min > limit_min:
             says = f"{slurm.time_min} min is more than {who} allows: {limit_min} min"
-            return failure(check, says, f"set launch.slurm.time_min={limit_min}; a chain carries the run on")
+            return failure(says, f"set launch.slurm.time_min={limit_min}; a chain carries the run on")
     known = [limit for limit in limits.values() if limit is not None]
-    return ok(check, f"{slurm.time_min} min; allowed are {f'{min(known)} min' if known else 'any'}")
+    return ok(f"{slurm.time_min} min; allowed are {f'{min(known)} min' if known else 'any'}")
 
 
-def _unanswered(check: str, answer: Answer) -> Finding:
-    return skipped(check, answer.error) if answer.is_absent else failure(check, answer.error, _ASK_AGAIN)
+def _unanswered(answer: Answer) -> Finding:
+    return skipped(answer.error) if answer.is_absent else failure(answer.error, _ASK_AGAIN)
 
 
 def _config(context: Context) -> Finding:
-    check = "config"
     if context.config is not None:
-        return ok(check, f"loads; the run is {context.config.run.name}")
+        return ok(f"loads; the run is {context.config.run.name}")
     if not context.config_error:
-        return skipped(check, context.why_no_config)
-    return failure(check, context.config_error, "correct what it names; `hpc-grpo config CONFIG` prints every key")
+        return skipped(context.why_no_config)
+    return failure(context.config_error, "correct what it names; `hpc-grpo config CONFIG` prints every key")
 
 
 def _submit_options(context: Context, num_nodes: int) -> Finding:
     """Check that sbatch would accept the job of `hpc-grpo submit`, without submitting it."""
-    check = "submit options"
     launch = context.launch.model_copy(update={"num_nodes": num_nodes})
     run = RunDir(context.root / (context.config.run.name if context.config else "doctor"))
     try:
         refuse_missing_python(launch)
         estimate = job_queue().start_estimate(JobRequest(run, launch, attempt_command(run)), _SBATCH_DEADLINE_S)
     except ConfigError as error:
-        return failure(check, str(error), "correct what it names: launch.slurm.extra, launch.python")
+        return failure(str(error), "correct what it names: launch.slurm.extra, launch.python")
     except LaunchError as error:
-        return failure(check, str(error), "change what Slurm names: launch.slurm.*, launch.slurm.extra")
+        return failure(str(error), "change what Slurm names: launch.slurm.*, launch.slurm.extra")
     lines = [line for line in estimate.splitlines() if "to start at" in line]
-    return ok(check, lines[-1].partition(": ")[2] if lines else "sbatch would take the job")
+    return ok(lines[-1].partition(": ")[2] if lines else "sbatch would take the job")
 
 
 def variables_finding(context: Context) -> Finding:
     """Check that the config holds no secret, and that no harmful variable reaches training or its start."""
-    check, launch = "variables", context.launch
-    for error in refusals([context.config], only=check) if context.config else ():
-        return failure(check, str(error), "take it out of the config, in which it is written down")
+    launch = context.launch
+    for error in refusals([context.config], only="variables") if context.config else ():
+        return failure(str(error), "take it out of the config, in which it is written down")
     if refused := [name for name in launch.pass_env if is_denied(name.rstrip("*"))]:
-        return warning(check, f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")
+        return warning(f"launch.pass_env cannot let through {', '.join(refused)}", "take it out of pass_env")
     if context.environ.get("LD_PRELOAD"):  # dropped for training, but supervisor and node agents start before
         fix = "unset LD_PRELOAD before submitting; hpc-grpo config --env shows what reaches training"
-        return warning(check, "LD_PRELOAD would change the Python of the supervisor", fix)
+        return warning("LD_PRELOAD would change the Python of the supervisor", fix)
     if str(launch.slurm.extra.get("export", "ALL")).partition(",")[0].upper() != "ALL":
         says = f"launch.slurm.extra.export = {launch.slurm.extra['export']} keeps your PATH and tokens out of the job"
-        return warning(check, says, "take it out: training gets only what hpc-grpo lets through anyway")
+        return warning(says, "take it out: training gets only what hpc-grpo lets through anyway")
     report = environment_report(context.environ, launch)
     denied = [v.name for v in report if v.outcome == "dropped" and is_denied(v.name)]
     dropped = [name for name in denied if not is_named(name, SCHEDULER)]  # which every job has
-    return ok(check, f"kept out of training: {', '.join(dropped)}" if dropped else "none that must be kept out")
+    return ok(f"kept out of training: {', '.join(dropped)}" if dropped else "none that must be kept out")
 
 
 def proxies_finding(context: Context) -> Finding:
     """Check that a proxy reaches training if the job may download, and that no_proxy excludes the nodes from it."""
-    check, environ = "proxies", context.environ
+    environ = context.environ
     found = [name for name in environ if name.lower() in PROXIES and environ[name]]
     if not found:
-        return ok(check, "none")
+        return ok("none")
     passed = [v.name for v in environment_report(environ, context.launch) if v.outcome != "dropped" and v.name in found]
     if not passed and not hugging_face.is_offline(context.job_environ):
         fix = f"launch.pass_env=[{', '.join(found)}] (nodes are then spared it), or HF_HUB_OFFLINE=1 in launch.env"
-        return warning(check, f"{', '.join(found)} stays behind, and the job may download", fix)
+        return warning(f"{', '.join(found)} stays behind, and the job may download", fix)
     if not any(environ.get(name) for name in ("no_proxy", "NO_PROXY")):
         fix = "export no_proxy=localhost,127.0.0.1 and the nodes' network, for programs of your own"
-        return warning(check, f"{', '.join(found)} is set without no_proxy", fix)
-    return ok(check, f"{', '.join(found)}, with no_proxy; {'let through' if passed else 'kept out of training'}")
+        return warning(f"{', '.join(found)} is set without no_proxy", fix)
+    return ok(f"{', '.join(found)}, with no_proxy; {'let through' if passed else 'kept out of training'}")
 
 
 def secret_files_finding(context: Context) -> Finding:
     """Check that only the user may read the files with tokens and keys."""
     modes = {path: path.stat().st_mode for path in secret_files(context) if path.is_file()}
     if not modes:
-        return skipped("secret files", "none found")
+        return skipped("none found")
     if exposed := [path for path, mode in modes.items() if mode & _OTHERS_BITS]:
         says = ", ".join(f"{path} has mode {stat.S_IMODE(modes[path]):04o}" for path in exposed)
-        return failure("secret files", says, f"chmod 600 {' '.join(map(str, exposed))}")
-    return ok("secret files", f"yours alone: {' '.join(map(str, modes))}")
+        return failure(says, f"chmod 600 {' '.join(map(str, exposed))}")
+    return ok(f"yours alone: {' '.join(map(str, modes))}")
 
 
 def secret_files(context: Context) -> Iterator[Path]:

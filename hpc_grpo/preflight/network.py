@@ -35,8 +35,8 @@ def canary(written_by: str, root: str, sees: Mapping[str, bool]) -> Finding:
     """Check that every node reads in the run folder what the first wrote there."""
     if blind := [node for node, sees_it in sees.items() if not sees_it]:
         says = f"{', '.join(blind)} cannot read what {written_by} wrote in {root}"
-        return failure("canary", says, "set run.root to a folder on a file system that all nodes share")
-    return ok("canary", f"a file written by {written_by} is read by {', '.join(sees) or 'no other node'}")
+        return failure(says, "set run.root to a folder on a file system that all nodes share")
+    return ok(f"a file written by {written_by} is read by {', '.join(sees) or 'no other node'}")
 
 
 def clocks(offsets_s: Mapping[str, float]) -> Finding:
@@ -48,10 +48,10 @@ def clocks(offsets_s: Mapping[str, float]) -> Finding:
         node = max(offsets_s, key=lambda name: abs(offsets_s[name] - middle))
         says += f" ({node} is {offsets_s[node]:+.1f} s off)"
     if skew_s > _MAX_SKEW_S:
-        return failure("clocks", says, "tell your site (time synchronisation); exclude the node meanwhile")
+        return failure(says, "tell your site (time synchronisation); exclude the node meanwhile")
     if skew_s > _LARGE_SKEW_S:
-        return warning("clocks", says, "tell your site: the end of the job is judged by the node's clock")
-    return ok("clocks", says)
+        return warning(says, "tell your site: the end of the job is judged by the node's clock")
+    return ok(says)
 
 
 def versions(facts: Sequence[NodeFacts]) -> Finding:
@@ -65,29 +65,28 @@ def versions(facts: Sequence[NodeFacts]) -> Finding:
             for name in differing[:_MAX_NAMED_PACKAGES]
         ]
         fix = "install hpc-grpo once, on a file system that all nodes share, and submit with its Python"
-        return failure("versions", "; ".join(lines), fix)
+        return failure("; ".join(lines), fix)
     packages = [f"{name} {facts[0].versions[name]}" for name in names if name != "numpy"]
     nodes = {1: "one node", 2: "both nodes"}.get(len(facts), f"all {len(facts)} nodes")
-    return ok("versions", f"equal on {nodes}: {', '.join(packages)}")
+    return ok(f"equal on {nodes}: {', '.join(packages)}")
 
 
 def gloo(measured: Mapping[str, Measured]) -> Finding:
     """Judge the bandwidth of an all-reduce over Gloo; the slowest node counts."""
-    check, fix = "gloo", "check launch.interface, and the site's firewall between nodes"
+    fix = "check launch.interface, and the site's firewall between nodes"
     if len(measured) == 1:
-        return skipped(check, "one node")
+        return skipped("one node")
     if broken := {node: found for node, found in measured.items() if not found.gloo_gb_per_s}:
-        return failure(check, _errors(broken, "it measured nothing"), fix)
+        return failure(_errors(broken, "it measured nothing"), fix)
     slowest = min(found.gloo_gb_per_s or 0.0 for found in measured.values())
     says = f"all-reduce at {slowest:.2f} GB/s between {len(measured)} nodes"
-    return warning(check, says, fix) if slowest < _LEAST_GLOO_GB_PER_S else ok(check, says)
+    return warning(says, fix) if slowest < _LEAST_GLOO_GB_PER_S else ok(says)
 
 
 def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) -> Finding:
     """Check that torch can use the GPUs that nvidia-smi lists: `num_gpus` of each node."""
-    check = "torch gpus"
     if not any(num_gpus.values()):
-        return skipped(check, "no GPU was seen")
+        return skipped("no GPU was seen")
     blind = [
         f"{node}: {found.error or f'torch sees {found.sees_gpus} of {num_gpus[node]} GPUs'}"
         for node, found in measured.items()
@@ -95,20 +94,19 @@ def torch_gpus(measured: Mapping[str, Measured], num_gpus: Mapping[str, int]) ->
     ]
     if blind:
         fix = "see the check of cuda; python -c 'import torch; torch.cuda.init()' on the node says more"
-        return failure(check, "; ".join(blind[:MAX_NAMED_NODES]), fix)
-    return ok(check, "torch sees all of them")
+        return failure("; ".join(blind[:MAX_NAMED_NODES]), fix)
+    return ok("torch sees all of them")
 
 
 def nccl_library(measured: Mapping[str, Measured]) -> Finding:
     """Name NCCL's version, library and plugin, and check that all nodes have the same."""
-    check = "nccl library"
     found = {node: _nccl_in_words(each, is_alone=len(measured) == 1) for node, each in measured.items()}
     if not any(each.nccl_version for each in measured.values()):
-        return skipped(check, "none: this torch is built without NCCL")
+        return skipped("none: this torch is built without NCCL")
     if len(set(found.values())) > 1:
         fix = "give all nodes the same modules (launch.modules) and LD_LIBRARY_PATH (launch.env)"
-        return failure(check, "; ".join([f"{node}: {words}" for node, words in found.items()][:MAX_NAMED_NODES]), fix)
-    return ok(check, next(iter(found.values())))
+        return failure("; ".join([f"{node}: {words}" for node, words in found.items()][:MAX_NAMED_NODES]), fix)
+    return ok(next(iter(found.values())))
 
 
 def _nccl_in_words(found: Measured, *, is_alone: bool) -> str:
@@ -120,24 +118,23 @@ def _nccl_in_words(found: Measured, *, is_alone: bool) -> str:
 
 def nccl(measured: Mapping[str, Measured], wanted_network: str | None) -> Finding:
     """Judge NCCL's bandwidth with one GPU per node, and its network. `wanted_network` is NCCL_NET of launch.env."""
-    check = "nccl"
     if not any(found.sees_gpus for found in measured.values()):
-        return skipped(check, "torch sees no GPU")
+        return skipped("torch sees no GPU")
     if len(measured) == 1:
-        return skipped(check, "one node")
+        return skipped("one node")
     if broken := {node: found for node, found in measured.items() if not found.nccl_gb_per_s}:
         fix = "load the site's NCCL modules (launch.modules); see NCCL_DEBUG=INFO"
-        return failure(check, _errors(broken, "no result"), fix)
+        return failure(_errors(broken, "no result"), fix)
     networks = {found.nccl_network or "an unknown network" for found in measured.values()}
     slowest = min(found.nccl_gb_per_s or 0.0 for found in measured.values())
     says = f"all-reduce at {slowest:.1f} GB/s over {', '.join(sorted(networks))} with one GPU of each node"
     plugin = "load the site's NCCL plugin (launch.modules) and name it in launch.env as NCCL_NET"
     if len(networks) > 1 or (wanted_network and networks != {wanted_network}):
         expected = f", but NCCL_NET is {wanted_network}" if wanted_network else ""
-        return failure(check, f"{says}{expected}", plugin)
+        return failure(f"{says}{expected}", plugin)
     if networks == {"Socket"} or slowest < _LEAST_NCCL_GB_PER_S:
-        return warning(check, f"{says}: that may be the silent fall-back to TCP", plugin)
-    return ok(check, says)
+        return warning(f"{says}: that may be the silent fall-back to TCP", plugin)
+    return ok(says)
 
 
 def nccl_network(log: Sequence[str]) -> str:

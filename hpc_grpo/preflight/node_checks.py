@@ -37,83 +37,79 @@ _MAX_IDLE_UTILIZATION = 10
 
 def node_findings(facts: Sequence[NodeFacts], needs: NodeNeeds) -> list[Finding]:
     """Return one finding for each check, over all nodes."""
-    return [merged({node.node: check(node, needs) for node in facts}) for check in CHECKS]
+    return [merged(name, {node.node: check(node, needs) for node in facts}) for name, check in CHECKS.items()]
 
 
 def interface(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     if node.interface_error:
-        return failure("interface", node.interface_error.rstrip("."), "set launch.interface to one that every node has")
-    return ok("interface", f"{node.interface} has {node.address}")
+        return failure(node.interface_error.rstrip("."), "set launch.interface to one that every node has")
+    return ok(f"{node.interface} has {node.address}")
 
 
 def host_name(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    check = "host name"
     if node.interface == "lo":
-        return skipped(check, "one node: nobody looks it up")
+        return skipped("one node: nobody looks it up")
     says = f"resolves to {node.host_address}" if node.host_address else "does not resolve"
     if not node.host_address or node.host_address.startswith("127."):
         fix = "set launch.interface; what looks the name up by itself (reward servers) needs the address"
-        return warning(check, f"{says} on the node itself", fix)
-    return ok(check, says)
+        return warning(f"{says} on the node itself", fix)
+    return ok(says)
 
 
 def free_ports(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     if node.ports_error:
-        return failure("free ports", node.ports_error, "end what holds them on the node, or exclude the node")
-    return ok("free ports", "a block of them is free")
+        return failure(node.ports_error, "end what holds them on the node, or exclude the node")
+    return ok("a block of them is free")
 
 
 def temp_dir(node: NodeFacts, _needs: NodeNeeds) -> Finding:
-    check, elsewhere = "temp folder", "set launch.local_dir to a short, node-local folder such as /tmp"
+    elsewhere = "set launch.local_dir to a short, node-local folder such as /tmp"
     if node.temp_dir_error:
-        return failure(check, node.temp_dir_error, elsewhere)
+        return failure(node.temp_dir_error, elsewhere)
     if node.temp_dir_system in NETWORK:
         says = f"{node.temp_dir} is on {node.temp_dir_system}: Ray's sockets and caches must be node-local"
-        return failure(check, says, elsewhere)
+        return failure(says, elsewhere)
     if node.temp_dir_free_gib < _LEAST_TEMP_GIB:
-        says = f"{node.temp_dir} has {node.temp_dir_free_gib:.1f} GiB free"
-        return warning(check, says, f"make room, or {elsewhere}")
-    return ok(check, f"{node.temp_dir} is node-local ({node.temp_dir_system}) and short enough")
+        return warning(f"{node.temp_dir} has {node.temp_dir_free_gib:.1f} GiB free", f"make room, or {elsewhere}")
+    return ok(f"{node.temp_dir} is node-local ({node.temp_dir_system}) and short enough")
 
 
 def variables(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that launch.env can be completed from the node's own variables."""
-    check = "launch.env"
     if node.env_error:
-        return failure(check, node.env_error.rstrip("."), "set the variable in the job, or write out its value")
-    return ok(check, "every variable in it is set")
+        return failure(node.env_error.rstrip("."), "set the variable in the job, or write out its value")
+    return ok("every variable in it is set")
 
 
 def shared_memory(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check that /dev/shm has room for the weight store and Ray's object store."""
-    check, free = "/dev/shm", node.shm_free_gib
+    free = node.shm_free_gib
     objects = object_store_bytes(needs.object_store_gib, free * GIB) / GIB
     need = objects + (needs.store_gib or 0.0)
     if need > free:
         fix = "remove your leftovers in /dev/shm, a smaller launch.object_store_gib, more memory"
-        return failure(check, f"{free:.1f} GiB free, the run needs {need:.1f}", fix)
+        return failure(f"{free:.1f} GiB free, the run needs {need:.1f}", fix)
     if needs.store_gib is None:
-        return ok(check, f"{_rounded(free)} GiB free; Ray takes {objects:.1f}, the size of the weights is not known")
-    return ok(check, f"{_rounded(free)} GiB free; the run needs {need:.1f}")
+        return ok(f"{_rounded(free)} GiB free; Ray takes {objects:.1f}, the size of the weights is not known")
+    return ok(f"{_rounded(free)} GiB free; the run needs {need:.1f}")
 
 
 def limits(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check the hard limits, and the soft limit of open files, which Ray's processes have."""
-    check, found = "limits", node.limits
+    found = node.limits
     for name, least in (("nofile", _LEAST_FILES), ("nproc", _LEAST_PROCESSES)):
         if 0 <= found.get(name, -1) < least:
             says = f"ulimit -H {name} is {found[name]}, Ray and vLLM want at least {least}"
-            fix = "ask your site to raise it; some pass on the login shell's: ulimit before sbatch"
-            return failure(check, says, fix)
+            return failure(says, "ask your site to raise it; some pass on the login shell's: ulimit before sbatch")
     if found.get("as", -1) >= 0:
-        return failure(check, f"address space is limited to {found['as']} bytes", "ulimit -v unlimited before sbatch")
+        return failure(f"address space is limited to {found['as']} bytes", "ulimit -v unlimited before sbatch")
     if 0 <= node.soft_nofile < _LEAST_FILES:
         says = f"ulimit -n is {node.soft_nofile} open files, Ray wants at least {_LEAST_FILES}"
-        return warning(check, says, f"launch.setup_lines: [ulimit -n {_LEAST_FILES}]")
+        return warning(says, f"launch.setup_lines: [ulimit -n {_LEAST_FILES}]")
     if node.num_gpus and node.wheel_cuda and found.get("memlock", -1) >= 0:
         says = f"locked memory is limited to {found['memlock']} bytes: RDMA and pinned memory may fail"
-        return warning(check, says, "ulimit -l unlimited in launch.setup_lines, or ask your site")
-    return ok(check, "files, processes and memory suffice")
+        return warning(says, "ulimit -l unlimited in launch.setup_lines, or ask your site")
+    return ok("files, processes and memory suffice")
 
 
 def cpus(node: NodeFacts, _needs: NodeNeeds) -> Finding:
@@ -121,56 +117,54 @@ def cpus(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     expected = min(node.num_cpus, node.num_machine_cpus)
     if node.num_usable_cpus < expected:
         says = f"pinned to {node.num_usable_cpus} of {expected} CPUs"
-        return failure("cpus", says, "unset SLURM_CPU_BIND and SLURM_CPUS_PER_TASK; launch.slurm.cpus_per_node")
-    return ok("cpus", f"{expected} usable")
+        return failure(says, "unset SLURM_CPU_BIND and SLURM_CPUS_PER_TASK; launch.slurm.cpus_per_node")
+    return ok(f"{expected} usable")
 
 
 def placement(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check that learners and engines fit on what the job has of the node."""
-    check, fewer = "placement", "fewer engine.engines_per_node, or more of launch.slurm"
+    fewer = "fewer engine.engines_per_node, or more of launch.slurm"
     if needs.worker_cpus > node.num_cpus:
         says = f"learners and engines reserve {needs.worker_cpus:g} CPUs, the job has {node.num_cpus}"
-        return failure(check, says, f"{fewer}.cpus_per_node; without a request Slurm gives one CPU")
+        return failure(says, f"{fewer}.cpus_per_node; without a request Slurm gives one CPU")
     if (node.num_gpus or node.gpus) and needs.worker_gpus > node.num_gpus:
         says = f"learners and engines reserve {needs.worker_gpus} GPUs, the job has {node.num_gpus}"
-        return failure(check, says, f"{fewer}.gpus_per_node")
-    return ok(check, f"learners and engines fit on {node.num_cpus} CPUs and {node.num_gpus} GPUs")
+        return failure(says, f"{fewer}.gpus_per_node")
+    return ok(f"learners and engines fit on {node.num_cpus} CPUs and {node.num_gpus} GPUs")
 
 
 def gpus(node: NodeFacts, needs: NodeNeeds) -> Finding:
     """Check that the requested number of GPUs is visible and idle."""
-    check = "gpus"
     if node.has_rocm and not node.gpus:
         says, fix = "AMD GPUs (ROCm) are not supported", "a partition with NVIDIA GPUs, or model.device=cpu"
         needs_gpus = needs.wants_cuda or needs.gpus_per_node or node.num_gpus
-        return failure(check, says, fix) if needs_gpus else warning(check, f"{says}: the run is on CPUs", fix)
+        return failure(says, fix) if needs_gpus else warning(f"{says}: the run is on CPUs", fix)
     if needs.wants_cuda and not node.gpus:
-        return failure(check, f"model.device = cuda, but {node.gpus_error or 'no GPU'}", "a partition with GPUs")
+        return failure(f"model.device = cuda, but {node.gpus_error or 'no GPU'}", "a partition with GPUs")
     if node.gpus_error and not (node.num_gpus and node.wheel_cuda):
-        return skipped(check, f"{node.gpus_error}, and torch is built for CPUs or no GPU is asked for")
+        return skipped(f"{node.gpus_error}, and torch is built for CPUs or no GPU is asked for")
     if node.gpus_error:
-        return failure(check, node.gpus_error, "exclude the node (launch.slurm.extra.exclude) and tell your site")
+        return failure(node.gpus_error, "exclude the node (launch.slurm.extra.exclude) and tell your site")
     if len(node.gpus) < max(needs.gpus_per_node, node.num_gpus):
         says = f"{len(node.gpus)} of {max(needs.gpus_per_node, node.num_gpus)} GPUs are visible"
-        return failure(check, says, "launch.slurm.gpus_per_node; exclude the node (launch.slurm.extra.exclude)")
+        return failure(says, "launch.slurm.gpus_per_node; exclude the node (launch.slurm.extra.exclude)")
     busy = [gpu for gpu in node.gpus if gpu.used_mib > _MAX_IDLE_MIB or gpu.utilization > _MAX_IDLE_UTILIZATION]
     if busy:
         listed = ", ".join(f"GPU {gpu.index} holds {gpu.used_mib} MiB at {gpu.utilization}%" for gpu in busy)
-        return failure(check, f"not idle: {listed}", "end your leftovers there (nvidia-smi), or exclude the node")
-    return ok(check, f"{len(node.gpus)} {node.gpus[0].name} visible and idle" if node.gpus else "none")
+        return failure(f"not idle: {listed}", "end your leftovers there (nvidia-smi), or exclude the node")
+    return ok(f"{len(node.gpus)} {node.gpus[0].name} visible and idle" if node.gpus else "none")
 
 
 def cuda(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that the driver runs the CUDA that torch was built for."""
-    check = "cuda"
     if node.wheel_cuda is None:
-        return failure(check, "torch is not installed", 'pip install -e ".[gpu]", or ".[cpu]" without GPUs')
+        return failure("torch is not installed", 'pip install -e ".[gpu]", or ".[cpu]" without GPUs')
     if not node.gpus:
-        return skipped(check, "no GPU was seen")
+        return skipped("no GPU was seen")
     if not node.wheel_cuda:
-        return failure(check, "torch is a CPU build on a node with GPUs", 'pip install -e ".[gpu]" in a fresh .venv')
+        return failure("torch is a CPU build on a node with GPUs", 'pip install -e ".[gpu]" in a fresh .venv')
     if not node.driver_cuda:
-        return warning(check, "nvidia-smi does not say which CUDA the driver runs", "compare by hand")
+        return warning("nvidia-smi does not say which CUDA the driver runs", "compare by hand")
     if int(node.wheel_cuda.partition(".")[0]) > int(node.driver_cuda.partition(".")[0]):
         says = f"torch is built for CUDA {node.wheel_cuda}, the driver runs up to {node.driver_cuda}"
         fix = (
@@ -178,60 +172,58 @@ def cuda(node: NodeFacts, _needs: NodeNeeds) -> Finding:
             f"GPUs only), run in a container that has it (launch.container.image), or install torch and vLLM for CUDA "
             f"{node.driver_cuda.partition('.')[0]}"
         )
-        return failure(check, says, fix)
-    return ok(check, f"driver runs CUDA {node.driver_cuda}, torch is built for {node.wheel_cuda}")
+        return failure(says, fix)
+    return ok(f"driver runs CUDA {node.driver_cuda}, torch is built for {node.wheel_cuda}")
 
 
 def compiler(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that Triton can compile on the node, as vLLM and DeepSpeed make it do on GPUs."""
     if not node.gpus:
-        return skipped("compiler", "no GPU was seen")
+        return skipped("no GPU was seen")
     if node.cannot_compile:
         fix = "launch.modules: add the site's compiler, such as gcc-native; for Python.h a Python with headers"
-        return failure("compiler", f"Triton cannot compile kernels: {node.cannot_compile}", fix)
-    return ok("compiler", "a C compiler and Python.h are there")
+        return failure(f"Triton cannot compile kernels: {node.cannot_compile}", fix)
+    return ok("a C compiler and Python.h are there")
 
 
 def compile_caches(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check that no compile cache is shared between nodes."""
-    check = "compile caches"
     shared = [f"{name} ({kind})" for name, kind in node.caches.items() if kind in NETWORK]
     if shared:
         fix = "in launch.env, put them on a node-local folder: stale handles and corruption otherwise"
-        return warning(check, f"on a shared file system: {', '.join(shared)}", fix)
-    return ok(check, "node-local")
+        return warning(f"on a shared file system: {', '.join(shared)}", fix)
+    return ok("node-local")
 
 
 def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
     """Check a Slingshot network for the setting without which Ray hangs, and for the steps' part of the network."""
-    check = "slingshot"
     if not node.has_slingshot:
-        return skipped(check, "no such network here")
+        return skipped("no such network here")
     if node.match_mode != "software":
         says = f"FI_CXI_RX_MATCH_MODE is {node.match_mode or 'not set'}: hardware matching hangs under Ray"
-        return warning(check, says, "FI_CXI_RX_MATCH_MODE: software in launch.env")
+        return warning(says, "FI_CXI_RX_MATCH_MODE: software in launch.env")
     if not node.has_vni and node.interface != "lo":
         says = "SLINGSHOT_VNIS is not set: some sites let steps of one node each not talk over libfabric"
-        return warning(check, says, "launch.slurm.extra.network=job_vni, where NCCL finds no provider or is refused")
-    return ok(check, "message matching is in software, and the job has its part of the network")
+        return warning(says, "launch.slurm.extra.network=job_vni, where NCCL finds no provider or is refused")
+    return ok("message matching is in software, and the job has its part of the network")
 
 
-CHECKS: tuple[Callable[[NodeFacts, NodeNeeds], Finding], ...] = (
-    interface,
-    host_name,
-    free_ports,
-    temp_dir,
-    variables,
-    shared_memory,
-    limits,
-    cpus,
-    placement,
-    gpus,
-    cuda,
-    compiler,
-    compile_caches,
-    slingshot,
-)
+CHECKS: dict[str, Callable[[NodeFacts, NodeNeeds], Finding]] = {
+    "interface": interface,
+    "host name": host_name,
+    "free ports": free_ports,
+    "temp folder": temp_dir,
+    "launch.env": variables,
+    "/dev/shm": shared_memory,
+    "limits": limits,
+    "cpus": cpus,
+    "placement": placement,
+    "gpus": gpus,
+    "cuda": cuda,
+    "compiler": compiler,
+    "compile caches": compile_caches,
+    "slingshot": slingshot,
+}
 
 
 def _rounded(gib: float) -> str:

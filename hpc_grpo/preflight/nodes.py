@@ -140,26 +140,29 @@ def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) 
     try:
         replies = links.ask_all(nodes, _FACTS_S, "facts")
         facts = [FACTS.validate_python(reply.value) for reply in replies.values() if not reply.error]
-        findings = [_answered(replies, launch)]
+        findings = [_answered(replies, launch).of("answers")]
         if facts:
             findings += node_findings(facts, needs_of(context, is_job=place.queue is not None))
         if len(nodes) == 1:
-            between = [skipped(check, "one node") for check in ("canary", "clocks", "versions")]
-            unmeasured = [skipped("gloo", "one node"), skipped("nccl library", "none is needed: no GPU was seen")]
-            between += _measured(links, facts, launch) if facts and facts[0].gpus else unmeasured
+            between = {check: skipped("one node") for check in ("canary", "clocks", "versions", "gloo")}
+            if facts and facts[0].gpus:
+                between |= _measured(links, facts, launch)
+            else:
+                between["nccl library"] = skipped("none is needed: no GPU was seen")
         elif len(facts) < 2:
-            between = [skipped("network", "fewer than two nodes answered")]
+            between = {"network": skipped("fewer than two nodes answered")}
         else:
-            names = [node.node for node in facts]
-            between = [
-                skipped("canary", "each node has a disk of its own")
-                if (launch.disks or place.disks) == "private"
+            names, has_own_disks = [node.node for node in facts], (launch.disks or place.disks) == "private"
+            between = {
+                "canary": skipped("each node has a disk of its own")
+                if has_own_disks
                 else _canary(links, names, folder, context.root),
-                _clocks(links, names),
-                network.versions(facts),
-                *_measured(links, facts, launch),
-            ]
-        return [Group(NODES, tuple(findings)), Group(BETWEEN, tuple(between))]
+                "clocks": _clocks(links, names),
+                "versions": network.versions(facts),
+                **_measured(links, facts, launch),
+            }
+        findings_between = tuple(finding.of(check) for check, finding in between.items())
+        return [Group(NODES, tuple(findings)), Group(BETWEEN, findings_between)]
     finally:
         links.close(_CLOSE_S)
         remove_own_folder(folder)
@@ -195,7 +198,7 @@ def _canary(links: NodeLinks, nodes: Sequence[str], folder: Path, root: Path) ->
     written = links.ask_all([first], _CANARY_S, "write_canary", **file)[first]
     if written.error:
         fix = "set run.root to a folder that compute nodes can write"
-        return failure("canary", f"{first} cannot write in {folder}: {written.error}", fix)
+        return failure(f"{first} cannot write in {folder}: {written.error}", fix)
     seen = links.ask_all(others, _CANARY_S, "read_canary", **file, wait_s=_CANARY_S / 2)
     return network.canary(first, str(root), {node: reply.value is True for node, reply in seen.items()})
 
@@ -205,15 +208,15 @@ def _clocks(links: NodeLinks, nodes: Sequence[str]) -> Finding:
     replies = links.ask_all(nodes, _CLOCK_S, "clock")
     offsets_s = {node: r.value - (r.sent + r.received) / 2 for node, r in replies.items() if not r.error}
     if len(offsets_s) < 2:
-        return skipped("clocks", "fewer than two nodes answered")
+        return skipped("fewer than two nodes answered")
     return network.clocks(offsets_s)
 
 
-def _measured(links: NodeLinks, facts: Sequence[NodeFacts], launch: LaunchConfig) -> list[Finding]:
+def _measured(links: NodeLinks, facts: Sequence[NodeFacts], launch: LaunchConfig) -> dict[str, Finding]:
     if broken := [node.node for node in facts if not node.address or not node.free_port]:
-        return [skipped("gloo", f"no address or port on {', '.join(broken)}, see above")]
+        return {"gloo": skipped(f"no address or port on {', '.join(broken)}, see above")}
     if missing := [node.node for node in facts if "torch" not in node.versions]:
-        return [skipped("gloo", f"no torch on {', '.join(missing)}")]
+        return {"gloo": skipped(f"no torch on {', '.join(missing)}")}
     head, left_s = facts[0], min(_MEASURE_S, links.left_s)
     probe = {"world_size": len(facts), "host": head.address, "port": head.free_port, "num_bytes": _PROBE_BYTES}
     requests = {
@@ -227,12 +230,12 @@ def _measured(links: NodeLinks, facts: Sequence[NodeFacts], launch: LaunchConfig
     replies = links.ask(requests, left_s)
     measured = {n: Measured(error=r.error) if r.error else Measured(**r.value) for n, r in replies.items()}
     num_gpus = {node.node: len(node.gpus) for node in facts}
-    return [
-        network.gloo(measured),
-        network.torch_gpus(measured, num_gpus),
-        network.nccl_library(measured),
-        network.nccl(measured, launch.env.get("NCCL_NET")),
-    ]
+    return {
+        "gloo": network.gloo(measured),
+        "torch gpus": network.torch_gpus(measured, num_gpus),
+        "nccl library": network.nccl_library(measured),
+        "nccl": network.nccl(measured, launch.env.get("NCCL_NET")),
+    }
 
 
 def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
@@ -262,7 +265,6 @@ def _answered(replies: dict[str, Reply], launch: LaunchConfig) -> Finding:
     if silent := {node: reply.error for node, reply in replies.items() if reply.error}:
         says = "; ".join(f"{node}: {why}" for node, why in list(silent.items())[:MAX_NAMED_NODES])
         container = ", or mend launch.container if that is at fault" if launch.container else ""
-        fix = f"exclude the node (launch.slurm.extra.exclude), or look at it by hand{container}"
-        return failure("answers", says, fix)
+        return failure(says, f"exclude the node (launch.slurm.extra.exclude), or look at it by hand{container}")
     more = " and more" if len(replies) > MAX_NAMED_NODES else ""
-    return ok("answers", ", ".join(list(replies)[:MAX_NAMED_NODES]) + more)
+    return ok(", ".join(list(replies)[:MAX_NAMED_NODES]) + more)

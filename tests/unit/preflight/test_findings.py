@@ -16,8 +16,8 @@ def test_a_check_that_breaks_is_a_failure_that_names_the_error() -> None:
     assert "PermissionError" in found.says
     assert "/secret/place" in found.says
     assert found.fix
-    assert guarded("model", lambda: ok("model", "fine")).status == "ok"
-    assert guarded("model", lambda: failure("model", "gone", "fetch it")).fix == "fetch it"
+    assert guarded("model", lambda: ok("fine")).status == "ok"
+    assert guarded("model", lambda: failure("gone", "fetch it")).fix == "fetch it"
 
 
 def test_a_check_that_hangs_is_a_failure_after_its_deadline() -> None:
@@ -25,7 +25,7 @@ def test_a_check_that_hangs_is_a_failure_after_its_deadline() -> None:
 
     def hanging() -> Finding:
         go_on.wait()
-        return ok("run folder", "too late")
+        return ok("too late")
 
     found = guarded("run folder", hanging, deadline_s=0.2)
     go_on.set()
@@ -34,7 +34,7 @@ def test_a_check_that_hangs_is_a_failure_after_its_deadline() -> None:
 
 
 def test_many_different_nodes_stay_one_short_line() -> None:
-    found = merged({f"n{i}": ok("interface", f"eth0 has 10.0.0.{i}") for i in range(9)})
+    found = merged("interface", {f"n{i}": ok(f"eth0 has 10.0.0.{i}") for i in range(9)})
     assert found.says.startswith("n0: eth0 has 10.0.0.0; n1: ")
     assert found.says.endswith("; and 5 more")
 
