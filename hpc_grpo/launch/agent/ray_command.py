@@ -13,7 +13,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import distributions, requires
 from pathlib import Path
 
@@ -253,8 +253,9 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None =
         if skip:
             skip -= 1
             continue
-        ports = RayPorts(*range(base, base + _NUM_FIXED_PORTS + 1), base + stride - 1)
-        return replace(ports, dashboard=preferred or ports.dashboard)
+        gcs, objects, nodes, http, grpc, env, drawn = range(base, base + _NUM_FIXED_PORTS)
+        first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
+        return RayPorts(gcs, objects, nodes, http, grpc, env, preferred or drawn, first_worker, last_worker)
     raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}.")
 
 
