@@ -44,7 +44,7 @@ def test_a_file_of_the_users_is_scored_too(tmp_path: Path) -> None:
         (("repetition", "--completion", "4", "--arg", "ngram=0"), "greater than 0"),
         (("regex", "--completion", "4", "--arg", "patern=x"), "unknown key; did you mean 'pattern'?"),
         (("regex", "--completion", "4", "--arg", "pattern"), "must be KEY=VALUE"),
-        (("regex", "--completion", "4", "--arg", "pattern=[a"), "not YAML"),
+        (("regex", "--completion", "4", "--arg", "pattern=[a"), "not valid YAML"),
         (("regex", "--completion", "a" * 40, "--arg", "pattern=^(a+)+b", "--timeout", "0.5"), "within 0.5 s"),
     ],
 )

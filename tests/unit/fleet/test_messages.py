@@ -103,7 +103,7 @@ def test_a_config_goes_along_whole_and_its_own_run_root_is_kept() -> None:
         ({"config_name": "c", "overrides": "lr=3"}, "JSON list of KEY=VALUE"),
         ({"config_name": "c", "overrides": '["--driver=x"]'}, "JSON list of KEY=VALUE"),
         ({"config_name": "c", "overrides": '["run.name=["]'}, "run.name: the value is not valid YAML"),
-        ({"config": "a: [", "model": "m"}, "no YAML"),
+        ({"config": "a: [", "model": "m"}, "not valid YAML"),
         ({"config": "launch: {num_nodes: 2}"}, "launch.num_nodes = 2 must be 1"),
         ({"config_name": "c", "overrides": '["launch.num_nodes=4"]'}, "launch.num_nodes = 4 must be 1"),
         ({"config_name": "c", "overrides": '["launch={num_nodes: 4}"]'}, "launch.num_nodes = 4 must be 1"),
