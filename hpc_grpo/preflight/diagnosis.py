@@ -16,7 +16,7 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.launch.place import find_place, job_queue
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.job_queue import JobRequest
-from hpc_grpo.launch.place.slurm.partition import ask_partitions
+from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.preflight import login
 from hpc_grpo.preflight.findings import Context, Group, failure, from_json, has_failure, skipped
 from hpc_grpo.preflight.folders import own_folder, remove_own_folder
@@ -42,7 +42,7 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
     except LaunchError as error:
         return [Group(NODES, (failure(str(error), "leave this shell for a login node's").of("allocation"),))]
     num_nodes = max(asked_nodes or 1, context.launch.num_nodes)
-    partitions = ask_partitions() if place.queue is None else None
+    partitions = partition.ask_partitions() if place.queue is None else None
     login_group = login.login_group(context, num_nodes, partitions)
     if partitions is None:
         if asked_nodes is not None and asked_nodes > len(allocation.nodes):
