@@ -63,11 +63,9 @@ class _SourceKeys(Section):
     """Keys of a source. A data set of one source has them too."""
 
     name: str | None = Field(
-        None, description=("Name of the source in metrics and rollouts. Default: made from the path.")
+        None, description="Name of the source in metrics and rollouts. Default: made from the path."
     )
-    args: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of a reasoning_gym task, or of your function."
-    )
+    args: dict[str, Any] = Field({}, description="Keyword arguments of a reasoning_gym task, or of your function.")
     split: str = Field("train", description="Split of a Hugging Face data set.")
     subset: str | None = Field(None, description="Configuration name of a Hugging Face data set (GSM8K: main).")
     prompt_field: str | None = Field(
@@ -75,17 +73,17 @@ class _SourceKeys(Section):
     )
     answer_field: str | None = Field(
         "answer",
-        description=("Column with the reference answer. A dot selects a value inside a column. null: no answer."),
+        description="Column with the reference answer. A dot selects a value inside a column. null: no answer.",
     )
     messages_field: str | None = Field(
         None, description="Column with chat messages; used instead of prompt_field when set."
     )
     max_items: PositiveInt | None = Field(None, description="Use only the first so many items.")
     rewards: list[RewardConfig] | None = Field(
-        None, description=("Rewards of this source's prompts. Default: the rewards of the run.")
+        None, description="Rewards of this source's prompts. Default: the rewards of the run."
     )
     environment: Environment | None = Field(
-        None, description=("Environment of this source's prompts. Default: the environment of the run.")
+        None, description="Environment of this source's prompts. Default: the environment of the run."
     )
     template: Template | None = Field(None, description=f"As data.template{_OF_DATA}")
     preprocessing: Preprocessing | None = Field(None, description=f"As data.preprocessing{_OF_DATA}")
@@ -109,7 +107,7 @@ class DatasetConfig(_SourceKeys):
 
     path: PathText | None = Field(None, description=_PATH)
     mix: list[SourceConfig] = Field(
-        default_factory=list, description="Several sources instead of path; each has these keys, weight and count."
+        [], description="Several sources instead of path; each has these keys, weight and count."
     )
 
     @model_validator(mode="after")
@@ -138,10 +136,10 @@ class EvalSetConfig(DatasetConfig):
     """A further eval set. Each unset key takes its value from `eval`."""
 
     num_samples: PositiveInt | None = Field(
-        None, description=("Like eval.num_samples, for this set. Default: eval.num_samples.")
+        None, description="Like eval.num_samples, for this set. Default: eval.num_samples."
     )
     temperature: NonNegativeFloat | None = Field(
-        None, description=("Like eval.temperature, for this set. Default: eval.temperature.")
+        None, description="Like eval.temperature, for this set. Default: eval.temperature."
     )
     top_p: TopP | None = Field(None, description="Like eval.top_p, for this set. Default: eval.top_p.")
 
@@ -182,7 +180,7 @@ class DataConfig(Section):
         ),
     )
     eval_sets: dict[str, EvalSetConfig] = Field(
-        default_factory=dict,
+        {},
         description=(
             "Further eval sets by name. Each has the keys of data.eval, num_samples, temperature and "
             "top_p. Metrics: eval/NAME/pass@1."
@@ -205,7 +203,7 @@ class DataConfig(Section):
     prompt_format: str = Field("{prompt}", description="Text around a plain prompt; {prompt} is replaced.")
     system_prompt: str | None = Field(None, description="System message put before a chat prompt.")
     template_args: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false}."
+        {}, description="Arguments of the chat template, such as {enable_thinking: false}."
     )
     images: str | None = Field(
         None,
@@ -220,8 +218,7 @@ class DataConfig(Section):
     max_prompt_tokens: PositiveInt = Field(512, description="A longer prompt is an error, or is dropped.")
     drop_long_prompts: bool = Field(False, description="Drop (and count) prompts that are too long.")
     deduplicate: bool = Field(
-        False,
-        description=("Drop training prompts whose text is a duplicate or is in an eval set. A metric counts them."),
+        False, description="Drop training prompts whose text is a duplicate or is in an eval set. A metric counts them."
     )
     curriculum: CurriculumConfig | None = Field(
         None,

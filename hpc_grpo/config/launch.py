@@ -38,7 +38,7 @@ class SlurmConfig(Section):
         None, description="CPUs to request on each node. Default: Slurm's default."
     )
     extra: dict[str, Any] = Field(
-        default_factory=dict,
+        {},
         description=(
             "Further sbatch options, KEY: VALUE. Examples: {exclusive: true} requests whole nodes; {network: job_vni} "
             "on Slingshot, which single-node steps may need to communicate."
@@ -77,13 +77,13 @@ class ContainerConfig(Section):
     )
     python: str = Field("python3", description="Python in the image, with what hpc-grpo needs.")
     mounts: list[str] = Field(
-        default_factory=list,
+        [],
         description=(
             "Further folders to mount, PATH or HOST:INSIDE[:ro]. Run, model, data, home and temp folders "
             "are always mounted."
         ),
     )
-    args: list[str] = Field(default_factory=list, description="Further options of the engine's run (exec).")
+    args: list[str] = Field([], description="Further options of the engine's run (exec).")
 
     @model_validator(mode="after")
     def _has_folder_for_image(self) -> ContainerConfig:
@@ -105,7 +105,7 @@ class RewardServerConfig(Section):
         min_length=1, description="Command and arguments of a server that rewards call. Starts on the head node."
     )
     health_url: str = Field(
-        description=("The server is up once this address answers, such as http://127.0.0.1:8200/health.")
+        description="The server is up once this address answers, such as http://127.0.0.1:8200/health."
     )
 
     @field_validator("health_url")
@@ -133,8 +133,7 @@ class LaunchConfig(Section):
     num_nodes: PositiveInt = Field(1, description="Nodes of the run. submit requests this many.")
     slurm: SlurmConfig = SlurmConfig()
     container: ContainerConfig | None = Field(
-        None,
-        description=("Container around Ray and training on every node (image, engine, ...). Default: no container."),
+        None, description="Container around Ray and training on every node (image, engine, ...). Default: no container."
     )
     min_nodes: PositiveInt | None = Field(
         None,
@@ -144,7 +143,7 @@ class LaunchConfig(Section):
         ),
     )
     hosts: list[str] = Field(
-        default_factory=list,
+        [],
         description=(
             "Hosts of the run, reached by ssh, as [user@]host[:port]. This machine is the head and must be one of them."
         ),
@@ -155,9 +154,8 @@ class LaunchConfig(Section):
     rejoin_s: NonNegativeFloat = Field(
         120.0,
         description=(
-            "`pod` and `host`: seconds that the head waits after a loss for workers to return. The "
-            "smallest wait is 20 s, until the remaining workers reconnect. At the start the head waits "
-            "15 times this, at least 1800 s."
+            "`pod` and `host`: seconds that the head waits after a loss for workers to return. The smallest wait is "
+            "20 s, until the remaining workers reconnect. At the start the head waits 15 times this, at least 1800 s."
         ),
     )
     reward_server: RewardServerConfig | None = Field(
@@ -187,12 +185,12 @@ class LaunchConfig(Section):
     )
     python: PathText | None = Field(
         None,
-        description=("Python of the jobs, with hpc-grpo and Ray: an absolute path. Default: the Python that submits."),
+        description="Python of the jobs, with hpc-grpo and Ray: an absolute path. Default: the Python that submits.",
     )
-    modules: list[str] = Field(default_factory=list, description="Environment modules the job loads.")
-    setup_lines: list[str] = Field(default_factory=list, description="Shell lines run before the supervisor.")
-    env: dict[str, str] = Field(default_factory=dict, description="Variables set for Ray and the actors.")
-    pass_env: list[str] = Field(default_factory=list, description="Further variable names to let through.")
+    modules: list[str] = Field([], description="Environment modules the job loads.")
+    setup_lines: list[str] = Field([], description="Shell lines run before the supervisor.")
+    env: dict[str, str] = Field({}, description="Variables set for Ray and the actors.")
+    pass_env: list[str] = Field([], description="Further variable names to let through.")
     local_dir: str | None = Field(
         None, description="Node-local folder for Ray's temp-dir and caches. Variables are expanded. Default: /tmp."
     )
@@ -205,11 +203,10 @@ class LaunchConfig(Section):
         600.0, description="Seconds for all nodes and GPUs to join, and for the reward server to answer first."
     )
     notify: list[str] = Field(
-        default_factory=list,
+        [],
         description=(
-            "Command and arguments that the job runs when the run is complete, its chain ends, or an "
-            "attempt failed. HPC_GRPO_EVENT (complete, ended, retrying), HPC_GRPO_RUN and HPC_GRPO_WHY "
-            "describe the event."
+            "Command and arguments that the job runs when the run is complete, its chain ends, or an attempt failed. "
+            "HPC_GRPO_EVENT (complete, ended, retrying), HPC_GRPO_RUN and HPC_GRPO_WHY describe the event."
         ),
     )
 

@@ -104,9 +104,8 @@ def _kl(config: Config) -> None:
         )
     if kl.where == "reward" and config.loss.compares_minibatch:
         raise ConfigError(
-            f"loss.name = {config.loss.name} compares advantages before an optimizer step, and loss.kl.where = "
-            "reward changes them during the step. loss.args.fraction would select wrong tokens. Set "
-            "loss.kl.where=loss."
+            f"loss.name = {config.loss.name} compares advantages before an optimizer step, and loss.kl.where = reward "
+            "changes them during the step. loss.args.fraction would select wrong tokens. Set loss.kl.where=loss."
         )
 
 

@@ -22,13 +22,12 @@ class RolloutConfig(Section):
     group_size: Annotated[int, Field(ge=2)] = Field(8, description="Rollouts of one prompt.")
     max_new_tokens: PositiveInt = Field(256, description="Longest completion.")
     min_new_tokens: NonNegativeInt = Field(
-        0, description=("Smallest number of new tokens before the end token is allowed.")
+        0, description="Smallest number of new tokens before the end token is allowed."
     )
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
     top_p: TopP = Field(1.0, description="Nucleus sampling threshold.")
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=list,
-        description=("Texts that end a completion. The completion keeps them. Example: ['</answer>']."),
+        [], description="Texts that end a completion. The completion keeps them. Example: ['</answer>']."
     )
     max_policy_lag: NonNegativeInt = Field(
         0, description="Optimizer steps that rollouts may be behind the learner. 0: synchronous."
@@ -85,9 +84,7 @@ class EnvironmentConfig(Section):
     )
     num_workers: PositiveInt = Field(2, description="Processes of each engine that hold environments.")
     memory_gib: PositiveFloat = Field(4.0, description="Memory limit of each process.")
-    pass_env: list[str] = Field(
-        default_factory=list, description="Environment variables with secrets that the environment reads."
-    )
+    pass_env: list[str] = Field([], description="Environment variables with secrets that the environment reads.")
 
 
 Environment = Annotated[EnvironmentConfig, BeforeValidator(as_section)]
@@ -100,15 +97,13 @@ class RewardConfig(Section):
         10.0, description="Wall-clock deadline of a group. For a built-in that calls no server: of a completion."
     )
     pass_env: list[str] = Field(
-        default_factory=list,
+        [],
         description=(
             "Secret environment variables that the reward reads. The reward also gets the variables "
             "named by its args.api_key_env and args.token_env, and no other secrets."
         ),
     )
-    args: dict[str, Any] = Field(
-        default_factory=dict, description="Settings of a built-in reward; keyword arguments of your own."
-    )
+    args: dict[str, Any] = Field({}, description="Settings of a built-in reward; keyword arguments of your own.")
 
     def settings(self, key: str = "rewards.N") -> Section | None:
         """Return `args` as the settings of a built-in, None for a user's own function.
@@ -134,9 +129,8 @@ class GradingConfig(Section):
     max_failed_fraction: Fraction = Field(
         0.1,
         description=(
-            "Stop the run if the rewards of a larger share of the last prompts (20 or more) failed. One "
-            "failure is always allowed. In training, missed deadlines count only if every prompt failed. "
-            "0: none may fail."
+            "Stop the run if the rewards of a larger share of the last prompts (20 or more) failed. One failure is "
+            "always allowed. In training, missed deadlines count only if every prompt failed. 0: none may fail."
         ),
     )
 

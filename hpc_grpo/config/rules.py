@@ -288,8 +288,7 @@ def _sequence_lengths(config: Config) -> None:
     if config.needs.rollouts and config.train.max_tokens_per_microbatch < config.max_model_len:
         raise ConfigError(
             f"train.max_tokens_per_microbatch = {config.train.max_tokens_per_microbatch} must hold the longest "
-            f"sequence: {config.longest_sequence} = {config.max_model_len}. Raise it, or lower one of the two "
-            "lengths."
+            f"sequence: {config.longest_sequence} = {config.max_model_len}. Raise it, or lower one of the two lengths."
         )
     if config.train.share_prompts and config.train.attention == "flash_attention_2":
         raise ConfigError(

@@ -88,9 +88,8 @@ class CheckpointConfig(Section):
     every: Often | None = Field(
         Every(steps=50),
         description=(
-            "Interval of checkpoints: 50 steps, 2 epochs, 30 min (s, h), or several, whichever comes "
-            "first. There is always one after the first step and one at the end; null: only those. Time "
-            "counts from each job's start."
+            "Interval of checkpoints: 50 steps, 2 epochs, 30 min (s, h), or several, whichever comes first. There is "
+            "always one after the first step and one at the end; null: only those. Time counts from each job's start."
         ),
     )
     behind_training: bool = Field(
@@ -108,7 +107,7 @@ class CheckpointConfig(Section):
         ),
     )
     export_every: Often | None = Field(
-        None, description=("Interval of Hugging Face exports, written like `every`. Default: only at the end.")
+        None, description="Interval of Hugging Face exports, written like `every`. Default: only at the end."
     )
     keep_exports: PositiveInt | None = Field(
         None,
@@ -165,8 +164,7 @@ class EvalConfig(Section):
     )
     solved_at: float = Field(1.0, description="A completion with at least this reward is solved.")
     metrics: list[PathText] = Field(
-        default_factory=list,
-        description=("Your functions that compute metrics from graded completions: module:function."),
+        [], description="Your functions that compute metrics from graded completions: module:function."
     )
 
     @property
@@ -202,10 +200,10 @@ class MetricsConfig(Section):
     )
     names: Literal["ours", "areal", "areal-0.3"] = Field(
         "ours",
-        description=("Naming scheme of the metrics in W&B, TensorBoard and the log. metrics.jsonl always has ours."),
+        description="Naming scheme of the metrics in W&B, TensorBoard and the log. metrics.jsonl always has ours.",
     )
     profile_steps: tuple[PositiveInt, PositiveInt] | None = Field(
-        None, description=("[a, b]: write torch traces and Python stacks of steps a to b, counted from 1, to profiles.")
+        None, description="[a, b]: write torch traces and Python stacks of steps a to b, counted from 1, to profiles."
     )
 
     @field_validator("wandb")

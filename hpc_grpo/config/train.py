@@ -43,7 +43,7 @@ class CallbackConfig(Section):
     name: PathText = Field(
         description="Your function: on_step(step, metrics, evals, **args) returns None, or why the run is complete."
     )
-    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    args: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
 
 
 class TrainConfig(Section):
