@@ -201,14 +201,14 @@ class Distill(Grpo):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, teacher=True, rewards=self.config.distill.reward_coef > 0.0)
+        return replace(super().needs, teacher=True, rewards=self.config.task_args.reward_coef > 0.0)
 
     def objective(self) -> Objective:
         settings = self.config.loss
         return policy_objective(settings, partial(taught_loss, settings.term))
 
     def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
-        coef = self.config.distill.reward_coef
+        coef = self.config.task_args.reward_coef
         if coef == 0.0:
             return [(0.0,) * len(grades.rewards) for grades in step]
         return [
@@ -242,7 +242,7 @@ class Sft(Algorithm):
 
     @property
     def items_per_step(self) -> int:
-        return self.config.sft.batch_size
+        return self.config.task_args.batch_size
 
     def objective(self) -> Objective:
         return Objective(negative_log_likelihood)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from hpc_grpo.config.moved import explain_moved
 from hpc_grpo.errors import ConfigError, nearest
@@ -146,7 +146,7 @@ def _example(place: _Place, detail: Any) -> str:
     if detail["type"] not in ("model_type", "dict_type", "list_type"):
         return ""
     given, info = detail["input"], place.section.model_fields.get(place.keys[-1])
-    kinds = [place.section] if place.keys[-1].isdigit() else _sections(info) if info is not None else []
+    kinds = [place.section] if place.keys[-1].isdigit() else list(sections_in(info.annotation)) if info else []
     defaults = {name: each.default for kind in kinds[:1] for name, each in kind.model_fields.items()}
     text = str(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else ""
     key, colon, rest = text.partition(":")
@@ -167,7 +167,8 @@ def _as_section(kind: type[BaseModel], text: str) -> str:
     """Return the section with `text` as its path or name, or as that of a section that it requires; or ""."""
     if key := next((each for each in ("path", "name") if each in kind.model_fields), ""):
         return f"{{{key}: {text}}}"
-    required = ((name, _sections(info)) for name, info in kind.model_fields.items() if info.is_required())
+    fields = kind.model_fields.items()
+    required = ((name, [*sections_in(info.annotation)]) for name, info in fields if info.is_required())
     return next((f"{{{name}: {_as_section(inner[0], text)}}}" for name, inner in required if inner), "")
 
 
@@ -197,7 +198,9 @@ class _Place:
     @property
     def valid_below(self) -> list[str]:
         """List the valid keys of the section and of the sections in it: the user may have misplaced the key."""
-        pairs = ((name, kind) for name, info in self.section.model_fields.items() for kind in _sections(info))
+        pairs = (
+            (name, kind) for name, info in self.section.model_fields.items() for kind in sections_in(info.annotation)
+        )
         below = (f"{name}.{inner}" for name, kind in pairs for inner in kind.model_fields)
         return [*self.valid, *dict.fromkeys(below)]
 
@@ -218,12 +221,14 @@ def _place(section: type[Section], location: Sequence[int | str]) -> _Place:
             info = place.section.model_fields[part]
             is_chosen = any(isinstance(each, ByName) for each in info.metadata)
             place.variants = variants(info.annotation) if is_chosen else {}
-            below = None if is_chosen else next(((kind, None) for kind in _sections(info)), None)
+            below = None if is_chosen else next(((kind, None) for kind in sections_in(info.annotation)), None)
     return place
 
 
-def _sections(info: FieldInfo) -> list[type[BaseModel]]:
-    """List the section classes that a field may hold, anywhere in its type."""
-    held = [info.annotation, *get_args(info.annotation)]
-    held += [inner for kind in held[1:] for inner in get_args(kind)]  # Annotated[Section, ...] | None
-    return [kind for kind in held if isinstance(kind, type) and issubclass(kind, BaseModel)]
+def sections_in(annotation: Any, *, items: bool = True) -> Iterator[type[BaseModel]]:
+    """Yield the section classes in a field's type; with `items` also those of the items of a list or a mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif items or get_origin(annotation) in (Union, UnionType, Annotated):
+        for part in get_args(annotation):
+            yield from sections_in(part, items=items)

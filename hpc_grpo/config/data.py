@@ -235,16 +235,21 @@ class DataConfig(Section):
         ),
     )
 
-    def sources(self, *, for_eval: bool) -> list[tuple[str, SourceConfig]]:
-        """List the sources of data.train, or of all eval sets, each with its key in the config."""
-        if not for_eval:
-            return list(self.train.sources("data.train"))
-        return [source for name in self.eval_data for source in self.eval_sources(name)]
+    def sources(self, *, for_eval: bool | None = None) -> list[tuple[str, SourceConfig]]:
+        """List the sources of data.train, or of all eval sets, each with its key in the config. Default: both."""
+        trained = [] if for_eval else list(self.train.sources("data.train"))
+        evaluated = [] if for_eval is False else [own for name in self.eval_data for own in self.eval_sources(name)]
+        return [*trained, *evaluated]
 
     @property
     def eval_data(self) -> dict[str, DatasetConfig]:
         """Map the name of each eval set with its own data to that data. "" is data.eval."""
         return ({} if self.eval is None else {"": self.eval}) | dict(self.eval_sets)
+
+    @property
+    def judged_sources(self) -> list[tuple[str, SourceConfig]]:
+        """List the sources of the eval sets, and those of data.train if a share of them is held out."""
+        return self.sources(for_eval=True if self.held_out is None else None)
 
     def eval_sources(self, eval_set: str) -> list[tuple[str, SourceConfig]]:
         """List the sources of one of `eval_data`, each with its key in the config."""
@@ -254,8 +259,7 @@ class DataConfig(Section):
     @property
     def chat_templates(self) -> dict[str, str]:
         """Map the keys of the config that name Jinja files to them."""
-        sources = [*self.sources(for_eval=False), *self.sources(for_eval=True)]
-        named = {"data": self.template, **{key: source.template for key, source in sources}}
+        named = {"data": self.template, **{key: source.template for key, source in self.sources()}}
         return {f"{key}.template": file for key, file in named.items() if file not in (None, *_TEMPLATES)}
 
     @property

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from hpc_grpo.config.checked import sections_in
 from hpc_grpo.config.schema import Config
 from hpc_grpo.errors import ConfigError, nearest
 from hpc_grpo.section import OWN, ByName, variants
@@ -75,23 +75,15 @@ def _lines(
                 lines += _lines(item, f"{key}.{position}.", lacking)
         else:
             meaning = _names(kinds) if kinds and name == "name" else info.description or ""
-            lines.append(_line(key, value, default, meaning))
+            before = None if default is PydanticUndefined else _text(default)
+            note = _REQUIRED if before is None else "" if before == _text(value) else f"{_DEFAULT}{before}]"
+            lines.append(f"{f'{key} = {_text(value)}':<{_COMMENT_COLUMN}}  # {meaning}{note}")
     return lines
 
 
 def _names(kinds: Mapping[str, type[BaseModel]]) -> str:
     own = kinds[OWN].model_fields["name"].description or ""
     return f"{', '.join(name for name in kinds if name != OWN)}; or {own[0].lower()}{own[1:]}"
-
-
-def _line(key: str, value: Any, default: Any, meaning: str) -> str:
-    if default is PydanticUndefined:
-        note = _REQUIRED
-    elif _text(default) == _text(value):
-        note = ""
-    else:
-        note = f"{_DEFAULT}{_text(default)}]"
-    return f"{f'{key} = {_text(value)}':<{_COMMENT_COLUMN}}  # {meaning}{note}"
 
 
 def _text(value: Any) -> str:
@@ -116,7 +108,7 @@ def every_key(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Ke
     found: dict[str, Key] = {}
     for name, info in model.model_fields.items():
         is_list = get_origin(info.annotation) is list
-        sections = list(_sections(get_args(info.annotation)[0] if is_list else info.annotation))
+        sections = list(sections_in(get_args(info.annotation)[0] if is_list else info.annotation, items=False))
         for section in sections:
             below = every_key(section, f"{prefix}{name}.N." if is_list else f"{prefix}{name}.")
             found |= {key: each for key, each in below.items() if key not in found}
@@ -125,12 +117,3 @@ def every_key(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Ke
             text = "required" if default is PydanticUndefined else _text(default)
             found[f"{prefix}{name}"] = Key(f"{prefix}{name}", text, info.description or "")
     return found
-
-
-def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the section classes of a field, not those of the items of a list or a mapping."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) in (Union, UnionType, Annotated):
-        for part in get_args(annotation):
-            yield from _sections(part)

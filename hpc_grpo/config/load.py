@@ -163,7 +163,12 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         if not isinstance(target, dict | list):
             raise ConfigError(f"Override {override!r}: {'.'.join(parents[: depth + 1])} is a value, not a section.")
     if key.endswith("+"):
-        value = _extended(target.get(last, []) if isinstance(target, dict) else None, value, override)
+        items = target.get(last, []) if isinstance(target, dict) else None
+        if not isinstance(items, list) or not isinstance(value, list):
+            raise ConfigError(
+                f"Override {override!r}: += appends a list to a list. Example: launch.setup_lines+=[ulimit -l]."
+            )
+        value = [*items, *value]
     if isinstance(target, list):
         target[_position(target, last, key)] = value
     else:
@@ -171,14 +176,6 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     if key in _LENGTHS and value is not None:
         for other in _LENGTHS - {key}:
             target.pop(other.removeprefix("train."), None)
-
-
-def _extended(items: Any, further: Any, override: str) -> list[Any]:
-    if not isinstance(items, list) or not isinstance(further, list):
-        raise ConfigError(
-            f"Override {override!r}: += appends a list to a list. Example: launch.setup_lines+=[ulimit -l]."
-        )
-    return [*items, *further]
 
 
 def _position(items: list[Any], index: str, key: str) -> int:

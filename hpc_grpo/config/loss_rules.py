@@ -112,7 +112,7 @@ def _kl(config: Config) -> None:
 def _distillation(config: Config) -> None:
     if not config.needs.teacher:
         return
-    _ = config.distill.required_teacher
+    _ = config.task_args.required_teacher
     if config.loss.compares_minibatch:
         raise ConfigError(
             f"loss.name = {config.loss.name} compares advantages before an optimizer step, and the teacher makes "

@@ -53,7 +53,9 @@ class NodeDemand:
         if not self.shares:
             return (*self.learners, *self.engines)
         pairs = zip_longest(self.learners, self.engines, fillvalue={"CPU": 0.0})
-        return tuple(_whole_gpu({**engine, "CPU": learner["CPU"] + engine["CPU"]}) for learner, engine in pairs)
+        bundles = [{**engine, "CPU": learner["CPU"] + engine["CPU"]} for learner, engine in pairs]
+        # A whole GPU: Ray would put the halves of two bundles on one GPU.
+        return tuple({**bundle, "GPU": 1} if "GPU" in bundle else bundle for bundle in bundles)
 
     @property
     def num_cpus(self) -> float:
@@ -66,18 +68,12 @@ class NodeDemand:
 
 def node_demand(config: Config, *, with_gpus: bool) -> NodeDemand:
     placement = config.placement
-    learner: Bundle = {"CPU": _CPUS}
-    engine: Bundle = {"CPU": _CPUS}
+    learner, engine = Bundle(CPU=_CPUS), Bundle(CPU=_CPUS)
     if with_gpus:
         learner["GPU"] = _SHARE if placement.colocate else 1
         engine["GPU"] = _SHARE if placement.colocate else config.engine.tensor_parallel
     learners, engines = (learner,) * placement.learners_per_node, (engine,) * engines_per_node(config)
     return NodeDemand(learners, engines, shares=placement.colocate)
-
-
-def _whole_gpu(bundle: Bundle) -> Bundle:
-    """Return a bundle with a whole GPU. Ray would put the halves of two bundles on one GPU."""
-    return {**bundle, "GPU": 1} if "GPU" in bundle else bundle
 
 
 def engines_per_node(config: Config) -> int:
@@ -127,18 +123,12 @@ def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: floa
     shares = ", or let learners and engines share GPUs: placement.colocate=true, with as many engines as learners."
     for kind, needed, available in (("GPU", demand.num_gpus, num_gpus), ("CPU", demand.num_cpus, num_cpus)):
         if needed > available:
+            may_share = kind == "GPU" and not (config.placement.colocate or config.rollout.max_policy_lag)
             raise ConfigError(
-                (
-                    f"{place} has {available:g} {kind}s, but placement.learners_per_node = "
-                    f"{config.placement.learners_per_node} and engine.engines_per_node = "
-                    f"{config.engine.engines_per_node} (engine.tensor_parallel = {config.engine.tensor_parallel}) "
-                    f"need {needed:g}. Use fewer engines, or larger nodes"
-                )
-                + (
-                    shares
-                    if kind == "GPU" and not (config.placement.colocate or config.rollout.max_policy_lag)
-                    else "."
-                )
+                f"{place} has {available:g} {kind}s, but placement.learners_per_node = "
+                f"{config.placement.learners_per_node} and engine.engines_per_node = {config.engine.engines_per_node} "
+                f"(engine.tensor_parallel = {config.engine.tensor_parallel}) need {needed:g}. Use fewer engines, or "
+                f"larger nodes{shares if may_share else '.'}"
             )
 
 

@@ -85,7 +85,7 @@ def _names(config: Config) -> None:
         for _, environment in config.environments.values():
             if environment.name.partition(":")[0] not in ENVIRONMENTS.names():  # textarena:Sokoban is built in, too
                 ENVIRONMENTS.check(environment.name)
-        for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
+        for key, source in config.data.sources():
             if key in config.environments:
                 if config.environments[key][1].name == "tools" and not config.rewards_of(source):
                     raise ConfigError(
@@ -115,9 +115,7 @@ def _eval(config: Config) -> None:
             f"{key} is set, but data.eval is not. Set data.eval, hold out a share of data.train "
             f"(data.held_out=0.05), or set {key} to null."
         )
-    sources = config.data.sources(for_eval=True)
-    if config.data.held_out is not None:
-        sources += config.data.sources(for_eval=False)
+    sources = config.data.judged_sources
     names = [reward.name for _, source in sources for reward in config.rewards_of(source)]
     names += ["environment" for key, _ in sources if key in config.environments]
     if not all(config.rewards_of(source) or key in config.environments for key, source in sources):
@@ -222,13 +220,12 @@ def _images(config: Config) -> None:
             key = "model.train_vision" if config.model.train_vision else "data.max_pixels"
             raise ConfigError(f"{key} is set, and data.images is not. Set data.images, or leave {key} out.")
         return
-    sources = [*data.sources(for_eval=False), *data.sources(for_eval=True)]
     refused = {
         f"task: {config.task.name}": config.task.name != "grpo",
         "lora": config.lora is not None,
         "environment": bool(config.environments),
         "loss.kl.reference": config.loss.kl.reference is not None,
-        "template: plain": "plain" in (data.template, *(source.template for _, source in sources)),
+        "template: plain": "plain" in (data.template, *(source.template for _, source in data.sources())),
         "train.sequence_parallel": config.train.sequence_parallel > 1,
         "train.attention: flash_attention_2": config.train.attention == "flash_attention_2",
     }

@@ -23,7 +23,7 @@ from hpc_grpo.config.rollout import (
     RolloutConfig,
 )
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
-from hpc_grpo.config.train import DistillArgs, GrpoTask, LoraConfig, PpoArgs, SftArgs, Task, TrainConfig
+from hpc_grpo.config.train import GrpoTask, LoraConfig, OwnArgs, Task, TrainConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.registry import ALGORITHMS, ENVIRONMENTS
 from hpc_grpo.section import Section, as_section
@@ -116,17 +116,9 @@ class Config(Section):
         return _NOT_OF_TASK.get(self.task.name, ())
 
     @property
-    def ppo(self) -> PpoArgs:
-        """Return the args of a task with a critic; the defaults under another task."""
-        return args if isinstance(args := getattr(self.task, "args", None), PpoArgs) else PpoArgs()
-
-    @property
-    def distill(self) -> DistillArgs:
-        return args if isinstance(args := getattr(self.task, "args", None), DistillArgs) else DistillArgs()
-
-    @property
-    def sft(self) -> SftArgs:
-        return args if isinstance(args := getattr(self.task, "args", None), SftArgs) else SftArgs()
+    def task_args(self) -> OwnArgs:
+        """Return the task's args, and the defaults of those that the task lacks."""
+        return OwnArgs.model_construct(**dict(getattr(self.task, "args", ())))
 
     @property
     def publishes_adapter(self) -> bool:
@@ -158,9 +150,9 @@ class Config(Section):
         if needs.reference and self.loss.kl.reference is not None:
             named["loss.kl.reference"] = self.loss.kl.reference
         if needs.teacher:
-            named["task.args.teacher"] = self.distill.required_teacher
-        if needs.critic and self.ppo.critic is not None:
-            named["task.args.critic"] = self.ppo.critic
+            named["task.args.teacher"] = self.task_args.required_teacher
+        if needs.critic and self.task_args.critic is not None:
+            named["task.args.critic"] = self.task_args.critic
         return named
 
     @property
@@ -187,7 +179,7 @@ class Config(Section):
 
         An eval set held out of data.train has the environment of its source.
         """
-        sources = [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)] if self.needs.rollouts else []
+        sources = self.data.sources() if self.needs.rollouts else []
         chosen = {key: (source, source.environment or self.environment) for key, source in sources}
         return {key: (source, own) for key, (source, own) in chosen.items() if own is not None}
 
@@ -206,9 +198,8 @@ class Config(Section):
     @property
     def reward_sets(self) -> list[list[RewardConfig]]:
         """List the distinct lists of rewards, in the order of the sources."""
-        sources = [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)]
         found: list[list[RewardConfig]] = []
-        for _, source in sources:
+        for _, source in self.data.sources():
             if (rewards := self.rewards_of(source)) not in found:
                 found.append(rewards)
         return found
@@ -225,7 +216,7 @@ class Config(Section):
     def rewards_by_key(self) -> dict[str, RewardConfig]:
         """Map each config key of a reward, such as rewards.0, to that reward."""
         named = {f"rewards.{position}": reward for position, reward in enumerate(self.rewards)}
-        for key, source in [*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)]:
+        for key, source in self.data.sources():
             named |= {f"{key}.rewards.{position}": reward for position, reward in enumerate(source.rewards or ())}
         return named
 
@@ -278,7 +269,7 @@ class Config(Section):
             f"{'environment' if source.environment is None else f'{key}.environment'}.max_tokens": own.max_tokens
             for key, (source, own) in played.items()
         }
-        is_all = played and len(played) == len([*self.data.sources(for_eval=False), *self.data.sources(for_eval=True)])
+        is_all = played and len(played) == len(self.data.sources())
         return lengths if is_all else {"rollout.max_new_tokens": self.rollout.max_new_tokens, **lengths}
 
 

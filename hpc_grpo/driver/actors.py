@@ -26,7 +26,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hpc_grpo.config import Config
-from hpc_grpo.config.resources import Bundle, check_fits, expects_gpus, node_demand
+from hpc_grpo.config.resources import Bundle, NodeDemand, check_fits, expects_gpus, node_demand
 from hpc_grpo.driver.engines import RemoteEngine, RemoteGrader, RolloutPool
 from hpc_grpo.driver.inputs import Inputs
 from hpc_grpo.driver.learners import LearnerGroup
@@ -61,20 +61,19 @@ _KEEPER_THREADS = 8
 class NodeSlots:
     """A node's reservation: learners first, then engines. Either may be empty (an eval alone, SFT).
 
-    With `shares`, engine i is in the bundle of learner i, on its GPU.
+    If they share GPUs, engine i is in the bundle of learner i.
     """
 
     address: str
     group: PlacementGroup
-    learner_bundles: tuple[Bundle, ...]
-    engine_bundles: tuple[Bundle, ...]
-    shares: bool = False
+    demand: NodeDemand
 
     def learner_options(self, index: int) -> dict[str, Any]:
-        return self._options(self.learner_bundles[index], index)
+        return self._options(self.demand.learners[index], index)
 
     def engine_options(self, index: int) -> dict[str, Any]:
-        return self._options(self.engine_bundles[index], index + (0 if self.shares else len(self.learner_bundles)))
+        learners, engines, shares = self.demand.learners, self.demand.engines, self.demand.shares
+        return self._options(engines[index], index + (0 if shares else len(learners)))
 
     def _options(self, bundle: Bundle, index: int) -> dict[str, Any]:
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
@@ -108,7 +107,14 @@ def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
 def _reserve(config: Config, address: str, resources: Mapping[str, float], trains: bool) -> NodeSlots:
     with_gpus = expects_gpus(config) and resources.get("GPU", 0) > 0
     if uses_cuda(config) and not with_gpus:
-        raise ConfigError(_no_gpus(config, address))
+        wanted = f"model.device = {config.model.device}"
+        if config.model.device == "auto":
+            wanted += " means cuda here, because there is an NVIDIA driver,"
+        raise ConfigError(
+            f"{wanted} but this job has no GPUs on node {address}. With submit, set launch.slurm.gpus_per_node; in an "
+            f"allocation of your own, ask Slurm for GPUs; on a machine, see CUDA_VISIBLE_DEVICES. To train on CPUs, "
+            f"set model.device=cpu."
+        )
     demand = node_demand(config, with_gpus=with_gpus)
     if not trains:
         demand = replace(demand, learners=())
@@ -119,21 +125,8 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float], train
     if keeps_engines(config):
         name = {"name": f"node {address}", "lifetime": "detached"}
         with suppress(ValueError):  # there is none: this driver is the first
-            group = get_placement_group(name["name"])
-            return NodeSlots(address, group, demand.learners, demand.engines, demand.shares)
-    group = placement_group(bundles, strategy="STRICT_PACK", **name)
-    return NodeSlots(address, group, demand.learners, demand.engines, demand.shares)
-
-
-def _no_gpus(config: Config, address: str) -> str:
-    wanted = f"model.device = {config.model.device}"
-    if config.model.device == "auto":
-        wanted += " means cuda here, because there is an NVIDIA driver,"
-    return (
-        f"{wanted} but this job has no GPUs on node {address}. With submit, set launch.slurm.gpus_per_node; in an "
-        f"allocation of your own, ask Slurm for GPUs; on a machine, see CUDA_VISIBLE_DEVICES. To train on CPUs, set "
-        f"model.device=cpu."
-    )
+            return NodeSlots(address, get_placement_group(name["name"]), demand)
+    return NodeSlots(address, placement_group(bundles, strategy="STRICT_PACK", **name), demand)
 
 
 def keeps_engines(config: Config) -> bool:
@@ -171,7 +164,7 @@ class Workers:
         self._config, self._inputs = config, inputs
         self._on_gpu = uses_cuda(config)
         self._total_optimizer_steps = total_optimizer_steps
-        self._num_learners = sum(len(slot.learner_bundles) for slot in slots)
+        self._num_learners = sum(len(slot.demand.learners) for slot in slots)
         self._keeps = self._num_learners > 0 and keeps_engines(config)  # an eval's engines hold one model's weights
         self._kept = kept_engines(config) if self._keeps else {}
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
@@ -187,9 +180,9 @@ class Workers:
                 self._learners(slot, ranks, None if slot.address == head else keeper),
                 [
                     RemoteEngine(functools.partial(self._start_engine, slot, index), slot.address)
-                    for index in range(len(slot.engine_bundles))
+                    for index in range(len(slot.demand.engines))
                 ],
-                self._grader(slot.address) if slot.engine_bundles else None,
+                self._grader(slot.address) if slot.demand.engines else None,
             )
             for slot in slots
         ]
@@ -249,7 +242,7 @@ class Workers:
             actor.options(**slot.learner_options(index), runtime_env=environment).remote(
                 self._config, next(ranks), self._num_learners, self._total_optimizer_steps, keeper
             )
-            for index in range(len(slot.learner_bundles))
+            for index in range(len(slot.demand.learners))
         ]
 
     def _start_engine(self, slot: NodeSlots, index: int) -> Any:
@@ -261,7 +254,7 @@ class Workers:
             options |= {"name": f"{place} {secrets.token_hex(4)}", "lifetime": "detached"}
         environment = runtime_env("engine", self._config, on_gpu=self._on_gpu)
         actor = ray.remote(Engine).options(**options, runtime_env=environment)
-        stop_ids, reads_weights = self._inputs.stop_token_ids, not slot.learner_bundles
+        stop_ids, reads_weights = self._inputs.stop_token_ids, not slot.demand.learners
         tokenizer = self._tokenizer if self._config.environments else None
         return actor.remote(self._config, stop_ids, tokenizer, on_gpu=self._on_gpu, reads_weights=reads_weights)
 

@@ -165,7 +165,7 @@ class DemonstrationBatches:
         """Do nothing: there are no engines."""
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
-        ordinals = range(self._next_ordinal, self._next_ordinal + self._config.sft.batch_size)
+        ordinals = range(self._next_ordinal, self._next_ordinal + self._config.task_args.batch_size)
         self._next_ordinal = ordinals.stop
         sequences = [demonstration_sequence(self._stream.demonstration(ordinal)) for ordinal in ordinals]
         items = [

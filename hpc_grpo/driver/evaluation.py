@@ -32,7 +32,7 @@ from hpc_grpo.metrics.rollouts import lines_of_turns, solved
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.registry import EVAL_METRICS
 from hpc_grpo.run.adapter import with_model
-from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, judged_sources, read_request
+from hpc_grpo.run.evals import ANSWER, RESULT, EvalRequest, completions_file, read_request
 from hpc_grpo.run.files import read_jsonl, when_there_is_space, write_atomic, write_json_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
@@ -159,7 +159,7 @@ def evaluate(folder: RunDir) -> bool:
             }
             for name, metrics in results.items()
         }
-        data, settings = [source.path for source in judged_sources(config.data)], config.eval.model_dump(mode="json")
+        data, settings = [source.path for _, source in config.data.judged_sources], config.eval.model_dump(mode="json")
         values = {"models": models, "differences": apart, "data": data, "settings": settings}
         write_json_atomic(folder.path / RESULT, values)
         sources = {name: [part.name for part in stream.parts] for name, stream in streams.items()}

@@ -116,5 +116,5 @@ def refuse_shown_files(config: Config) -> None:
     sandboxed = any(reward.name in _SANDBOXED or ":" in reward.name for reward in config.all_rewards)
     if not sandboxed and not config.environments:
         return
-    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
-    refuse_shown([config.run_path, *(path for _, source in sources if (path := Path(source.path)).exists())])
+    files = [path for _, source in config.data.sources() if (path := Path(source.path)).exists()]
+    refuse_shown([config.run_path, *files])

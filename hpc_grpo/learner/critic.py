@@ -113,7 +113,7 @@ class Critic(LearnerPart):
         ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences], dtype=np.int64)
         own_values = np.split(torch.cat(list(values)).cpu().numpy(), ends)[:-1]
         estimate = partial(
-            generalized_advantages, discount=self.config.ppo.discount, gae_lambda=self.config.ppo.gae_lambda
+            generalized_advantages, discount=self.config.task_args.discount, gae_lambda=self.config.task_args.gae_lambda
         )
         return list(map(estimate, map(token_rewards, sequences), own_values))
 
@@ -143,7 +143,7 @@ class Critic(LearnerPart):
         loss_sums: list[Tensor] = []
 
         def loss_sum(batch: PackedBatch, old: Tensor, target: Tensor) -> Tensor:
-            losses = value_losses(self._engine(batch), old, target, self.config.ppo.value_clip)
+            losses = value_losses(self._engine(batch), old, target, self.config.task_args.value_clip)
             total = torch.dot(losses, batch.mask)
             loss_sums.append(total.detach())
             return total
@@ -219,7 +219,7 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
     """
     import deepspeed
 
-    settings, path = deepspeed_config(config, world_size), config.ppo.critic
+    settings, path = deepspeed_config(config, world_size), config.task_args.critic
     with sharded_loading(settings):
         model = load_trained(config, device, path, "model.path" if path is None else "task.args.critic")
         language_model = model.language_model
@@ -228,7 +228,7 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
             head.weight.data.copy_(_read_head(path, language_model.base_model_prefix, len(head.weight)))
         language_model.set_output_embeddings(head)
     groups = [{"params": model.parameters(), "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=config.ppo.critic_lr, **config.train.adamw, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=config.task_args.critic_lr, **config.train.adamw, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
     return engine
 

@@ -78,7 +78,7 @@ class Teacher(LearnerPart):
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
-        self.model = build_frozen(config, world_size, device, config.distill.required_teacher, "task.args.teacher")
+        self.model = build_frozen(config, world_size, device, config.task_args.required_teacher, "task.args.teacher")
 
     def loss_inputs(self, batch: PackedBatch) -> Mapping[str, Tensor]:
         return {"teacher_logprobs": score(self.model, batch)}

@@ -195,7 +195,7 @@ def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:
 def _kept_batches(config: Config, steps: int | None) -> Part:
     """Count `checkpoint.keep_batches`; of what dynamic sampling drops nothing is kept. Demonstrations: as they pack."""
     kept = min(config.checkpoint.keep_batches, steps or config.checkpoint.keep_batches)
-    sequences, longest = config.sft.batch_size, config.train.max_tokens_per_microbatch
+    sequences, longest = config.task_args.batch_size, config.train.max_tokens_per_microbatch
     if config.needs.rollouts:
         sequences, longest = config.rollout.prompts_per_step * config.rollout.group_size, config.max_model_len
     formula = f"{kept} steps x {sequences:,} x {longest:,} tokens x {BATCH_BYTES_PER_TOKEN}, at most"

@@ -96,7 +96,7 @@ def _verdict(plan: Plan, disk: DiskBudget) -> Iterator[str]:
 def _step(plan: Plan) -> Iterator[str]:
     load = workload(plan)
     if load is None:
-        yield f"A step trains on {plan.config.sft.batch_size:,} demonstrations."
+        yield f"A step trains on {plan.config.task_args.batch_size:,} demonstrations."
         return
     cache = load.cache
     yield from wrapped(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_grpo.config import Config, DataConfig, SourceConfig
+from hpc_grpo.config import Config, SourceConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.adapter import with_model
 from hpc_grpo.run.files import write_json_atomic
@@ -158,12 +158,6 @@ def sample_config(
     values["eval"] |= {"reward": None, "num_samples": 1, "metrics": []}
     values["eval"] |= {"temperature": config.rollout.temperature, "top_p": config.rollout.top_p}
     return Config.model_validate(values)
-
-
-def judged_sources(data: DataConfig) -> list[SourceConfig]:
-    """Return the sources of the eval sets, and those of the training data if a share of them is held out."""
-    held_out = data.sources(for_eval=False) if data.held_out is not None else []
-    return [source for _, source in (*held_out, *data.sources(for_eval=True))]
 
 
 def _keys_for_others(source: SourceConfig) -> dict[str, Any]:

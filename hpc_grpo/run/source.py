@@ -161,8 +161,7 @@ def functions_of(config: Config) -> dict[str, str]:
     """Return the names of the user's functions, by config key, without built-ins."""
     named = {f"{key}.name": reward.name for key, reward in config.rewards_by_key.items()}
     named |= config.loss.functions | config.eval.functions | config.train.functions | config.environment_functions
-    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
-    named |= {f"{key}.path": source.path for key, source in sources if names_function(source.path)}
+    named |= {f"{key}.path": source.path for key, source in config.data.sources() if names_function(source.path)}
     return {key: name for key, name in named.items() if ":" in name}
 
 

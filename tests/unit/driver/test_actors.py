@@ -56,7 +56,7 @@ def test_cpus_and_gpus_are_reserved_where_they_are_meant(
     reserve: Callable[..., list[NodeSlots]], device: str, num_gpus: int, reserved: int
 ) -> None:
     (slots,) = reserve(on_device(device), num_gpus, num_gpus > 0)
-    assert [bundle.get("GPU", 0) for bundle in slots.engine_bundles] == [reserved] * 3
+    assert [bundle.get("GPU", 0) for bundle in slots.demand.engines] == [reserved] * 3
 
 
 def test_a_run_may_reserve_gpus_that_have_no_device_behind_them(reserve: Callable[..., list[NodeSlots]]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from hpc_grpo.config import Config
+from hpc_grpo.config.resources import NodeDemand
 from hpc_grpo.driver import actors
 from hpc_grpo.driver.actors import NodeSlots, Workers, kept_engines, reserve_nodes
 from hpc_grpo.driver.inputs import Inputs
@@ -92,7 +93,7 @@ def granted(asked: dict[str, Any]) -> Any:
 
 def started(config: Config, num_learners: int = 1) -> Workers:
     cpu = {"CPU": 1.0}
-    slots = NodeSlots(NODE, Mock(), (cpu,) * num_learners, (cpu,))
+    slots = NodeSlots(NODE, Mock(), NodeDemand((cpu,) * num_learners, (cpu,)))
     return Workers(config, [slots], Inputs(None, (), {}), 1)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.run.evals import config_of_model, eval_config, judged_sources, sample_config
+from hpc_grpo.run.evals import config_of_model, eval_config, sample_config
 from hpc_grpo.run.paths import RunDir, tokenized_data
 from tests.support.configs import minimal_config
 
@@ -77,7 +77,7 @@ def test_a_run_that_never_evaluated_is_judged_by_its_first_reward_and_one_of_sft
 def test_an_eval_asks_for_no_reward_teacher_or_minibatch_of_training() -> None:
     distilled = config_of(task={"name": "distill", "args": {"teacher": "org/large"}}, rewards=[])
     for config in (eval_config(distilled, FOLDER, "m"), sample_config(distilled, FOLDER, "m", "p.jsonl", None)):
-        assert (config.needs.teacher, config.distill.teacher) == (False, None)
+        assert (config.needs.teacher, config.task_args.teacher) == (False, None)
     assert [reward.name for reward in eval_config(distilled, FOLDER, "m").all_rewards] == ["correctness"]
     tuned = config_of(task="sft", rewards=[], train={"num_minibatches": 100_000})
     assert with_overrides(eval_config(tuned, FOLDER, "m"), ["rollout.top_p=0.9"]).rollout.top_p == 0.9
@@ -120,5 +120,5 @@ def test_a_model_alone_has_defaults_and_one_engine() -> None:
 
 def test_a_held_out_share_is_told_as_the_data_that_it_was_taken_from() -> None:
     data = {"train": {"path": "t.jsonl"}, "held_out": 0.1, "eval_sets": {"hard": {"path": "h.jsonl"}}}
-    assert [source.path for source in judged_sources(minimal_config(data=data).data)] == ["t.jsonl", "h.jsonl"]
-    assert [source.path for source in judged_sources(config_of().data)] == ["e.jsonl"]
+    assert [source.path for _, source in minimal_config(data=data).data.judged_sources] == ["t.jsonl", "h.jsonl"]
+    assert [source.path for _, source in config_of().data.judged_sources] == ["e.jsonl"]
