@@ -340,12 +340,8 @@ def _layout(kernel: str, module: Any, attention_mask: Tensor | None, options: Ma
     refused |= {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
     for what, value in refused.items():
         if value is not None:
-            raise _not_computed(kernel, what)
+            raise ConfigError(
+                f"train.attention = {kernel} does not compute {what}, which the attention of model.path needs. Set "
+                f"train.attention: flash_attention_2, or use another model."
+            )
     return options["packed_layout"]
-
-
-def _not_computed(kernel: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"train.attention = {kernel} does not compute {what}, which the attention of model.path needs. Set "
-        f"train.attention: flash_attention_2, or use another model."
-    )

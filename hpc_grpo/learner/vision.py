@@ -49,17 +49,15 @@ class Vision:
         positions = batch.position_ids.unsqueeze(0)
         images = [image for prompt in batch.prompts_with_images for image in prompt.images]
         has_grids = hasattr(self._model, "get_rope_index")
+        without = positions.expand(4, 1, -1) if has_grids else positions
         if not images and not self._trains and not self._is_sharded:
-            return {"inputs_embeds": embeddings, "position_ids": positions.expand(4, 1, -1) if has_grids else positions}
+            return {"inputs_embeds": embeddings, "position_ids": without}
         # ZeRO expects the same modules in every microbatch of every rank: without images, compute a blank image.
         processed = self._processed(images)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._trains):
             features = self._features(processed, embeddings)
         if not images:
-            return {
-                "inputs_embeds": embeddings + 0.0 * features.sum(),
-                "position_ids": positions.expand(4, 1, -1) if has_grids else positions,
-            }
+            return {"inputs_embeds": embeddings + 0.0 * features.sum(), "position_ids": without}
         rows = np.full(batch.input_ids.shape[0], -1, np.int64)
         first = 0
         for prompt in batch.prompts_with_images:

@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from hpc_grpo.config import Config, to_yaml
-from hpc_grpo.metrics.evals import bounds_of
+from hpc_grpo.metrics.evals import bounds_of, with_interval
 from hpc_grpo.run.files import digest_of, read_record
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
-from hpc_grpo.system.readable import UNKNOWN, one_line
+from hpc_grpo.system.readable import one_line
 
 CARD, CARD_CONFIG = "README.md", "hpc_grpo.yaml"
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
@@ -111,19 +111,11 @@ def _evals(run: RunDir, step: int) -> str:
     names = list(dict.fromkeys(name for number in shown for name in lines[number] if name.startswith("eval/")))
     bounds = {bound for name in names for bound in bounds_of(name)}
     rows = [
-        (name.removeprefix("eval/"), *(_value(lines[number], name) for number in shown))
+        (name.removeprefix("eval/"), *(with_interval(lines[number], name) for number in shown))
         for name in names
         if name not in bounds
     ]
     return _table(("metric", *(f"after step {number}" if number else "before training" for number in shown)), rows)
-
-
-def _value(metrics: Mapping[str, float], name: str) -> str:
-    if name not in metrics:
-        return UNKNOWN
-    low, high = map(metrics.get, bounds_of(name))
-    interval = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
-    return f"{metrics[name]:.3f}{interval}"
 
 
 def _data(config: Config) -> list[str]:

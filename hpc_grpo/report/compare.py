@@ -17,7 +17,7 @@ from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.frozen_config import flat, read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
-from hpc_grpo.system.readable import table
+from hpc_grpo.system.readable import one_line, table
 
 _NAMES_A_RUN = ("run.name", "run.root")
 _WIDTH = 40
@@ -40,7 +40,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        rows = [(key, *(_cut(value) for value in values)) for key, values in self.config.items()]
+        rows = [(key, *(one_line(str(value), _WIDTH) for value in values)) for key, values in self.config.items()]
         parts = [table(("CONFIG", *self.runs), rows) if rows else "The configs do not differ."]
         heads = [f"{name} (step {step})" for name, step in zip(self.runs, self.steps, strict=True)]
         by_run = [{name: values[at] for name, values in self.results.items()} for at in range(len(self.runs))]
@@ -134,8 +134,3 @@ def _beside(title: str, heads: Sequence[str], columns: Sequence[Mapping[str, flo
     bounds = {bound for name in names for bound in bounds_of(name)}
     rows = [(name, *(with_interval(column, name) for column in columns)) for name in names if name not in bounds]
     return table((title, *heads), rows)
-
-
-def _cut(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

@@ -97,18 +97,13 @@ def explained_facts(run: RunDir) -> dict[str, Any]:
     return {**asdict(summarize(records, now)), "attempts": attempts, "chain_ended": records.chain.ended or None}
 
 
-def unrecorded_attempts(records: RunRecords) -> list[Path]:
-    """Return the folders of attempts whose attempt.json is missing or damaged."""
-    recorded = {attempt.attempt for attempt in records.attempts}
-    return [path for number, path in attempt_dirs(records.run).items() if number not in recorded]
-
-
 def explained(run: RunDir) -> Iterator[str]:
     """Yield paragraphs about the end of every attempt of a run, what to do, and the run's current state."""
     records = read_records(run)
     for explanation in explain_attempts(records, time.time()):
         yield f"{printable(str(explanation))}\n"
-    unrecorded = unrecorded_attempts(records)
+    recorded = {attempt.attempt for attempt in records.attempts}
+    unrecorded = [path for number, path in attempt_dirs(run).items() if number not in recorded]
     for path in unrecorded:
         yield f"{path.relative_to(run.path)}: its attempt.json is missing or damaged. Was the disk full?\n"
     if not records.attempts and not unrecorded:

@@ -144,17 +144,14 @@ def _prompt(rollouts: list[dict[str, Any]]) -> Prompt | None:
         groups.setdefault(line.get("ordinal"), []).append(line)
     shown: Prompt | None = None
     for own in groups.values():
-        ranked = sorted(((number_or_none(line.get("reward")), line) for line in own), key=_by_reward)
+        rewarded = ((number_or_none(line.get("reward")), line) for line in own)
+        ranked = sorted(rewarded, key=lambda pair: float("-inf") if pair[0] is None else pair[0])
         (low, worst), (high, best) = ranked[0], ranked[-1]
         if shown is None or low != high or shown.worst[1] == shown.best[1]:
             answer = own[0].get("answer")
             said = "" if answer is None else str(answer)
             shown = Prompt(asked(str(own[0].get("prompt", ""))), said, (_text(worst), low), (_text(best), high))
     return shown
-
-
-def _by_reward(rewarded: tuple[float | None, Any]) -> float:
-    return float("-inf") if rewarded[0] is None else rewarded[0]
 
 
 def _text(line: Mapping[str, Any]) -> str:

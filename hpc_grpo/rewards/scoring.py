@@ -83,40 +83,30 @@ class Scorer:
         the completion's fault. A second failure counts so if most of the group can be scored. Raises ScoringError if
         most cannot be scored, and ConfigError if the reward refuses its data.
         """
+        found, doubtful, retried = Scored(), 0, -1
         with self._lock:
             self.load(built_in)
-            return self._score(built_in, settings, group, progress)
-
-    def _score(
-        self,
-        built_in: BuiltIn,
-        settings: Section,
-        group: Group,
-        progress: Callable[[], object],
-    ) -> Scored:
-        found, doubtful, retried = Scored(), 0, -1
-        while len(found.scores) < len(group.completions):
-            index = len(found.scores)
-            rest = replace(group, completions=group.completions[index:])
-            for kind, value in self._messages(built_in, settings, rest):
-                if kind == "score":
-                    found.scores.append(value)
-                    progress()
-            if kind == "end":
-                break
-            if kind == "refused":
-                raise ConfigError(value)
-            index = len(found.scores)
-            progress()
-            if kind != "exhausted":
-                if retried != index and kind != "late":
-                    retried = index
-                    continue
-                doubtful += kind != "crashed"
-                if 2 * doubtful > len(group.completions):
-                    raise (ScoringTimeoutError if kind == "late" else ScoringError)(value)
-            found.lost[index] = value
-            found.scores.append(built_in.least)
+            while (index := len(found.scores)) < len(group.completions):
+                rest = replace(group, completions=group.completions[index:])
+                for kind, value in self._messages(built_in, settings, rest):
+                    if kind == "score":
+                        found.scores.append(value)
+                        progress()
+                if kind == "end":
+                    break
+                if kind == "refused":
+                    raise ConfigError(value)
+                index = len(found.scores)
+                progress()
+                if kind != "exhausted":
+                    if retried != index and kind != "late":
+                        retried = index
+                        continue
+                    doubtful += kind != "crashed"
+                    if 2 * doubtful > len(group.completions):
+                        raise (ScoringTimeoutError if kind == "late" else ScoringError)(value)
+                found.lost[index] = value
+                found.scores.append(built_in.least)
         return found
 
     def _messages(self, built_in: BuiltIn, settings: Section, group: Group) -> Iterator[tuple[_Kind, Any]]:

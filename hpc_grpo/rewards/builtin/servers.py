@@ -13,8 +13,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, StringConstraints, field_validator
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import httpx
 
 HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://")]
+Server: TypeAlias = "RemoteSettings | LlmJudgeSettings"
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
 _CONNECT_S = 5.0
@@ -44,97 +44,84 @@ class UnansweredError(AnswerError, TimeoutError):
     """The server did not answer in time."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """A server's address. `attempt_s` limits one try.
-
-    `api_key_env` names the environment variable with a key, which is sent to the server. `token_env` names the variable
-    with the token of an `hpc-grpo reward serve`. Both sides prove the token without sending it.
-    """
-
-    url: str
-    api_key_env: str | None
-    concurrency: int
-    attempt_s: float
-    token_env: str | None = None
-
-    def check(self) -> None:
-        """Raise ConfigError for a missing key or token, and for a token with a server that takes none."""
-        for key, variable in (("api_key_env", self.api_key_env), ("token_env", self.token_env)):
-            if variable and not os.environ.get(variable):
-                raise ConfigError(
-                    f"{key} names the environment variable {variable}, which is not set where rewards run. "
-                    f"Export it, and name it in launch.pass_env."
-                )
-        if self.token_env and (self.api_key_env or not self.url.startswith("http://")):
+def check_secrets(server: Server) -> None:
+    """Raise ConfigError for a missing key or token, and for a token with a server that takes none."""
+    for key, variable in (("api_key_env", server.api_key_env), ("token_env", server.token_env)):
+        if variable and not os.environ.get(variable):
             raise ConfigError(
-                f"token_env = {self.token_env} is for an hpc-grpo reward serve: url = {self.url!r} must begin with "
-                f"http://, and api_key_env must be left out."
+                f"{key} names the environment variable {variable}, which is not set where rewards run. "
+                f"Export it, and name it in launch.pass_env."
             )
+    if server.token_env and (server.api_key_env or not server.url.startswith("http://")):
+        raise ConfigError(
+            f"token_env = {server.token_env} is for an hpc-grpo reward serve: url = {server.url!r} must begin with "
+            f"http://, and api_key_env must be left out."
+        )
 
 
 def load() -> None:
     import httpx  # noqa: F401
 
 
-def open_client(endpoint: Endpoint) -> httpx.AsyncClient:
-    """Return a client for the server. Proxies of the environment are for https alone: they could read the rest."""
+def open_client(server: Server) -> httpx.AsyncClient:
+    """Return a client for the server, which gets the key. A token is not sent: both sides prove it.
+
+    Proxies of the environment are for https alone: they could read the rest.
+    """
     import httpx
 
-    if endpoint.token_env:
+    if server.token_env:
         from hpc_grpo.rewards.proved import ProvedTransport
 
-        return httpx.AsyncClient(transport=ProvedTransport(os.environ[endpoint.token_env].encode()))
-    key = endpoint.api_key_env
+        return httpx.AsyncClient(transport=ProvedTransport(os.environ[server.token_env].encode()))
+    key = server.api_key_env
     headers = {"Authorization": f"Bearer {os.environ[key]}"} if key else {}
-    return httpx.AsyncClient(headers=headers, trust_env=endpoint.url.startswith("https://"))
+    return httpx.AsyncClient(headers=headers, trust_env=server.url.startswith("https://"))
 
 
-async def ask_all(endpoint: Endpoint, path: str, bodies: Sequence[Any], timeout_s: float) -> list[Any]:
+async def ask_all(server: Server, path: str, bodies: Sequence[Any], timeout_s: float) -> list[Any]:
     """Post each body and return the JSON of the answers, at most `concurrency` at a time.
 
     Raises ConfigError if the server refuses for good, AnswerError if one is not answered within `timeout_s`.
     """
-    endpoint.check()
+    check_secrets(server)
     deadline = time.monotonic() + timeout_s - _MARGIN_S
-    gate = asyncio.Semaphore(endpoint.concurrency)
-    async with open_client(endpoint) as client:
+    gate = asyncio.Semaphore(server.concurrency)
+    async with open_client(server) as client:
 
         async def ask(body: Any) -> Any:
             async with gate:
-                return await _ask(client, endpoint, "POST", path, body, deadline)
+                return await _ask(client, server, "POST", path, body, deadline)
 
         return await asyncio.gather(*map(ask, bodies))
 
 
-async def wait_for(endpoint: Endpoint, path: str, timeout_s: float, *, is_resume: bool) -> Any:
+async def wait_for(server: Server, path: str, timeout_s: float, *, is_resume: bool) -> Any:
     """Wait until the server answers a GET, and return its JSON. None if it answers but has nothing at `path`.
 
     Before a run it waits 45 s, whatever `timeout_s`, because nodes wait and the user may still watch. Then it raises
     ConfigError. Before a resume it waits ten minutes, because a server that answered once is likely to return. Then it
     raises RewardAwayError.
     """
-    endpoint.check()
+    check_secrets(server)
     timeout_s = _RESUME_S if is_resume else min(timeout_s, _START_S)
-    async with open_client(endpoint) as client:
+    async with open_client(server) as client:
         try:
-            return await _ask(client, endpoint, "GET", path, None, time.monotonic() + timeout_s)
+            return await _ask(client, server, "GET", path, None, time.monotonic() + timeout_s)
         except AnswerError as error:
             if is_resume:
                 raise RewardAwayError(f"{error} It did when the run began: start it, and the run goes on.") from error
             raise ConfigError(f"{error} Start the server before the run, or set rewards.N.args.url.") from error
 
 
-async def _ask(
-    client: httpx.AsyncClient, endpoint: Endpoint, method: str, path: str, body: Any, deadline: float
-) -> Any:
+async def _ask(client: httpx.AsyncClient, server: Server, method: str, path: str, body: Any, deadline: float) -> Any:
     import httpx
 
-    url, pause_s, tries = endpoint.url.rstrip("/") + path, _FIRST_PAUSE_S, 0
+    url, pause_s, tries = server.url.rstrip("/") + path, _FIRST_PAUSE_S, 0
     while True:
         tries += 1
         left_s = max(deadline - time.monotonic(), 0.01)
-        timeout = httpx.Timeout(min(endpoint.attempt_s, left_s), connect=min(_CONNECT_S, left_s))
+        timeout = httpx.Timeout(min(server.attempt_s, left_s), connect=min(_CONNECT_S, left_s))
         try:
             response = await client.request(method, url, json=body, timeout=timeout)
         except httpx.TransportError as error:
@@ -184,14 +171,11 @@ class RemoteSettings(Section):
         None, description="Environment variable with the token of an hpc-grpo reward serve. Default: another server."
     )
     attempt_s: PositiveFloat = Field(60.0, description="Deadline of one request.")
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.url, self.api_key_env, 1, self.attempt_s, self.token_env)
+    concurrency: ClassVar[int] = 1
 
 
 async def prepare_remote(settings: RemoteSettings, timeout_s: float, is_resume: bool) -> str:
-    await wait_for(settings.endpoint, settings.health_path, timeout_s, is_resume=is_resume)
+    await wait_for(settings, settings.health_path, timeout_s, is_resume=is_resume)
     return f"{settings.url} answers; while it is away, training waits up to {timeout_s:g} s a group (timeout_s)"
 
 
@@ -217,7 +201,7 @@ async def remote(group: Group, settings: RemoteSettings) -> list[float]:
         body = {"query": queries, "prompts": prompts, "labels": [label] * count}
         if group.images:
             body["images"] = [files] * count
-    [answer] = await ask_all(settings.endpoint, path, [body], group.timeout_s)
+    [answer] = await ask_all(settings, path, [body], group.timeout_s)
     scores = answer.get("scores", answer.get("rewards")) if isinstance(answer, dict) else answer
     if not isinstance(scores, list):
         raise AnswerError(f"{settings.url} answers {str(answer)[:200]!r}, and not a list of scores.")
@@ -253,6 +237,7 @@ class LlmJudgeSettings(Section):
     max_tokens: PositiveInt = Field(512, description="Longest reply of the judge.")
     temperature: NonNegativeFloat = Field(0.0, description="Sampling temperature of the judge.")
     attempt_s: PositiveFloat = Field(120.0, description="Deadline of one request.")
+    token_env: ClassVar[str | None] = None
 
     @field_validator("pattern")
     @classmethod
@@ -265,15 +250,11 @@ class LlmJudgeSettings(Section):
             raise ValueError("must have exactly one group, around the number")
         return pattern
 
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.url, self.api_key_env, self.concurrency, self.attempt_s)
-
 
 async def prepare_llm_judge(settings: LlmJudgeSettings, timeout_s: float, is_resume: bool) -> str:
     """Wait for the server, and look whether it has the model. Raises ConfigError if it has others only."""
     url, model = settings.url, settings.model
-    found = await wait_for(settings.endpoint, "/models", timeout_s, is_resume=is_resume)
+    found = await wait_for(settings, "/models", timeout_s, is_resume=is_resume)
     served = [entry.get("id") for entry in found.get("data", [])] if isinstance(found, dict) else []
     if served and model not in served:
         raise ConfigError(f"{url} has no model {model!r}. It has: {', '.join(map(str, served[:20]))}.")
@@ -298,7 +279,7 @@ async def llm_judge(group: Group, settings: LlmJudgeSettings) -> list[float]:
         temperature = 0.7 if ask else settings.temperature
         options = {"model": settings.model, "max_tokens": settings.max_tokens, "temperature": temperature}
         bodies = [{**options, "messages": [{"role": "user", "content": asked[index]}]} for index in open_ones]
-        replies = await ask_all(settings.endpoint, "/chat/completions", bodies, deadline - time.monotonic())
+        replies = await ask_all(settings, "/chat/completions", bodies, deadline - time.monotonic())
         for index, reply in zip(open_ones, replies, strict=True):
             try:
                 said = str(reply["choices"][0]["message"]["content"])

@@ -26,7 +26,6 @@ from hpc_grpo.rewards import Group, finished, score
 from hpc_grpo.rewards.builtin import servers
 from hpc_grpo.rewards.builtin.servers import (
     AnswerError,
-    Endpoint,
     RemoteSettings,
     UnansweredError,
     open_client,
@@ -141,7 +140,7 @@ def test_the_reward_server_serves_nobody_without_its_token(reward_server: str, t
 )  # fmt: skip
 def test_what_is_no_group_is_refused(reward_server: str, body: Any) -> None:
     async def post() -> httpx.Response:
-        async with open_client(Endpoint(reward_server, None, 1, 10.0, KEY)) as client:
+        async with open_client(RemoteSettings(url=reward_server, token_env=KEY)) as client:
             return await client.post(f"{reward_server}/score", json=body)
 
     assert asyncio.run(post()).status_code == 400

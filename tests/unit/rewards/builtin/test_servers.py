@@ -11,7 +11,7 @@ import pytest
 from hpc_grpo.errors import ConfigError, RewardAwayError
 from hpc_grpo.rewards import score
 from hpc_grpo.rewards.builtin import servers
-from hpc_grpo.rewards.builtin.servers import AnswerError, Endpoint, LlmJudgeSettings, prepare_llm_judge, wait_for
+from hpc_grpo.rewards.builtin.servers import AnswerError, LlmJudgeSettings, RemoteSettings, prepare_llm_judge, wait_for
 from tests.support.stand_in_server import Reply, Serve
 
 TOKEN = "t0ken-1b7"
@@ -98,6 +98,6 @@ def test_a_server_that_is_away_is_a_mistake_at_a_start_and_none_at_a_resume(
     monkeypatch.setattr(servers, "_RESUME_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"http://127.0.0.1:{there.getsockname()[1]}"
-    endpoint = Endpoint(address, None, concurrency=1, attempt_s=1.0)
+    server = RemoteSettings(url=address, attempt_s=1.0)
     with pytest.raises(error, match=words):
-        asyncio.run(wait_for(endpoint, "/health", 0.2, is_resume=is_resume))
+        asyncio.run(wait_for(server, "/health", 0.2, is_resume=is_resume))
