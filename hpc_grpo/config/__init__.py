@@ -3,19 +3,17 @@
 Other rooms import a section's class from here for type hints. Most code only reads `config.section.key`.
 """
 
-from hpc_grpo.config.data import CurriculumConfig, DataConfig, DatasetConfig, SourceConfig
+from hpc_grpo.config.data import CurriculumConfig, DataConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, SlurmConfig
 from hpc_grpo.config.load import load_config, load_launch, load_resolved, to_yaml, with_overrides
 from hpc_grpo.config.rollout import RewardConfig
-from hpc_grpo.config.run import DeadlinesConfig, EvalConfig, MetricsConfig
+from hpc_grpo.config.run import EvalConfig, MetricsConfig
 from hpc_grpo.config.schema import Config
 
 __all__ = [
     "Config",
     "CurriculumConfig",
     "DataConfig",
-    "DatasetConfig",
-    "DeadlinesConfig",
     "EvalConfig",
     "LaunchConfig",
     "MetricsConfig",

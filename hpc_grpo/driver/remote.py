@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,26 @@ def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: s
     actor's HpcGrpoError, ActorLostError if an actor (or one whose result it needed) died, or LaunchError after the
     deadline.
     """
-    ends_at = None if deadline is None else time.monotonic() + deadline.seconds
+    num_ended = 0
+    for reference in _as_they_end(references, None if deadline is None else deadline.seconds):
+        if error := _error_of(reference):
+            _raise(error, waiting_for)
+        PULSE.beat()
+        num_ended += 1
+    if deadline is not None and num_ended < len(references):
+        waited = f"Waited {deadline.seconds:.0f} s ({deadline.key}) for {waiting_for}"
+        raise LaunchError(f"{waited}; {len(references) - num_ended} did not answer.")
+    return [ray.get(reference) for reference in references]
+
+
+def _as_they_end(references: Sequence[Any], timeout_s: float | None) -> Iterator[Any]:
+    """Yield the calls that succeed or fail before the timeout, the first to end first."""
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     pending = list(references)
-    while pending:
-        done = ended(pending, None if ends_at is None else max(ends_at - time.monotonic(), 0.0))
-        if not done and deadline is not None:
-            waited = f"Waited {deadline.seconds:.0f} s ({deadline.key}) for {waiting_for}"
-            raise LaunchError(f"{waited}; {len(pending)} did not answer.")
-        for reference in done:
-            if error := _error_of(reference):
-                _raise(error, waiting_for)
-            PULSE.beat()
+    while done := ended(pending, None if ends_at is None else max(ends_at - time.monotonic(), 0.0)):
+        yield from done
         done_set = set(done)
         pending = [reference for reference in pending if reference not in done_set]
-    return [ray.get(reference) for reference in references]
 
 
 def ended(references: Sequence[Any], timeout_s: float | None) -> list[Any]:
@@ -98,14 +104,8 @@ def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Excep
 
 def errors_in_time(references: Sequence[Any], timeout_s: float | None) -> dict[Any, Exception]:
     """Return the errors of the calls that fail before the timeout, the first failure first."""
-    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-    errors: dict[Any, Exception] = {}
-    pending = list(references)
-    while done := ended(pending, None if ends_at is None else max(ends_at - time.monotonic(), 0.0)):
-        errors |= {reference: as_raised(error) for reference in done if (error := _error_of(reference))}
-        done_set = set(done)
-        pending = [reference for reference in pending if reference not in done_set]
-    return errors
+    found = ((reference, _error_of(reference)) for reference in _as_they_end(references, timeout_s))
+    return {reference: as_raised(error) for reference, error in found if error}
 
 
 def as_raised(error: Exception) -> Exception:

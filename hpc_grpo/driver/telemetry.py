@@ -23,9 +23,6 @@ from hpc_grpo.system.usage import METER
 _PATIENCE_S = 0.2
 """Processes answer in a millisecond. A slower process is skipped in this step."""
 
-_Process = tuple[str, int, str]
-"""A process's kind, its number within the kind, and its node."""
-
 
 class Meters:
     """Measures what all processes used from one step to the next. Waits for no process."""
@@ -33,7 +30,8 @@ class Meters:
     def __init__(self, nodes: Mapping[str, NodeMembers]) -> None:
         """Take the members of nodes, by the nodes' names."""
         self._nodes = nodes
-        self._pending: dict[_Process, Any] = {}
+        self._pending: dict[tuple[str, int, str], Any] = {}
+        """The call of each asked process, by its kind, its number within the kind, and its node."""
 
     def ask(self) -> None:
         """Ask all processes that owe no answer. A late answer counts in a later step, so no usage is lost."""

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from hpc_grpo.foreign import table
-from hpc_grpo.foreign.table import ByHandError, Differs, RefusedError, Row, Theirs, below, by_hand, choice, only
+from hpc_grpo.foreign.table import ByHandError, Differs, RefusedError, Row, Theirs, below, by_hand, choice, named, only
 
 DEFAULTS_0_3: dict[str, Any] = {
     "n_nodes": 1, "n_gpus_per_node": 8, "actor.bf16": False, "actor.gradient_checkpointing": True,
@@ -98,12 +98,6 @@ def _longest_prompt(value: Any, theirs: Theirs) -> int:
         return int(value)
     whole = theirs.get("vllm.max_model_len", "sglang.context_length", "actor.sglang.context_length")
     return max(1, int(whole) - int(theirs.get(*_MAX_NEW)))
-
-
-def _max_prompt(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """AReaL's loaders drop longer prompts."""
-    ours = {"data.max_prompt_tokens": _longest_prompt(value, theirs)}
-    return {**ours, "data.drop_long_prompts": True} if value is not None else ours
 
 
 def _longest(theirs: Theirs) -> int:
@@ -297,17 +291,6 @@ def _eval_data(value: Any, theirs: Theirs) -> dict[str, Any]:
     return below("data.eval", ours) if value and is_read else {}
 
 
-def _no_eos(value: Any, _theirs: Theirs) -> dict[str, Any]:
-    if value:
-        raise RefusedError("a completion without its end keeps its tokens with the reward 0 there; here "
-                           "rollout.mask_truncated gives it no gradient", {"rollout.mask_truncated": True})  # fmt: skip
-    return {}
-
-
-def _sections(prefix: str, names: str) -> str:
-    return " ".join(f"{prefix}.{name}" for name in names.split())
-
-
 _ENGINE_OF_TRAINING = (
     "experiment_name trial_name attn_impl use_kernels is_critic temperature mb_spec.n_mbs mb_spec.granularity "
     "mb_spec.n_mbs_divisor mb_spec.packing_algorithm pad_to_maximum disable_dropout grad_reduce_dtype optimizer_dtype "
@@ -397,7 +380,7 @@ ROWS = (
     Row("actor.optimizer.lr_scheduler_type", "train.schedule", _schedule, default="constant",
         also={"actor.optimizer.min_lr_ratio": 0.0}),
     Row("actor.optimizer.warmup_steps_proportion", "train.warmup_steps", _warmup, default=0.001),
-    Row(_sections("actor.optimizer", "initial_loss_scale min_loss_scale loss_scale_window hysteresis offload"),
+    Row(named("actor.optimizer", "initial_loss_scale min_loss_scale loss_scale_window hysteresis offload"),
         note="of mixed precision in float16, or of the host's memory"),
     Row("actor.use_decoupled_loss ppo.use_decoupled_loss", convert=_loss, default=False,
         also={"actor.recompute_logprob": False, "ppo.recompute_logprob": None, "actor.eps_clip": 0.2,
@@ -428,9 +411,11 @@ ROWS = (
     Row("actor.overlong_reward_penalty", "rollout.overlong_tokens", lambda value, theirs: table.overlong(
         value, *(theirs.get(f"actor.overlong_{key}") for key in ("tokens", "penalty_factor"))), default=False,
         also={"actor.overlong_tokens": None, "actor.overlong_penalty_factor": None}),
-    Row("actor.mask_no_eos_with_zero mask_no_eos_with_zero", convert=_no_eos),
+    Row("actor.mask_no_eos_with_zero mask_no_eos_with_zero", convert=only(
+        False, why="a completion without its end keeps its tokens with the reward 0 there; here rollout.mask_truncated "
+        "gives it no gradient", instead={"rollout.mask_truncated": True})),
     Row("mask_too_long", "rollout.mask_truncated"),
-    Row(_sections("actor", _ENGINE_OF_TRAINING),
+    Row(named("actor", _ENGINE_OF_TRAINING),
         note="of AReaL's engines; here as sampling says, without dropout, with weights through shared memory"),
     Row("ref ref.* ref_inf.* actor_inf.* actor_train.*", note="the reference is computed as the policy is"),
     Row("vllm.dtype", "engine.dtype", table.dtype, default="bfloat16"),
@@ -438,7 +423,9 @@ ROWS = (
     Row("vllm.enforce_eager", "engine.vllm.enforce_eager", default=False),
     Row("vllm.max_num_seqs", "engine.vllm.max_num_seqs", default=256),
     Row("vllm.no_enable_prefix_caching", "engine.vllm.enable_prefix_caching", lambda value, _: not value, default=True),
-    Row("train_dataset.max_length dataset.max_prompt_len", convert=_max_prompt, default=None,
+    Row("train_dataset.max_length dataset.max_prompt_len", convert=lambda value, theirs: {
+        "data.max_prompt_tokens": _longest_prompt(value, theirs),
+        **({} if value is None else {"data.drop_long_prompts": True})}, default=None,  # AReaL's loaders drop them
         also={"sglang.context_length": 32768, "vllm.max_model_len": 32768, "actor.sglang.context_length": None}),
     Row("vllm.* sglang.*", note="of AReaL's server; engine.* has what vLLM needs"),
     Row("train_dataset.path dataset.path", convert=_train_data),

@@ -54,14 +54,10 @@ class Differs:
 
 
 class Theirs:
-    """Their keys: the given ones, and upstream's defaults of the table for the others.
-
-    `read` collects the names that conversions read. A test compares them with the names in the rows.
-    """
+    """Their keys: the given ones, and upstream's defaults of the table for the others."""
 
     def __init__(self, rows: Sequence[Row], given: Mapping[str, Any]) -> None:
         self.given = given
-        self.read: set[str] = set()
         self.defaults: dict[str, Any] = {}
         for row in reversed(rows):
             self.defaults |= dict(row.also)
@@ -70,7 +66,6 @@ class Theirs:
 
     def get(self, *names: str, default: Any = None) -> Any:
         """Return the first of `names` that is given and not null, else upstream's default, else `default`."""
-        self.read.update(names)
         for values in (self.given, self.defaults):
             for name in names:
                 if values.get(name) is not None:
@@ -79,16 +74,13 @@ class Theirs:
 
     def exact(self, name: str) -> Any:
         """Return the value of a key for which null is meaningful: the given value, or upstream's default."""
-        self.read.add(name)
         return self.given[name] if name in self.given else self.defaults.get(name)
 
     def is_given(self, name: str) -> bool:
-        self.read.add(name)
         return name in self.given
 
     def has(self, prefix: str) -> bool:
         """Return True if a key that begins with `prefix` is given, and is not null."""
-        self.read.add(prefix)
         return any(key.startswith(prefix) and value is not None for key, value in self.given.items())
 
     def section(self, name: str) -> dict[str, Any]:
@@ -237,12 +229,12 @@ def choice(table: Mapping[Any, Any], what: str) -> Convert:
     return convert
 
 
-def only(*values: Any, why: str) -> Convert:
+def only(*values: Any, why: str, instead: Mapping[str, Any] | None = None) -> Convert:
     """Return a conversion for a key whose `values`, or null, change nothing. Refuses other values, because of `why`."""
 
     def convert(value: Any, _theirs: Theirs) -> dict[str, Any]:
         if value is not None and value not in values:
-            raise RefusedError(why)
+            raise RefusedError(why, instead)
         return {}
 
     return convert
@@ -266,6 +258,11 @@ def below(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     {'data.train.path': 'd', 'data.train.split': 'train'}
     """
     return {f"{key}.{name}": value for name, value in values.items()}
+
+
+def named(prefix: str, names: str) -> str:
+    """Return names of a section of theirs, each with the section's."""
+    return " ".join(f"{prefix}.{name}" for name in names.split())
 
 
 def as_list(value: Any) -> list[Any]:

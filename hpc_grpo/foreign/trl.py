@@ -260,11 +260,6 @@ def _correction(value: Any, theirs: Theirs) -> Any:
     return keys
 
 
-def _entropy(value: Any, _theirs: Theirs) -> Any:
-    note = "a mean over tokens there; here divided as loss.denominator says"
-    return Differs({"loss.entropy_coef": float(value)}, note) if value else {}
-
-
 ROWS = (
     Row("output_dir", convert=_output, default=None, also={"run_name": None}),
     Row("seed", "run.seed", default=42),
@@ -353,7 +348,9 @@ ROWS = (
         "sum_then_normalize", why="rewards are summed before they are normalised, not each by itself")),
     Row("sync_ref_model", convert=_refresh, default=False,
         also={"ref_model_sync_steps": 512, "ref_model_mixup_alpha": 0.6}),
-    Row("entropy_coef", convert=_entropy, default=0.0),
+    Row("entropy_coef", convert=lambda value, _: Differs(
+        {"loss.entropy_coef": float(value)}, "a mean over tokens there; here divided as loss.denominator says")
+        if value else {}, default=0.0),
     Row("use_adaptive_entropy", convert=only(False, why="the weight of the entropy stays as it is")),
     Row("entropy_coef_* entropy_target", note="of use_adaptive_entropy, which is refused"),
     Row("top_entropy_quantile", convert=only(1, 1.0, why="all tokens are trained on")),

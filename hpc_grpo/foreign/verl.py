@@ -10,7 +10,19 @@ from pathlib import PurePath
 from typing import Any
 
 from hpc_grpo.foreign import table
-from hpc_grpo.foreign.table import Differs, RefusedError, Row, Theirs, as_list, below, by_hand, choice, only, positive
+from hpc_grpo.foreign.table import (
+    Differs,
+    RefusedError,
+    Row,
+    Theirs,
+    as_list,
+    below,
+    by_hand,
+    choice,
+    named,
+    only,
+    positive,
+)
 
 _ACTOR = "actor_rollout_ref.actor"
 _TURNS = "turns are an environment here: write the section environment yourself"
@@ -37,10 +49,6 @@ def _files(key: str, value: Any, theirs: Theirs) -> dict[str, Any]:
     # All files of verl are called train.parquet and test.parquet, in folders with names.
     mix = [{"path": file, "name": PurePath(file).parent.name or PurePath(file).stem, **columns} for file in files]
     return {f"{key}.mix": mix} if mix else {}
-
-
-def _val_files(value: Any, theirs: Theirs) -> dict[str, Any]:
-    return _files("data.eval", value, theirs) if positive(theirs.get("trainer.test_freq"), theirs) else {}
 
 
 def _minibatches(value: Any, theirs: Theirs) -> int:
@@ -195,19 +203,11 @@ def _correction(value: Any, theirs: Theirs) -> dict[str, Any]:
     return keys | ({"loss.correction.args.low": float(low)} if low else {})
 
 
-def _older_correction(value: Any, _theirs: Theirs) -> dict[str, Any]:
-    return {"loss.correction.name": "truncated", "loss.correction.args.cap": float(value)} if value else {}
-
-
 def _overlong(value: Any, theirs: Theirs) -> int | None:
     buffer, factor = (theirs.get(*(f"{name}.{key}" for name in _OVERLONG)) for key in ("len", "penalty_factor"))
     if value and buffer is None:
         raise RefusedError("the buffer has no len")
     return table.overlong(value, buffer, 1.0 if factor is None else factor)
-
-
-def _named(prefix: str, names: str) -> str:
-    return " ".join(f"{prefix}.{name}" for name in names.split())
 
 
 ROWS = (
@@ -218,7 +218,7 @@ ROWS = (
     Row("trainer.logger", convert=table.reporters, default=["console", "wandb"]),
     Row("trainer.nnodes", convert=_nodes, default=1, also={"trainer.n_gpus_per_node": 8}),
     Row(f"{_ROLLOUT}.tensor_model_parallel_size", convert=_parallel_engine, default=2),
-    Row(_named(_ROLLOUT, "data_parallel_size expert_parallel_size pipeline_model_parallel_size"),
+    Row(named(_ROLLOUT, "data_parallel_size expert_parallel_size pipeline_model_parallel_size"),
         convert=_parallel_engine),
     Row("trainer.total_epochs", convert=lambda value, theirs: table.length(
         theirs.get("trainer.total_training_steps"), value), default=30, also={"trainer.total_training_steps": None}),
@@ -239,7 +239,8 @@ ROWS = (
     Row("data.train_files", convert=lambda value, theirs: _files("data.train", value, theirs),
         also={"data.prompt_key": "prompt"},
         note="verl chooses the reward by data_source; here it is rewards.0.name"),
-    Row("data.val_files", convert=_val_files),
+    Row("data.val_files", convert=lambda value, theirs: _files("data.eval", value, theirs)
+        if positive(theirs.get("trainer.test_freq"), theirs) else {}),
     Row("data.train_max_samples data.val_max_samples", convert=only(-1, why="set max_items of the data set")),
     Row("data.sampler.class_path data.sampler.class_name",
         convert=only(why="prompts come in the order of data.shuffle, or by data.curriculum")),
@@ -294,14 +295,14 @@ ROWS = (
     Row(f"{_OPTIM}.weight_decay", "train.adamw.weight_decay", table.weight_decay, default=0.01),
     Row(f"{_OPTIM}.betas", "train.adamw.betas", default=[0.9, 0.999]),
     Row(f"{_OPTIM}.optimizer", convert=only("AdamW", why="learners have AdamW alone")),
-    Row(_named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
+    Row(named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
         convert=only("torch.optim", {}, why="learners have AdamW alone")),
     Row(f"{_OPTIM}.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
         also={f"{_OPTIM}.lr_warmup_steps_ratio": 0.0}),
     Row(f"{_OPTIM}.lr_scheduler_type", "train.schedule", _schedule, default="constant",
         also={f"{_OPTIM}.warmup_style": None, f"{_OPTIM}.min_lr_ratio": 0.0,
               f"{_OPTIM}.num_cycles": 0.5}),
-    Row(_named(_OPTIM, "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
+    Row(named(_OPTIM, "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
     Row(f"{_ACTOR}.grad_clip {_ACTOR}.optim.clip_grad", "train.max_grad_norm", default=1.0),
     Row(f"{_POLICY}.loss_mode", convert=_loss, default="vanilla",
         also={f"{_ACTOR}.{key}": own for key, own in {
@@ -334,7 +335,8 @@ ROWS = (
     Row(f"{_CORRECTION}.rollout_rs_threshold", note="of rollout_rs, which is refused"),
     Row(f"{_CORRECTION}.rollout_is_batch_normalize", convert=only(
         False, why="weights are not divided by their mean over the batch")),
-    Row("algorithm.rollout_is_threshold", convert=_older_correction),
+    Row("algorithm.rollout_is_threshold", convert=lambda value, _: below(
+        "loss.correction", {"name": "truncated", "args.cap": float(value)}) if value else {}),
     Row("algorithm.rollout_is*",
         convert=by_hand("one of truncated, sequence, sequence_mask, icepop", "loss.correction")),
     Row(f"{_ACTOR}.fsdp_config.optimizer_offload", "train.offload_optimizer",
@@ -383,19 +385,19 @@ ROWS = (
     Row("distillation.* reward.sandbox_fusion.* sandbox_fusion.* reward.* reward_model.*",
         note="of rewards and teachers that are switched on by other keys"),
     Row(" ".join((
-        _named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "
+        named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "
                "layered_summon free_cache_engine enable_chunked_prefill disable_log_stats skip_tokenizer_init "
                "logprobs_mode max_model_len scheduling_policy calculate_log_probs "
                "moe_load_balance_metrics_interval "
                "multi_stage_wake_up log_prob_* prompt_length response_length quantization_config_file "
                "router_config_path agent.* checkpoint_engine.* disaggregation.* engine_kwargs.* multi_turn.* "
                "prometheus.* trace.* mtp mtp.* qat.*"),
-        _named(_ACTOR, "calculate_entropy calculate_sum_pi_squared checkpoint.* entropy_checkpointing "
+        named(_ACTOR, "calculate_entropy calculate_sum_pi_squared checkpoint.* entropy_checkpointing "
                "entropy_from_logits_* pad_to_length profiler.* qat.* rollout_n use_fused_kernels use_prefix_grouper "
                "use_remove_padding use_torch_compile fsdp_config.* megatron.*"),
         "actor_rollout_ref.ref.* actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl* critic.* ray_kwargs.* "
         "ray_init.* global_profiler.* transfer_queue.* skip.* trainer.v1.* trainer.use_v1",
-        _named("trainer", "balance_batch checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
+        named("trainer", "balance_batch checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
                "esi_redundant_time log_val_generations max_critic_ckpt_to_keep ray_wait_register_center_timeout "
                "rollout_data_dir validation_data_dir use_legacy_worker_impl"),
     )), note="verl's own workers and buffers"),

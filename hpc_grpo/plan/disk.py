@@ -115,17 +115,13 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
     trained = trained_parameters(config, plan.model.num_parameters) - frozen
     checkpoints, exports = num_checkpoints(config, steps), num_exports(config, steps)
     each = checkpoint_bytes(config, plan.model.num_parameters, frozen)
+    saved = f"{checkpoints} x {each // p} {letter}: keep_last, and the one being written"
+    exported, every = f"{exports} x {'2 ' * (trained > p)}b {letter}", config.checkpoint.export_every
+    if every is not None and every.known_steps is None and config.checkpoint.keep_exports is None:
+        exported += ", at least: more come by epochs or seconds, and checkpoint.keep_exports = null keeps all"
     sure = nonzero(
-        Part(
-            "checkpoints",
-            checkpoints * each,
-            f"{checkpoints} x {each // p} {letter}: keep_last, and the one being written",
-        ),
-        Part(
-            "exports",
-            exports * weight_bytes(config, trained),
-            f"{exports} x {'2 ' * (trained > p)}b {letter}{_at_least(config)}",
-        ),
+        Part("checkpoints", checkpoints * each, saved),
+        Part("exports", exports * weight_bytes(config, trained), exported),
     )
     shards = plan.num_learners * FILES_PER_SHARD
     files = FILES_OF_RUN + checkpoints * shards + exports * FILES_PER_EXPORT
@@ -169,13 +165,6 @@ def num_exports(config: Config, num_steps: int | None) -> int:
     if keep is None:
         return by_steps or 1
     return keep + 1 if by_steps is None or every.known_steps is None else min(by_steps, keep + 1)
-
-
-def _at_least(config: Config) -> str:
-    """Return a remark if epochs or seconds decide the number of exports, which is then unknown."""
-    every = config.checkpoint.export_every
-    is_open = every is not None and every.known_steps is None and config.checkpoint.keep_exports is None
-    return ", at least: more come by epochs or seconds, and checkpoint.keep_exports = null keeps all" if is_open else ""
 
 
 def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:

@@ -31,8 +31,7 @@ def model_card(run: RunDir, export: Path, step: int, name: str) -> dict[str, str
     """Return the texts of README.md and of the config, by file name. `name` is the model's; `step` the export's.
 
     The config has no `launch` and no `metrics`, which describe the site and its accounts, no folder of this disk and no
-    address of a server.
-    Raises ConfigError for a run whose config cannot be read.
+    address of a server. Raises ConfigError for a run whose config cannot be read.
     """
     config = read_config(run)
     values = config.model_dump(mode="json", exclude={"launch": True, "metrics": True, "run": {"root"}})

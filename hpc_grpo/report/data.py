@@ -53,7 +53,11 @@ def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict
         "wandb": _wandb_url(run),
         "config": {key: str(value) for key, value in config.items()},
     }
-    columns_of = {printable(key): [_rounded(row) for row in rows] for key, rows in metrics.items() if key != "attempt"}
+    columns_of = {
+        printable(key): [[None if value is None else float(f"{value:.6g}") for value in row] for row in rows]
+        for key, rows in metrics.items()
+        if key != "attempt"
+    }
     return {**clean(data), "steps": steps, "metrics": columns_of}
 
 
@@ -182,7 +186,3 @@ def _wandb_url(run: RunDir) -> str:
             except OSError:
                 continue
     return ""
-
-
-def _rounded(row: Any) -> list[float | None]:
-    return [None if value is None else float(f"{value:.6g}") for value in row]

@@ -17,6 +17,8 @@ from hpc_grpo.run.progress import read_metrics
 from hpc_grpo.system.readable import UNKNOWN, table
 
 _OF_A_RUN = ("run.name", "run.root", "run.seed")
+_MAY_DIFFER = ("launch.", "metrics.")
+"""Keys in which the runs of a cell may differ, since one was resumed with another value."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class SweepResults:
 def sweep_results(runs: Sequence[RunDir]) -> SweepResults:
     """Return the results of runs by cell, in the order of the runs."""
     keys = [flat(read_config(run).model_dump(mode="json")) for run in runs]
-    every = sorted(key for key in {key for values in keys for key in values} - {*_OF_A_RUN} if not _may_differ(key))
+    every = sorted(
+        key for key in {key for values in keys for key in values} - {*_OF_A_RUN} if not key.startswith(_MAY_DIFFER)
+    )
     differing = [key for key in every if any(values.get(key) != keys[0].get(key) for values in keys)]
     cells: dict[str, list[int]] = {}
     for at, values in enumerate(keys):
@@ -70,11 +74,6 @@ def sweep_results(runs: Sequence[RunDir]) -> SweepResults:
             _cell({key: keys[own[0]].get(key) for key in differing}, [runs[at] for at in own]) for own in cells.values()
         )
     )
-
-
-def _may_differ(key: str) -> bool:
-    """Return whether the runs of a cell may differ in a key, since one was resumed with another value."""
-    return key.startswith(("launch.", "metrics."))
 
 
 def _cell(values: Mapping[str, Any], runs: Sequence[RunDir]) -> Cell:

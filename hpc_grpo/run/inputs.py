@@ -82,9 +82,7 @@ def take_inputs(run: RunDir, now: Fingerprints) -> None:
 
 
 def changed_inputs(before: Fingerprints, now: Fingerprints) -> dict[str, tuple[str, str]]:
-    """Map each difference to (before, now). A key that only one side has is no change: an eval may be turned on
-    later.
-    """
+    """Map each difference to (before, now). A key that only one side has is no change: an eval may begin later."""
     changed = {}
     for key in sorted(before.keys() & now.keys()):
         for name in sorted({*before[key], *now[key]}):

@@ -15,8 +15,7 @@ from pathlib import Path
 from hpc_grpo.errors import ConfigError
 
 SHARED_VARIABLE = "HPC_GRPO_SHARED_RUNS"
-"""Set to 1 by a user who trusts everybody with write access to the runs. Not a config key: others may write the
-config.
+"""Set to 1 by a user who trusts everybody with write access to the runs. Not a config key: others may write the config.
 """
 
 PRIVATE_DIR_MODE = 0o700

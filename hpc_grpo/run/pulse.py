@@ -94,7 +94,9 @@ def patience_of_driver(config: Config) -> Patience:
     start_s, rewards_s = config.deadlines.start_s, _longest_reward_s(config)
     deadlines_s = {work: factor * start_s for work, factor in _STARTS_OF_PHASE.items()}
     repeats = frozenset(["generate_wait", "train", "publish", "eval"])
-    extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), rewards_s + _longest_episode_s(config))
+    # An episode's environments: a lost one is started again, twice.
+    episode_s = max((3.0 * own.max_turns * own.timeout_s for _, own in config.environments.values()), default=0.0)
+    extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), rewards_s + episode_s)
     if config.train.on_step is not None:
         extra_s["on_step"] = config.deadlines.silent_s
     extra_s["publish"] = config.deadlines.publish_s  # a publish ends itself then, and says why
@@ -107,11 +109,6 @@ def patience_of_actor(config: Config) -> Patience:
     deadlines, repeats = config.deadlines, frozenset(["train", "sampling", "grading"])
     extra_s = {"grading": _longest_reward_s(config)}
     return Patience(_LATE_FACTOR, deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
-
-
-def _longest_episode_s(config: Config) -> float:
-    """Return the longest allowed time of an episode's environments. A lost environment is started again, twice."""
-    return max((3.0 * own.max_turns * own.timeout_s for _, own in config.environments.values()), default=0.0)
 
 
 def _longest_reward_s(config: Config) -> float:
@@ -148,7 +145,10 @@ class Pulse:
         self._patience = patience
         self.longest_s |= longest_s or {}
         self._clock.keep_looking()
-        if path := _path_of_own(role):
+        folder, pid = Path(os.environ.get(SHM_DIR_VARIABLE, "")) / PULSES_NAME, os.getpid()
+        path = os.environ.pop(PULSE_VARIABLE, "")  # Children of this process must not use its pulse file.
+        if path or folder.is_dir():  # The second name tells an actor from a later process with its id.
+            path = path or str(folder / f"{role}-{pid}-{start_time(pid)}")
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             # Allocate it: on a full tmpfs this raises, while a write into a hole would kill the process.
             os.posix_fallocate(descriptor, 0, _RECORD.size)
@@ -208,14 +208,3 @@ def read_pulse(descriptor: int) -> Beat:
         return Beat()
     count, limit_s, work = _RECORD.unpack(content)
     return Beat(count, limit_s, work.rstrip(b"\0").decode(errors="replace")) if count else Beat()
-
-
-def _path_of_own(role: str) -> Path | None:
-    """Return the path for the pulse; None if nobody watches.
-
-    The name distinguishes an actor from a later process with its id.
-    """
-    if given := os.environ.pop(PULSE_VARIABLE, ""):  # Children of this process must not use its pulse file.
-        return Path(given)
-    folder = Path(os.environ.get(SHM_DIR_VARIABLE, "")) / PULSES_NAME
-    return folder / f"{role}-{os.getpid()}-{start_time(os.getpid())}" if folder.is_dir() else None

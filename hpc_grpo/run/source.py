@@ -58,9 +58,7 @@ def runs_from_copy() -> bool:
 
 
 def entry(run: RunDir) -> list[str]:
-    """Return the arguments that start hpc-grpo from the run's copy, or the installed package for a run without a
-    copy.
-    """
+    """Return the arguments that start hpc-grpo from the run's copy, or from the installed package without a copy."""
     has_copy = run.source_dir.is_dir() or not run.has_config()  # A new run gets its copy when its job starts.
     return [str(run.source_dir)] if has_copy else ["-m", "hpc_grpo.cli"]
 

@@ -220,10 +220,7 @@ class _Started:
 
 
 class SimulatedRun:
-    """The simulated parts of the driver's loop.
-
-    `now` is the driver's clock; each wait of the driver advances it.
-    """
+    """The simulated parts of the driver's loop. `now` is the driver's clock; each wait of the driver advances it."""
 
     def __init__(self, config: Config, rates: Rates, setting: Setting, seed: int = 0) -> None:
         # Without the parts that need real data: the curriculum and texts.

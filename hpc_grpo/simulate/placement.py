@@ -40,10 +40,6 @@ class Split:
     in_turn: Forecast
     ahead: Forecast
 
-    @property
-    def layout(self) -> tuple[int, int, int]:
-        return layout(self.plan)
-
 
 def layout(plan: Plan) -> tuple[int, int, int]:
     """Return learners per node, engines per node, GPUs per engine."""
@@ -69,7 +65,7 @@ def ranked_splits(plan: Plan) -> list[Split]:
         key=lambda split: (
             bool(split.plan.warnings),
             round(math.log(split.ahead.step_s, _EQUAL)),
-            split.layout[2],
+            layout(split.plan)[2],
             split.in_turn.step_s,
         ),
     )

@@ -225,7 +225,7 @@ def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
     for split in splits:
         if ours and {key for key, _ in changed_settings(plan, split)} <= {LAG}:
             continue
-        note = f"{_zero(split.plan)}{', the default' if split.layout == CARD_DEFAULT else ''}"
+        note = f"{_zero(split.plan)}{', the default' if layout(split.plan) == CARD_DEFAULT else ''}"
         rows += [(split.in_turn, "", note), (split.ahead, "", note)]
     yield from (f"  {line}" for line in _table(rows, num_steps(plan)))
     if not splits:

@@ -46,9 +46,7 @@ def session_members(session: int) -> list[int]:
 
 
 def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
-    """Send SIGTERM to the processes of `find`, and SIGKILL to the rest after `grace_s`. Return how many needed
-    SIGKILL.
-    """
+    """Send SIGTERM to the processes of `find`, and SIGKILL to the rest after `grace_s`. Return how many got SIGKILL."""
     _signal_all(find(), signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:

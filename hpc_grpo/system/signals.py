@@ -12,9 +12,7 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def end_signals() -> list[int]:
-    """Return the signals that request the end, except signals that this process ignores from its start, as under
-    nohup.
-    """
+    """Return the signals that request the end, without those that the process ignores from its start, like nohup."""
     return [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 

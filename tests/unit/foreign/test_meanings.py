@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -220,12 +220,36 @@ def test_a_value_means_what_it_means_there(
     assert {key: found[key] for key in expected} == expected
 
 
+class Watched(Theirs):
+    """Collects the names that conversions read."""
+
+    def __init__(self, rows: Sequence[Row], given: Mapping[str, Any]) -> None:
+        super().__init__(rows, given)
+        self.read: set[str] = set()
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        self.read.update(names)
+        return super().get(*names, default=default)
+
+    def exact(self, name: str) -> Any:
+        self.read.add(name)
+        return super().exact(name)
+
+    def is_given(self, name: str) -> bool:
+        self.read.add(name)
+        return super().is_given(name)
+
+    def has(self, prefix: str) -> bool:
+        self.read.add(prefix)
+        return super().has(prefix)
+
+
 @pytest.mark.parametrize(("system", "rows"), [(system, each.rows) for system, each in SYSTEMS.items()])
 def test_a_row_reads_the_keys_that_it_accounts_for(system: str, rows: Sequence[Row]) -> None:
     """A key that counts as translated is read by a conversion, over all examples and defaults."""
     read: set[str] = set()
     for example in ({}, *(keys_of(each) for each in EXAMPLES[system].values()), *SWITCHES[system]):
-        theirs = Theirs(rows, example)
+        theirs = Watched(rows, example)
         for row in rows:
             for name in row.names:
                 try:
