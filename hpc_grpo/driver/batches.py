@@ -114,8 +114,7 @@ class RolloutBatches:
                 len(sampled), len(step.passed_over), [*(group.grades for group in step.dropped), *untaught]
             ),
             **(curriculum.metrics() if curriculum else {}),
-            "engine/restarts": scheduler.pool.num_engine_restarts,
-            "grading/restarts": scheduler.pool.num_grader_restarts,
+            **scheduler.pool.restarts(),
         }
         sizes = [(group.samples, len(group.grades.rewards)) for group in sampled]
         every = [(samples, size, at) for samples, size in sizes for at in range(size)]

@@ -217,13 +217,9 @@ class RolloutPool:
         self._under_way = [group for group in self._under_way if group not in taken]
         return [GradedGroup(group.prompt, group.samples, own) for group, own in zip(started, grades, strict=True)]
 
-    @property
-    def num_engine_restarts(self) -> int:
-        return sum(engine.num_restarts for engine in self._engines)
-
-    @property
-    def num_grader_restarts(self) -> int:
-        return sum(grader.num_restarts for grader in self._graders)
+    def restarts(self) -> dict[str, float]:
+        kinds = {"engine": self._engines, "grading": self._graders}
+        return {f"{kind}/restarts": sum(each.num_restarts for each in actors) for kind, actors in kinds.items()}
 
     def forget_prefixes(self) -> None:
         """Empty the engines' prefix caches. The next wait or publish replaces an engine that failed."""

@@ -61,11 +61,8 @@ class GradedGroup:
 class Pool(Protocol):
     """Samples and grades groups: `RolloutPool`, or a simulated one."""
 
-    @property
-    def num_engine_restarts(self) -> int: ...
-
-    @property
-    def num_grader_restarts(self) -> int: ...
+    def restarts(self) -> dict[str, float]:
+        """Return the metrics `engine/restarts` and `grading/restarts`."""
 
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]

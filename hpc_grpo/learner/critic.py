@@ -44,10 +44,6 @@ _TAG = "critic"  # DeepSpeed's folder of the critic in a checkpoint
 class Critic(LearnerPart):
     """Trains the value model, and computes advantages from rewards. All ranks call it together."""
 
-    @staticmethod
-    def is_wanted(config: Config) -> bool:
-        return config.needs.critic
-
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
         self._engine = build_value_engine(config, world_size, device)
@@ -75,8 +71,9 @@ class Critic(LearnerPart):
             trained.append(replace(minibatch, sequences=tuple(with_advantages)))
         return trained, metrics
 
-    def save(self, folder: Path, files: StagedFiles) -> None:
+    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore the critic. Raises ConfigError if the checkpoint has none, or one of another number of learners."""

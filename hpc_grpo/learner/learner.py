@@ -8,7 +8,7 @@ Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3. A dead 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -39,8 +39,14 @@ from hpc_grpo.types import Minibatch, ParameterSpec, TrainSequence
 if TYPE_CHECKING:
     from hpc_grpo.types import Float32Array
 
-PARTS: list[type[LearnerPart]] = [Critic, Lora, BaseReference, Reference, Teacher]
-"""In the order in which a step calls them."""
+PARTS: dict[type[LearnerPart], Callable[[Config], bool]] = {
+    Critic: lambda config: config.needs.critic,
+    Lora: lambda config: config.lora is not None,
+    BaseReference: lambda config: config.reference_is_base,
+    Reference: lambda config: config.needs.reference and not config.reference_is_base,
+    Teacher: lambda config: config.needs.teacher,
+}
+"""Part -> whether a run has it; in the order in which a step calls them."""
 
 
 class Learner:
@@ -69,7 +75,7 @@ class Learner:
         random.seed(config.run.seed + rank)
         np.random.seed((config.run.seed + rank) % 2**32)
         torch.manual_seed(config.run.seed + rank)
-        self.parts = [kind(config, world_size, self.device) for kind in PARTS if kind.is_wanted(config)]
+        self.parts = [kind(config, world_size, self.device) for kind, is_wanted in PARTS.items() if is_wanted(config)]
 
         changes = [part.change_policy for part in self.parts]
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, changes)

@@ -25,10 +25,6 @@ _PREFIX = "base_model.model."  # prefix of names in PEFT's files
 class Lora(LearnerPart):
     """Puts peft's layers into the policy. Engines and exports get the adapter, or merged weights."""
 
-    @staticmethod
-    def is_wanted(config: Config) -> bool:
-        return config.lora is not None
-
     def change_policy(self, policy: PolicyModel) -> None:
         """Freeze the policy and add adapters, the same on every rank.
 
@@ -54,10 +50,6 @@ class Lora(LearnerPart):
 
 class BaseReference(LearnerPart):
     """The reference of the KL under LoRA: the policy with its adapter off. It needs no second model."""
-
-    @staticmethod
-    def is_wanted(config: Config) -> bool:
-        return config.reference_is_base
 
     def change_policy(self, policy: PolicyModel) -> None:
         self._policy = policy

@@ -37,11 +37,6 @@ class LearnerPart:
         self.config, self.world_size, self.device = config, world_size, device
         self.ds_engines: list[Any] = []  # the part's engines, which write their files as the policy's engine does
 
-    @staticmethod
-    def is_wanted(config: Config) -> bool:
-        """Return whether a run of `config` has this part."""
-        raise NotImplementedError
-
     def change_policy(self, policy: PolicyModel) -> None:
         """Change the loaded policy before its optimizer is built. The optimizer gets what still requires a gradient."""
 
@@ -58,8 +53,9 @@ class LearnerPart:
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
         """Read the policy after a step; `num_steps` is the number of steps of the run."""
 
-    def save(self, folder: Path, files: StagedFiles) -> None:
-        """Save the part's state into a checkpoint, by `files`."""
+    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
+        """Save the part's state into a checkpoint, by `files`. Return files that this rank wrote in other ways."""
+        return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore what `save` saved."""
@@ -70,10 +66,6 @@ class LearnerPart:
 
 class Teacher(LearnerPart):
     """The teacher of a distillation, which scores the samples. Loaded like the reference: sharded under ZeRO-3."""
-
-    @staticmethod
-    def is_wanted(config: Config) -> bool:
-        return config.needs.teacher
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
@@ -89,10 +81,6 @@ class Reference(LearnerPart):
     It is frozen, or refreshed every `loss.kl.refresh_steps`. Its pieces are this rank's flat part of each parameter:
     the complete parameter under ZeRO-1 and 2, a shard with its padding under ZeRO-3.
     """
-
-    @staticmethod
-    def is_wanted(config: Config) -> bool:
-        return config.needs.reference and not config.reference_is_base
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
@@ -128,11 +116,12 @@ class Reference(LearnerPart):
                     held.copy_(flat) if mixup == 1.0 else held.lerp_(flat.to(held.dtype), mixup)
                     self._set(name, held)
 
-    def save(self, folder: Path, files: StagedFiles) -> None:
+    def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
         """Save this rank's share of a refreshed reference. A frozen reference is the model that the run names."""
         if self.config.loss.kl.refresh_steps is not None:
             shares = {name: self._share(name) for name in self._parameters}
             files.save(shares, folder / f"reference_rank_{dist.get_rank()}.pt")
+        return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
         """Restore a refreshed reference from any number of learners. Raises ConfigError if there is none."""

@@ -54,8 +54,10 @@ class Vision:
             return {"inputs_embeds": embeddings, "position_ids": without}
         # ZeRO expects the same modules in every microbatch of every rank: without images, compute a blank image.
         processed = self._processed(images)
+        taken = {name: own.to(embeddings.device) for name, own in processed.items() if name in self._taken}
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._trains):
-            features = self._features(processed, embeddings)
+            of_images = self._model.get_image_features(**taken, return_dict=True).pooler_output
+            features = torch.cat([own.reshape(-1, embeddings.shape[-1]) for own in of_images]).to(embeddings.dtype)
         if not images:
             return {"inputs_embeds": embeddings + 0.0 * features.sum(), "position_ids": without}
         rows = np.full(batch.input_ids.shape[0], -1, np.int64)
@@ -82,12 +84,6 @@ class Vision:
 
         opened = [open_image(image) for image in images] or [Image.new("RGB", (56, 56))]
         return self._processor([opened], return_tensors="pt")  # type: ignore[no-any-return]
-
-    def _features(self, processed: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Compute the features of all images `[F, D]`, in order."""
-        taken = {name: own.to(like.device) for name, own in processed.items() if name in self._taken}
-        found = self._model.get_image_features(**taken, return_dict=True).pooler_output
-        return torch.cat([own.reshape(-1, like.shape[-1]) for own in found]).to(like.dtype)
 
     def _positions(self, batch: PackedBatch, grids: Tensor) -> Tensor:
         """Return the positions of time, height and width `[3, 1, T]`: each sequence has its own, from 0."""

@@ -90,19 +90,11 @@ def plan_of(
     `environ` is the job's start environment: it says where to find the model. Raises ConfigError if the model is not on
     this machine, or cannot be planned.
     """
-    if size is None:
-        model = read_model(config.model.path, job_environ(environ, config.launch.env))
-    else:
-        model = family_model(size)
-    frozen = {
-        key: read_model(path, job_environ(environ, config.launch.env)).num_parameters
-        for key, path in config.scoring_models.items()
-    }
-    model = replace(
-        model,
-        teacher_parameters=frozen.get("task.args.teacher", 0),
-        reference_parameters=frozen.get("loss.kl.reference", 0),
-    )
+    environ = job_environ(environ, config.launch.env)
+    model = read_model(config.model.path, environ) if size is None else family_model(size)
+    frozen = {key: read_model(path, environ).num_parameters for key, path in config.scoring_models.items()}
+    teacher, reference = frozen.get("task.args.teacher", 0), frozen.get("loss.kl.reference", 0)
+    model = replace(model, teacher_parameters=teacher, reference_parameters=reference)
     return make_plan(model, config, nodes or config.launch.num_nodes, hardware)
 
 

@@ -47,9 +47,6 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
             raise
         return stream
 
-    async def sleep(self, seconds: float) -> None:
-        await self._opener.sleep(seconds)
-
     async def _prove(self, stream: httpcore.AsyncNetworkStream, timeout: float | None) -> None:
         """Do the caller's part. Raises ConnectError if the listener does not prove that it knows the token."""
         await stream.write(MAGIC, timeout)

@@ -285,7 +285,8 @@ class SimulatedRun:
         return Prompt(ordinal, 0, (0,) * max(self.rates.sequences.prompt_tokens, 1), "", {})
 
     # The pool of engines; groups are dealt out as in the driver.
-    num_engine_restarts = num_grader_restarts = 0
+    def restarts(self) -> dict[str, float]:
+        return {}
 
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]

@@ -51,10 +51,6 @@ class LoraLinear(nn.Module):  # type: ignore[misc]
 
 
 class Lora(LearnerPart):
-    @staticmethod
-    def is_wanted(config: Any) -> bool:
-        return True
-
     def change_policy(self, policy: Any) -> None:
         policy.requires_grad_(False)
         for name, module in list(policy.named_modules()):
@@ -66,10 +62,6 @@ class Baseline(LearnerPart):
     """Subtracts the number of steps that it has seen: its state goes into the checkpoint."""
 
     steps = 0.0
-
-    @staticmethod
-    def is_wanted(config: Any) -> bool:
-        return True
 
     def before_step(self, minibatches: Any) -> Any:
         self.steps += 1.0
@@ -95,7 +87,7 @@ def train_with_parts(rank: int, world_size: int, store: Any, model: Path, root: 
     from hpc_grpo.learner.checkpoint import load_checkpoint
     from hpc_grpo.learner.learner import PARTS, Learner
 
-    PARTS.extend([Lora, Baseline])
+    PARTS.update({Lora: lambda config: True, Baseline: lambda config: True})
     results = {}
     for stage in (1, 2, 3):
         config = make_config(model, root, zero_stage=stage)

@@ -35,7 +35,7 @@ def group(ordinal: int, **changes: Any) -> GradedGroup:
 
 
 class FakeScheduler:
-    pool = SimpleNamespace(num_engine_restarts=2, num_grader_restarts=1)
+    pool = SimpleNamespace(restarts=lambda: {"engine/restarts": 2, "grading/restarts": 1})
     curriculum: Curriculum | None = None
     ahead: Sequence[int] = ()
 
