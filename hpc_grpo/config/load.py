@@ -21,7 +21,6 @@ from hpc_grpo.section import Loading, as_section
 
 CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 
-
 _DATA = "name it in data.train.path"
 _NO_CONFIGS = {".jsonl": _DATA, ".parquet": _DATA, ".arrow": _DATA, ".py": "name its function in rewards"}
 _NAMED = ("task", "loss", "loss.correction", "loss.advantage", "train.on_step")

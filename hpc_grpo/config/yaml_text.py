@@ -16,7 +16,6 @@ _SHORT_FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
 _CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
 """24:00:00. YAML 1.1 reads it as 86400, in base 60. Users mean a walltime."""
 
-
 _MERGE = "tag:yaml.org,2002:merge"
 """<<, which a section may have several times."""
 

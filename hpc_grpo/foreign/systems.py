@@ -75,7 +75,6 @@ SYSTEMS = {
     ),
 }  # fmt: skip
 
-
 _SAID_OTHERWISE = {
     "use_vllm": "use_vllm is TRL's: leave it out (vLLM samples always).",
     "algorithm.gamma": "algorithm.gamma is verl's: here set task=ppo task.args.discount=VALUE.",

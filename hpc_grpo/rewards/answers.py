@@ -75,7 +75,6 @@ _RELATION = re.compile(r"[<>|\[\]{}]|(?<!\s)\(|\d!")
 _OR = re.compile(r"\d\W{0,9}\bor\b\W{0,9}(?:\w+\s?=\s?)?\Z")
 _AND_MORE = re.compile(r"\W*(?:(?:or|and|to)\W+)?\d|.*\bor\b")
 
-
 _POWERS = {"2": "\u00b2", "3": "\u00b3"}
 
 

@@ -20,7 +20,6 @@ _SIGNALS_S = 0.2
 _KILLED_S = 1.0
 """A process in state D, such as nvidia-smi at a broken GPU, survives SIGKILL. It is abandoned after this time."""
 
-
 MARK = "hpc-grpo: what follows is the command's own output"
 
 

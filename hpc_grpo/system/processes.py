@@ -26,7 +26,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Errors of /proc for a process that has ended, or that a site's hidepid hides."""
 
-
 _FOREIGN = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

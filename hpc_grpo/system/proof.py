@@ -27,7 +27,6 @@ PROOF_BYTES = 32
 REFUSAL = bytes(PROOF_BYTES)
 """The listener's answer to a caller that does not know the token."""
 
-
 LEAST_TOKEN_LENGTH = 16
 MOST_OF_ADDRESS = 32
 """Limit of callers from one address that have not proved the token."""

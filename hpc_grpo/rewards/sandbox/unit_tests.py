@@ -90,7 +90,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "await": _awaited,
 }
 
-
 _FOR_PROGRAMS = {"getattr", "setattr", "len", "getitem", "contains", "bool", *_COMPARISONS}
 """Operations that a program may do on an object of a class of the tests."""
 
