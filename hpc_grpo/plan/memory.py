@@ -80,11 +80,7 @@ HARDWARE = {
     "gh200": GH200,
     "h100-sxm": _HOPPER,
     "h100-pcie": replace(
-        _HOPPER,
-        gpu_flops_per_s=756e12,
-        gpu_bytes_per_s=2.0e12,
-        nvlink_bytes_per_s=64e9,
-        network_bytes_per_s=25e9,
+        _HOPPER, gpu_flops_per_s=756e12, gpu_bytes_per_s=2.0e12, nvlink_bytes_per_s=64e9, network_bytes_per_s=25e9
     ),
     "h200": replace(_HOPPER, gpu_bytes=140 * GIB, gpu_bytes_per_s=4.8e12),
     "a100": replace(

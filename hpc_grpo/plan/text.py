@@ -20,14 +20,7 @@ _NAME_WIDTH = 46
 
 def size_sections(plan: Plan, disk: DiskBudget) -> Iterator[str]:
     """Return the plan's text about memory and disk."""
-    sections = [
-        _head(plan),
-        *map(_budget, plan.budgets),
-        _verdict(plan, disk),
-        _step(plan),
-        _sizes(plan),
-        _disk(disk),
-    ]
+    sections = [_head(plan), *map(_budget, plan.budgets), _verdict(plan, disk), _step(plan), _sizes(plan), _disk(disk)]
     yield from map("\n".join, sections)
 
 

@@ -103,12 +103,7 @@ class GrowingFile:
 
 
 def follow(
-    run: RunDir,
-    *,
-    node: str | None,
-    attempt: int | None,
-    num_lines: int,
-    sleep: Callable[[float], None] = time.sleep,
+    run: RunDir, *, node: str | None, attempt: int | None, num_lines: int, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[str]:
     """Yield the end of the driver's logs, or of `node`'s logs, and then new text, until they cannot grow any more.
 

@@ -71,11 +71,7 @@ class Scorer:
             self.close()
 
     def score(
-        self,
-        built_in: BuiltIn,
-        settings: Section,
-        group: Group,
-        progress: Callable[[], object] = lambda: None,
+        self, built_in: BuiltIn, settings: Section, group: Group, progress: Callable[[], object] = lambda: None
     ) -> Scored:
         """Score a group. Calls `progress` after each completion.
 
