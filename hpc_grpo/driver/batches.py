@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_grpo.algorithms.advantages import as_advantage, has_signal, of_each_turn
 from hpc_grpo.algorithms.tasks import algorithm_of, demonstration_sequence
@@ -63,15 +63,6 @@ class Batch:
     measured: Sequence[RemoteGroup] = ()
 
 
-class Batches(Protocol):
-    """The batches of a run, in order."""
-
-    def start(self, policy_version: int) -> None:
-        """Start all prompts that may start now that engines hold this version."""
-
-    def take_step(self, policy_version: int, timer: StepTimer) -> Batch: ...
-
-
 class RolloutBatches:
     """Groups of rollouts, with the advantages that the run's algorithm gives them."""
 
@@ -86,6 +77,7 @@ class RolloutBatches:
         self._has_several_sources = len(config.data.sources(for_eval=False)) > 1
 
     def start(self, policy_version: int) -> None:
+        """Start all prompts that may start now that engines hold this version."""
         self._scheduler.start_prompts(policy_version)
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:

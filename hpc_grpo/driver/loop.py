@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hpc_grpo.config import Config
-from hpc_grpo.driver.batches import Batch, Batches
+from hpc_grpo.driver.batches import Batch, DemonstrationBatches, RolloutBatches
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.errors import ConfigError, EngineLostError, GraderLostError, PromptError, RewardError
 from hpc_grpo.metrics.timing import StepTimer
@@ -64,7 +64,7 @@ class Weights(Protocol):
 @dataclass(frozen=True)
 class TrainingLoop:
     session: LoopSession
-    batches: Batches
+    batches: RolloutBatches | DemonstrationBatches
     learners: Learners
     weights: Weights | None = None
     evaluation: Evaluation | None = None

@@ -23,7 +23,7 @@ from hpc_grpo.config.resources import budget_of
 from hpc_grpo.data.tokenizer import model_folder
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights, settings_of_config
-from hpc_grpo.learner.model import PolicyModel, gathered_parameters, parameter_specs
+from hpc_grpo.learner.model import gathered_parameters, parameter_specs
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
 from hpc_grpo.learner.parts import LearnerPart
@@ -90,8 +90,34 @@ class Critic(LearnerPart):
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not from a run with task = ppo.")
 
     def export(self, folder: Path) -> None:
-        """Write the value model into the export's folder `critic`, as `task.args.critic` of another run reads it."""
-        _export_value_model(self._engine.module, self.config, folder / "critic")
+        """Write the value model, its head in float32, into the folder `critic`. `task.args.critic` reads it.
+
+        If transformers has no token classifier of the architecture, prints this and writes nothing.
+        """
+        from transformers import AutoModelForTokenClassification
+
+        model, dtype = self._engine.module, self.config.model.dtype
+        language_model = model.language_model
+        trunk = f"{language_model.base_model_prefix}."
+        specs = [spec for spec in parameter_specs(model, dtype) if spec.name.startswith(trunk)]
+        weights = full_weights(model, specs)
+        parameter = language_model.get_output_embeddings().weight
+        with gathered_parameters([parameter]):
+            head = parameter.detach().float().cpu().clone()
+        if dist.get_rank() != 0:
+            return
+        settings = copy.deepcopy(language_model.config)
+        if type(settings) not in AutoModelForTokenClassification._model_mapping:
+            say(f"The critic is not exported: transformers has no token classifier of {type(language_model).__name__}.")
+            return
+        settings.num_labels, settings.classifier_dropout = 1, 0.0
+        with torch.device("meta"):
+            written = AutoModelForTokenClassification.from_config(settings, dtype=getattr(torch, dtype))
+        for name, own in written.named_parameters():
+            if not name.startswith(trunk):
+                weights[name] = head.reshape(own.shape) if own.dim() == 2 else torch.zeros(own.shape)
+        written.save_pretrained(folder / "critic", state_dict=weights)
+        copy_tokenizer(self.config, folder / "critic")
 
     def values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         """Return the value of the state before each trained token, `[C]` per microbatch."""
@@ -227,36 +253,6 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
     optimizer = torch.optim.AdamW(groups, lr=config.task_args.critic_lr, **config.train.adamw, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
     return engine
-
-
-def _export_value_model(model: PolicyModel, config: Config, folder: Path) -> None:
-    """Write the value model into `folder` on rank 0, its head in float32. A collective under ZeRO-3.
-
-    If transformers has no token classifier of the architecture, prints this and writes nothing.
-    """
-    from transformers import AutoModelForTokenClassification
-
-    language_model = model.language_model
-    trunk = f"{language_model.base_model_prefix}."
-    specs = [spec for spec in parameter_specs(model, config.model.dtype) if spec.name.startswith(trunk)]
-    weights = full_weights(model, specs)
-    parameter = language_model.get_output_embeddings().weight
-    with gathered_parameters([parameter]):
-        head = parameter.detach().float().cpu().clone()
-    if dist.get_rank() != 0:
-        return
-    settings = copy.deepcopy(language_model.config)
-    if type(settings) not in AutoModelForTokenClassification._model_mapping:
-        say(f"The critic is not exported: transformers has no token classifier of {type(language_model).__name__}.")
-        return
-    settings.num_labels, settings.classifier_dropout = 1, 0.0
-    with torch.device("meta"):
-        written = AutoModelForTokenClassification.from_config(settings, dtype=getattr(torch, config.model.dtype))
-    for name, own in written.named_parameters():
-        if not name.startswith(trunk):
-            weights[name] = head.reshape(own.shape) if own.dim() == 2 else torch.zeros(own.shape)
-    written.save_pretrained(folder, state_dict=weights)
-    copy_tokenizer(config, folder)
 
 
 def _read_head(path: str, prefix: str, hidden_size: int) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from hpc_grpo.config import EvalConfig
 from hpc_grpo.errors import ConfigError, described
-from hpc_grpo.system.readable import UNKNOWN, number_or_none
+from hpc_grpo.system.readable import UNKNOWN, finite_or_none
 
 T = TypeVar("T")
 
@@ -253,7 +253,6 @@ def _checked(name: str, values: Any, taken: Mapping[str, float]) -> dict[str, fl
     if not isinstance(values, Mapping):
         raise ConfigError(f"{rule}, not {values!r}.")
     for key, value in values.items():
-        number = number_or_none(value)
-        if not isinstance(key, str) or key in taken or number is None or not math.isfinite(number):
+        if not isinstance(key, str) or key in taken or finite_or_none(value) is None:
             raise ConfigError(f"{rule}; {key!r} is {'taken' if key in taken else repr(value)}.")
     return {key: float(value) for key, value in values.items()}

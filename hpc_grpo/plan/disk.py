@@ -168,24 +168,19 @@ def num_exports(config: Config, num_steps: int | None) -> int:
 
 
 def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:
-    batches = nonzero(_kept_batches(config, steps))
+    rollout, kept = config.rollout, config.checkpoint.keep_batches
+    sequences, longest = config.task_args.batch_size, config.train.max_tokens_per_microbatch  # as they are packed
+    if config.needs.rollouts:  # Of what dynamic sampling drops nothing is kept.
+        sequences, longest = rollout.prompts_per_step * rollout.group_size, config.max_model_len
+    kept = min(kept, steps or kept)
+    formula = f"{kept} steps x {sequences:,} x {longest:,} tokens x {BATCH_BYTES_PER_TOKEN}, at most"
+    batches = nonzero(Part("batches", kept * sequences * longest * BATCH_BYTES_PER_TOKEN, formula))
     if steps is None:
         return batches
     lines = Part("metrics, ledger", steps * STEP_BYTES, f"{steps:,} steps x {STEP_BYTES:,}, assumed")
     if not config.needs.rollouts:
         return (*batches, lines)
-    each = config.max_model_len * BYTES_PER_TOKEN + RECORD_BYTES
-    logged = config.rollout.logged_fraction * config.rollout.prompts_per_step * config.rollout.group_size
-    logged *= config.rollout.dynamic_sampling or 1
+    each = longest * BYTES_PER_TOKEN + RECORD_BYTES
+    logged = rollout.logged_fraction * sequences * (rollout.dynamic_sampling or 1)
     formula = f"{logged:g} a step x {each:,}, at most; {BYTES_PER_TOKEN} bytes a token assumed"
     return Part("rollouts", int(steps * logged * each), formula), *batches, lines
-
-
-def _kept_batches(config: Config, steps: int | None) -> Part:
-    """Count `checkpoint.keep_batches`; of what dynamic sampling drops nothing is kept. Demonstrations: as they pack."""
-    kept = min(config.checkpoint.keep_batches, steps or config.checkpoint.keep_batches)
-    sequences, longest = config.task_args.batch_size, config.train.max_tokens_per_microbatch
-    if config.needs.rollouts:
-        sequences, longest = config.rollout.prompts_per_step * config.rollout.group_size, config.max_model_len
-    formula = f"{kept} steps x {sequences:,} x {longest:,} tokens x {BATCH_BYTES_PER_TOKEN}, at most"
-    return Part("batches", kept * sequences * longest * BATCH_BYTES_PER_TOKEN, formula)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -16,7 +15,7 @@ from hpc_grpo.run.files import is_damaged, read_record
 from hpc_grpo.run.lock import LockOwner, read_lock_owner
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import RunState, read_state
-from hpc_grpo.system.readable import UNKNOWN, decimal, duration, fraction, one_line, short_number, table
+from hpc_grpo.system.readable import UNKNOWN, decimal, duration, finite_or_none, fraction, one_line, short_number, table
 
 T = TypeVar("T")
 
@@ -254,9 +253,9 @@ def summarize(records: RunRecords, now: float) -> RunSummary:
         job_id=newest.job_id if newest else link.job_id if link else None,
         step=state.step if state else None,
         total_steps=state.total_steps if state else None,
-        reward=_finite(state.reward) if state else None,
-        tokens_per_s=_finite(state.tokens_per_s) if state else None,
-        eta_s=_finite(state.eta_s) if state and trains else None,
+        reward=finite_or_none(state.reward) if state else None,
+        tokens_per_s=finite_or_none(state.tokens_per_s) if state else None,
+        eta_s=finite_or_none(state.eta_s) if state and trains else None,
         walltime_left_s=None if ends_at is None else max(0.0, ends_at - now),
         heartbeat_age_s=None if sign is None else max(0.0, now - sign),
         doing=(phase_name(works.work) or ("starting" if status == "starting" else None)) if works else None,
@@ -312,10 +311,6 @@ def _was_cancelled(records: RunRecords, newest: AttemptRecord) -> bool:
     if newest.was_killed_in_teardown:
         return not ended_by_time_limit(newest, records.last_sign_of_life())
     return newest.exit_kind == "cancelled"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _problem(records: RunRecords, status: RunStatus, now: float) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hpc_grpo.run.files import from_known, read_jsonl, read_jsonl_from, read_record, when_there_is_space, write_record
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.readable import number_or_none
+from hpc_grpo.system.readable import finite_or_none
 
 _MOST_STEPS = 1 << 48
 """A larger number is no step: the disk changed it."""
@@ -70,26 +70,21 @@ def read_state(run_dir: RunDir) -> RunState | None:
 def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
     """Return the surviving line of every step, in ascending order; {} without a file.
 
-    Values that are no finite numbers, such as null, read as NaN. An attempt's first line cancels that step and later
-    steps of earlier attempts.
+    Values that are no finite numbers, such as null, read as NaN. A line of a step cancels that step and later ones: an
+    attempt trained them again.
     """
     lines: dict[int, dict[str, Any]] = {}
-    attempt = None
     for line in read_jsonl(path):
         step = line.get("step")
         if not (isinstance(step, int) and isinstance(line.get("attempt"), int)):
             continue  # a name that the disk changed
-        if line["attempt"] != attempt:
-            attempt = line["attempt"]
-            while lines and next(reversed(lines)) >= step:
-                lines.popitem()
+        while lines and next(reversed(lines)) >= step:
+            lines.popitem()
         # Interned: of a hundred thousand lines each name is held once.
-        numbers = {name: value if type(value) is float else number_or_none(value) for name, value in line.items()}
         lines[step] = {
-            sys.intern(name): line[name] if number is not None and math.isfinite(number) else math.nan
-            for name, number in numbers.items()
+            sys.intern(name): math.nan if finite_or_none(value) is None else value for name, value in line.items()
         }
-    return {step: lines[step] for step in sorted(lines)}
+    return lines
 
 
 class MetricColumns:
@@ -125,8 +120,7 @@ class MetricColumns:
             del column[at:]
         self.steps.append(step)
         for name, value in line.items():
-            number = number_or_none(value)
-            if number is not None and math.isfinite(number):
+            if (number := finite_or_none(value)) is not None:
                 column = self.columns.setdefault(sys.intern(name), array("d"))
                 column.extend([math.nan] * (at - len(column)))
                 column.append(number)

@@ -114,6 +114,12 @@ def number_or_none(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf
 
 
+def finite_or_none(value: Any) -> float | None:
+    """Return a file's value as a finite number; None if it is not one."""
+    number = value if type(value) is float else number_or_none(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
 def decimal(value: float | None) -> str:
     """Return a number with three decimals."""
     return UNKNOWN if value is None else f"{value:.3f}"
