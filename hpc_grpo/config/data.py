@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hpc_grpo.config.rollout import Environment, RewardConfig
 from hpc_grpo.section import PathText, Section, TopP
@@ -138,7 +130,7 @@ class EvalSetConfig(DatasetConfig):
     num_samples: PositiveInt | None = Field(
         None, description="Like eval.num_samples, for this set. Default: eval.num_samples."
     )
-    temperature: NonNegativeFloat | None = Field(
+    temperature: Annotated[float, Field(ge=0)] | None = Field(
         None, description="Like eval.temperature, for this set. Default: eval.temperature."
     )
     top_p: TopP | None = Field(None, description="Like eval.top_p, for this set. Default: eval.top_p.")

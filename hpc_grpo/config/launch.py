@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from hpc_grpo.section import PathText, Section
 
@@ -151,7 +143,7 @@ class LaunchConfig(Section):
     port: int = Field(
         6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo place pod` and `host` dial."
     )
-    rejoin_s: NonNegativeFloat = Field(
+    rejoin_s: Annotated[float, Field(ge=0)] = Field(
         120.0,
         description=(
             "`pod` and `host`: seconds that the head waits after a loss for workers to return. The smallest wait is "

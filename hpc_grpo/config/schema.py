@@ -14,14 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from hpc_grpo.algorithms.losses import GrpoLoss, Loss
 from hpc_grpo.config.data import DataConfig, ModelConfig, SourceConfig
 from hpc_grpo.config.launch import LaunchConfig, PlacementConfig
-from hpc_grpo.config.rollout import (
-    EngineConfig,
-    Environment,
-    EnvironmentConfig,
-    GradingConfig,
-    RewardConfig,
-    RolloutConfig,
-)
+from hpc_grpo.config.rollout import EngineConfig, Environment, GradingConfig, RewardConfig, RolloutConfig
 from hpc_grpo.config.run import CheckpointConfig, DeadlinesConfig, EvalConfig, MetricsConfig, RunConfig
 from hpc_grpo.config.train import GrpoTask, LoraConfig, OwnArgs, Task, TrainConfig
 from hpc_grpo.errors import ConfigError
@@ -174,7 +167,7 @@ class Config(Section):
         return self.rewards if source.rewards is None else source.rewards
 
     @property
-    def environments(self) -> dict[str, tuple[SourceConfig, EnvironmentConfig]]:
+    def environments(self) -> dict[str, tuple[SourceConfig, Environment]]:
         """Map the key of each source with an environment to both, in the order of `Prompt.environment`.
 
         An eval set held out of data.train has the environment of its source.

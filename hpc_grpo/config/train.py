@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 from typing_extensions import TypedDict  # pydantic refuses that of `typing` before Python 3.12
 
 from hpc_grpo.errors import ConfigError
@@ -53,7 +45,7 @@ class TrainConfig(Section):
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
-    warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up.")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="Optimizer steps of linear warm-up.")
     total_steps: PositiveInt | None = Field(None, description="Length of the run, in steps.")
     total_episodes: PositiveInt | None = Field(None, description="Length of the run, in rollouts.")
     total_epochs: PositiveInt | None = Field(None, description="Length of the run, in passes over the data.")

@@ -10,19 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hpc_grpo.foreign import table
-from hpc_grpo.foreign.table import (
-    Differs,
-    RefusedError,
-    Row,
-    Theirs,
-    as_list,
-    below,
-    by_hand,
-    choice,
-    named,
-    only,
-    positive,
-)
+from hpc_grpo.foreign.table import Differs, RefusedError, Row, Theirs, as_list, below, by_hand, choice, only, positive
 
 _ACTOR = "actor_rollout_ref.actor"
 _TURNS = "turns are an environment here: write the section environment yourself"
@@ -218,7 +206,7 @@ ROWS = (
     Row("trainer.logger", convert=table.reporters, default=["console", "wandb"]),
     Row("trainer.nnodes", convert=_nodes, default=1, also={"trainer.n_gpus_per_node": 8}),
     Row(f"{_ROLLOUT}.tensor_model_parallel_size", convert=_parallel_engine, default=2),
-    Row(named(_ROLLOUT, "data_parallel_size expert_parallel_size pipeline_model_parallel_size"),
+    Row(table.named(_ROLLOUT, "data_parallel_size expert_parallel_size pipeline_model_parallel_size"),
         convert=_parallel_engine),
     Row("trainer.total_epochs", convert=lambda value, theirs: table.length(
         theirs.get("trainer.total_training_steps"), value), default=30, also={"trainer.total_training_steps": None}),
@@ -295,14 +283,14 @@ ROWS = (
     Row(f"{_OPTIM}.weight_decay", "train.adamw.weight_decay", table.weight_decay, default=0.01),
     Row(f"{_OPTIM}.betas", "train.adamw.betas", default=[0.9, 0.999]),
     Row(f"{_OPTIM}.optimizer", convert=only("AdamW", why="learners have AdamW alone")),
-    Row(named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
+    Row(table.named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
         convert=only("torch.optim", {}, why="learners have AdamW alone")),
     Row(f"{_OPTIM}.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
         also={f"{_OPTIM}.lr_warmup_steps_ratio": 0.0}),
     Row(f"{_OPTIM}.lr_scheduler_type", "train.schedule", _schedule, default="constant",
         also={f"{_OPTIM}.warmup_style": None, f"{_OPTIM}.min_lr_ratio": 0.0,
               f"{_OPTIM}.num_cycles": 0.5}),
-    Row(named(_OPTIM, "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
+    Row(table.named(_OPTIM, "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
     Row(f"{_ACTOR}.grad_clip {_ACTOR}.optim.clip_grad", "train.max_grad_norm", default=1.0),
     Row(f"{_POLICY}.loss_mode", convert=_loss, default="vanilla",
         also={f"{_ACTOR}.{key}": own for key, own in {
@@ -385,19 +373,19 @@ ROWS = (
     Row("distillation.* reward.sandbox_fusion.* sandbox_fusion.* reward.* reward_model.*",
         note="of rewards and teachers that are switched on by other keys"),
     Row(" ".join((
-        named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "
+        table.named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "
                "layered_summon free_cache_engine enable_chunked_prefill disable_log_stats skip_tokenizer_init "
                "logprobs_mode max_model_len scheduling_policy calculate_log_probs "
                "moe_load_balance_metrics_interval "
                "multi_stage_wake_up log_prob_* prompt_length response_length quantization_config_file "
                "router_config_path agent.* checkpoint_engine.* disaggregation.* engine_kwargs.* multi_turn.* "
                "prometheus.* trace.* mtp mtp.* qat.*"),
-        named(_ACTOR, "calculate_entropy calculate_sum_pi_squared checkpoint.* entropy_checkpointing "
+        table.named(_ACTOR, "calculate_entropy calculate_sum_pi_squared checkpoint.* entropy_checkpointing "
                "entropy_from_logits_* pad_to_length profiler.* qat.* rollout_n use_fused_kernels use_prefix_grouper "
                "use_remove_padding use_torch_compile fsdp_config.* megatron.*"),
         "actor_rollout_ref.ref.* actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl* critic.* ray_kwargs.* "
         "ray_init.* global_profiler.* transfer_queue.* skip.* trainer.v1.* trainer.use_v1",
-        named("trainer", "balance_batch checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
+        table.named("trainer", "balance_batch checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
                "esi_redundant_time log_val_generations max_critic_ckpt_to_keep ray_wait_register_center_timeout "
                "rollout_data_dir validation_data_dir use_legacy_worker_impl"),
     )), note="verl's own workers and buffers"),

@@ -24,18 +24,9 @@ from textual.widgets.data_table import RowKey
 from hpc_grpo.errors import HpcGrpoError
 from hpc_grpo.report.logs import DRIVER_LOG, attempt_dir, tail
 from hpc_grpo.report.status import TITLES, RunSummary, read_records, summarize
-from hpc_grpo.report.watch import REFRESH_S, Snapshot, measured, snapshot, step_line
+from hpc_grpo.report.watch import REFRESH_S, Snapshot, measured, seconds, snapshot, step_line
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.readable import (
-    UNKNOWN,
-    decimal,
-    duration,
-    fraction,
-    number_or_none,
-    one_line,
-    printable,
-    short_number,
-)
+from hpc_grpo.system.readable import decimal, duration, fraction, number_or_none, one_line, printable, short_number
 from hpc_grpo.system.say import undrawn
 
 T = TypeVar("T")
@@ -175,7 +166,7 @@ class RunScreen(_Live[Snapshot]):
         name, key = measured(seen.steps[-1] if seen.steps else {})
         self._score.show(name, [step.get(key) for step in seen.steps], decimal)
         self._tokens.show("tokens/s", [step.get("throughput/tokens_per_s") for step in seen.steps], short_number)
-        self._took.show("step", [step.get("time/step_s") for step in seen.steps], _seconds)
+        self._took.show("step", [step.get("time/step_s") for step in seen.steps], seconds)
         self._steps.update(Text("\n").join(_plain(step_line(values)) for values in reversed(seen.steps)))
         self._prompt.display = seen.prompt is not None
         if seen.prompt is not None:
@@ -287,10 +278,6 @@ def _head(seen: Snapshot, age_s: float) -> list[Text]:
     if summary.problem:
         lines.append(_plain(f"last problem: {one_line(summary.problem)}", "yellow"))
     return lines + [_plain(f"! {alert}", "bold yellow") for alert in seen.alerts]
-
-
-def _seconds(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f} s"
 
 
 def _rewarded(name: str, text: str, reward: float | None) -> Text:

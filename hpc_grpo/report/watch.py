@@ -128,12 +128,14 @@ def measured(values: Mapping[str, Any]) -> tuple[str, str]:
     return ("reward", REWARD) if REWARD in values else ("loss", "loss/policy")
 
 
+def seconds(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f} s"
+
+
 def step_line(values: Mapping[str, Any]) -> str:
     """Return a step as a line of text; `values` are its metrics."""
     name, key = measured(values)
-    step_s = values.get("time/step_s")
-    took = UNKNOWN if step_s is None else f"{step_s:.1f} s"
-    tokens = short_number(values.get("throughput/tokens_per_s"))
+    tokens, took = short_number(values.get("throughput/tokens_per_s")), seconds(values.get("time/step_s"))
     return f"step {values['step']}  {name} {decimal(values.get(key))}  tokens/s {tokens}  took {took}"
 
 

@@ -12,26 +12,11 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.advise import Change
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.step import num_steps
-from hpc_grpo.simulate.assumed import (
-    ENVIRONMENT_S,
-    MEAN_SHARE,
-    READING_SHARE,
-    TRAINING_SHARE,
-    longest_step,
-    mean_tokens,
-    simulated,
-)
+from hpc_grpo.simulate import assumed, placement
+from hpc_grpo.simulate.assumed import longest_step, mean_tokens, simulated
 from hpc_grpo.simulate.cluster import Forecast, Setting, forecast
 from hpc_grpo.simulate.measured import MeasuredAttempt, Measurements, measured_rates
-from hpc_grpo.simulate.placement import (
-    CARD_DEFAULT,
-    CLOSE,
-    LAG,
-    changed_settings,
-    fastest_in_turn,
-    layout,
-    ranked_splits,
-)
+from hpc_grpo.simulate.placement import LAG, changed_settings, fastest_in_turn, layout, ranked_splits
 from hpc_grpo.system.readable import UNKNOWN, counted, wrapped
 
 _AS_GOOD = 0.99
@@ -191,9 +176,9 @@ def _longest_step(plan: Plan) -> Iterator[str]:
     side_by_side = ", side by side" if rollout.max_policy_lag else ""
     yield from wrapped(
         f"Step time: about {_seconds(step_s())} s (sampling {_seconds(sample_s)} s, training {_seconds(train_s)} "
-        f"s{side_by_side}), expected and not measured: every sequence as long as it may be, at {TRAINING_SHARE:.0%} of "
-        f"{hardware.gpu_flops_per_s / 1e12:.0f} TFLOP/s and {READING_SHARE:.0%} of "
-        f"{hardware.gpu_bytes_per_s / 1e12:.1f} TB/s a GPU."
+        f"s{side_by_side}), expected and not measured: every sequence as long as it may be, at "
+        f"{assumed.TRAINING_SHARE:.0%} of {hardware.gpu_flops_per_s / 1e12:.0f} TFLOP/s and "
+        f"{assumed.READING_SHARE:.0%} of {hardware.gpu_bytes_per_s / 1e12:.1f} TB/s a GPU."
     )
     if steps is not None:
         yield f"GPU-hours: about {steps * step_s() * gpus / 3600:,.0f}, for {counted(steps, 'step')}."
@@ -214,26 +199,28 @@ def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
     if not splits and not ours:
         return
     mean, longest = mean_tokens(config), config.most_sampled
-    played = f" Episodes have {config.most_turns} turns, each with {ENVIRONMENT_S:g} s of its environment on average."
+    pause = f"{assumed.ENVIRONMENT_S:g} s of its environment on average"
+    played = f" Episodes have {config.most_turns} turns, each with {pause}."
     share = "what an episode may sample" if config.environments else "rollout.max_new_tokens"
     yield from wrapped(
         f"Placements of {counted(plan.num_nodes, 'node')}, each with the ZeRO stage and offload that suit it best, "
         f"simulated with the driver's own scheduler. Lengths are assumed: lognormal with sigma 1, {mean:,} tokens on "
-        f"average ({MEAN_SHARE:.0%} of {share}), cut at {longest:,}.{played if config.environments else ''}"
+        f"average ({assumed.MEAN_SHARE:.0%} of {share}), cut at {longest:,}.{played if config.environments else ''}"
     )
     rows = [(found, "", f"{_zero(plan)}, this config's") for found in ours]
     for split in splits:
         if ours and {key for key, _ in changed_settings(plan, split)} <= {LAG}:
             continue
-        note = f"{_zero(split.plan)}{', the default' if layout(split.plan) == CARD_DEFAULT else ''}"
+        note = f"{_zero(split.plan)}{', the default' if layout(split.plan) == placement.CARD_DEFAULT else ''}"
         rows += [(split.in_turn, "", note), (split.ahead, "", note)]
     yield from (f"  {line}" for line in _table(rows, num_steps(plan)))
     if not splits:
         return
     best = splits[0]
     own = next((found for found in ours if found.setting.lag == lag), None)
-    if own and own.step_s <= CLOSE * best.ahead.step_s:
-        yield f"Recommended: this config's own, {_seconds(own.step_s)} s a step; none is faster by {CLOSE - 1:.0%}."
+    if own and own.step_s <= placement.CLOSE * best.ahead.step_s:
+        faster = f"none is faster by {placement.CLOSE - 1:.0%}"
+        yield f"Recommended: this config's own, {_seconds(own.step_s)} s a step; {faster}."
     else:
         here = f"this config's takes {_seconds(own.step_s)} s" if own else "this config's does not fit"
         yield f"Recommended, {_seconds(best.ahead.step_s)} s a step ({here}):"

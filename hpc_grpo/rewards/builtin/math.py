@@ -10,21 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.rewards import Group, reward
-from hpc_grpo.rewards.answers import (
-    LATEX_TEXT,
-    after_hashes,
-    after_thoughts,
-    final_answer,
-    last_line,
-    last_number,
-    marked_answer,
-    parse_number,
-    plain_characters,
-    plain_verdict,
-    reference_answer,
-    stated_number,
-)
+from hpc_grpo.rewards import Group, answers, reward
 from hpc_grpo.rewards.builtin import ScoredHere
 from hpc_grpo.section import Section
 
@@ -38,12 +24,12 @@ def load() -> None:
 @reward("math", ScoredHere, load=load)
 def math(group: Group, settings: Section) -> Iterator[float]:
     r"""Compare each completion with its `answer`: a number, words, or notation such as `\sqrt{8}`, sets, matrices."""
-    wanted = reference_answer(str(group.answer()))
+    wanted = answers.reference_answer(str(group.answer()))
     verdicts: dict[str, bool] = {}  # completions of a group often agree
     for completion in group.completions:
-        given = final_answer(completion, wanted)
+        given = answers.final_answer(completion, wanted)
         if given not in verdicts:
-            verdict = plain_verdict(given, wanted)
+            verdict = answers.plain_verdict(given, wanted)
             if verdict is None:
                 from hpc_grpo.rewards.symbolic import are_equal
 
@@ -70,13 +56,13 @@ def gsm8k(group: Group, settings: Gsm8kSettings) -> Iterator[float]:
     number.
     """
     reference = str(group.answer())
-    wanted = parse_number(after_hashes(reference) or reference)
+    wanted = answers.parse_number(answers.after_hashes(reference) or reference)
     if wanted is None:
         raise ConfigError(f"the answer {reference!r} ends in no number behind ####. Use the reward math.")
     for completion in group.completions:
-        text = plain_characters(after_thoughts(completion))
-        given = last_number(text) if settings.method == "flexible" else stated_number(after_hashes(text) or "")
-        yield float(given == wanted)
+        text = answers.plain_characters(answers.after_thoughts(completion))
+        strict = answers.stated_number(answers.after_hashes(text) or "")
+        yield float((answers.last_number(text) if settings.method == "flexible" else strict) == wanted)
 
 
 _SENTENCE_END = re.compile(r"(?<=[a-z]{2}[.!?])\s+")
@@ -147,10 +133,10 @@ def chosen_letter(completion: str, letters: str) -> str | None:
     ('B', None)
     """
     said, alone, another, listed = patterns_of(letters)
-    text = LATEX_TEXT.sub(r"\1", plain_characters(after_thoughts(completion)))
-    marked = marked_answer(text)
+    text = answers.LATEX_TEXT.sub(r"\1", answers.plain_characters(answers.after_thoughts(completion)))
+    marked = answers.marked_answer(text)
     text = (text if marked is None else marked).strip()
-    last = last_line(text)
+    last = answers.last_line(text)
     found = list(said.finditer(text))
     if not found and len(listed.findall(text)) < 2:
         found = [match for part in (text, last, _SENTENCE_END.split(last)[-1]) if (match := alone.match(part))]
