@@ -198,9 +198,8 @@ class _Place:
     @property
     def valid_below(self) -> list[str]:
         """List the valid keys of the section and of the sections in it: the user may have misplaced the key."""
-        pairs = (
-            (name, kind) for name, info in self.section.model_fields.items() for kind in sections_in(info.annotation)
-        )
+        fields = self.section.model_fields.items()
+        pairs = ((name, kind) for name, info in fields for kind in sections_in(info.annotation))
         below = (f"{name}.{inner}" for name, kind in pairs for inner in kind.model_fields)
         return [*self.valid, *dict.fromkeys(below)]
 

@@ -46,17 +46,13 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda where torch sees a GPU. cpu: reserve no GPUs."
     )
-    train_vision: bool = Field(
-        False, description="Train all parts of a model of images. false: only its language model."
-    )
+    train_vision: bool = Field(False, description="Train all parts of an image model. false: only its language model.")
 
 
 class _SourceKeys(Section):
     """Keys of a source. A data set of one source has them too."""
 
-    name: str | None = Field(
-        None, description="Name of the source in metrics and rollouts. Default: made from the path."
-    )
+    name: str | None = Field(None, description="Name of the source in metrics and rollouts. Default: from its path.")
     args: dict[str, Any] = Field({}, description="Keyword arguments of a reasoning_gym task, or of your function.")
     split: str = Field("train", description="Split of a Hugging Face data set.")
     subset: str | None = Field(None, description="Configuration name of a Hugging Face data set (GSM8K: main).")
@@ -67,9 +63,7 @@ class _SourceKeys(Section):
         "answer",
         description="Column with the reference answer. A dot selects a value inside a column. null: no answer.",
     )
-    messages_field: str | None = Field(
-        None, description="Column with chat messages; used instead of prompt_field when set."
-    )
+    messages_field: str | None = Field(None, description="Column with chat messages; replaces prompt_field when set.")
     max_items: PositiveInt | None = Field(None, description="Use only the first so many items.")
     rewards: list[RewardConfig] | None = Field(
         None, description="Rewards of this source's prompts. Default: the rewards of the run."
@@ -146,7 +140,7 @@ class CurriculumConfig(Section):
     easy_from: float = Field(1.0, description="A group of at least this mean reward was easy; its prompt too.")
     easy_rest: NonNegativeInt | None = Field(None, description="Turns that an easy prompt is skipped. null: forever.")
     hard_to: float | None = Field(
-        None, description="A group with at most this mean reward was hard. null: no group is hard."
+        None, description="A group with at most this mean reward was hard. null: none is hard."
     )
     hard_rest: NonNegativeInt | None = Field(1, description="Turns that a hard prompt is skipped. null: forever.")
     after: PositiveInt = Field(2, description="Groups in a row that make a prompt easy, or hard.")
@@ -167,9 +161,7 @@ class DataConfig(Section):
     eval: DatasetConfig | None = Field(None, description="Held-out data set for eval.")
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
         None,
-        description=(
-            "Share of data.train's prompts held out for eval, instead of data.eval. A hash of a prompt's text decides."
-        ),
+        description="Share of data.train's prompts held out for eval, instead of data.eval. A prompt's hash decides.",
     )
     eval_sets: dict[str, EvalSetConfig] = Field(
         {},
@@ -195,7 +187,7 @@ class DataConfig(Section):
     prompt_format: str = Field("{prompt}", description="Text around a plain prompt; {prompt} is replaced.")
     system_prompt: str | None = Field(None, description="System message put before a chat prompt.")
     template_args: dict[str, Any] = Field(
-        {}, description="Arguments of the chat template, such as {enable_thinking: false}."
+        {}, description="Chat template's arguments, such as {enable_thinking: false}."
     )
     images: str | None = Field(
         None,
@@ -222,9 +214,7 @@ class DataConfig(Section):
     shuffle: bool = Field(True, description="Shuffle every epoch, as a function of the seed and the epoch.")
     cache_dir: PathText | None = Field(
         None,
-        description=(
-            "Folder of the tokenized data cache, on a file system that nodes share. Default: .data below run.root."
-        ),
+        description="Folder of the tokenized data, on a file system that nodes share. Default: .data below run.root.",
     )
 
     def sources(self, *, for_eval: bool | None = None) -> list[tuple[str, SourceConfig]]:

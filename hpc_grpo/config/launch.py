@@ -26,9 +26,7 @@ class SlurmConfig(Section):
     account: str | None = Field(None, description="Account to charge. Default: your default account.")
     time_min: PositiveInt = Field(60, description="Walltime in minutes.")
     gpus_per_node: NonNegativeInt = Field(0, description="GPUs to ask for on each node.")
-    cpus_per_node: PositiveInt | None = Field(
-        None, description="CPUs to request on each node. Default: Slurm's default."
-    )
+    cpus_per_node: PositiveInt | None = Field(None, description="CPUs to request on each node. Default: Slurm's.")
     extra: dict[str, Any] = Field(
         {},
         description=(
@@ -60,9 +58,7 @@ class SlurmConfig(Section):
 
 class ContainerConfig(Section):
     image: PathText = Field(
-        description=(
-            "Image that every node has. A path is a file for Apptainer or enroot, and a root file system for podman."
-        )
+        description="Image that every node has. A path: a file for Apptainer or enroot, a root file system for podman."
     )
     engine: Literal["docker", "podman", "podman-hpc", "apptainer", "enroot"] = Field(
         "docker", description="Container program, found on the PATH of every node."
@@ -96,9 +92,7 @@ class RewardServerConfig(Section):
     command: list[str] = Field(
         min_length=1, description="Command and arguments of a server that rewards call. Starts on the head node."
     )
-    health_url: str = Field(
-        description="The server is up once this address answers, such as http://127.0.0.1:8200/health."
-    )
+    health_url: str = Field(description="The server is up once this answers, such as http://127.0.0.1:8200/health.")
 
     @field_validator("health_url")
     @classmethod
@@ -135,10 +129,7 @@ class LaunchConfig(Section):
         ),
     )
     hosts: list[str] = Field(
-        [],
-        description=(
-            "Hosts of the run, reached by ssh, as [user@]host[:port]. This machine is the head and must be one of them."
-        ),
+        [], description="Hosts of the run, reached by ssh, as [user@]host[:port]. One is this machine, the head."
     )
     port: int = Field(
         6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo place pod` and `host` dial."

@@ -10,15 +10,8 @@ from hpc_grpo.config.run import Every
 from hpc_grpo.config.train import DistillArgs, OwnArgs, PpoArgs
 
 _UNITS = {"steps": "steps", "epochs": "epochs", "s": "seconds"}
-_EVERY = {
-    f"{every}_{unit}": (every, default)
-    for every, default in {
-        "checkpoint.every": Every(steps=50),
-        "checkpoint.export_every": None,
-        "eval.every": None,
-    }.items()
-    for unit in _UNITS
-}
+_INTERVALS = {"checkpoint.every": Every(steps=50), "checkpoint.export_every": None, "eval.every": None}
+_EVERY = {f"{every}_{unit}": (every, default) for every, default in _INTERVALS.items() for unit in _UNITS}
 """Removed key -> its new key, and the default that applies beside the given units."""
 
 _MOVED = {

@@ -21,9 +21,7 @@ class RolloutConfig(Section):
     prompts_per_step: PositiveInt = Field(16, description="Groups trained on in one step.")
     group_size: Annotated[int, Field(ge=2)] = Field(8, description="Rollouts of one prompt.")
     max_new_tokens: PositiveInt = Field(256, description="Longest completion.")
-    min_new_tokens: NonNegativeInt = Field(
-        0, description="Smallest number of new tokens before the end token is allowed."
-    )
+    min_new_tokens: NonNegativeInt = Field(0, description="Fewest new tokens before the end token is allowed.")
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
     top_p: TopP = Field(1.0, description="Nucleus sampling threshold.")
     stop: list[Annotated[str, Field(min_length=1)]] = Field(

@@ -101,19 +101,13 @@ class CheckpointConfig(Section):
     )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
     keep_batches: NonNegativeInt = Field(
-        0,
-        description=(
-            "Number of newest steps whose batches are kept for `hpc-grpo model replay`, 20 bytes a token. 0: none."
-        ),
+        0, description="Newest steps whose batches are kept for `hpc-grpo model replay`, 20 bytes a token. 0: none."
     )
     export_every: Often | None = Field(
         None, description="Interval of Hugging Face exports, written like `every`. Default: only at the end."
     )
     keep_exports: PositiveInt | None = Field(
-        None,
-        description=(
-            "Number of exports to keep. Older exports are removed, never the newest or the final one. null: all stay."
-        ),
+        None, description="Exports to keep. Older ones are removed, never the newest or the final one. null: all stay."
     )
 
 

@@ -42,9 +42,7 @@ class Config(Section):
     """Decides a run. Its resolved copy is config.yaml in the run directory."""
 
     run: RunConfig
-    task: Task = Field(
-        GrpoTask(), description="The algorithm: sft is supervised fine-tuning, distill on-policy distillation."
-    )
+    task: Task = Field(GrpoTask(), description="sft: supervised fine-tuning; distill: on-policy distillation.")
     model: ModelConfig
     data: DataConfig
     rewards: list[RewardConfig] = Field(

@@ -50,10 +50,7 @@ class TrainConfig(Section):
     total_episodes: PositiveInt | None = Field(None, description="Length of the run, in rollouts.")
     total_epochs: PositiveInt | None = Field(None, description="Length of the run, in passes over the data.")
     on_step: Annotated[CallbackConfig, BeforeValidator(as_section)] | None = Field(
-        None,
-        description=(
-            "Function of yours that is called after each step, and may end the run (docs/training.md). Default: none."
-        ),
+        None, description="Your function, called after each step; it may end the run (docs/training.md). Default: none."
     )
     num_minibatches: PositiveInt = Field(1, description="Optimizer steps in one step, each on a part of the batch.")
     zero_stage: Literal[1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")

@@ -204,9 +204,8 @@ class WeightSync:
 
         Return the failed engines (none once all hold the weights) and the calls.
         """
-        loading = {
-            engine: engine.actor.receive_weights.remote(version, self._canary.request) for engine in self._engines
-        }
+        probe = self._canary.request
+        loading = {engine: engine.actor.receive_weights.remote(version, probe) for engine in self._engines}
         announcing = [learner.announce_weights.remote() for learner in self._learners]
         try:
             return self._failures(loading, announcing, f"the publish of weight version {version}"), loading

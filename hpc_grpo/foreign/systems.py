@@ -60,9 +60,8 @@ class System:
             return path.name + told, self.of_training_args(self.parse(arguments))
         options = dropwhile(lambda word: not word.startswith("--"), before)
         launcher = read_options(list(takewhile(lambda word: word != "--", options)))
-        return path.name + told, {key: launcher[key] for key in self.of_launcher if key in launcher} | self.parse(
-            arguments
-        )
+        of_launcher = {key: launcher[key] for key in self.of_launcher if key in launcher}
+        return path.name + told, of_launcher | self.parse(arguments)
 
 
 SYSTEMS = {
@@ -94,9 +93,8 @@ def counterpart(key: str, value: Any) -> str:
     """
     if isinstance(value, Mapping):
         return next(filter(None, (counterpart(f"{key}.{below}", inner) for below, inner in value.items())), "")
-    if said := next(
-        (said for name, said in _SAID_OTHERWISE.items() if fnmatchcase(key.removeprefix("train."), name)), ""
-    ):
+    own = key.removeprefix("train.")
+    if said := next((said for name, said in _SAID_OTHERWISE.items() if fnmatchcase(own, name)), ""):
         return said
     systems, (section, _, tail) = [SYSTEMS[name] for name in ("trl", "verl")], key.rpartition(".")
     names = [(each, name) for each in systems for row in each.rows for name in (*row.names, *row.also)]

@@ -205,10 +205,8 @@ def varlen_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | N
     if prompts is None or all(prompt is None for prompt in prompts):
         return VarlenLayout(queries, queries, longest, longest)
     own = [np.arange(start, start + size) for start, size in zip(borders, lengths, strict=False)]
-    keys = [
-        each if prompt is None else np.concatenate([own[prompt], each])
-        for each, prompt in zip(own, prompts, strict=True)
-    ]
+    pairs = zip(own, prompts, strict=True)
+    keys = [each if prompt is None else np.concatenate([own[prompt], each]) for each, prompt in pairs]
     num_keys = [len(each) for each in keys]
     key_borders = np.append(0, np.cumsum(num_keys)).astype(np.int32)
     return VarlenLayout(queries, _on(device, key_borders), longest, max(num_keys), _on(device, np.concatenate(keys)))

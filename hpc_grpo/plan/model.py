@@ -119,10 +119,8 @@ class Model:
 
 
 def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool = False) -> ModelShape:
-    vocabulary = 151_936 if tied else 152_064
-    return ModelShape(
-        hidden, layers, heads, kv_heads, hidden // heads, intermediate, vocabulary, tied, has_qkv_bias=True
-    )
+    vocab, head = 151_936 if tied else 152_064, hidden // heads
+    return ModelShape(hidden, layers, heads, kv_heads, head, intermediate, vocab, tied, has_qkv_bias=True)
 
 
 FAMILY: dict[str, ModelShape] = {

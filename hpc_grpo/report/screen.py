@@ -286,9 +286,8 @@ def _rewarded(name: str, text: str, reward: float | None) -> Text:
 
 def _bar(done: int, total: int) -> Text:
     filled = min(_BAR_WIDTH, round(_BAR_WIDTH * done / total))
-    return (
-        Text(no_wrap=True, overflow="ellipsis").append("━" * filled, "green").append("─" * (_BAR_WIDTH - filled), "dim")
-    )
+    bar = Text(no_wrap=True, overflow="ellipsis").append("━" * filled, "green")
+    return bar.append("─" * (_BAR_WIDTH - filled), "dim")
 
 
 def _plain(text: str, style: str = "") -> Text:

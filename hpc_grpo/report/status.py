@@ -286,9 +286,7 @@ def status_table(
     return table(titles, [[*row[:-1], one_line(row[-1], left)] for row in rows])
 
 
-def status_facts(
-    summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None = None
-) -> list[dict[str, Any]]:
+def status_facts(summaries: Sequence[RunSummary], queue: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Return a list of objects with the fields of RunSummary, null for unknown ones; with `queue`, also `slurm`."""
     entries = [asdict(summary) for summary in summaries]
     for entry, jobs in zip(entries, queue or (), strict=queue is not None):

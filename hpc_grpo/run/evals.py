@@ -144,14 +144,8 @@ def sample_config(
         rows = sources[chosen].model_dump(mode="json", exclude={"weight", "count"})
         asked = {**rows, "max_items": num_played}
     else:
-        fields = {
-            "prompt_field": "prompt",
-            "answer_field": None,
-            "messages_field": None,
-            "rewards": None,
-            "environment": None,
-        }
-        asked = {**_keys_for_others(sources[chosen]), "path": prompts, **fields}
+        of_others = dict.fromkeys(("answer_field", "messages_field", "rewards", "environment"))
+        asked = {**_keys_for_others(sources[chosen]), "path": prompts, "prompt_field": "prompt", **of_others}
     values = eval_config(config, folder, model, [asked]).model_dump(mode="json")
     if num_played is None:
         values["rewards"], values["environment"] = [_NO_JUDGEMENT], None

@@ -61,11 +61,8 @@ class MeasuredAttempt:
 
 def newest_attempt(run: RunDir, config: Config, fewest_steps: int = 1) -> MeasuredAttempt | None:
     """Return the newest attempt with at least this many steps; None if there is none."""
-    lines = [
-        line
-        for step, line in read_metrics(run.metrics).items()
-        if step > 0 and math.isfinite(line.get(_STEP, math.nan))
-    ]
+    steps = read_metrics(run.metrics).items()
+    lines = [line for step, line in steps if step > 0 and math.isfinite(line.get(_STEP, math.nan))]
     numbers = [int(line["attempt"]) for line in lines]
     enough = [number for number in numbers if numbers.count(number) >= fewest_steps]
     if not enough:

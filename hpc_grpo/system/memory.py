@@ -51,8 +51,6 @@ def _memory_cgroups(own: Path, root: Path) -> Iterator[tuple[Path, tuple[str, st
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for controller in _NAMES.keys() & set(controllers.split(",")):
-            top = root / controller
+            top, names = root / controller, _NAMES[controller]
             inner = top / path.lstrip("/")
-            yield from (
-                (folder, _NAMES[controller]) for folder in (inner, *inner.parents) if folder.is_relative_to(top)
-            )
+            yield from ((folder, names) for folder in (inner, *inner.parents) if folder.is_relative_to(top))
