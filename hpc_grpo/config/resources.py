@@ -26,6 +26,9 @@ _OBJECT_STORE_SHARE = 0.4
 _MIN_OBJECT_STORE_BYTES = 80 * 2**20
 """Ray refuses less than 75 MiB."""
 
+MOST_BESIDE_A_LEARNER = 0.7
+"""The largest share of a GPU's memory for an engine beside a learner's states."""
+
 _CPUS = 0.5
 """CPUs that Ray counts for a learner or an engine; they may use more."""
 

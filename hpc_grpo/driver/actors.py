@@ -93,9 +93,7 @@ def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
     )
     expected = int(os.environ.get(NUM_NODES_VARIABLE, "1"))
     if len(nodes) < expected:
-        raise NodesUnavailableError(
-            f"Of the {expected} nodes of this attempt only {len(nodes)} are in Ray: one was lost."
-        )
+        raise NodesUnavailableError(f"Of the attempt's {expected} nodes only {len(nodes)} are in Ray: one was lost.")
     slots = [_reserve(config, node["NodeManagerAddress"], node["Resources"], trains) for node in nodes]
     waiting = [slot.group.ready() for slot in slots]
     granted, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_RESERVE_DEADLINE_S)

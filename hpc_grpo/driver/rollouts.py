@@ -231,9 +231,7 @@ def check_failures(
     if forgives_deadlines and not all(group.errors for group in judged):
         broken = [0.0 if group.timed_out else own for group, own in zip(judged, shares, strict=True)]
     if sum(broken) > allowed:
-        failures = [
-            f"prompt {group.ordinal}, environment: {text}" for group in judged for text in group.failures if text
-        ]
+        failures = [f"prompt {own.ordinal}, environment: {text}" for own in judged for text in own.failures if text]
         errors = [error for group in judged for error in group.errors]
         shown = "\n  ".join([*errors, *failures][-_MAX_SHOWN_ERRORS:])
         what = " or the ".join(["reward"] * bool(errors) + ["environment"] * bool(failures))

@@ -12,7 +12,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hpc_grpo.config.placement_rules import MOST_BESIDE_A_LEARNER
+from hpc_grpo.config.resources import MOST_BESIDE_A_LEARNER
 
 NOT_GIVEN: Any = object()
 NO_ROUTER_REPLAY = "learners choose the experts of a token themselves; engines do not return theirs (router replay)"
@@ -354,7 +354,7 @@ def overlong(is_on: Any, tokens: Any, factor: Any) -> int | None:
 
 
 def shared_memory(value: Any, _theirs: Theirs) -> Any:
-    """Bound the share of a GPU's memory that an engine may have beside a learner (config/placement_rules.py)."""
+    """Bound the share of a GPU's memory that an engine may have beside a learner (config/resources.py)."""
     if float(value) <= MOST_BESIDE_A_LEARNER:
         return value
     return Differs(MOST_BESIDE_A_LEARNER, "the largest share of a GPU's memory for an engine beside a learner")
