@@ -151,12 +151,9 @@ def evaluate(folder: RunDir) -> bool:
     else:
         streams = next(iter(inputs.values())).eval_streams
         apart = differences(sampled, config)
+        folders = {name: str(completions_file(folder, name).parent) for name in results}
         models = {
-            name: {
-                "path": request.models[name],
-                "metrics": metrics,
-                "completions": str(completions_file(folder, name).parent),
-            }
+            name: {"path": request.models[name], "metrics": metrics, "completions": folders[name]}
             for name, metrics in results.items()
         }
         data, settings = [source.path for _, source in config.data.judged_sources], config.eval.model_dump(mode="json")

@@ -30,12 +30,6 @@ _MAX_SHOWN_ERRORS = 3
 _WINDOW = 20
 """Smallest number of prompts over which failures are counted, once a run has that many."""
 
-_ALL_RETIRED = (
-    "All {num} prompts rest forever after step {step} (data.curriculum). To complete the run now, set "
-    "train.total_steps={step} and the other lengths to null. Otherwise start a run with more prompts, or "
-    "with a rest that ends."
-)
-
 
 @dataclass(frozen=True)
 class DriverState:
@@ -145,7 +139,11 @@ class RolloutScheduler:
                     f"rollout.max_policy_lag = {rollout.max_policy_lag}."
                 )
         if not (trained or dropped):
-            raise PromptError(_ALL_RETIRED.format(num=self._stream.num_items, step=self._next_step))
+            raise PromptError(
+                f"All {self._stream.num_items} prompts rest forever after step {self._next_step} (data.curriculum). To "
+                f"complete the run now, set train.total_steps={self._next_step} and the other lengths to null. "
+                f"Otherwise start a run with more prompts, or with a rest that ends."
+            )
         last = max(group.prompt.ordinal for group in (*trained, *dropped))
         step = StepGroups(range(self._next_to_take, last + 1), trained, dropped)
         self._next_to_take = step.ordinals.stop

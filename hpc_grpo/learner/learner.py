@@ -123,9 +123,8 @@ class Learner:
             metrics.update(of_part)
         shares = [minibatch.sequences for minibatch in minibatches]
         sequences = [own for share in shares for own in share]
-        check_sequences(
-            sequences, self.model.language_model.config.get_text_config(), self._objective.proximal, self.config
-        )
+        settings = self.model.language_model.config.get_text_config()
+        check_sequences(sequences, settings, self._objective.proximal, self.config)
         if self.skips_zero_advantages:
             # They stay in the divisor of the loss, but have no gradient: the step does not change without them.
             skipped = [own for own in sequences if not own.advantages.any()]
@@ -138,9 +137,8 @@ class Learner:
         learning_rates, grad_norms = [], []
         for minibatch, batches, proximal in zip(minibatches, packed, self._proximal_logprobs(packed), strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
-            of_minibatch = _prepare(
-                self._objective.preparations, batches, proximal, self.config.train.sequence_parallel
-            )
+            degree = self.config.train.sequence_parallel
+            of_minibatch = _prepare(self._objective.preparations, batches, proximal, degree)
             loss_sum = partial(self._loss_sum, accumulator, first_version, of_minibatch)
             losses = [partial(loss_sum, *each) for each in zip(batches, proximal, strict=True)]
             divisor = self._objective.divisor(minibatch)

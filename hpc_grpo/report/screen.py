@@ -41,6 +41,8 @@ _MOST_TEXT = 2000
 class _Live(Screen[None], Generic[T]):
     """A screen that reads files every 2 seconds, in a daemon thread: the user can leave while a file system stalls."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "app.quit", "quit")]
+
     def __init__(self) -> None:
         super().__init__()
         self.seen: T | None = None
@@ -90,10 +92,7 @@ def _fulfil(promise: Future[T], read: Callable[[], T]) -> None:
 class RunsScreen(_Live[list[RunSummary]]):
     """All runs of a folder, one per line."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "app.quit", "quit"),
-        Binding("enter", "open", "open the run", priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "open", "open the run", priority=True)]
 
     def __init__(self, runs: Callable[[], Sequence[RunDir]]) -> None:
         super().__init__()
@@ -135,7 +134,6 @@ class RunScreen(_Live[Snapshot]):
     """One run: its current state, curves of the last steps, a prompt with its best and its worst completion."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "app.quit", "quit"),
         Binding("r,escape", "app.pop_screen", "all runs"),
         Binding("left", "neighbour(-1)", "previous run"),
         Binding("right", "neighbour(1)", "next run"),
@@ -208,10 +206,7 @@ class _Tile(Vertical):
 class LogScreen(_Live[str]):
     """The end of the driver's log."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "app.quit", "quit"),
-        Binding("l,escape", "app.pop_screen", "back"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("l,escape", "app.pop_screen", "back")]
 
     def __init__(self, run: RunDir) -> None:
         super().__init__()
