@@ -62,9 +62,7 @@ class SweepResults:
 def sweep_results(runs: Sequence[RunDir]) -> SweepResults:
     """Return the results of runs by cell, in the order of the runs."""
     keys = [flat(read_config(run).model_dump(mode="json")) for run in runs]
-    every = sorted(
-        key for key in {key for values in keys for key in values} - {*_OF_A_RUN} if not key.startswith(_MAY_DIFFER)
-    )
+    every = sorted({key for values in keys for key in values if not key.startswith(_MAY_DIFFER)} - {*_OF_A_RUN})
     differing = [key for key in every if any(values.get(key) != keys[0].get(key) for values in keys)]
     cells: dict[str, list[int]] = {}
     for at, values in enumerate(keys):

@@ -22,9 +22,7 @@ _KEPT_STEPS = 60
 _READ_BYTES = 1 << 18
 _LIMITS = {
     "tokens/truncated_fraction": (0.5, "half of the completions or more are cut off: {limits}"),
-    "reward/zero_variance_fraction": (
-        0.9, "hardly a group has rewards that differ: nothing is learned from the others"
-    ),
+    "reward/zero_variance_fraction": (0.9, "few groups have rewards that differ: nothing is learned from the others"),
     "reward/invalid_fraction": (0.1, "a tenth of the rewards or more failed: hpc-grpo logs RUN"),
     "mismatch/logprob_abs_diff_mean": (0.1, "engines and learner disagree by 0.1 nats a token or more"),
 }  # fmt: skip

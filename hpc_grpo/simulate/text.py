@@ -38,7 +38,7 @@ def settings_of(
             f"placement.colocate has an engine and one of the {counted(own, 'learner')} of a node in turn on each GPU: "
             f"--learners is {own} and --lag 0. Leave both out."
         )
-    found = []
+    found, chosen = list[Setting](), lags or (config.rollout.max_policy_lag,)
     for count in learners or (own,):
         engines = config.engine.engines_per_node if shared else (slots - count) // width
         if engines < 1:
@@ -46,9 +46,7 @@ def settings_of(
                 f"--learners {count}: a node has {counted(slots, 'place')} for learners and engines, and an engine "
                 f"takes {width}. Ask for 1 to {slots - width}, or raise engine.engines_per_node."
             )
-        found += [
-            Setting(number, count, engines, lag) for number in nodes for lag in lags or (config.rollout.max_policy_lag,)
-        ]
+        found += [Setting(number, count, engines, lag) for number in nodes for lag in chosen]
     return sorted(found, key=lambda each: (each.nodes, each.learners, each.lag))
 
 
