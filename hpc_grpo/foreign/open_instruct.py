@@ -299,16 +299,14 @@ ROWS = (
         if value is None else value, default=None),
     Row("eval_top_p", "eval.top_p"),
     Row("save_freq", "checkpoint.export_every", table.positive, default=200),
-    Row("checkpoint_state_freq", "checkpoint.every", _state_every, default=200,
-        also={"checkpoint_state_dir": None}),
+    Row("checkpoint_state_freq", "checkpoint.every", _state_every, default=200, also={"checkpoint_state_dir": None}),
     Row("keep_last_n_checkpoints", "checkpoint.keep_exports", table.positive, default=3),
     Row("with_tracking", "metrics.wandb.mode", lambda value, _: "auto" if value else "disabled", default=False),
     Row("wandb_project_name wandb_project", "metrics.wandb.project", default="open_instruct_internal"),
     Row("wandb_entity", "metrics.wandb.entity"),
     Row("deepspeed_zpg deepspeed_offload_param deepspeed_checkpoint_load_universal gather_whole_model fsdp_* "
         "fused_optimizer compile_model activation_* attn_implementation dtype use_cache bnb_4bit_quant_type "
-        "use_bnb_nested_quant",
-        note="ZeRO's stage and offload are all that is chosen: train.zero_stage"),
+        "use_bnb_nested_quant", note="ZeRO's stage and offload are all that is chosen: train.zero_stage"),
     Row("per_device_train_batch_size gradient_accumulation_steps max_seq_length max_train_steps world_size "
         "num_training_steps max_possible_score",
         note="a microbatch is a budget of tokens: train.max_tokens_per_microbatch"),
@@ -317,8 +315,7 @@ ROWS = (
     Row("save_traces rollouts_save_path record_entropy logging_steps report_to wandb_group_name",
         note="rollouts and entropy are always written: rollout.logged_fraction"),
     Row("checkpointing_steps ephemeral_save_interval resume_from_checkpoint",
-        note="of other trainers; a run resumes by "
-        "the same command"),
+        note="of other trainers; a run resumes by the same command"),
     Row("task_name cluster workspace priority pure_docker_mode image preemptible budget env description max_retries "
         "oe_eval_* try_launch_beaker_eval_jobs* try_auto_save_to_beaker eval_priority eval_workspace gs_* "
         "no_auto_dataset_cache auto_output_dir_path auto_checkpoint_state_dir dataset_local_cache_dir "

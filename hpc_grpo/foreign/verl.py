@@ -225,8 +225,7 @@ ROWS = (
         "ppo_trainer, which trains with FSDP")),
     Row("--config-path", note="where verl has its defaults"),
     Row("data.train_files", convert=lambda value, theirs: _files("data.train", value, theirs),
-        also={"data.prompt_key": "prompt"},
-        note="verl chooses the reward by data_source; here it is rewards.0.name"),
+        also={"data.prompt_key": "prompt"}, note="verl chooses the reward by data_source; here it is rewards.0.name"),
     Row("data.val_files", convert=lambda value, theirs: _files("data.eval", value, theirs)
         if positive(theirs.get("trainer.test_freq"), theirs) else {}),
     Row("data.train_max_samples data.val_max_samples", convert=only(-1, why="set max_items of the data set")),
@@ -254,8 +253,7 @@ ROWS = (
         "data.val_batch_size data.validation_shuffle data.tool_config_path data.function_tool_path",
         note="of verl's data loader; models here read texts and images, in one turn"),
     Row("actor_rollout_ref.model.path", "model.path"),
-    Row("actor_rollout_ref.model.custom_chat_template",
-        convert=by_hand("its text as a Jinja file", "data.template")),
+    Row("actor_rollout_ref.model.custom_chat_template", convert=by_hand("its text as a Jinja file", "data.template")),
     Row("actor_rollout_ref.model.override_config actor_rollout_ref.model.external_lib",
         convert=only({}, why="the model is as its folder says")),
     Row("actor_rollout_ref.model.override_config.*", convert=only(why="the model is as its folder says")),
@@ -288,12 +286,10 @@ ROWS = (
     Row(f"{_OPTIM}.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
         also={f"{_OPTIM}.lr_warmup_steps_ratio": 0.0}),
     Row(f"{_OPTIM}.lr_scheduler_type", "train.schedule", _schedule, default="constant",
-        also={f"{_OPTIM}.warmup_style": None, f"{_OPTIM}.min_lr_ratio": 0.0,
-              f"{_OPTIM}.num_cycles": 0.5}),
+        also={f"{_OPTIM}.warmup_style": None, f"{_OPTIM}.min_lr_ratio": 0.0, f"{_OPTIM}.num_cycles": 0.5}),
     Row(table.named(_OPTIM, "total_training_steps zero_indexed_step"), note="the run's length is train.total_*"),
     Row(f"{_ACTOR}.grad_clip {_ACTOR}.optim.clip_grad", "train.max_grad_norm", default=1.0),
-    Row(f"{_POLICY}.loss_mode", convert=_loss, default="vanilla",
-        also={f"{_ACTOR}.{key}": own for key, own in {
+    Row(f"{_POLICY}.loss_mode", convert=_loss, default="vanilla", also={f"{_ACTOR}.{key}": own for key, own in {
             "clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0, "tau_pos": 1.0,
             "tau_neg": 1.05, "policy_loss.clip_cov_ratio": 0.0002, "policy_loss.clip_cov_lb": 1.0,
             "policy_loss.clip_cov_ub": 5.0, "policy_loss.kl_cov_ratio": 0.0002,
@@ -375,8 +371,7 @@ ROWS = (
     Row(" ".join((
         table.named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "
                "layered_summon free_cache_engine enable_chunked_prefill disable_log_stats skip_tokenizer_init "
-               "logprobs_mode max_model_len scheduling_policy calculate_log_probs "
-               "moe_load_balance_metrics_interval "
+               "logprobs_mode max_model_len scheduling_policy calculate_log_probs moe_load_balance_metrics_interval "
                "multi_stage_wake_up log_prob_* prompt_length response_length quantization_config_file "
                "router_config_path agent.* checkpoint_engine.* disaggregation.* engine_kwargs.* multi_turn.* "
                "prometheus.* trace.* mtp mtp.* qat.*"),

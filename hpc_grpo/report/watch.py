@@ -14,7 +14,6 @@ from hpc_grpo.report.logs import tail
 from hpc_grpo.report.samples import asked
 from hpc_grpo.report.status import SILENT_S, RunRecords, RunSummary, is_over, read_records, summarize
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.run.progress import read_state
 from hpc_grpo.system.readable import UNKNOWN, decimal, duration, number_or_none, short_number
 
 REFRESH_S = 2.0
@@ -67,8 +66,8 @@ class Snapshot:
 def snapshot(run: RunDir) -> Snapshot:
     """Read the run; of its metrics and rollouts only the end."""
     now = time.time()
-    records, state = read_records(run), read_state(run)
-    summary = summarize(records, now)
+    records = read_records(run)
+    summary, state = summarize(records, now), records.state
     steps = _last_lines(run.metrics, _KEPT_STEPS, "step")
     last = steps[-1] if steps else {}
     progress: list[tuple[str, int, int]] = []
