@@ -86,6 +86,5 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
     if Path(base).name != Path(config.model.path).name:
         raise ConfigError(
             f"model.adapter = {adapter} is an adapter of {base}, and model.path = {config.model.path}. Set "
-            f"model.path={base}, give an adapter of this model, or correct base_model_name_or_path in its "
-            f"{_SETTINGS}."
+            f"model.path={base}, give an adapter of this model, or correct base_model_name_or_path in its {_SETTINGS}."
         )

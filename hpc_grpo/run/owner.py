@@ -54,9 +54,8 @@ def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding
         # Others cannot reach a child of a folder that they cannot enter, even with a site's default ACL.
         if found.st_mode & _OTHERS_WRITE and (path == folder or outer.st_mode & _OTHERS_ENTER):
             raise ConfigError(
-                f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could "
-                f"{holding.risk}. Look whether they did, then: chmod -R go-w {folder}. "
-                f"If you trust them: export {SHARED_VARIABLE}=1"
+                f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could {holding.risk}. "
+                f"Look whether they did, then: chmod -R go-w {folder}. If you trust them: export {SHARED_VARIABLE}=1"
             )
 
 
