@@ -131,5 +131,9 @@ def _run_loop(session: Session, workers: Workers, inputs: Inputs) -> DriverState
     return TrainingLoop(session, batches, workers.learners, weights, evaluation, workers.meters, profiles).run(state)
 
 
+def main() -> int:
+    return run_driver(train)
+
+
 if __name__ == "__main__":
-    sys.exit(run_driver(train))
+    sys.exit(main())
