@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpc_grpo.config import Config
-from hpc_grpo.data.order import sampling_seed
 from hpc_grpo.data.stream import PromptStream
 from hpc_grpo.driver.actors import Workers, reserve_nodes
 from hpc_grpo.driver.engines import RolloutPool
@@ -79,10 +78,9 @@ class EvalSets:
     def _request(self, name: str, prompt: Prompt) -> GroupRequest:
         rollout, settings = self._config.rollout, self._config.eval_settings(name)
         seed = self._config.run.seed + _SEED_OFFSET
-        seeds = tuple(sampling_seed(seed, prompt.ordinal, index, 0) for index in range(settings.num_samples))
         assert settings.top_p is not None, "eval_settings resolves it"
         sampling = rollout.sampling(settings.temperature, settings.top_p)
-        return request_of(prompt, seed, seeds, sampling, is_urgent=self._is_beside_training)
+        return request_of(prompt, seed, settings.num_samples, sampling, 0, is_urgent=self._is_beside_training)
 
     def _checked(self, graded: Sequence[GradedGroup]) -> list[EvalGroup]:
         check_failures([group.grades for group in graded], self._config.grading.max_failed_fraction)

@@ -191,17 +191,19 @@ class RolloutScheduler:
         return self.curriculum.next_awake(self._stream, self._next_to_start)
 
     def _request(self, prompt: Prompt, policy_version: int) -> GroupRequest:
-        rollout, seed = self._config.rollout, self._config.run.seed
-        samples = range(rollout.group_size)
-        seeds = tuple(sampling_seed(seed, prompt.ordinal, index, policy_version) for index in samples)
+        rollout = self._config.rollout
         sampling = rollout.sampling(rollout.temperature, rollout.top_p)
-        return request_of(prompt, seed, seeds, sampling)
+        return request_of(prompt, self._config.run.seed, rollout.group_size, sampling, policy_version)
 
 
 def request_of(
-    prompt: Prompt, seed: int, seeds: tuple[int, ...], sampling: SamplingSpec, *, is_urgent: bool = False
+    prompt: Prompt, seed: int, num_samples: int, sampling: SamplingSpec, version: int, *, is_urgent: bool = False
 ) -> GroupRequest:
-    """Return the request of a prompt. An environment begins with a seed from `seed` and the prompt's ordinal."""
+    """Return the request of a prompt, with seeds made from `seed`, its ordinal and the `version` of the weights.
+
+    An environment begins with a seed from `seed` and the prompt's ordinal.
+    """
+    seeds = tuple(sampling_seed(seed, prompt.ordinal, index, version) for index in range(num_samples))
     request = GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent, prompt.images)
     if prompt.environment is None:
         return request

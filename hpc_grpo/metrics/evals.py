@@ -121,6 +121,13 @@ def with_interval(metrics: Mapping[str, float], name: str) -> str:
     return shown if math.isnan(low) or math.isnan(high) else f"{shown} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+def rows_of(columns: Sequence[Mapping[str, float]]) -> list[tuple[str, ...]]:
+    """Return a row of a table for each metric, with its intervals. The bounds have no rows."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    bounds = {bound for name in names for bound in bounds_of(name)}
+    return [(name, *(with_interval(column, name) for column in columns)) for name in names if name not in bounds]
+
+
 def reported_ks(num_samples: int) -> list[int]:
     """Return the k of the reported pass@k: the powers of two up to n, and n.
 

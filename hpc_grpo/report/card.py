@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from hpc_grpo.config import Config, to_yaml
-from hpc_grpo.metrics.evals import bounds_of, with_interval
+from hpc_grpo.metrics.evals import rows_of
 from hpc_grpo.run.files import digest_of, read_record
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
@@ -107,13 +107,8 @@ def _evals(run: RunDir, step: int) -> str:
     if not evals:
         return "The run had no eval."
     shown = list(dict.fromkeys((evals[0], evals[-1])))
-    names = list(dict.fromkeys(name for number in shown for name in lines[number] if name.startswith("eval/")))
-    bounds = {bound for name in names for bound in bounds_of(name)}
-    rows = [
-        (name.removeprefix("eval/"), *(with_interval(lines[number], name) for number in shown))
-        for name in names
-        if name not in bounds
-    ]
+    columns = [{name: value for name, value in lines[number].items() if name.startswith("eval/")} for number in shown]
+    rows = [(name.removeprefix("eval/"), *cells) for name, *cells in rows_of(columns)]
     return _table(("metric", *(f"after step {number}" if number else "before training" for number in shown)), rows)
 
 

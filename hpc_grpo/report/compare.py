@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.metrics.evals import EvalGroup, bounds_of, eval_prefix, paired_differences, with_interval
+from hpc_grpo.metrics.evals import EvalGroup, eval_prefix, paired_differences, rows_of
 from hpc_grpo.metrics.record import REWARD
 from hpc_grpo.report.page import names_of
 from hpc_grpo.report.samples import files_by_step
@@ -44,9 +44,9 @@ class Comparison:
         parts = [table(("CONFIG", *self.runs), rows) if rows else "The configs do not differ."]
         heads = [f"{name} (step {step})" for name, step in zip(self.runs, self.steps, strict=True)]
         by_run = [{name: values[at] for name, values in self.results.items()} for at in range(len(self.runs))]
-        parts.append(_beside("RESULT", heads, by_run))
+        parts.append(table(("RESULT", *heads), rows_of(by_run)))
         if self.differences:
-            parts.append(_beside("DIFFERENCE", list(self.differences), list(self.differences.values())))
+            parts.append(table(("DIFFERENCE", *self.differences), rows_of([*self.differences.values()])))
         return "\n\n".join([*parts, *self.notes])
 
 
@@ -126,11 +126,3 @@ def _group(lines: Sequence[Mapping[str, Any]]) -> EvalGroup:
         num_tokens=(0,),  # not on disk
         is_graded=is_graded,
     )
-
-
-def _beside(title: str, heads: Sequence[str], columns: Sequence[Mapping[str, float]]) -> str:
-    """Return a table of the metrics, each with its interval; the bounds have no rows."""
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    bounds = {bound for name in names for bound in bounds_of(name)}
-    rows = [(name, *(with_interval(column, name) for column in columns)) for name in names if name not in bounds]
-    return table((title, *heads), rows)
