@@ -41,19 +41,15 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         stream = await self._opener.connect_tcp(host, port, timeout, local_address, socket_options)
         try:
-            await self._prove(stream, timeout)
+            await stream.write(MAGIC, timeout)
+            said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
+            await stream.write(said, timeout)
+            if not hmac.compare_digest(await _read_exactly(stream, PROOF_BYTES, timeout), expected):
+                raise httpcore.ConnectError("who listens there has another token, or is no hpc-grpo reward serve")
         except BaseException:
             await stream.aclose()
             raise
         return stream
-
-    async def _prove(self, stream: httpcore.AsyncNetworkStream, timeout: float | None) -> None:
-        """Do the caller's part. Raises ConnectError if the listener does not prove that it knows the token."""
-        await stream.write(MAGIC, timeout)
-        said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
-        await stream.write(said, timeout)
-        if not hmac.compare_digest(await _read_exactly(stream, PROOF_BYTES, timeout), expected):
-            raise httpcore.ConnectError("who listens there has another token, or is no hpc-grpo reward serve")
 
 
 async def _read_exactly(stream: httpcore.AsyncNetworkStream, num_bytes: int, timeout: float | None) -> bytes:

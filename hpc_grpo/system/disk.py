@@ -136,22 +136,15 @@ def parse_quotas(text: str) -> Iterator[Quota]:
 def _quotas(folder: Path, run: Run) -> Iterator[tuple[str, Quota]]:
     mount = mount_of(folder.resolve(), read_mounts())
     if mount.kind == "lustre":
-        for name, words in _lustre_owners(folder, run):
+        project = run(["lfs", "project", "-d", str(folder)], _DEADLINE_S)
+        owners = {"user": ["-u", str(os.getuid())], "group": ["-g", str(folder.stat().st_gid)]}
+        number = next(iter(project.text.split()), "0")
+        if number.isdigit() and number != "0":
+            owners["project"] = ["-p", number]
+        for name, words in owners.items() if not project.is_absent else ():
             answer = run(["lfs", "quota", "-q", *words, str(folder)], _DEADLINE_S)
             yield from ((name, quota) for quota in parse_quotas(answer.text))
     elif mount.kind not in _WITHOUT_QUOTAS:
         for quota in parse_quotas(run(["quota", "-w"], _DEADLINE_S).text):
             if quota.file_system in (mount.device, mount.point):
                 yield "user", quota
-
-
-def _lustre_owners(folder: Path, run: Run) -> Iterator[tuple[str, list[str]]]:
-    """Yield the owners whose quotas count: the user, the group, and the project of the folder."""
-    project = run(["lfs", "project", "-d", str(folder)], _DEADLINE_S)
-    if project.is_absent:
-        return
-    yield "user", ["-u", str(os.getuid())]
-    yield "group", ["-g", str(folder.stat().st_gid)]
-    number = next(iter(project.text.split()), "0")
-    if number.isdigit() and number != "0":
-        yield "project", ["-p", number]
