@@ -6,31 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from hpc_grpo.config import Config
-from hpc_grpo.config.resources import (
-    KEYS_OF_A_TOKEN,
-    LOGPROB_CHUNK_TOKENS,
-    budget_of,
-    engines_per_node,
-    expects_gpus,
-    kv_cache_gib,
-    max_batched_tokens,
-    weight_store_bytes,
-)
-from hpc_grpo.plan.memory import (
-    ENGINE_GPU,
-    HOST_MEMORY,
-    LEARNER_GPU,
-    SHARED_GPU,
-    SHARED_MEMORY,
-    STATES,
-    Hardware,
-    MemoryBudget,
-    Part,
-    activations,
-    nonzero,
-    pinned_rounding_bytes,
-)
+from hpc_grpo.config import Config, resources
+from hpc_grpo.config.resources import budget_of, engines_per_node, expects_gpus, kv_cache_gib
+from hpc_grpo.plan import memory
+from hpc_grpo.plan.memory import STATES, Hardware, MemoryBudget, Part, activations, nonzero, pinned_rounding_bytes
 from hpc_grpo.plan.model import Model, ModelShape
 from hpc_grpo.types import DTYPE_BYTES, GIB
 
@@ -80,7 +59,7 @@ def learner_budget(model: Model, config: Config, num_learners: int, hardware: Ha
     tensors = sum(part.num_bytes for part in parts)
     parts.append(Part("allocator's slack", int(tensors * FRAGMENTATION), f"{FRAGMENTATION:.0%} of the above, assumed"))
     parts.append(Part("CUDA context, NCCL", LEARNER_CONTEXT_BYTES, "assumed"))
-    return MemoryBudget(LEARNER_GPU, nonzero(*parts), hardware.gpu_bytes)
+    return MemoryBudget(memory.LEARNER_GPU, nonzero(*parts), hardware.gpu_bytes)
 
 
 def policy_parameters(model: Model, config: Config) -> tuple[int, str]:
@@ -132,11 +111,10 @@ def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part
     """List the activations of the fullest microbatch: kept for its backward pass, and used in it."""
     train, b, saves = config.train, DTYPE_BYTES[config.model.dtype], is_checkpointed(config, on_gpu=on_gpu)
     tokens, degree = ceil(train.max_tokens_per_microbatch / train.sequence_parallel), train.sequence_parallel
-    peak = activations(model.shape, b, tokens, LOGPROB_CHUNK_TOKENS, is_checkpointed=saves)
+    peak = activations(model.shape, b, tokens, resources.LOGPROB_CHUNK_TOKENS, is_checkpointed=saves)
     # On a GPU a masked kernel needs as many key heads as query heads, so a sequence's own keys are repeated too.
-    copies, size = (
-        (KEYS_OF_A_TOKEN, model.shape.attention_size) if on_gpu else (KEYS_OF_A_TOKEN - 1, model.shape.kv_size)
-    )
+    copies = resources.KEYS_OF_A_TOKEN if on_gpu else resources.KEYS_OF_A_TOKEN - 1
+    size = model.shape.attention_size if on_gpu else model.shape.kv_size
     repeated = tokens * b * 2 * copies * size * (1 if saves else model.shape.num_layers)
     shared = repeated + degree * tokens * b * config.max_model_len if budget_of(config).shares_prompts else 0
     exchanged = 4 * b * (model.shape.attention_size + model.shape.kv_size) * tokens if degree > 1 else 0
@@ -250,7 +228,7 @@ def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[Mem
         kv_bytes, formula = left, f"the rest of {engine.gpu_memory_utilization:g} of the GPU"
     else:
         kv_bytes, formula = needed, "2 L k b (max_model_len + 16)"
-    budget = MemoryBudget(ENGINE_GPU, nonzero(*parts, Part("KV cache", kv_bytes, formula)), limit)
+    budget = MemoryBudget(memory.ENGINE_GPU, nonzero(*parts, Part("KV cache", kv_bytes, formula)), limit)
     return budget, kv_cache(model, config, kv_bytes)
 
 
@@ -258,7 +236,7 @@ def model_parts(model: Model, config: Config) -> list[Part]:
     """List weights and the largest forward pass, on one GPU of the engine."""
     b, parallel, shape = DTYPE_BYTES[config.engine_dtype], config.engine.tensor_parallel, model.shape
     max_num_seqs = config.engine.max_num_seqs
-    tokens = min(max_batched_tokens(config, on_gpu=expects_gpus(config)), max_num_seqs * config.max_model_len)
+    tokens = min(resources.max_batched_tokens(config, on_gpu=expects_gpus(config)), max_num_seqs * config.max_model_len)
     forward = tokens * b * (4 * shape.hidden_size + 3 * shape.active_size // parallel)
     sampling = SAMPLING_ARRAYS * 4 * max_num_seqs * shape.vocab_size
     slots = 2 * b * policy_parameters(model, config)[0] // parallel if config.publishes_adapter else 0
@@ -280,7 +258,7 @@ def shared_gpu_budget(learner: MemoryBudget, states: Sequence[Part], engine: Mem
     waiting = [replace(part, name=f"learner: {part.name}") for part in states]
     sampling = [*waiting, context, *(replace(part, name=f"engine: {part.name}") for part in engine.parts)]
     fuller = max(([*learner.parts, asleep], sampling), key=lambda parts: sum(part.num_bytes for part in parts))
-    return MemoryBudget(SHARED_GPU, nonzero(*fuller), learner.capacity_bytes)
+    return MemoryBudget(memory.SHARED_GPU, nonzero(*fuller), learner.capacity_bytes)
 
 
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
@@ -303,18 +281,18 @@ def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, 
     grading = GRADING_PROCESS_GIB * (config.grading.num_workers + hosts) if engines else 0.0
     formula = f"{workers} x {each:g} + {grading:g} + {SYSTEM_GIB:g} GiB, assumed"
     parts.append(Part("processes", int((workers * each + grading + SYSTEM_GIB) * GIB), formula))
-    return MemoryBudget(HOST_MEMORY, nonzero(*parts), hardware.host_bytes)
+    return MemoryBudget(memory.HOST_MEMORY, nonzero(*parts), hardware.host_bytes)
 
 
 def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> MemoryBudget:
     """Return the part of host memory in /dev/shm, whose size is half of a node's memory by default."""
     capacity = int(hardware.host_bytes * SHARED_MEMORY_SHARE)
-    return MemoryBudget(SHARED_MEMORY, shared_memory_parts(model, config), capacity)
+    return MemoryBudget(memory.SHARED_MEMORY, shared_memory_parts(model, config), capacity)
 
 
 def shared_memory_parts(model: Model, config: Config) -> tuple[Part, ...]:
     """List the weight store (weights/store.py; none without engines) and Ray's object store."""
-    store = weight_store_bytes(config, published_parameters(model, config))
+    store = resources.weight_store_bytes(config, published_parameters(model, config))
     objects = int(config.launch.object_store_gib * GIB)
     return nonzero(
         Part("weight store in /dev/shm", store, "b A" if config.publishes_adapter else "b P"),
