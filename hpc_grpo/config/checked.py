@@ -69,12 +69,10 @@ def checked(
             is_unknown, explained = detail["type"] == "extra_forbidden", list[str]()
             if is_unknown or isinstance(value, Mapping):  # a mapping: the key may have been a section
                 explained += explain_moved(key, value, beside, place.valid_below if place.chosen else ())
-            if not is_unknown:
-                lines.update(dict.fromkeys(explained or [_explained(place, detail, section)]))
-                continue
-            if not explained and (meant := _in_another_section(key, place, section)):
+            if is_unknown and not explained and (meant := _in_another_section(key, place, section)):
                 explained = [f"{key}: unknown key; did you mean {meant!r}?"]
-            lines.update(dict.fromkeys(explained) or {_explained(place, detail, section): (key, detail["input"])})
+            unknown = (key, value) if is_unknown else None
+            lines.update(dict.fromkeys(explained) or {_explained(place, detail, section): unknown})
         raise InvalidConfigError(origin, lines) from None
 
 
