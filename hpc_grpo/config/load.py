@@ -57,9 +57,7 @@ def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[st
     """Apply `overrides` to a resolved config and check it as `load_config` does. Raises ConfigError."""
     values = config.model_dump(mode="json")
     resolved = frozenset(_texts(values))
-    for override in overrides:
-        _apply_override(values, override)
-    return _validated(values, "With these overrides it", Loading(environ, resolved))
+    return _validated(overridden(values, overrides), "With these overrides it", Loading(environ, resolved))
 
 
 def load_values(
