@@ -134,11 +134,12 @@ class Checkpoints:
             print(f"Damaged, and kept as {set_aside(checkpoint).name}: checkpoint {checkpoint}.", flush=True)
         if found is None:
             return DriverState()
+        driver_state = found.manifest.driver_state
         try:
-            state = DriverState(**found.driver_state)
+            state = DriverState(**driver_state)
         except TypeError as error:
             raise ConfigError(
-                f"{found.path}: its driver_state is {found.driver_state}, of another version of hpc-grpo "
+                f"{found.path}: its driver_state is {driver_state}, of another version of hpc-grpo "
                 f"({error}). Resume with the version that wrote it (source.json names it)."
             ) from error
         self._learners.load_checkpoint(found)

@@ -58,10 +58,6 @@ class Checkpoint:
     path: Path
     manifest: Manifest
 
-    @property
-    def driver_state(self) -> dict[str, Any]:
-        return self.manifest.driver_state
-
 
 @dataclass(frozen=True)
 class Damaged:

@@ -50,7 +50,7 @@ def test_the_newest_checkpoint_comes_first_with_its_driver_state(run_dir: RunDir
     assert steps(run_dir) == [100, 10, 5]
     newest = next(valid_checkpoints(run_dir), None)
     assert newest is not None
-    assert newest.driver_state == {"step": 100}
+    assert newest.manifest.driver_state == {"step": 100}
 
 
 def test_a_checkpoint_that_is_cut_or_changed_or_unreadable_is_passed_over(run_dir: RunDir) -> None:
