@@ -14,7 +14,7 @@ from hpc_grpo.plan import budgets, disk
 from hpc_grpo.plan.memory import GH200, HARDWARE, STATES, StateBytes
 from hpc_grpo.plan.step import num_steps
 from hpc_grpo.simulate import assumed
-from hpc_grpo.simulate.placement import CARD_DEFAULT, Split
+from hpc_grpo.simulate.placement import CARD_DEFAULT, Split, layout
 from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
 from tests.unit.plan.plan_configs import plan_7b_config, splits_of
@@ -85,7 +85,7 @@ def placement_row(size: str, num_nodes: int) -> str:
     splits, steps = splits_of(size, num_nodes), num_steps(plan)
     if not splits or steps is None:
         return f"| {size} | {num_nodes} | nothing fits | | | | | | |"
-    best, default = splits[0], next(split for split in splits if split.layout == CARD_DEFAULT)
+    best, default = splits[0], next(split for split in splits if layout(split.plan) == CARD_DEFAULT)
     cells = [f"{split_name(best)}{', no room for the export' if best.plan.warnings else ''}"]
     times = (best.ahead.step_s, best.in_turn.step_s, default.ahead.step_s, default.in_turn.step_s)
     cells += [f"{seconds:,.0f}" for seconds in times]
@@ -95,7 +95,7 @@ def placement_row(size: str, num_nodes: int) -> str:
 
 
 def split_name(split: Split) -> str:
-    learners, engines, parallel = split.layout
+    learners, engines, parallel = layout(split.plan)
     train, wide = split.plan.config.train, f" of {parallel} GPUs" if parallel > 1 else ""
     offload = ", offload" if train.offload_optimizer == "cpu" else ""
     return f"{learners} + {engines}{wide}, ZeRO-{train.zero_stage}{offload}"

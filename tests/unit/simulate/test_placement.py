@@ -7,7 +7,7 @@ import pytest
 from hpc_grpo.plan.advise import Change
 from hpc_grpo.plan.fit import Plan, replanned
 from hpc_grpo.simulate.assumed import simulated
-from hpc_grpo.simulate.placement import CARD_DEFAULT, changed_settings, fastest_in_turn, ranked_splits
+from hpc_grpo.simulate.placement import CARD_DEFAULT, changed_settings, fastest_in_turn, layout, ranked_splits
 from hpc_grpo.simulate.text import time_sections
 from tests.unit.plan.plan_configs import plan_7b_config, plan_shipped_7b, splits_of
 
@@ -25,7 +25,7 @@ def placement_text(plan: Plan) -> str:
 def test_what_is_recommended_fits_uses_every_gpu_and_is_as_fast_as_any(size: str, num_nodes: int) -> None:
     best, *others = splits_of(size, num_nodes)
     assert best.plan.fits
-    learners, engines, parallel = best.layout
+    learners, engines, parallel = layout(best.plan)
     assert learners + engines * parallel == 4
     safe = [split.ahead.step_s for split in others if bool(split.plan.warnings) == bool(best.plan.warnings)]
     assert best.ahead.step_s <= 1.01 * min(safe, default=best.ahead.step_s)
@@ -41,19 +41,19 @@ def test_every_split_is_one_that_the_config_can_say_and_that_fits(size: str, num
 
 
 def test_a_7b_model_gets_more_learners_since_training_takes_longer_than_sampling() -> None:
-    by_layout = {split.layout: split.ahead for split in splits_of("7B", 2)}
+    by_layout = {layout(split.plan): split.ahead for split in splits_of("7B", 2)}
     assert by_layout[CARD_DEFAULT].engines_idle > 0.7
     assert by_layout[CARD_DEFAULT].step_s == pytest.approx(2 * by_layout[2, 2, 1].step_s, rel=0.02)
-    assert splits_of("7B", 2)[0].layout == (3, 1, 1)
+    assert layout(splits_of("7B", 2)[0].plan) == (3, 1, 1)
 
 
 def test_a_model_whose_weights_leave_an_engine_little_cache_gets_engines_of_two_gpus() -> None:
-    by_layout = {split.layout: split for split in splits_of("32B", 8)}
+    by_layout = {layout(split.plan): split for split in splits_of("32B", 8)}
     wide, narrow = by_layout[2, 1, 2].plan.kv_cache, by_layout[2, 2, 1].plan.kv_cache
     assert wide is not None
     assert narrow is not None
     assert wide.num_sequences > 4 * narrow.num_sequences
-    assert splits_of("32B", 8)[0].layout == (2, 1, 2)
+    assert layout(splits_of("32B", 8)[0].plan) == (2, 1, 2)
 
 
 @pytest.mark.parametrize(("size", "num_nodes"), EVERY)
