@@ -38,6 +38,7 @@ _COPY_OR_INSTALLED = f"""import os, sys
 copy, *words = sys.argv[1:]
 found = [copy] if os.path.isfile(os.path.join(copy, {SUMS!r})) else []
 os.execv(sys.executable, [sys.executable, "-E", *found, *words])"""
+_ENTRY = PACKAGE / "run" / "copied_main.py"
 
 
 def own_command(*words: str, flags: Sequence[str] = (), python: str = sys.executable) -> list[str]:
@@ -83,7 +84,7 @@ def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
     for copied in (staging / PACKAGE.name, *(staging / PACKAGE.name).rglob("*")):
         # Otherwise the copy of a read-only installation could not be removed.
         copied.chmod(copied.stat().st_mode | stat.S_IWUSR)
-    shutil.copy(PACKAGE / "run" / "copied_main.py", staging / "__main__.py")
+    shutil.copy(_ENTRY, staging / "__main__.py")
     for name, file in functions.items():
         folder = (staging / copied_as(name)).parent
         for imported in imported_files(file):
