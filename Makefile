@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality docs packages browser-install slurm-install slurm-up slurm-down slurm-shell slurm-test machines-install machines-up machines-down places-test places long chaos clean
+.PHONY: help setup demo demo-long test test-runs test-parts test-unit-processes test-unit style quality docs packages browser-install slurm-install slurm-up slurm-down slurm-shell slurm-test machines-install machines-up machines-down places-test gpu-day-toy places long chaos clean
 
 PYTHON_BIN := .venv/bin/python
 # A hundred processes of the tests would each compile what they import, for minutes in all.
@@ -87,6 +87,10 @@ machines-down:   ## Take them down, leaving nothing
 
 places-test: setup machines-install ## The tests on pods, hosts, containers and VMs (root)
 	@$(PYTHON_BIN) -m pytest tests/places -m 'places and not long' -rs --durations=12
+
+# Without network, as on a compute node.
+gpu-day-toy: setup ## The script for a day on GPUs, at a tiny size on CPU (root)
+	@. .venv/bin/activate && unshare --net sh -c 'ip link set lo up && benchmarks/gpu_day.sh --toy "$$(mktemp -d)"'
 
 places: setup machines-install ## What can happen to a run on pods and hosts, as a table; minutes a row (root)
 	@$(PYTHON_BIN) -m pytest tests/places -m 'places and long' -v --timeout=0
