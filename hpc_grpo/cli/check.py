@@ -160,11 +160,12 @@ def plan(
     if learners or lags or len(nodes) > 1:
         raise click.UsageError("--learners, --lag and several --nodes go with a RUN, which has measured its times.")
     request = load_request(config_name, overrides)
+    start = inputs.start_of(request.config)
     if asked["size"] is None:
-        inputs.refuse_unsupported_model(request.config, Path.cwd(), request.environ)
-    inputs.refuse_missing_inputs(request.config, Path.cwd(), only_functions=True)
-    inputs.refuse_wrong_rewards(request.config, Path.cwd())
-    inputs.refuse_wrong_share(request.config, Path.cwd())
+        inputs.refuse_unsupported_model(request.config, start, request.environ)
+    inputs.refuse_missing_inputs(request.config, start, only_functions=True)
+    inputs.refuse_wrong_rewards(request.config, start)
+    inputs.refuse_wrong_share(request.config, start)
     planned = plan_of(
         request.config,
         request.environ,

@@ -141,7 +141,13 @@ def _length(values: Mapping[str, Any], hashes: Sequence[int]) -> dict[str, Any]:
     """Return the keys of a run's length. A small file gets 20 steps and a higher rate. Raises ConfigError."""
     share = values["data"].get("held_out", 0.0)
     if share and hashes:
-        refuse_share(share, hashes)
+        try:
+            refuse_share(share, hashes)
+        except ConfigError:
+            raise ConfigError(
+                f"Evals would hold out {share:g} of {counted(len({*hashes}), 'prompt')}, which is none of them or all. "
+                f"Give a file: --eval FILE; with two prompts or more another share may do: --eval SHARE."
+            ) from None
     trained = sum(number >= held_out_below(share) for number in hashes) or inf
     steps = trained / values["rollout"]["prompts_per_step"]
     epochs = max(1, ceil(_LEAST_STEPS / steps))

@@ -39,7 +39,7 @@ def ray(run_name: str, words: tuple[str, ...]) -> None:
         raise ConfigError(f"No Ray of run {run.name} is up. `hpc-grpo status {run.path}` says where it stands.")
     attempt = attempts[-1]
     address, head = attempt.ray_dashboard, attempt.nodes[0]
-    if words[0] in ("dashboard", *_ASK_DASHBOARD) and not address:
+    if (words == ("dashboard",) or words[0] in _ASK_DASHBOARD) and not address:
         raise ConfigError(
             f"`ray {words[0]}` is for Ray's dashboard, which run {run.name} goes without: start it with "
             f"launch.ray_dashboard=true."

@@ -97,7 +97,7 @@ def refusals(
             refusers = (partial(refuse_other_config, run, config), partial(working_dir, run))
             checks += [("run folder", refuse) for refuse in refusers]
     for config in unlike.values():
-        start = _start_of(config)
+        start = start_of(config)
         checks += [
             ("variables", partial(refuse_secrets, config)),
             ("run folder", partial(refuse_sweep, config)),
@@ -306,7 +306,7 @@ def refuse_missing_inputs(config: Config, working_dir: Path, *, only_functions: 
 def to_fetch(config: Config, environ: Mapping[str, str]) -> list[Item]:
     """List the models and data sets of the hub that are not in the cache of the job."""
     of_job = job_environ(environ, config.launch.env)
-    return [item for item in _items(config, _start_of(config)) if not _is_here(item, of_job)]
+    return [item for item in _items(config, start_of(config)) if not _is_here(item, of_job)]
 
 
 def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
@@ -414,16 +414,16 @@ def small_evals(config: Config) -> Iterator[str]:
 
     Counts `max_items`, and rows of files; other data may have any size.
     """
-    start, data = _start_of(config), config.data
+    start, data = start_of(config), config.data
     sizes: dict[str, float] = {}
     for name in data.eval_data if config.eval.every is not None else ():
         key = f"data.eval_sets.{name}" if name else "data.eval"
         sizes[key] = sum(
-            _few(read_items(source)) if _has_rows(place) else source.max_items or inf
+            _few(partial(read_items, source)) if _has_rows(place) else source.max_items or inf
             for source, place in _sources(config, start, f"{key}.")
         )
     if hashes := _hashes_to_split(config, start):
-        sizes["data.held_out"] = _few(each for each in hashes if each < held_out_below(data.held_out or 0.0))
+        sizes["data.held_out"] = _few(lambda: (each for each in hashes if each < held_out_below(data.held_out or 0.0)))
     for key, num_prompts in sizes.items():
         if num_prompts < _FEW_PROMPTS:
             widths = [high - low for low, high in map(share_interval, (_half_solved(num_prompts), _half_solved(100)))]
@@ -447,10 +447,10 @@ def _has_rows(place: Path | None) -> bool:
     return place is not None and place.suffix in suffixes and place.is_file()
 
 
-def _few(rows: Iterator[object]) -> float:
-    """Count up to `_FEW_PROMPTS` rows. Return inf for none, and for a row that cannot be read."""
+def _few(rows: Callable[[], Iterator[object]]) -> float:
+    """Count up to `_FEW_PROMPTS` rows. Return inf for none, and for rows that cannot be read."""
     try:
-        return sum(1 for _ in islice(rows, _FEW_PROMPTS)) or inf
+        return sum(1 for _ in islice(rows(), _FEW_PROMPTS)) or inf
     except ConfigError:  # a check says it
         return inf
 
@@ -484,7 +484,7 @@ def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
                     raise ConfigError(f"Reward {reward.name!r} {called}")
 
 
-def _start_of(config: Config) -> Path:
+def start_of(config: Config) -> Path:
     """Return the folder that relative paths of the config are relative to."""
     run = RunDir(config.run_path)
     with suppress(ConfigError):  # a check says it
@@ -497,7 +497,7 @@ def refuse_changed_inputs(config: Config, accepts_changes: bool) -> None:
     """Raise ConfigError if local data changed since the run started, as its driver would."""
     run = RunDir(config.run_path)
     if not accepts_changes and read_inputs(run).fingerprints:
-        found = local_fingerprints(config, _start_of(config))
+        found = local_fingerprints(config, start_of(config))
         refuse_changed(run, {key: parts for key, parts in found.items() if key.startswith("data.")})
 
 

@@ -140,7 +140,8 @@ def walltime_finding(launch: LaunchConfig, partitions: Answer, associations: Ans
         return skipped("the partition is not known")
     limits = {f"partition {chosen.name}": chosen.max_minutes}
     for one in partition.parse_associations(associations.text):
-        if one.account.lower() == (slurm.account or "").lower() and one.partition in ("", chosen.name):
+        is_charged = slurm.account and one.account.lower() == slurm.account.lower()
+        if is_charged and one.partition in ("", chosen.name):
             limits[f"account {one.account}"] = one.max_minutes
     for who, limit_min in limits.items():
         if limit_min is not None and slurm.time_min > limit_min:

@@ -51,6 +51,9 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
             raise
         return stream
 
+    async def sleep(self, seconds: float) -> None:
+        await self._opener.sleep(seconds)
+
 
 async def _read_exactly(stream: httpcore.AsyncNetworkStream, num_bytes: int, timeout: float | None) -> bytes:
     data = b""

@@ -87,13 +87,15 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     [
         ([], "--model and --data must be given"),
         (["--model", "org/m", "--data", "rows.jsonl", "--eval", "2"], "a share above 0 and below 1"),
-        (["--model", "org/m", "--data", "rows.jsonl", "--eval", "1e-9"], "data.held_out = 1e-09 holds nothing out"),
+        (["--model", "org/m", "--data", "rows.jsonl", "--eval", "1e-9"], "would hold out 1e-09 of"),
+        (["--model", "org/m", "--data", "one.jsonl"], "of 1 prompt, which is none of them or all. Give a file: --eval"),
         (["--model", "org/m", "--data", "odd.jsonl"], "has the columns x, and none is a prompt by its name"),
         (["--model", "org/m", "--data", "rows.jsonl", "--reward", "corectness"], "did you mean 'correctness'?"),
     ],
 )
 def test_what_cannot_be_written_is_one_error(tmp_path: Path, words: list[str], said: str) -> None:
     (tmp_path / "odd.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "one.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     result = call("init", *words)
     assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.stderr
     assert not (tmp_path / "my_run.yaml").exists()

@@ -76,6 +76,13 @@ def test_what_few_rows_hold_out_is_told_too(queue: FakeQueue, tmp_path: Path) ->
     assert "interval" not in submit("data.eval=null", "data.held_out=0.4", "--dry-run").stderr  # nobody evaluates
 
 
+def test_an_eval_set_that_cannot_be_read_does_not_end_a_dry_run(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    result = submit("data.eval={path: rows.jsonl, args: {a: 1}}", "eval.every=1 steps", "--dry-run")
+    assert "#SBATCH" in result.stdout, result.stderr
+    assert "args are for a function" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -18,7 +18,7 @@ PARTITIONS = Answer(
     f"TotalNodes=2 TRES=cpu=16,node=2 {_REST}\n"
     f"PartitionName=cpu AllowAccounts=proj.b Default=NO MaxTime=00:30:00 State=UP TotalNodes=2 TRES=cpu=16 {_REST}\n"
 )
-ASSOCIATIONS = Answer("proj.a||\nproj.b|workq|12:00:00\n")
+ASSOCIATIONS = Answer("proj.a||\nproj.b|workq|12:00:00\n|workq|01:00:00\n")
 
 
 def launch(**slurm: Any) -> LaunchConfig:
@@ -95,6 +95,7 @@ def test_a_wrong_account_is_told_those_that_are_valid() -> None:
         ({"time_min": 721, "account": "proj.b"}, "account proj.b allows: 720 min"),
         ({"time_min": 31, "partition": "cpu", "account": "proj.b"}, "partition cpu allows: 30 min"),
         ({"time_min": 9999, "partition": "closed"}, None),
+        ({"time_min": 99}, None),
     ],
 )
 def test_the_walltime_is_within_what_partition_and_account_allow(slurm: dict[str, Any], limit: str | None) -> None:
