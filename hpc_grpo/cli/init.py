@@ -18,15 +18,14 @@ from hpc_grpo.cli.options import echo
 from hpc_grpo.config import Config, SourceConfig, load_config
 from hpc_grpo.config.load import load_values
 from hpc_grpo.config.yaml_text import write_yaml
-from hpc_grpo.data.encoder import held_out_below, prompt_hashes, refuse_share
+from hpc_grpo.data.encoder import held_out_below, prompt_hashes
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.plan.fit import Plan, plan_of
 from hpc_grpo.plan.memory import HARDWARE
 from hpc_grpo.plan.model import FAMILY, family_model, read_model
-from hpc_grpo.preflight.inputs import missing_inputs
-from hpc_grpo.preflight.prefetch import DATA_FILES
+from hpc_grpo.preflight.inputs import has_rows, missing_inputs
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.system.readable import counted
@@ -37,7 +36,7 @@ _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])")
 _EVAL_PROMPTS, _LEAST_STEPS, _MANY_STEPS, _MOST_READ = 8, 20, 100, 10_000
 _SHOWN = """\
 # Written by `hpc-grpo init`. `hpc-grpo config {file}` has every key and what it means.
-# pass@k counts a completion as solved if the reward below gives it at least eval.solved_at, by default 1.0.
+# Evals count a completion as solved if the reward below gives it 1.0 (eval.solved_at) or more.
 {yaml}"""
 
 
@@ -113,7 +112,7 @@ def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: st
 
 def _fields(data: str) -> dict[str, Any]:
     """Return the keys that say which columns are prompt and answer, by the first row of a file."""
-    if not (Path(data).suffix in DATA_FILES and Path(data).is_file()):
+    if not has_rows(Path(data)):
         return {}
     row: Mapping[str, Any] = next(read_items(SourceConfig(path=data)), {})
     answer = next((name for name in _ANSWERS if name in row), None)
@@ -140,16 +139,13 @@ def _share(hashes: Sequence[int]) -> str:
 def _length(values: Mapping[str, Any], hashes: Sequence[int]) -> dict[str, Any]:
     """Return the keys of a run's length. A small file gets 20 steps and a higher rate. Raises ConfigError."""
     share = values["data"].get("held_out", 0.0)
-    if share and hashes:
-        try:
-            refuse_share(share, hashes)
-        except ConfigError:
-            raise ConfigError(
-                f"Evals would hold out {share:g} of {counted(len({*hashes}), 'prompt')}, which is none of them or all. "
-                f"Give a file: --eval FILE; with two prompts or more another share may do: --eval SHARE."
-            ) from None
-    trained = sum(number >= held_out_below(share) for number in hashes) or inf
-    steps = trained / values["rollout"]["prompts_per_step"]
+    num_held = sum(number < held_out_below(share) for number in hashes)
+    if share and hashes and not 0 < num_held < len(hashes):
+        raise ConfigError(
+            f"Evals would hold out {share:g} of {counted(len(hashes), 'prompt')}, which is none of them or all. "
+            f"Give a file: --eval FILE; with two prompts or more another share may do: --eval SHARE."
+        )
+    steps = (len(hashes) - num_held or inf) / values["rollout"]["prompts_per_step"]
     epochs = max(1, ceil(_LEAST_STEPS / steps))
     lr, every = (1e-6, 20) if epochs * steps >= _MANY_STEPS else (5e-6, 5)
     return {"train": {"total_epochs": epochs, "lr": lr}, "eval": {"every": f"{every} steps"}}

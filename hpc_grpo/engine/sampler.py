@@ -97,7 +97,7 @@ class Sampler:
             yield
         except unless:
             raise
-        except BaseException as error:
+        except BaseException as error:  # of any type: vLLM may be in any state after it
             self._failure = error
             self._end_all(error)
             raise

@@ -419,7 +419,7 @@ def small_evals(config: Config) -> Iterator[str]:
     for name in data.eval_data if config.eval.every is not None else ():
         key = f"data.eval_sets.{name}" if name else "data.eval"
         sizes[key] = sum(
-            _few(partial(read_items, source)) if _has_rows(place) else source.max_items or inf
+            _few(partial(read_items, source)) if has_rows(place) else source.max_items or inf
             for source, place in _sources(config, start, f"{key}.")
         )
     if hashes := _hashes_to_split(config, start):
@@ -437,11 +437,11 @@ def _hashes_to_split(config: Config, working_dir: Path) -> Iterator[int] | None:
     """Return the hashes of data.train's prompts if evals hold out a share of them, and all can be read here."""
     is_split = config.eval.every is not None and config.data.held_out is not None and config.data.images is None
     sources = [*_sources(config, working_dir, "data.train.")]
-    is_known = is_split and all(_has_rows(place) for _, place in sources)
+    is_known = is_split and all(has_rows(place) for _, place in sources)
     return chain.from_iterable(prompt_hashes(source) for source, _ in sources) if is_known else None
 
 
-def _has_rows(place: Path | None) -> bool:
+def has_rows(place: Path | None) -> bool:
     """Return whether `place` is a file whose rows can be read here. A login node may lack pyarrow."""
     suffixes = DATA_FILES if find_spec("pyarrow") else _TEXT_ROWS
     return place is not None and place.suffix in suffixes and place.is_file()
