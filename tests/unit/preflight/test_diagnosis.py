@@ -74,7 +74,7 @@ def test_a_good_machine_without_slurm_ends_with_0(place: Path) -> None:
         "nodes:",
         "between nodes:",
     ]
-    assert "  ok      model           demo/model" in lines
+    assert f"  ok      model           demo/model is in {place / 'demo/model'}" in lines
     assert "  skipped partition       no scontrol on PATH" in lines
     assert " 0 failures, " in lines[-1]
     assert not (place / "runs").exists()
