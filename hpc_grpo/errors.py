@@ -98,13 +98,16 @@ class NodesUnavailableError(LaunchError):
 class EndAskedError(LaunchError):
     """The end was requested while the run waited for nodes or their servers: no process could write a checkpoint.
 
-    `step` is the step of the newest checkpoint: with one, another attempt resumes.
+    `step` is the step of the newest checkpoint: with one, another attempt resumes; without one, the code is 1.
     """
+
+    exit_code = EXIT_RESUMABLE
 
     def __init__(self, awaited: str, step: int) -> None:
         carries_on = f"; start it again to carry on from the checkpoint of step {step}" if step else ""
         super().__init__(f"Asked to end while waiting: {awaited}{carries_on}.")
-        self.exit_code = EXIT_RESUMABLE if step else EXIT_CRASH
+        if not step:
+            self.exit_code = EXIT_CRASH
 
 
 def described(error: BaseException) -> str:

@@ -72,10 +72,21 @@ def command_line() -> str:
 
 
 def exit_codes() -> str:
-    """Return the table of hpc_grpo.errors."""
+    """Return the table of hpc_grpo.errors, and that of its classes."""
     rows = re.findall(r"^    (\d\S*(?: \+ n)?)\s{2,}(.*?)\s{2,}(.*)$", str(errors.__doc__), re.MULTILINE)
     table = "".join(f"| {code} | {meaning} | {again} |\n" for code, meaning, again in rows)
-    return f"# Exit codes\n\n| code | meaning | the same command again |\n|---|---|---|\n{table}"
+    named = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in named if issubclass(kind, errors.HpcGrpoError)]
+    kinds.sort(key=lambda kind: -kind.exit_code)
+    by_code = "".join(
+        f"| {kind.exit_code} | `{kind.__name__}` | {' '.join(str(kind.__doc__).split())} |\n" for kind in kinds
+    )
+    return (
+        f"# Exit codes\n\n| code | meaning | the same command again |\n|---|---|---|\n{table}\n"
+        "## Errors by code\n\nPython code that calls hpc-grpo catches these; all are in `hpc_grpo.errors`. The command "
+        "line prints the error's text and ends with its code.\n\n"
+        f"| code | error | meaning |\n|---|---|---|\n{by_code}"
+    )
 
 
 def _commands() -> Iterator[tuple[str, str]]:
