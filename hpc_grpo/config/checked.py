@@ -179,9 +179,9 @@ def in_plain_words(detail: Any) -> str:
 
 @dataclass
 class _Place:
-    """Where in a config an error is: its `keys`, and the section that holds them.
+    """The place of an error in a config: `keys` is the path of the wrong key, `section` the class of the last one.
 
-    `chosen` is the variant of the section. `variants` are the choices of the last key.
+    `chosen` is the variant of that section. `variants` are the possible variants of the last key.
     """
 
     keys: list[str]

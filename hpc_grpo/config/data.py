@@ -21,7 +21,7 @@ def _template(value: str | None) -> str | None:
 
 Template = Annotated[PathText, AfterValidator(_template)]
 Preprocessing = Literal["generic", "deepseek"]
-_OF_DATA = ". Default: the value of data."
+_OF_DATA = "Same as data.{0}, for this source. Default: data.{0}."
 _PATH = (
     "A .jsonl, .json, .parquet or .arrow file, a folder of a saved data set, a Hugging Face name, reasoning_gym:TASK, "
     "or your function that yields items: module:function, path/to/file.py:function."
@@ -71,11 +71,11 @@ class _SourceKeys(Section):
     environment: Environment | None = Field(
         None, description="Environment of this source's prompts. Default: the environment of the run."
     )
-    template: Template | None = Field(None, description=f"As data.template{_OF_DATA}")
-    preprocessing: Preprocessing | None = Field(None, description=f"As data.preprocessing{_OF_DATA}")
-    prompt_format: str | None = Field(None, description=f"As data.prompt_format{_OF_DATA}")
-    system_prompt: str | None = Field(None, description=f"As data.system_prompt{_OF_DATA}")
-    template_args: dict[str, Any] | None = Field(None, description=f"As data.template_args{_OF_DATA}")
+    template: Template | None = Field(None, description=_OF_DATA.format("template"))
+    preprocessing: Preprocessing | None = Field(None, description=_OF_DATA.format("preprocessing"))
+    prompt_format: str | None = Field(None, description=_OF_DATA.format("prompt_format"))
+    system_prompt: str | None = Field(None, description=_OF_DATA.format("system_prompt"))
+    template_args: dict[str, Any] | None = Field(None, description=_OF_DATA.format("template_args"))
 
 
 class SourceConfig(_SourceKeys):

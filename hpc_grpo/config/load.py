@@ -49,7 +49,7 @@ def load_launch(
 
 
 def load_resolved(path: Path) -> Config:
-    """Load the copy that a run directory holds."""
+    """Load a run's config.yaml or its backup. Expands no variables."""
     return _validated(read_yaml(path), str(path))
 
 

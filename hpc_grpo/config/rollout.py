@@ -104,9 +104,9 @@ class RewardConfig(Section):
     args: dict[str, Any] = Field({}, description="Settings of a built-in reward; keyword arguments of your own.")
 
     def settings(self, key: str = "rewards.N") -> Section | None:
-        """Return `args` as the settings of a built-in, None for a user's own function.
+        """Return the validated `args` of a built-in reward, None for a user's function.
 
-        Raises ConfigError for args that the built-in does not take. The error names the keys below `key`.
+        Raises ConfigError for unknown keys and wrong values. The keys in its text start with `key`.
         """
         if ":" in self.name:
             return None
@@ -206,7 +206,7 @@ class EngineConfig(Section):
     def _are_not_ours(cls, args: VllmArgs) -> VllmArgs:
         for name in args:
             if (owner := owner_of(name)) is not None:
-                raise ValueError(f"{name} is set by {owner}")
+                raise ValueError(f"{name} is set by {owner}: remove it here")
         return args
 
     @property

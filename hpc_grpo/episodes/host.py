@@ -129,7 +129,10 @@ class _Task(asyncio.Task[Any]):
 
 
 async def _within(value: Awaitable[Any], seconds: float) -> Any:
-    """Wait for a value. Raises TimeoutError. While another call blocks the event loop, one slice of time passes."""
+    """Return the value of an awaitable. Raises TimeoutError after `seconds`.
+
+    The deadline has `_SLICES` parts: a call that blocks the event loop uses up at most one.
+    """
     task = asyncio.ensure_future(value)
     for _ in range(_SLICES):
         done, _ = await asyncio.wait([task], timeout=seconds / _SLICES)

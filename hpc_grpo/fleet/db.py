@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError
 from hpc_grpo.fleet.schema import metadata
-from hpc_grpo.fleet.settings import DATABASE_VARIABLE, Fleet, open_fleet
+from hpc_grpo.fleet.settings import DATABASE_VARIABLE, SETTINGS, Fleet, open_fleet
 from hpc_grpo.run.owner import SHARED_VARIABLE
 
 _BUSY_S = 30
@@ -126,7 +126,10 @@ def _make_private(file: Path) -> None:
             )
         file.chmod(0o600)
     except OSError as error:
-        raise ConfigError(f"The fleet's database {file} cannot be made ({error.strerror}). Make its folder.") from error
+        fix = f"mkdir -p {file.parent}" if isinstance(error, FileNotFoundError) else f"set `database` in {SETTINGS}"
+        raise ConfigError(
+            f"The fleet's database {file} cannot be opened: {error.strerror}. To mend it: {fix}"
+        ) from error
 
 
 _OF_URL = (

@@ -42,9 +42,9 @@ class FleetSettings(Section):
     start_s: float = Field(
         default=60.0, ge=25, description="A claimed job that its VM does not have by then is queued."
     )
-    stale_s: float = Field(default=60.0, gt=0, description="A VM not seen for so long gets no new jobs.")
-    lease_s: float = Field(default=300.0, gt=0, description="A job whose VM nobody visited for so long is ended there.")
-    end_s: float = Field(default=120.0, gt=0, description="A job that is ended has so long for its checkpoint.")
+    stale_s: float = Field(default=60.0, gt=0, description="Seconds without a visit after which a VM gets no new jobs.")
+    lease_s: float = Field(default=300.0, gt=0, description="Seconds without a visit after which a VM ends its jobs.")
+    end_s: float = Field(default=120.0, gt=0, description="Seconds that a job has for its checkpoint when it is ended.")
     max_retries: int = Field(default=3, ge=0, description="Of a job whose row does not say.")
     retry_s: float = Field(default=30.0, ge=0, description="Before the first retry; each further one waits twice that.")
     max_retry_s: float = Field(default=3600.0, ge=0, description="The longest wait before a retry.")

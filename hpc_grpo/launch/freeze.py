@@ -41,6 +41,7 @@ CHANGEABLE: dict[str, str] = {
     **dict.fromkeys(("train.total_steps", "train.total_episodes", "train.total_epochs"), "extends or shortens the run"),
     "train.on_step.": "ends the run sooner, and changes no step",
     "train.max_tokens_per_microbatch": "how the same sums are cut, not what is summed",
+    "train.sequence_parallel": "how many learners share a row, not what is summed",
     "train.share_prompts": "computes once what is the same",
     "train.gradient_checkpointing": "computes again what it does not keep",
     "train.attention": "another kernel of the same attention",

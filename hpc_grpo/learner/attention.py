@@ -305,7 +305,7 @@ def require_flash_attention() -> None:
 
 
 def require_varlen_attention() -> None:
-    """Raise ConfigError if torch's kernel for documents of any length does not run here."""
+    """Raise ConfigError if torch's variable-length attention cannot run on this machine."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         raise ConfigError(
             "train.attention = varlen needs a GPU that torch sees, of compute capability 8.0 (A100) or later. Set "

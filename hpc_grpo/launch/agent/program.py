@@ -27,7 +27,7 @@ from hpc_grpo.system.say import say
 
 @dataclass(frozen=True)
 class Inside:
-    """The container of a program: that of node `tag` for `program`. Its id is stored in `folder`."""
+    """The container of `program` on this node, in the attempt `tag`. The program's process id is in `folder`."""
 
     container: Container
     tag: str

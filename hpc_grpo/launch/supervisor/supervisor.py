@@ -179,7 +179,10 @@ class Processes:
         self._begun = time.monotonic()
 
     def wait(self) -> None:
-        """Wait a moment for an event, and read the reports of nodes and the output of the driver."""
+        """Wait up to 0.2 s for output, and read it. Continue Ray's start, and restart a dead reward server.
+
+        Raises NodesUnavailableError if another process has the server's port.
+        """
         ready = select.select([*self.nodes.sources(), self.driver.fileno()], [], [], 0.2)[0]
         self.nodes.advance()
         if self._reward_server is not None:

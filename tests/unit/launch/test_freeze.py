@@ -136,6 +136,14 @@ def test_a_root_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None
         freeze(config(tmp_path / "file"), [], [])
 
 
+def test_a_run_that_trained_resumes_with_another_degree_of_sequence_parallel(tmp_path: Path) -> None:
+    run = freeze(config(tmp_path), [], [])
+    leave_a_step(run)
+    words = ["placement.learners_per_node=2", "train.sequence_parallel=2"]
+    run = freeze(reconfigured(run, words), ["hpc-grpo", "submit"], words)
+    assert sorted(changed_by_the_last(run)) == ["placement.learners_per_node", "train.sequence_parallel"]
+
+
 def test_a_run_that_trained_is_reconfigured_where_it_may_change(tmp_path: Path) -> None:
     run = freeze(config(tmp_path), [], [])
     leave_a_step(run)
