@@ -101,7 +101,7 @@ class CheckpointConfig(Section):
     )
     keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
     keep_batches: NonNegativeInt = Field(
-        0, description="Newest steps whose batches are kept for `hpc-grpo model replay`, 20 bytes a token. 0: none."
+        0, description="Newest steps whose batches are kept for `hpc-grpo model replay`, 17 bytes a token. 0: none."
     )
     export_every: Often | None = Field(
         None, description="Interval of Hugging Face exports, written like `every`. Default: only at the end."

@@ -1,6 +1,6 @@
 """`chain.json`: the jobs of a run.
 
-`hpc-grpo submit`, `resume` and `cancel` write it, and each job does when it queues another job, before it takes the
+`hpc-grpo submit` and `stop --now` write it, and each job does when it queues another job, before it takes the
 run. All commands read it, because they must not query the scheduler.
 """
 

@@ -62,7 +62,7 @@ def refuse_changed(run: RunDir, now: Fingerprints) -> None:
         listed = "\n".join(f"  {name}: {before} at the start, {after} now" for name, (before, after) in changed.items())
         raise ConfigError(
             f"The inputs of the run in {run.path} have changed since it started: {listed} Training would mix "
-            "both. Restore the files. To accept the change, add --accept-changes (train, submit, resume), which "
+            "both. Restore the files. To accept the change, add --accept-changes (train, submit), which "
             f"records it in {run.inputs.name}."
         )
 

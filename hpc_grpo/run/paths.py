@@ -57,7 +57,7 @@ class RunDir:
     chain = _Inside("chain.json")  # run/chain.py
     attempts = _Inside("attempts")
     members = _Inside("members")  # processes of `pod` and `host`: launch/place/joined/place.py
-    slurm_logs = _Inside("slurm")  # job scripts and outputs of submitted jobs
+    slurm_logs = _Inside("slurm")  # outputs of submitted jobs
 
     @property
     def is_cell(self) -> bool:

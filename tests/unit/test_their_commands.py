@@ -170,13 +170,13 @@ def test_train_grpo_trains_by_its_line(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("environ", "is_head", "head", "port"),
     [
-        ({"HEAD_POD_ID": "abc123"}, True, "abc123.runpod.internal", 6379),
-        ({"HEAD_POD_ID": "abc123", "RAY_WORKER": "0"}, True, "abc123.runpod.internal", 6379),
-        ({"HEAD_POD_ID": "abc123", "RAY_WORKER": "1"}, False, "abc123.runpod.internal", 6379),
+        ({"HEAD_POD_ID": "abc123"}, True, "abc123.runpod.internal", None),
+        ({"HEAD_POD_ID": "abc123", "RAY_WORKER": "0"}, True, "abc123.runpod.internal", None),
+        ({"HEAD_POD_ID": "abc123", "RAY_WORKER": "1"}, False, "abc123.runpod.internal", None),
         ({"RAY_HEAD_IP": "192.168.1.100", "RAY_HEAD_PORT": "10001"}, False, "192.168.1.100", 10001),
     ],
 )
-def test_variables_say_what_a_node_is(environ: dict[str, str], is_head: bool, head: str, port: int) -> None:
+def test_variables_say_what_a_node_is(environ: dict[str, str], is_head: bool, head: str, port: int | None) -> None:
     role = find_role(environ)
     assert (role.is_head, role.head, role.port) == (is_head, head, port)
 

@@ -44,7 +44,7 @@ def _runpod(environ: Environ) -> Role:
     if flag == "1" and not pod:
         raise ConfigError("HEAD_POD_ID is not set, and RAY_WORKER=1: export the head's pod id on every worker.")
     head = f"{pod}.{RUNPOD_DOMAIN}" if pod else ""
-    return Role(flag == "0", head, _nodes_of(environ), port=6379, default_nodes=2)
+    return Role(flag == "0", head, _nodes_of(environ), default_nodes=2)
 
 
 def _ranked(rank: str, number: str, addresses: str) -> Callable[[Environ], Role]:

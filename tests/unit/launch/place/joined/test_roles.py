@@ -16,9 +16,9 @@ CLUSTER = {"PRIMARY_ADDR": "10.65.0.2", "NUM_NODES": "2"}
     ("environ", "role"),
     [
         ({}, (True, "", None, None)),
-        ({"HEAD_POD_ID": "abc123"}, (True, "abc123.runpod.internal", None, 6379)),
-        ({"RAY_WORKER": "0", "EXPECTED_WORKERS": "3"}, (True, "", 4, 6379)),
-        ({"RAY_WORKER": "1", "HEAD_POD_ID": "abc123"}, (False, "abc123.runpod.internal", None, 6379)),
+        ({"HEAD_POD_ID": "abc123"}, (True, "abc123.runpod.internal", None, None)),
+        ({"RAY_WORKER": "0", "EXPECTED_WORKERS": "3"}, (True, "", 4, None)),
+        ({"RAY_WORKER": "1", "HEAD_POD_ID": "abc123"}, (False, "abc123.runpod.internal", None, None)),
         ({**SKY, "SKYPILOT_NODE_RANK": "0"}, (True, "10.0.0.1", 2, None)),
         ({**SKY, "SKYPILOT_NODE_RANK": "1"}, (False, "10.0.0.1", 2, None)),
         ({**DSTACK, "DSTACK_NODE_RANK": "2"}, (False, "10.0.0.1", 3, None)),
