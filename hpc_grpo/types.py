@@ -186,7 +186,7 @@ class GroupGrades:
     timed_out: bool = False
     """Whether each failed call missed its deadline: the server may be slow, and the reward correct."""
     over_budget: tuple[str, ...] = ()
-    """How a completion exceeded a reward's budget, and so scored 0; "" for the others."""
+    """How a completion exceeded a reward's budget, and so got its worst score; "" for the others."""
     turn_rewards: tuple[tuple[float, ...], ...] = ()
     """The environment's reward of each turn; () without an environment."""
     shown_prompt: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, get_args, get_origin
 
@@ -109,11 +109,14 @@ def every_key(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Ke
     for name, info in model.model_fields.items():
         is_list = get_origin(info.annotation) is list
         sections = list(sections_in(get_args(info.annotation)[0] if is_list else info.annotation, items=False))
-        for section in sections:
+        default = info.get_default(call_default_factory=True, validated_data={})
+        for section in sorted(sections, key=lambda section: section is not type(default)):
             below = every_key(section, f"{prefix}{name}.N." if is_list else f"{prefix}{name}.")
             found |= {key: each for key, each in below.items() if key not in found}
+        if any(isinstance(each, ByName) for each in info.metadata):
+            own = f"{prefix}{name}.name"
+            found[own] = replace(found[own], meaning=_names(variants(info.annotation)))
         if not sections:
-            default = info.get_default(call_default_factory=True, validated_data={})
             text = "required" if default is PydanticUndefined else _text(default)
             found[f"{prefix}{name}"] = Key(f"{prefix}{name}", text, info.description or "")
     return found

@@ -99,7 +99,7 @@ async def ask_all(server: Server, path: str, bodies: Sequence[Any], timeout_s: f
 async def wait_for(server: Server, path: str, timeout_s: float, *, is_resume: bool) -> Any:
     """Wait until the server answers a GET, and return its JSON. None if it answers but has nothing at `path`.
 
-    Before a run it waits 45 s, whatever `timeout_s`, because nodes wait and the user may still watch. Then it raises
+    Before a run it waits `timeout_s`, at most 45 s, because nodes wait and the user may still watch. Then it raises
     ConfigError. Before a resume it waits ten minutes, because a server that answered once is likely to return. Then it
     raises RewardAwayError.
     """
