@@ -190,8 +190,9 @@ def environments_finding(config: Config, context: Context) -> Finding:
     errors: dict[str, None] = {}
     for key, (source, environment) in config.environments.items():
         try:
-            row = as_json(source, next(iter(read_items(source)), {}), 0)
-            first_answer(key, environment, json.loads(row))
+            item = next(read_items(source), {})
+            check_item(source, item, 0)
+            first_answer(key, environment, reward_fields(json.loads(as_json(source, item, 0)), source.answer_field))
         except ConfigError as error:
             errors[str(error)] = None
     began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))
