@@ -51,6 +51,7 @@ from hpc_grpo.types import GIB
 from hpc_grpo.weights.contract import (
     refuse_experts,
     refuse_images,
+    refuse_long_rope,
     refuse_scaled_logits,
     refuse_short_context,
     refuse_uneven_heads,
@@ -354,6 +355,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         refuse_uneven_heads(settings, config.train.sequence_parallel, f"{key} = {path}")
         limit = (settings.get("text_config") or settings).get("max_position_embeddings")
         refuse_short_context(limit, config, f"{key} = {path}")
+        refuse_long_rope(settings.get("text_config") or settings, config, f"{key} = {path}")
         if key != "model.path":
             continue
         refuse_images(settings, path, config.data.images)
