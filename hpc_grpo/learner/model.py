@@ -282,7 +282,13 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
     tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
     zeros = np.zeros(len(tokens), np.float32)
     probe = TrainSequence(0, 0, tokens, np.arange(len(tokens)) > 0, zeros, zeros)
+    # An adapter's dropout is random by intent; `load_policy` has removed the model's.
+    dropouts = [own for own in model.modules() if isinstance(own, nn.Dropout) and own.training]
+    for dropout in dropouts:
+        dropout.eval()
     first, second = score(model, pack([probe, probe]).to(device)).chunk(2)
+    for dropout in dropouts:
+        dropout.train()
     difference = float((first - second).abs().max())
     if difference > _PROBED_DIFFERENCE:
         raise ConfigError(
