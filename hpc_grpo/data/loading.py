@@ -207,6 +207,8 @@ def _fitting(
     Raises ConfigError for a longer candidate unless the config drops long ones, and if none is left.
     """
     limits = [("data.max_prompt_tokens", config.data.max_prompt_tokens, part.rows.num_prompt_tokens)]
+    if part.environment is not None and part.source.prompt_field is None and part.source.messages_field is None:
+        limits = []  # the environment makes the prompt, and its length is checked when the episode begins
     if config.needs.labels:
         limits.append(("train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch, part.rows.num_tokens))
         if context is not None:

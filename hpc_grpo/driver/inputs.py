@@ -14,6 +14,7 @@ from typing import Any
 
 from hpc_grpo.config import Config
 from hpc_grpo.data.loading import load_evals, load_streams
+from hpc_grpo.data.sources import reward_fields
 from hpc_grpo.data.stream import DemonstrationStream, PromptStream, Stream
 from hpc_grpo.data.templates import PromptTemplate, Tokenizer, prompt_style
 from hpc_grpo.data.tokenizer import (
@@ -100,7 +101,7 @@ def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[
             continue
         key, (source, environment) = environments[part.environment]
         dialogue = Dialogue(tokenizer, prompt_style(config.data, source))
-        row = json.loads(part.rows[int(part.numbers[0])].fields)
+        row = reward_fields(json.loads(part.rows[int(part.numbers[0])].fields), source.answer_field)
         answer = first_answer(key, environment, row)
         if answer is None:  # an agent makes its own prompts
             continue

@@ -38,7 +38,12 @@ from hpc_grpo.learner.vision import Vision
 from hpc_grpo.run.contract import WEIGHTS_DIR_VARIABLE
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.types import ParameterSpec, TrainSequence
-from hpc_grpo.weights.contract import refuse_scaled_logits, refuse_short_context, refuse_uneven_heads
+from hpc_grpo.weights.contract import (
+    refuse_long_rope,
+    refuse_scaled_logits,
+    refuse_short_context,
+    refuse_uneven_heads,
+)
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
@@ -277,7 +282,13 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
     tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
     zeros = np.zeros(len(tokens), np.float32)
     probe = TrainSequence(0, 0, tokens, np.arange(len(tokens)) > 0, zeros, zeros)
+    # An adapter's dropout is random by intent; `load_policy` has removed the model's.
+    dropouts = [own for own in model.modules() if isinstance(own, nn.Dropout) and own.training]
+    for dropout in dropouts:
+        dropout.eval()
     first, second = score(model, pack([probe, probe]).to(device)).chunk(2)
+    for dropout in dropouts:
+        dropout.train()
     difference = float((first - second).abs().max())
     if difference > _PROBED_DIFFERENCE:
         raise ConfigError(
@@ -306,6 +317,7 @@ def _from_pretrained(path: str, source: str, *, has_images: bool = False, **kwar
 def _check_model(language_model: Any, config: Config, source: str) -> None:
     settings, architecture = language_model.config.get_text_config(), type(language_model).__name__
     refuse_short_context(getattr(settings, "max_position_embeddings", None), config, source)
+    refuse_long_rope(settings.to_dict(), config, source)
     refuse_scaled_logits(settings.to_dict(), source)
     head_size = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
     if config.train.attention == "varlen" and (head_size > 256 or head_size % 8):

@@ -51,6 +51,7 @@ from hpc_grpo.types import GIB
 from hpc_grpo.weights.contract import (
     refuse_experts,
     refuse_images,
+    refuse_long_rope,
     refuse_scaled_logits,
     refuse_short_context,
     refuse_uneven_heads,
@@ -190,8 +191,9 @@ def environments_finding(config: Config, context: Context) -> Finding:
     errors: dict[str, None] = {}
     for key, (source, environment) in config.environments.items():
         try:
-            row = as_json(source, next(iter(read_items(source)), {}), 0)
-            first_answer(key, environment, json.loads(row))
+            item = next(read_items(source), {})
+            check_item(source, item, 0)
+            first_answer(key, environment, reward_fields(json.loads(as_json(source, item, 0)), source.answer_field))
         except ConfigError as error:
             errors[str(error)] = None
     began = ", ".join(dict.fromkeys(environment.name for _, environment in config.environments.values()))
@@ -353,6 +355,7 @@ def refuse_unsupported_model(config: Config, working_dir: Path, environ: Mapping
         refuse_uneven_heads(settings, config.train.sequence_parallel, f"{key} = {path}")
         limit = (settings.get("text_config") or settings).get("max_position_embeddings")
         refuse_short_context(limit, config, f"{key} = {path}")
+        refuse_long_rope(settings.get("text_config") or settings, config, f"{key} = {path}")
         if key != "model.path":
             continue
         refuse_images(settings, path, config.data.images)

@@ -137,6 +137,25 @@ def refuse_short_context(limit: int | None, config: Config, source: str) -> None
         )
 
 
+def refuse_long_rope(settings: Mapping[str, Any], config: Config, source: str) -> None:
+    """Raise ConfigError if sequences may be longer than the first range of a model's `longrope`.
+
+    transformers takes the long factors for all sequences of a row if one of them is longer. vLLM takes them for all
+    sequences if `max_model_len` is larger.
+    """
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    first = rope.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    key, longest = "train.max_tokens_per_microbatch", config.train.max_tokens_per_microbatch
+    if config.needs.rollouts:
+        key, longest = config.longest_sequence, config.max_model_len
+    if rope.get("rope_type", rope.get("type")) in ("longrope", "su") and first is not None and longest > first:
+        raise ConfigError(
+            f"{source} has other rotary frequencies (longrope) in sequences of more than {first} tokens. Learners "
+            f"cannot choose them for each sequence of a packed row. {key} = {longest} must be at most {first}. Lower "
+            f"it, or use another model."
+        )
+
+
 def contract_differences(
     learner: Sequence[ParameterSpec], engine: Sequence[ParameterSpec], packed_modules: Mapping[str, Sequence[str]]
 ) -> list[str]:

@@ -68,7 +68,7 @@ def gsm8k(group: Group, settings: Gsm8kSettings) -> Iterator[float]:
 _SENTENCE_END = re.compile(r"(?<=[a-z]{2}[.!?])\s+")
 _IS = r"(?:is|was|are|(?:must|should|would|will)\sbe|[:=\u2192]|[-=]>):?"
 _FILLER = (
-    r"(?:\s*\b(?:most|likely|probably|clearly|definitely|therefore|thus|indeed|the|letter|option|choice|answer)\b:?)"
+    r"(?:[\s*]*\b(?:most|likely|probably|clearly|definitely|therefore|thus|indeed|the|letter|option|choice|answer)\b:?)"
     r"{0,6}"
 )
 
@@ -134,6 +134,7 @@ def chosen_letter(completion: str, letters: str) -> str | None:
     """
     said, alone, another, listed = patterns_of(letters)
     text = answers.LATEX_TEXT.sub(r"\1", answers.plain_characters(answers.after_thoughts(completion)))
+    text = re.sub(r"\\[()\[\]]", "$", text)  # what delimits notation
     marked = answers.marked_answer(text)
     text = (text if marked is None else marked).strip()
     last = answers.last_line(text)

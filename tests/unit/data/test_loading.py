@@ -266,6 +266,14 @@ def test_what_fits_is_kept_in_order_or_the_first_long_one_is_named(lengths: list
             _fitting(strict, part, part.numbers)
 
 
+def test_a_row_whose_environment_makes_the_prompt_may_be_longer_than_a_prompt(tokenizer: Any) -> None:
+    write_items("d.jsonl", [{"id": 1}, {"id": 2, "state": "x " * 40}])
+    train = {"path": "d.jsonl", "prompt_field": None, "answer_field": None, "environment": {"name": "e.py:Own"}}
+    stream = loaded(config_of(train, max_prompt_tokens=20), tokenizer).train
+    assert isinstance(stream, PromptStream)
+    assert len(stream) == 2
+
+
 @settings(max_examples=100, deadline=None)
 @given(REPEATED, REPEATED)
 def test_of_equal_prompts_the_first_stays_and_none_that_was_seen(hashes: list[int], seen: list[int]) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.lora import Lora, adapted_layers, adapter_off, adapter_parameters, write_adapter
-from hpc_grpo.learner.model import PolicyModel, gathered, load_policy, parameter_specs, score
+from hpc_grpo.learner.model import PolicyModel, check_packing, gathered, load_policy, parameter_specs, score
 from hpc_grpo.learner.packing import pack
 from tests.support.configs import minimal_config
 from tests.support.sequences import ordinary_sequence
@@ -97,6 +97,17 @@ def test_an_adapter_that_was_written_is_where_another_run_begins(model: Path, tm
     torch.testing.assert_close(score(again, BATCH), score(policy, BATCH), atol=0.0, rtol=0.0)
     with pytest.raises(ConfigError, match=r"does not fit section lora and model.path: .* has shape \(4, .*\(8, "):
         adapted(config_of(model, adapter=tmp_path, rank=8), trained=False)
+
+
+def test_the_dropout_of_a_trained_adapter_is_not_taken_for_mixed_sequences(model: Path) -> None:
+    policy = adapted(config_of(model, dropout=0.5))
+    for name, own in adapter_parameters(policy).items():
+        if "lora_B" in name:
+            own.data.mul_(20.0)
+    check_packing(policy, "model.path", "cpu")
+    dropouts = [own for own in policy.modules() if isinstance(own, torch.nn.Dropout) and own.p]
+    assert dropouts
+    assert all(own.training for own in dropouts)
 
 
 def test_targets_that_match_nothing_are_refused(model: Path) -> None:

@@ -211,6 +211,20 @@ def test_the_doctor_begins_an_episode_of_each_environment(tmp_path: Path, row: s
     assert says in found.says
 
 
+def test_the_doctor_gives_environments_the_answer_of_a_row_as_training_does(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "Which?", "solution": "go"}\n')
+    (tmp_path / "own.py").write_text(
+        "class Own:\n    def reset(self, row, seed):\n        return row['answer']\n    def step(self, message): ...\n"
+    )
+    own = context(
+        environment={"name": f"{tmp_path / 'own.py'}:Own", "num_workers": 1},
+        data={"train": {"path": str(tmp_path / "rows.jsonl"), "answer_field": "solution"}},
+        eval={"every": None},
+    )
+    [found] = [finding for finding in input_findings(own) if finding.check == "environments"]
+    assert found.status == "ok", found.says
+
+
 def test_the_doctor_gives_environments_rows_as_training_does(tmp_path: Path) -> None:
     table = pa.table({"first": ["go"], "day": [date(2026, 11, 28)]})
     pq.write_table(table, tmp_path / "rows.parquet")

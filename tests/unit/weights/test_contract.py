@@ -12,8 +12,10 @@ from hpc_grpo.weights.contract import (
     contract_differences,
     refuse_experts,
     refuse_images,
+    refuse_long_rope,
     refuse_scaled_logits,
 )
+from tests.support.configs import minimal_config
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
@@ -137,6 +139,23 @@ def test_a_model_that_changes_its_logits_is_refused(settings: dict[str, Any]) ->
     with pytest.raises(ConfigError, match=r"some/model: learners do not compute \w+ = [58]"):
         refuse_scaled_logits(settings, "model.path = some/model")
     refuse_scaled_logits({"attn_logit_softcapping": None, "logits_scaling": 1.0}, "model.path = some/model")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 700},
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 700}},
+    ],
+    ids=str,
+)
+def test_sequences_beyond_the_first_range_of_a_longrope_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"more than 700 tokens.* data.max_prompt_tokens \+ .* = 768 must be at most"):
+        refuse_long_rope(settings, minimal_config(), "model.path = some/model")
+    refuse_long_rope(settings, minimal_config(rollout={"max_new_tokens": 188}), "model.path = some/model")
+    with pytest.raises(ConfigError, match=r"train.max_tokens_per_microbatch = \d+ must be at most 700"):
+        refuse_long_rope(settings, minimal_config(task="sft"), "model.path = some/model")
+    refuse_long_rope({"rope_parameters": {"rope_type": "llama3"}}, minimal_config(), "model.path = some/model")
 
 
 def test_a_model_of_images_is_refused_by_its_architecture() -> None:
