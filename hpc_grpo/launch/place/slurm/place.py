@@ -89,7 +89,7 @@ class SlurmPlace(Place):
     def _cpus_of_node(self) -> int:
         """Return the CPUs of a job on the whole node: cores, or threads if Slurm counts threads."""
         try:
-            shown = text.fields(text.output_of(["scontrol", "show", "node", self._this_node]))
+            shown = text.fields(text.output_of(["scontrol", "--all", "show", "node", self._this_node]))
         except LaunchError:
             shown = {}
         return int(shown.get("CPUEfctv") or shown.get("CPUTot") or psutil.cpu_count(logical=False) or 0)

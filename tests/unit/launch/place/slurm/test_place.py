@@ -153,7 +153,8 @@ def test_on_a_whole_node_of_a_site_without_gres_all_gpus_count(
 ) -> None:
     """On a part of a node they may be another job's."""
     for name, printed in {"nvidia-smi": "GPU 0: H100\nGPU 1: H100", "scontrol": f"NodeName=x {shown}"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{printed}'\n")
+        # Without --all scontrol does not find nodes of hidden partitions.
+        (tmp_path / name).write_text(f"#!/bin/sh\n[ $1 != show ] || exit 1\necho '{printed}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     for variable, value in {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": cpus}.items():

@@ -206,7 +206,8 @@ def test_a_job_that_was_queued_although_sbatch_failed_is_not_queued_twice(
     (tmp_path / "JOBS").write_text("41|mine\n")
     squeue = tmp_path / "squeue"
     monkeypatch.setenv("SQUEUE_PARTITION", "other")  # squeue would leave out our job
-    shows = f'#!/bin/sh\n[ "$SQUEUE_PARTITION" ] || cat {tmp_path}/JOBS\n'
+    # Without --all squeue leaves out jobs of a hidden partition.
+    shows = f'#!/bin/sh\n[ "$SQUEUE_PARTITION" ] || [ "$1" != --all ] || cat {tmp_path}/JOBS\n'
     squeue.write_text(shows if answers_at_once else "#!/bin/sh\nexit 1\n")
     squeue.chmod(0o755)
     request = JobRequest(run, launch(), "true")
