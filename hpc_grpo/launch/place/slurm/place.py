@@ -44,15 +44,17 @@ class SlurmPlace(Place):
         self.queue: JobQueue | None = SlurmQueue()
 
     @cached_property
-    def _shown(self) -> dict[str, str]:
+    def _shown(self) -> Mapping[str, str]:
         """Query the job's fields. Caches an answer, not a failure."""
-        job_id = self.job_id
-        records = text.records(text.output_of(["scontrol", "show", "job", job_id]))
-        found = next((record for record in records if record.get("JobId") == job_id), records[0])
+        job = SlurmQueue().show(self.job_id)
         # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job, it has only that step's nodes.
-        if "NodeList" not in found:
-            raise LaunchError(f"Job {job_id} has no nodes now (state {found.get('JobState', '')}): is it over?")
-        return found
+        if job is None or "NodeList" not in job.fields:
+            state = f"state {job.state}" if job else "Slurm has forgotten it"
+            raise LaunchError(
+                f"{_JOB_ID} says that this shell is in job {self.job_id}, which has no nodes now ({state}). Leave the "
+                f"shell of a job that is over. To use this machine alone: unset {_JOB_ID}."
+            )
+        return job.fields
 
     @cached_property
     def _allocation(self) -> Allocation:

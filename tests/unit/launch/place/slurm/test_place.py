@@ -97,9 +97,10 @@ def test_a_job_that_is_over_is_an_error_with_its_state(scontrol: Path) -> None:
         allocation_of({"SLURM_JOB_ID": "17"})
 
 
-def test_scontrols_own_words_are_in_the_error(scontrol: Path) -> None:
+def test_a_shell_that_outlived_its_job_is_told_what_to_unset(scontrol: Path) -> None:
+    """Editors and terminals keep the variables of the job in which they were started."""
     scontrol.write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
-    with pytest.raises(LaunchError, match="Invalid job id specified"):
+    with pytest.raises(LaunchError, match=r"job 17, .*\(Slurm has forgotten it\).*unset SLURM_JOB_ID"):
         allocation_of({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "n1"})
 
 
