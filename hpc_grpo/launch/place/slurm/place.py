@@ -182,7 +182,7 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
     """Return the salloc command for `launch`, with a shell on the first node. Raises ConfigError as `extra_options`."""
     nodes = {key.replace("_", "-"): value for key, value in node_options(launch).items()}
     wanted = {"job-name": "hpc-grpo-shell", **nodes, **extra_options(launch.slurm)}
-    options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]
+    options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items()]
     # Sites differ in where salloc's shell runs. Our own step always runs on the first node.
     return ["salloc", *options, *_SHELL_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
 

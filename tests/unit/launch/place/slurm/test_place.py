@@ -294,6 +294,13 @@ def test_a_light_installation_gives_a_shell_with_the_one_of_the_jobs() -> None:
     assert "export PATH=/proj/env/bin:$PATH" in command[-1].splitlines()
 
 
+def test_a_shell_has_the_options_of_a_job_also_zero() -> None:
+    """--mem=0 is all memory of the node."""
+    launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem": 0, "exclusive": True, "requeue_hold": False}}})
+    options = allocation_command(launch)
+    assert {"--mem=0", "--exclusive"} <= {*options} and not any("requeue" in option for option in options)
+
+
 def test_a_shell_on_a_node_of_a_run(became: list[Any], tmp_path: Path) -> None:
     running(tmp_path / "r")
     for words in (["--node", "nid007"], []):
