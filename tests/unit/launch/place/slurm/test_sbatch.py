@@ -97,6 +97,12 @@ def test_hosts_to_reach_by_ssh_are_refused_and_not_passed_over() -> None:
         slurm.render(JobRequest(RUN, LaunchConfig(hosts=["n1"]), attempt_command(RUN)))
 
 
+@pytest.mark.parametrize("name", ["held-out-10%test", "a\\b"])
+def test_a_run_whose_path_slurm_would_change_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"Slurm replaces .* Choose another run\.name"):
+        slurm.render(JobRequest(RunDir(Path("/scratch") / name), launch(), "true"))
+
+
 def last_line(launch: LaunchConfig) -> str:
     return slurm.render(JobRequest(RUN, launch, attempt_command(RUN))).splitlines()[-1]
 
