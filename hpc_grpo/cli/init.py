@@ -60,9 +60,11 @@ def init(file: Path, **given: Any) -> None:
         raise ConfigError(f"{' and '.join(missing)} must be given: there is no terminal to ask at.")
 
     def answer(name: str, question: str, default: str | None, kind: Any = str) -> str:
-        if given[name] is not None or not asks:
-            return str(given[name] if given[name] is not None else default)
-        return str(click.prompt(question, default=default, type=kind, err=True))
+        said = default if given[name] is None else given[name]
+        if given[name] is None and asks:
+            said = click.prompt(question, default=default, type=kind, err=True)
+        # No shell expands an answer, or --data=~/rows.jsonl.
+        return os.path.expandvars(os.path.expanduser(str(said)))  # noqa: PTH111 - Path would change other names
 
     model = answer("model", "Model (a Hugging Face folder or name)", "Qwen/Qwen2.5-0.5B-Instruct")
     data = answer("data", "Data (a file, or a name on the hub)", None)

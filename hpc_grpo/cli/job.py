@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from hpc_grpo.cli.options import CONFIG, DRIVER, OVERRIDES, echo
-from hpc_grpo.cli.request import load_request
+from hpc_grpo.cli.options import CONFIG_OR_RUN, DRIVER, OVERRIDES, STARTS_RUN, echo
+from hpc_grpo.cli.request import load_request_or_run
 from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.place.job_queue import setup_lines
 from hpc_grpo.launch.supervisor.attempt import run_attempt
@@ -33,10 +33,10 @@ def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver:
 
 
 @click.command("job-setup", hidden=True)
-@CONFIG
+@CONFIG_OR_RUN
 @OVERRIDES
-@DRIVER
-def job_setup(config_name: str, overrides: tuple[str, ...], driver: str) -> None:
+@STARTS_RUN
+def job_setup(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
     """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
-    for line in setup_lines(load_request(config_name, overrides).config.launch):
+    for line in setup_lines(load_request_or_run(config_name, overrides).config.launch):
         echo(line)

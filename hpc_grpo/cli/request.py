@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hpc_grpo.cli.foreign import notes, refuse
-from hpc_grpo.cli.options import echo
+from hpc_grpo.cli.options import echo, open_run, run_unless_config
 from hpc_grpo.config import Config, load_config
 from hpc_grpo.config.checked import InvalidConfigError
 from hpc_grpo.config.load import find_config, load_values, overridden, read_layers
@@ -25,6 +25,7 @@ from hpc_grpo.foreign.reading import read_options
 from hpc_grpo.foreign.systems import SYSTEMS, counterpart
 from hpc_grpo.foreign.table import Kind
 from hpc_grpo.launch.environment import is_allowed, is_denied
+from hpc_grpo.launch.freeze import reconfigured
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.job_queue import JobQueue
 from hpc_grpo.system.commands import run_command
@@ -97,6 +98,13 @@ class ShellConfig:
     overrides: list[str]
     exported: dict[str, str]
     options: list[str]
+
+
+def load_request_or_run(config_name: str, overrides: Sequence[str]) -> Request:
+    """Load CONFIG, or the config of RUN, with `overrides`. Raises ConfigError."""
+    if run_unless_config(config_name) is None:
+        return load_request(config_name, overrides)
+    return Request(reconfigured(open_run(config_name), overrides), [*overrides])
 
 
 def load_request(config_name: str, overrides: Sequence[str]) -> Request:

@@ -12,13 +12,13 @@ from typing import NoReturn
 
 import click
 
-from hpc_grpo.cli.options import CONFIG_OR_RUN, OVERRIDES, RUN, STARTS_RUN, echo, open_run, run_unless_config
-from hpc_grpo.cli.request import Request, load_request
+from hpc_grpo.cli.options import CONFIG_OR_RUN, OVERRIDES, RUN, STARTS_RUN, echo, open_run
+from hpc_grpo.cli.request import Request, load_request_or_run
 from hpc_grpo.errors import EXIT_CRASH
 from hpc_grpo.launch.chain.link import LinkJob
 from hpc_grpo.launch.chain.submit import remove_stop
 from hpc_grpo.launch.fork import fork as fork_run
-from hpc_grpo.launch.freeze import freeze, is_over, reconfigured
+from hpc_grpo.launch.freeze import freeze, is_over
 from hpc_grpo.launch.supervisor.attempt import run_attempt
 from hpc_grpo.preflight.inputs import refusals
 from hpc_grpo.run.contract import DEFAULT_DRIVER
@@ -42,11 +42,7 @@ def train(config_name: str, overrides: tuple[str, ...], link: bool, accepts_chan
     CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
     command resumes a run that was interrupted, and so does RUN.
     """
-    if run_unless_config(config_name) is None:
-        request = load_request(config_name, overrides)
-    else:
-        request = Request(reconfigured(open_run(config_name), overrides), [*overrides])
-    start_training(request, accepts_changes, driver, is_link=link)
+    start_training(load_request_or_run(config_name, overrides), accepts_changes, driver, is_link=link)
 
 
 @click.command()

@@ -131,6 +131,15 @@ def test_setup_lines_of_the_command_come_after_those_of_the_site(tmp_path: Path)
     assert ".began' || true\nmodule load cuda\nexport A='x y'\nulimit -n 9\n" in script
 
 
+def test_a_job_by_hand_gets_its_setup_lines_by_the_words_of_train(tmp_path: Path) -> None:
+    from hpc_grpo.launch.freeze import freeze
+
+    words = [f"run.root={tmp_path}", "launch.setup_lines=[ulimit -n 9]"]
+    run = freeze(load_config("local/debug", words), [], [])
+    for given in (["local/debug", *words], [str(run.path)], [str(run.path), "--accept-changes"]):
+        assert call("job-setup", *given).output == "ulimit -n 9\n"
+
+
 @pytest.mark.parametrize("other", ["--one-job", "--until-complete"])
 def test_two_answers_to_how_many_follow_on_jobs_are_a_usage_error(tmp_path: Path, other: str) -> None:
     result = call("submit", "local/debug", f"run.root={tmp_path}", "--chain", "2", other, "--dry-run")

@@ -69,6 +69,19 @@ def test_a_file_of_any_size_is_split_and_trained_on_for_at_least_20_steps(
     assert config.train.lr == (1e-6 if num_rows == 3000 else 5e-6)
 
 
+@pytest.mark.parametrize("place", ["~/rows.jsonl", "$HOME/rows.jsonl"])
+def test_a_path_with_the_home_in_it_is_read_as_the_shell_reads_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "rows.jsonl").write_text('{"problem": "6*7?", "solution": "42"}\n' * 2)
+    result = call("init", "a.yaml", "--model", "org/m-1B", f"--data={place}", "--eval", place, "--gpus", "1")
+    assert result.exit_code == 0, result.stderr
+    train = load_config("a.yaml").data.train
+    assert (train.path, train.prompt_field) == (str(tmp_path / "home" / "rows.jsonl"), "problem")
+
+
 def test_an_eval_file_leaves_all_rows_to_train_on(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 1)
     call("init", "a.yaml", "--model", "org/m-1B", "--data", "rows.jsonl", "--eval", "rows.jsonl", "--gpus", "1")

@@ -52,7 +52,8 @@ def test_states_reasons_and_expected_starts_are_columns_and_json(
     built.hold(1)
     built.chain("11", "12", successor="12")
     RunBuilder(root / "fresh").chain("20")
-    slurm.answer("squeue", f"11|RUNNING|{START}|None\n12|PENDING|N/A|Dependency\n20|PENDING|{START}|Priority\n")
+    listed = f"11|RUNNING|{START}|None\n12|PENDING|N/A|Dependency\n20|PENDING|{START}|Priority\n"
+    slurm.answer("squeue", f"A line of the site's own squeue.\n\n{listed}")
     title, adder, fresh, asked = call("status", "--slurm").output.splitlines()
     assert "walltime left  heartbeat  Slurm" in title
     assert title.index("Slurm") == adder.index("11 RUNNING, 12 PENDING (Dependency)")

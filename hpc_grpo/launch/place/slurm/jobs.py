@@ -91,7 +91,8 @@ class SlurmQueue:
 
     def _queued(self, request: JobRequest) -> str:
         """Return the id of the queued job with the name of a request, "" if there is none."""
-        printed = self.ask(["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%k"])
+        # Without --all, squeue and scontrol leave out hidden partitions.
+        printed = self.ask(["squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%i|%k"])
         jobs = dict(line.strip().split("|", 1)[::-1] for line in printed.splitlines() if "|" in line)
         return jobs.get(request.name, "").partition("_")[0]  # of an array: 17_[0-5]
 
@@ -219,7 +220,7 @@ class SlurmJob:
         """Let a waiting job avoid nodes. Raises LaunchError if too few nodes of its partition would be left."""
         excluded = [*([self.fields["ExcNodeList"]] if "ExcNodeList" in self.fields else []), *nodes]
         names = self.fields["Partition"].split(",")
-        partitions = [text.fields(self.ask(["scontrol", "show", "partition", name])) for name in names]
+        partitions = [text.fields(self.ask(["scontrol", "--all", "show", "partition", name])) for name in names]
         members = {node for one in partitions if "Nodes" in one for node in text.hostnames(one["Nodes"], self.ask)}
         if len(members - set(text.hostnames(",".join(excluded), self.ask))) < self._num_nodes:
             raise LaunchError(f"without {', '.join(nodes)} its partition has fewer than {self._num_nodes} nodes")

@@ -44,15 +44,17 @@ class SlurmPlace(Place):
         self.queue: JobQueue | None = SlurmQueue()
 
     @cached_property
-    def _shown(self) -> dict[str, str]:
+    def _shown(self) -> Mapping[str, str]:
         """Query the job's fields. Caches an answer, not a failure."""
-        job_id = self.job_id
-        records = text.records(text.output_of(["scontrol", "show", "job", job_id]))
-        found = next((record for record in records if record.get("JobId") == job_id), records[0])
+        job = SlurmQueue().show(self.job_id)
         # Not SLURM_JOB_NODELIST: in a shell that srun attached to the job, it has only that step's nodes.
-        if "NodeList" not in found:
-            raise LaunchError(f"Job {job_id} has no nodes now (state {found.get('JobState', '')}): is it over?")
-        return found
+        if job is None or "NodeList" not in job.fields:
+            state = f"state {job.state}" if job else "Slurm has forgotten it"
+            raise LaunchError(
+                f"{_JOB_ID} says that this shell is in job {self.job_id}, which has no nodes now ({state}). Leave the "
+                f"shell of a job that is over. To use this machine alone: unset {_JOB_ID}."
+            )
+        return job.fields
 
     @cached_property
     def _allocation(self) -> Allocation:
@@ -89,7 +91,7 @@ class SlurmPlace(Place):
     def _cpus_of_node(self) -> int:
         """Return the CPUs of a job on the whole node: cores, or threads if Slurm counts threads."""
         try:
-            shown = text.fields(text.output_of(["scontrol", "show", "node", self._this_node]))
+            shown = text.fields(text.output_of(["scontrol", "--all", "show", "node", self._this_node]))
         except LaunchError:
             shown = {}
         return int(shown.get("CPUEfctv") or shown.get("CPUTot") or psutil.cpu_count(logical=False) or 0)
@@ -180,7 +182,7 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
     """Return the salloc command for `launch`, with a shell on the first node. Raises ConfigError as `extra_options`."""
     nodes = {key.replace("_", "-"): value for key, value in node_options(launch).items()}
     wanted = {"job-name": "hpc-grpo-shell", **nodes, **extra_options(launch.slurm)}
-    options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items() if value]
+    options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items()]
     # Sites differ in where salloc's shell runs. Our own step always runs on the first node.
     return ["salloc", *options, *_SHELL_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]
 

@@ -92,7 +92,7 @@ def _query(job_ids: Sequence[str]) -> QueueAnswer:
             return QueueAnswer(now, error=str(error))
         printed = ""
     jobs = {}
-    for line in printed.splitlines():
+    for line in (each for each in printed.splitlines() if each.count("|") > 2):  # a site's wrapper may print others
         job_id, state, start, reason = line.strip().split("|", 3)
         jobs[job_id] = QueuedJob(job_id, state, "" if reason == "None" else reason, unix_time(start))
     return QueueAnswer(now, tuple(job_ids), jobs)

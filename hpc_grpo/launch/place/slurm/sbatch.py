@@ -15,7 +15,7 @@ from hpc_grpo.run.source import entry
 
 
 def render(request: JobRequest) -> str:
-    """Return the job script. Raises ConfigError for options that have their own key, for hosts, and without a Ray."""
+    """Return the job script. Raises ConfigError as `parameters`, and without a Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]
@@ -30,8 +30,14 @@ def render(request: JobRequest) -> str:
 
 
 def parameters(request: JobRequest) -> dict[str, Any]:
+    """Return submitit's parameters. Raises ConfigError for hosts, options that have their own key, and % in a path."""
     launch, run = request.launch, request.run
     refuse_hosts(launch, "Slurm chooses the nodes of the job")
+    if {"%", "\\"} & {*str(run.path)}:  # The job would end without a word: the folder of its output does not exist.
+        raise ConfigError(
+            f"{run.path} holds % or \\, which Slurm replaces in the path of a job's output. Choose another run.name or "
+            f"run.root."
+        )
     # submitit would have SIGUSR2 sent to the steps, which kills a node agent's Ray before the end.
     further = {"signal": f"B:USR1@{WARNING_BEFORE_END_S}", "no-requeue": True, **extra_options(launch.slurm)}
     if launch.min_nodes is not None and launch.min_nodes < launch.num_nodes:

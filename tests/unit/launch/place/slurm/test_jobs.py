@@ -124,6 +124,7 @@ def test_nodes_are_excluded_only_where_enough_are_left(needed: str, excludes: bo
         asked.append(" ".join(argv))
         if "hostnames" in argv:
             return {"nid[001-003]": "nid001\nnid002\nnid003\n"}.get(argv[-1], argv[-1].replace(",", "\n"))
+        assert "--all" in argv or "update" in argv, "a hidden partition is not found"
         return "PartitionName=workq\n   Nodes=nid[001-003]\n   State=UP TotalCPUs=24 TotalNodes=3"
 
     job = SlurmJob("8", {"Partition": "workq", "NumNodes": needed, "ExcNodeList": "nid001"}, ask)

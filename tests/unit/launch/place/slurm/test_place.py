@@ -97,9 +97,10 @@ def test_a_job_that_is_over_is_an_error_with_its_state(scontrol: Path) -> None:
         allocation_of({"SLURM_JOB_ID": "17"})
 
 
-def test_scontrols_own_words_are_in_the_error(scontrol: Path) -> None:
+def test_a_shell_that_outlived_its_job_is_told_what_to_unset(scontrol: Path) -> None:
+    """Editors and terminals keep the variables of the job in which they were started."""
     scontrol.write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
-    with pytest.raises(LaunchError, match="Invalid job id specified"):
+    with pytest.raises(LaunchError, match=r"job 17, .*\(Slurm has forgotten it\).*unset SLURM_JOB_ID"):
         allocation_of({"SLURM_JOB_ID": "17", "SLURM_NODELIST": "n1"})
 
 
@@ -153,7 +154,8 @@ def test_on_a_whole_node_of_a_site_without_gres_all_gpus_count(
 ) -> None:
     """On a part of a node they may be another job's."""
     for name, printed in {"nvidia-smi": "GPU 0: H100\nGPU 1: H100", "scontrol": f"NodeName=x {shown}"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{printed}'\n")
+        # Without --all scontrol does not find nodes of hidden partitions.
+        (tmp_path / name).write_text(f"#!/bin/sh\n[ $1 != show ] || exit 1\necho '{printed}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     for variable, value in {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": cpus}.items():
@@ -290,6 +292,14 @@ def test_another_allocations_settings_stay_behind(became: list[Any], monkeypatch
 def test_a_light_installation_gives_a_shell_with_the_one_of_the_jobs() -> None:
     command = allocation_command(LaunchConfig(python="/proj/env/bin/python"))
     assert "export PATH=/proj/env/bin:$PATH" in command[-1].splitlines()
+
+
+def test_a_shell_has_the_options_of_a_job_also_zero() -> None:
+    """--mem=0 is all memory of the node."""
+    launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem": 0, "exclusive": True, "requeue_hold": False}}})
+    command = allocation_command(launch)
+    options = command[: command.index("srun")]
+    assert {"--mem=0", "--exclusive"} <= {*options} and not any("requeue" in option for option in options)
 
 
 def test_a_shell_on_a_node_of_a_run(became: list[Any], tmp_path: Path) -> None:

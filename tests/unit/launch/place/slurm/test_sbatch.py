@@ -97,6 +97,12 @@ def test_hosts_to_reach_by_ssh_are_refused_and_not_passed_over() -> None:
         slurm.render(JobRequest(RUN, LaunchConfig(hosts=["n1"]), attempt_command(RUN)))
 
 
+@pytest.mark.parametrize("name", ["held-out-10%test", "a\\b"])
+def test_a_run_whose_path_slurm_would_change_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"Slurm replaces .* Choose another run\.name"):
+        slurm.render(JobRequest(RunDir(Path("/scratch") / name), launch(), "true"))
+
+
 def last_line(launch: LaunchConfig) -> str:
     return slurm.render(JobRequest(RUN, launch, attempt_command(RUN))).splitlines()[-1]
 
@@ -206,7 +212,8 @@ def test_a_job_that_was_queued_although_sbatch_failed_is_not_queued_twice(
     (tmp_path / "JOBS").write_text("41|mine\n")
     squeue = tmp_path / "squeue"
     monkeypatch.setenv("SQUEUE_PARTITION", "other")  # squeue would leave out our job
-    shows = f'#!/bin/sh\n[ "$SQUEUE_PARTITION" ] || cat {tmp_path}/JOBS\n'
+    # Without --all squeue leaves out jobs of a hidden partition.
+    shows = f'#!/bin/sh\n[ "$SQUEUE_PARTITION" ] || [ "$1" != --all ] || cat {tmp_path}/JOBS\n'
     squeue.write_text(shows if answers_at_once else "#!/bin/sh\nexit 1\n")
     squeue.chmod(0o755)
     request = JobRequest(run, launch(), "true")
