@@ -132,8 +132,7 @@ class EvalSetConfig(DatasetConfig):
     @property
     def own_settings(self) -> dict[str, Any]:
         """Return the keys of `eval` that this set overrides."""
-        values = {key: getattr(self, key) for key in ("num_samples", "temperature", "top_p")}
-        return {key: value for key, value in values.items() if value is not None}
+        return self.model_dump(include={"num_samples", "temperature", "top_p"}, exclude_none=True)
 
 
 class CurriculumConfig(Section):

@@ -40,9 +40,7 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
         if (folder / source.path).exists():
             continue
         if ":" in source.path:
-            # In addition to the function's file.
-            #
-            # A login node compares the file only, because it does not make the items.
+            # In addition to the function's file, which is all that a login node compares: it does not make the items.
             found[f"{key}.items"] = {"sha256": item_digests[key]}
         else:
             # The library's own fingerprint, in which the revision is.

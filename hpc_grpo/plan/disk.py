@@ -38,9 +38,8 @@ STEP_BYTES = 4096
 class DiskBudget:
     """The bytes that a run writes below its folder, or the runs of a sweep below theirs.
 
-    `sure` follows from the model's size; `estimated` is an upper limit.
-
-    `room` is the space there, including what the run has already written.
+    `sure` follows from the model's size; `estimated` is an upper limit. `room` is the space there, including what the
+    run has already written.
     """
 
     folder: Path

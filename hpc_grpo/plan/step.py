@@ -14,7 +14,6 @@ from hpc_grpo.data.order import places_per_epoch
 from hpc_grpo.data.sources import read_items
 from hpc_grpo.driver.schedule import train_length
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.plan.budgets import KvCache
 from hpc_grpo.plan.fit import Plan
 
 
@@ -32,15 +31,13 @@ class Workload:
     sequences_per_engine: int
     num_microbatches: int
     learner_tokens: int
-    cache: KvCache
 
 
 def workload(plan: Plan) -> Workload | None:
     """Return the work of a step; None without engines (SFT)."""
-    config, cache = plan.config, plan.kv_cache
-    if cache is None:
+    config, rollout = plan.config, plan.config.rollout
+    if plan.kv_cache is None:
         return None
-    rollout = config.rollout
     sequences, engines = rollout.prompts_per_step * rollout.group_size, plan.num_nodes * engines_per_node(config)
     prompts = rollout.prompts_per_step if budget_of(config).shares_prompts else sequences
     return Workload(
@@ -50,7 +47,6 @@ def workload(plan: Plan) -> Workload | None:
         sequences_per_engine=ceil(sequences / engines),
         num_microbatches=_num_microbatches(config, max(1, plan.num_learners // config.train.sequence_parallel)),
         learner_tokens=prompts * config.data.max_prompt_tokens + sequences * config.longest_rollout,
-        cache=cache,
     )
 
 

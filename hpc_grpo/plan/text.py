@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hpc_grpo.config.resources import engines_per_node, expects_gpus, gpus_per_node
 from hpc_grpo.plan.advise import changes_that_fit, largest_models, shortfall
 from hpc_grpo.plan.budgets import is_checkpointed
 from hpc_grpo.plan.disk import DiskBudget
 from hpc_grpo.plan.fit import Plan
-from hpc_grpo.plan.memory import ENGINE_GPU, MemoryBudget
+from hpc_grpo.plan.memory import ENGINE_GPU, MemoryBudget, Part
 from hpc_grpo.plan.step import workload
 from hpc_grpo.system.readable import counted, wrapped
 from hpc_grpo.types import GIB
@@ -43,20 +43,19 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _budget(budget: MemoryBudget) -> Iterator[str]:
     yield f"{budget.device:<{_NAME_WIDTH}}     GiB"
-    for part in budget.parts:
-        yield f"  {part.name:<{_NAME_WIDTH}}{part.num_bytes / GIB:>6.1f}  {part.formula}"
     verdict = "fits" if budget.fits else "DOES NOT FIT"
-    total = f"  {'together':<{_NAME_WIDTH}}{budget.num_bytes / GIB:>6.1f}"
-    yield f"{total}  of {budget.capacity_bytes / GIB:.1f}: {verdict}"
+    yield from _sum(budget.parts, f"{budget.capacity_bytes / GIB:.1f}: {verdict}")
 
 
 def _disk(disk: DiskBudget) -> Iterator[str]:
     yield f"{'disk':<{_NAME_WIDTH}}     GiB  in {disk.folder}"
-    for part in (*disk.sure, *disk.estimated):
-        yield f"  {part.name:<{_NAME_WIDTH}}{part.num_bytes / GIB:>6.1f}  {part.formula}"
     verdict = "DOES NOT FIT" if disk.is_too_large else "fits" if disk.fits else "fits if completions stay shorter"
-    total = f"  {'together':<{_NAME_WIDTH}}{disk.num_bytes / GIB:>6.1f}"
-    yield f"{total}  of {disk.room.num_bytes / GIB:,.1f} {disk.room.limit}: {verdict}"
+    yield from _sum((*disk.sure, *disk.estimated), f"{disk.room.num_bytes / GIB:,.1f} {disk.room.limit}: {verdict}")
+
+
+def _sum(parts: Sequence[Part], available: str) -> Iterator[str]:
+    for part in (*parts, Part("together", sum(part.num_bytes for part in parts), f"of {available}")):
+        yield f"  {part.name:<{_NAME_WIDTH}}{part.num_bytes / GIB:>6.1f}  {part.formula}"
 
 
 def _verdict(plan: Plan, disk: DiskBudget) -> Iterator[str]:
@@ -87,11 +86,10 @@ def _verdict(plan: Plan, disk: DiskBudget) -> Iterator[str]:
 
 
 def _step(plan: Plan) -> Iterator[str]:
-    load = workload(plan)
-    if load is None:
+    load, cache = workload(plan), plan.kv_cache
+    if load is None or cache is None:
         yield f"A step trains on {plan.config.task_args.batch_size:,} demonstrations."
         return
-    cache = load.cache
     yield from wrapped(
         f"A step samples {load.num_sequences:,} sequences of at most {plan.config.max_model_len:,} tokens: "
         f"at most {load.max_tokens:,} tokens, {load.max_new_tokens:,} of them sampled."

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class Dashboard(ThreadingHTTPServer):
     def __init__(self, runs: Callable[[], list[RunDir]], port: int | None = None) -> None:
         self.token = secrets.token_urlsafe(32)
         self._runs = runs
-        self._columns: dict[Path, MetricColumns] = {}
+        self._columns = lru_cache(_KEPT_RUNS)(lambda run: MetricColumns(run.metrics))
         self._lock = threading.Lock()
         first = _FIRST_PORT + os.getuid() % _NUM_PORTS
         ports = range(first, first + _TRIED_PORTS) if port is None else (port,)
@@ -73,10 +74,7 @@ class Dashboard(ThreadingHTTPServer):
         run = found[query["run"]]
         if path == "/api/run":
             with self._lock:  # only one thread at a time reads on in a column
-                columns = self._columns.pop(run.path, None) or MetricColumns(run.metrics)
-                self._columns[run.path] = columns
-                if len(self._columns) > _KEPT_RUNS:
-                    del self._columns[next(iter(self._columns))]
+                columns = self._columns(run)
                 columns.read()
                 data = run_data(run, run.name, columns, time.time())
             data["eval_version"] = digest_of(data["held_out"])

@@ -48,25 +48,24 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
     """
     metrics = MetricColumns(run_dir.metrics)
     metrics.read()
-    curves = learning_curves(metrics, with_sources=True)
+    curves = learning_curves(metrics)
     if not curves:
         say(f"{run_dir.name}: no step has ended yet. hpc-grpo status --why says what became of its attempts.")
         return
     if importlib.util.find_spec("plotext"):  # missing in the light installation
-        say(draw_text(learning_curves(metrics, with_sources=False)))
+        say(draw_text([curve for curve in curves if "/" not in curve.name.partition("@")[2]]))  # without single sources
     for curve in curves:
         say(str(curve))
     say(f"\n{before_and_after(run_dir, in_their_order)}")
 
 
-def learning_curves(metrics: MetricColumns, *, with_sources: bool) -> list[Series]:
+def learning_curves(metrics: MetricColumns) -> list[Series]:
     """Return the reward and every eval pass@k, single sources last; for SFT, which has neither, the loss."""
     names = metrics.columns
     wanted = [name for name in (REWARD, PASS_AT_1) if name in names]
     others = {name for name in names if _PASS_AT_K.fullmatch(name)} - {PASS_AT_1}
     wanted += sorted(others, key=lambda name: (name.count("/"), name))
-    shown = [name for name in wanted or ["loss/policy"] if with_sources or "/" not in name.partition("@")[2]]
-    return [_curve_of(name, metrics) for name in shown if metrics.points(name)]
+    return [_curve_of(name, metrics) for name in wanted or ["loss/policy"] if metrics.points(name)]
 
 
 def _curve_of(name: str, metrics: MetricColumns) -> Series:

@@ -74,8 +74,8 @@ def longest_step(plan: Plan) -> tuple[float, float] | None:
 
     None on CPUs, without engines, and if an engine's cache holds no full sequence: no time is known then.
     """
-    load, config = workload(plan), plan.config
-    if not expects_gpus(config) or load is None or not load.cache.num_sequences:
+    load, config, cache = workload(plan), plan.config, plan.kv_cache
+    if not expects_gpus(config) or load is None or cache is None or not cache.num_sequences:
         return None
     decoding, at_once = _decoding(plan, config.longest_rollout), config.engine.max_num_seqs
     full, rest = divmod(load.sequences_per_engine, at_once)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -241,9 +241,9 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
     sampled = [step.num_tokens / engines for step in steps]
     waits_s = [step.wait_s for step in steps]
     is_alone = _waits_to_sample(measured, config)
-    decoding = fit(counts, sampled, waits_s, _constant) if is_alone else Rate(waits_s[0] / counts[0], 0.0)
+    decoding = fit(counts, sampled, waits_s, by_part=False) if is_alone else Rate(waits_s[0] / counts[0], 0.0)
     trained = [step.trained_tokens / learners for step in steps]
-    training = fit([1.0] * len(trained), trained, [step.train_s for step in steps], _proportional)
+    training = fit([1.0] * len(trained), trained, [step.train_s for step in steps], by_part=True)
     draws = tuple(
         DrawnStep(
             scale=scale,
@@ -258,24 +258,20 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
     return Rates(decoding, training, draws, measured.sequences)
 
 
-def fit(
-    counts: Sequence[float],
-    parts: Sequence[float],
-    seconds: Sequence[float],
-    otherwise: Callable[[Sequence[float], Sequence[float], Sequence[float]], Rate],
-) -> Rate:
+def fit(counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float], *, by_part: bool) -> Rate:
     """Fit seconds = fixed_s counts + part_s parts by least squares, neither below 0.
 
-    `otherwise` fits one of the two alone. Both are used only if they reduce its squared error by a fifth.
+    Both are used only if they reduce the squared error of one number alone by a fifth. `by_part`: this is part_s,
+    unless all parts are 0.
 
-    >>> fit([1.0, 1.0, 1.0], [10.0, 20.0, 30.0], [3.0, 5.0, 7.0], otherwise=_proportional)
+    >>> fit([1.0, 1.0, 1.0], [10.0, 20.0, 30.0], [3.0, 5.0, 7.0], by_part=True)
     Rate(fixed_s=1.0, part_s=0.2)
-    >>> fit([1.0, 1.0], [10.0, 10.0], [3.0, 5.0], otherwise=_proportional)
+    >>> fit([1.0, 1.0], [10.0, 10.0], [3.0, 5.0], by_part=True)
     Rate(fixed_s=0.0, part_s=0.4)
     """
-    alone = otherwise(counts, parts, seconds)
     cc, pp, cp = _dot(counts, counts), _dot(parts, parts), _dot(counts, parts)
     cs, ps = _dot(counts, seconds), _dot(parts, seconds)
+    alone = Rate(0.0, ps / pp) if by_part and pp else Rate(cs / cc, 0.0)
     determinant = cc * pp - cp * cp
     if determinant <= 1e-9 * cc * pp:
         return alone
@@ -299,16 +295,6 @@ def _decode_steps(shares: Sequence[float], config: Config, scale: float, engines
             last = max(last, engine.end_of(engine.submit([[(length, 0.0)] for length in lengths], 0.0)))
         ends.append(last)
     return statistics.fmean(ends)
-
-
-def _constant(counts: Sequence[float], _parts: Sequence[float], seconds: Sequence[float]) -> Rate:
-    return Rate(_dot(counts, seconds) / _dot(counts, counts), 0.0)
-
-
-def _proportional(counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float]) -> Rate:
-    if not any(parts):  # no step has trained on anything
-        return _constant(counts, parts, seconds)
-    return Rate(0.0, _dot(parts, seconds) / _dot(parts, parts))
 
 
 def _squared_errors(rate: Rate, counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float]) -> float:

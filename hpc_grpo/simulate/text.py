@@ -226,20 +226,16 @@ def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
     if has_trained:
         yield "A run that has trained may change learners and engines, not the ZeRO stage, the offload or the lag."
     in_turn = fastest_in_turn(splits)
+    learners, engines, width = layout(in_turn.plan)
     yield from wrapped(
-        f"In turn ({LAG}=0: no rollout is older than the weights it trains) {_layout(in_turn.plan)} is the "
-        f"fastest, {_seconds(in_turn.in_turn.step_s)} s."
+        f"In turn ({LAG}=0: no rollout is older than the weights it trains) {learners} + {engines}"
+        f"{f' of {width} GPUs' if width > 1 else ''} is the fastest, {_seconds(in_turn.in_turn.step_s)} s."
     )
     yield from (line for warning in best.plan.warnings for line in wrapped(warning))
 
 
 def _zero(plan: Plan) -> str:
     return f"{plan.config.train.zero_stage}, {plan.config.train.offload_optimizer}"
-
-
-def _layout(plan: Plan) -> str:
-    learners, engines, parallel = layout(plan)
-    return f"{learners} + {engines}{f' of {parallel} GPUs' if parallel > 1 else ''}"
 
 
 def _seconds(seconds: float) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import importlib
 import json
 import os
@@ -46,9 +47,6 @@ _DESCRIPTORS = {"stdin": 0, "stdout": 1, "stderr": 2, "verdict": 3}
 _KILL_S, _KILL_POLL_S = 5.0, 0.0005
 """On a busy node a killed process takes a while to go."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
-_MAX_SCORERS = 64
-
-_scorers: dict[str, Callable[[str], float]] = {}
 
 
 def main() -> None:
@@ -156,14 +154,15 @@ def _run(job: dict[str, Any], case: str) -> dict[str, str]:
 
 def _scorer(job: dict[str, Any]) -> Callable[[str], float]:
     """Return the job's scorer. The scorer is imported and made before a fork sees a model's text."""
-    key = json.dumps([job["scorer"], job["given"]])
-    if key not in _scorers:
-        sys.path += [path for path in job["path"] if path not in sys.path]
-        if len(_scorers) == _MAX_SCORERS:
-            _scorers.clear()
-        module, _, name = job["scorer"].partition(":")
-        _scorers[key] = getattr(importlib.import_module(module), name)(**job["given"])
-    return _scorers[key]
+    sys.path += [path for path in job["path"] if path not in sys.path]
+    return _made(job["scorer"], json.dumps(job["given"]))
+
+
+@functools.lru_cache(64)
+def _made(scorer: str, given: str) -> Callable[[str], float]:
+    module, _, name = scorer.partition(":")
+    made: Callable[[str], float] = getattr(importlib.import_module(module), name)(**json.loads(given))
+    return made
 
 
 def _take_descriptors(theirs: dict[str, int]) -> None:
