@@ -51,7 +51,8 @@ class QueueAnswer:
 def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
     """Query Slurm about jobs, or return its last answer from `cache` if that is less than a minute old.
 
-    Makes no query without jobs. Raises LaunchError if Slurm does not answer, or did not answer the last time.
+    The cached answer may be about other jobs (`QueueAnswer.job`). Makes no query without jobs. Raises LaunchError if
+    Slurm does not answer, or did not answer in the last minute.
     """
     if not job_ids:
         return QueueAnswer(time.time())
