@@ -167,7 +167,7 @@ def may_change(key: str) -> bool:
 
 
 def is_listed(key: str, entries: Collection[str]) -> bool:
-    """Return whether a dotted key is among entries, which are written as those of CHANGEABLE."""
+    """Return whether an entry names a dotted key. Entries have the form of the keys of CHANGEABLE."""
     key = re.sub(r"\.[0-9]+(?=\.)", ".*", f"{key}.")
     return any(key.startswith(entry) if entry.endswith(".") else key == f"{entry}." for entry in entries)
 

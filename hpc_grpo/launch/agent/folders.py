@@ -5,8 +5,8 @@ nobody can guess: another user could create a folder with a known name first. Sh
 whose paths must be the same in every job. If another user has taken the name of a shared folder, LaunchError is raised.
 
 Each folder holds a file that its agents keep locked. The kernel drops the lock with the process. So an unlocked folder
-is a leftover, and the next agent on the node removes it (a store can hold 100 GB of memory). Owner and lock are checked
-on the opened folder, never by its name, which may be reused for another folder.
+is a leftover. The next agent on the node removes it, because a store can hold 100 GB of memory. Owner and lock are
+checked on the opened folder, never by its name, which may be reused for another folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prepare a node's own disk before Ray starts: the run directory, and copies of environment, weights and caches.
 
-A shared file system reads the thousands of small files of torch and vLLM slowly for many processes on many nodes, and
-compile caches must not be on one. This user's agents on the node share the copies (folders.py). A folder's name is a
-hash of the source's path and version. So the name is the same in every job: compiled kernels contain paths.
+A shared file system reads the many small files of torch and vLLM slowly for many nodes. Compile caches must not be on
+a shared file system. This user's agents on the node share the copies (folders.py). A folder's name is a hash of the
+source's path and version. So the name is the same in every job: compiled kernels contain paths.
 
 A node checks by the digest of Ray's token whether it sees the head's disk. The head writes a new token whenever it
 starts Ray, so a node that reads this token sees the disk.

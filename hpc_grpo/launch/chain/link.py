@@ -49,7 +49,7 @@ class LinkJob:
 
 
 class ChainLink:
-    """This job as a link of its run's chain, and the jobs behind it.
+    """This job as a link of its run's chain, and the jobs that wait behind this job.
 
     `start`, `try_again` and `finish` need the run to be held. From `start` on, the record names this job's successor.
     """

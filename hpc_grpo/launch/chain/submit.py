@@ -135,7 +135,7 @@ def refuse_if_trained(run: RunDir, queue: JobQueue) -> None:
 def undone_unless_queued(run: RunDir) -> Iterator[None]:
     """Remove a new run, and restore COMPLETE and config of a complete one, if the block fails to queue a job.
 
-    A new run stays if the queue may have taken a job, as at Ctrl+C, or if an attempt has begun in it meanwhile.
+    A new run stays if the queue may have taken a job (also after Ctrl+C), or if an attempt has begun in the run.
     """
     is_new = not run.path.exists()
     files = (run.complete_marker, run.config, copy_path(run.config)) if run.is_complete() else ()
@@ -215,7 +215,7 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
     owner = read_lock_owner(run)
     if jobs:
         queue.cancel(list(reversed(jobs)))  # waiting jobs before running ones
-        # The running link may be killed before it can say so.
+        # The running link may be killed before it can record the end.
         record = read_chain(run)
         write_chain(run, replace(record, successor="", ended=record.ended or "Cancelled by hpc-grpo stop --now."))
         yield f"Cancelled what is left of {counted(len(jobs), 'job')}: {', '.join(jobs)}."

@@ -80,8 +80,8 @@ class Job(Protocol):
     def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
         """Return the request of a successor: `launch`, which also avoids the nodes that this job avoids.
 
-        `by_hand`: the user submitted the job without us, and those options override `launch`. The job's own resources
-        do not count, because the queue rounds and renames them. Raises LaunchError.
+        `by_hand`: the user submitted the job without hpc-grpo, and the user's options override `launch`. The resources
+        that the queue reports do not count, because the queue rounds and renames them. Raises LaunchError.
         """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:

@@ -195,7 +195,7 @@ class Say:
 
 @dataclass(frozen=True)
 class NoteLate:
-    """Record that a process was ended for being late, and say so."""
+    """Record and print that a late process was ended."""
 
     why: str
 

@@ -1,7 +1,7 @@
 """The gate of the head: one port that workers dial, and the connections of workers that have proved the token.
 
-Threads check callers and let workers in, so they may come and go at any time. A caller without the token learns
-nothing, has ten seconds, and shares a few places with others of its address.
+Threads check callers and let workers in, so workers may come and go at any time. A caller without the token learns
+nothing. Each of its reads has ten seconds, and it shares a few places with other callers of its address.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Gate(ProvedServer):
         return connection
 
     def say_farewell(self, line: bytes, names: Iterable[str], deadline_s: float) -> None:
-        """Send a last line to each worker that waits or dials, until those of `names` have it or time is up."""
+        """Send a last line to each worker that waits or dials, until all of `names` have it or time is up."""
         with self._lock:
             self._farewell = line
             for name in [*self._waiting]:

@@ -234,7 +234,7 @@ def stop_here(run: RunDir) -> Iterator[str]:
         yield "Nothing of the run is left on this host." if is_led_here else "Nothing of the run is on this host."
     for path, process in found:
         is_owner = is_led_here and owner is not None and owner.pid == process.pid
-        if not is_owner and path.exists() and process.has_process:  # else it ends by itself: the head told it
+        if not is_owner and path.exists() and process.has_process:  # otherwise the head has asked the process to end
             os.kill(process.pid, signal.SIGTERM)
         deadline = math.inf if is_owner else time.monotonic() + _ENDS_S
         while process.has_process and time.monotonic() < deadline:

@@ -202,7 +202,10 @@ class SlurmJob:
         return launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})
 
     def _given(self) -> given.Options:
-        """Return the options given to sbatch. If the site keeps no command lines, say so and use the rest."""
+        """Return the options given to sbatch. If the site keeps no command lines, use the job's resources instead.
+
+        Prints a message in this case.
+        """
         script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
         if submitted := next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), ""):
             name = Path(self.fields.get("Command", "")).name

@@ -34,7 +34,10 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Slurm's answer at `asked_at` (unix seconds) about `asked`; `jobs` lacks forgotten jobs. `error` is Slurm's."""
+    """Slurm's answer at `asked_at` (unix seconds) about the jobs `asked`. `jobs` lacks jobs that Slurm has forgotten.
+
+    `error` is Slurm's message if the query failed, "" otherwise.
+    """
 
     asked_at: float
     asked: tuple[str, ...] = ()
