@@ -88,8 +88,8 @@ def refuse_if_held(
 ) -> None:
     """Raise RunHeldError if an attempt seems to train the run. `RunLock.take` makes the final decision.
 
-    An owner on another node counts as alive for 60 s after its last beat, or for 20 s if `is_over(owner)` says that its
-    job is over. With `sleep`, also watches this owner for up to 20 s: it may have died a moment ago.
+    An owner on another node counts as alive for 60 s after its last beat. If `is_over(owner)`, because the owner's job
+    is over, the limit is 20 s. With `sleep`, also watches this owner for up to 20 s: it may have died a moment ago.
     """
     if (owner := read_lock_owner(run)) is None:
         return

@@ -143,9 +143,10 @@ class MetricColumns:
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
     def thinned(self, most: int) -> tuple[list[int], dict[str, list[Sequence[float | None]]]]:
-        """Return the first steps of at most `most` ranges of steps, and rows with one value per range for each metric.
+        """Divide the steps into at most `most` ranges. Return the first step of each range, and rows for each metric.
 
-        The first row of a metric has its means. If ranges have several steps, rows with minima and maxima follow.
+        A row has one value per range. The first row has the means. Rows of minima and maxima follow if ranges have
+        several steps.
         """
         width = max(1, math.ceil(len(self.steps) / most))
         starts = range(0, len(self.steps), width)
