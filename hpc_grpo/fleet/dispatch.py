@@ -106,7 +106,7 @@ class FreeGpus:
         self._mib: dict[int, dict[int, int]] = defaultdict(dict)
         self._unused: dict[int, dict[int, None]] = defaultdict(dict)
         self._by_count: dict[int, dict[int, None]] = defaultdict(dict)
-        """Number of unused GPUs -> the VMs that have so many."""
+        """Number of unused GPUs -> the VMs that have this number."""
         for vm_id, index, free_mib, is_unused in rows:
             self._mib[vm_id][index] = free_mib
             if is_unused:
@@ -139,7 +139,7 @@ class FreeGpus:
         return vm_id, tuple(self._unused[vm_id])[:count]
 
     def _find_shares(self, count: int, preferred: int | None, share_mib: int) -> tuple[int, tuple[int, ...]] | None:
-        """Find the fullest GPUs with room. Looks at all VMs: such jobs are for few and small machines."""
+        """Find the fullest GPUs with room. Checks all VMs: jobs that share GPUs are for few and small machines."""
         found: dict[int, list[tuple[int, int]]] = {}
         for vm_id, mib in self._mib.items():
             fullest = sorted((free, index) for index, free in mib.items() if free >= share_mib)[:count]
