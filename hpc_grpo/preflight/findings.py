@@ -1,6 +1,6 @@
 """Findings: the outcome of each check, how checks are run, and how outcomes are printed.
 
-A check that raises or hangs becomes a finding too, so one bad file system does not hide the other findings.
+A check that raises or hangs becomes a finding too. So one bad file system does not hide the other findings.
 """
 
 from __future__ import annotations

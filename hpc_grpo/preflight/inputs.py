@@ -227,9 +227,9 @@ def judged_disk(disk: DiskBudget) -> Finding:
 
 
 def refuse_full_disk(configs: Sequence[Config], environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the checkpoints and exports of all runs would not fit, or the disk does not report its room.
+    """Raise ConfigError if the checkpoints and exports of all runs would not fit on the disk.
 
-    Does not check runs whose model is not here.
+    Raises ConfigError too if the disk does not report its room. Does not check runs whose model is not here.
     """
     disk = _disk(configs, environ)
     if disk is not None and disk.is_too_large:
@@ -388,9 +388,10 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError for an empty data set, a data file of unknown type, or a bad row of a .jsonl or .json file.
+    """Raise ConfigError for an empty data set, a data file of unknown type, or a bad row.
 
-    Reads at most `_MAX_CHECKED_ROWS` rows of a file. The job checks the other rows, and lengths in tokens.
+    Checks rows of .jsonl and .json files, at most `_MAX_CHECKED_ROWS` of a file. The job checks the other rows, and
+    lengths in tokens.
     """
     for source, place in _sources(config, working_dir):
         if place is None:

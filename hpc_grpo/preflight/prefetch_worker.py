@@ -106,7 +106,7 @@ def problem(item: Item, error: BaseException) -> str:
     while (behind := cause.__cause__ or cause.__context__) is not None:
         chain.append(cause := behind)
     names = {type(one).__name__ for one in chain}
-    # datasets tells a gated data set from a missing one by its text alone.
+    # The library `datasets` distinguishes a gated data set from a missing one only by the error's text.
     says_gated = any(type(one).__name__ == "DatasetNotFoundError" and "gated" in str(one) for one in chain)
     if "GatedRepoError" in names or says_gated:
         return f"{item} is gated: accept its terms on the hub with your account, then {_TOKEN}."
