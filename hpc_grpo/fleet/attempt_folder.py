@@ -2,7 +2,7 @@
 
 | file        | written by | content |
 |-------------|------------|---------|
-| the folder  | visit      | the attempt has begun, or never will: creating it is atomic, and the first one decides |
+| the folder  | visit      | the attempt has begun, or never will: the visit that creates the folder decides |
 | spec.json   | visit      | what to run, on which GPUs, for how long without a visit |
 | lease       | visit      | the machine's uptime at the last visit that a controller has committed |
 | cancel      | visit      | end it, with a checkpoint |
@@ -28,7 +28,7 @@ from hpc_grpo.run.files import from_known, read_record, write_atomic, write_reco
 from hpc_grpo.system.processes import ProcessIdentity
 
 MARK = "HPC_GRPO_FLEET_ATTEMPT"
-"""The variable by which a job's processes are known although their runner died: the attempt's folder."""
+"""Variable of a job's processes with the attempt's folder. It identifies the processes after their runner died."""
 
 CONFIG_FILE = "config.yaml"
 """Placeholder in a command for the spec's config. The runner writes the config into the attempt's folder."""
@@ -38,7 +38,7 @@ _MARGIN_S = 30.0
 
 
 class AttemptFolder:
-    """Reads and writes the files of one attempt. Visit and runner may be killed between any two of them."""
+    """Reads and writes the files of one attempt. Visit and runner may be killed between any two writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class AttemptFolder:
         return visit is None or visit.is_on_this_machine
 
     def is_abandoned(self) -> bool:
-        """Return whether a machine of another name had the attempt, whose lease and time for a checkpoint are over."""
+        """Return whether another machine had the attempt, and its lease and its time for a checkpoint are over."""
         spec, lease = self.spec(), self.path / "lease"
         if spec is None or self.is_of_this_machine() or not lease.exists():
             return False
@@ -95,7 +95,7 @@ class AttemptFolder:
         return (self.path / "cancel").exists()
 
     def write_runner(self) -> None:
-        """Say that this process is the runner."""
+        """Record this process as the runner."""
         write_record(self.runner, asdict(ProcessIdentity.of_this_process()))
 
     def runner_lives(self) -> bool:

@@ -87,10 +87,10 @@ def _claim(connection: sa.Connection, place: Placement, now: float) -> AttemptKe
 def confirm(
     db: Database, vm_id: int, keys: Sequence[AttemptKey], seen: Sequence[GpuSeen], settings: FleetSettings
 ) -> dict[AttemptKey, Mapping[str, Any]]:
-    """Return the rows of claims that may start now, on a VM that has just answered. Release the others.
+    """Return the rows of claims that may start now on a VM that has just answered, with their `gpus`.
 
-    Releases a claim on a GPU with a load that is no job's. The VM counts as seen: its jobs do not count as lost until
-    the lease of a job started now would have ended.
+    Releases the other claims, for example on a GPU that a foreign process uses, and queues their jobs again. The VM
+    counts as seen: its jobs do not count as lost until the lease of a job started now would have ended.
     """
     with db.write() as connection:
         now = db.now(connection)
@@ -171,7 +171,7 @@ def mark_started(connection: sa.Connection, key: AttemptKey, now: float) -> None
 
 
 def cancel(db: Database, job_id: str) -> JobState:
-    """Cancel a job, or let its VM end it at the next visit. Return the job's new state."""
+    """Cancel a job, or let its VM end it at the next visit. Return the job's state, unchanged if it has ended."""
     with db.write() as connection:
         is_it = jobs.c.job_id == job_id
         row = connection.execute(sa.select(jobs).where(is_it).with_for_update()).mappings().one()
@@ -188,7 +188,10 @@ def cancel(db: Database, job_id: str) -> JobState:
 
 
 def queue_again(db: Database, job_id: str) -> JobState:
-    """Queue a job again that has ended, with all its retries. Return its old state."""
+    """Queue a job again that has ended, with all its retries. Return its old state.
+
+    Changes nothing if the job is queued or running.
+    """
     with db.write() as connection:
         is_it = jobs.c.job_id == job_id
         state = JobState(connection.scalars(sa.select(jobs.c.status).where(is_it).with_for_update()).one())

@@ -55,7 +55,7 @@ class Database:
             _prepare_sqlite(self._engine)
         else:
             parsed = parsed.set(drivername="postgresql+psycopg")
-            # Dead peers are noticed: a connection to a machine that is gone would wait forever.
+            # Notice dead peers: a connection to a machine that is gone would wait forever.
             options = {
                 "connect_timeout": _CONNECT_S,
                 "tcp_user_timeout": 10_000,
@@ -65,7 +65,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """Open a transaction that changes nothing. Raises DatabaseAwayError."""
+        """Open a transaction that changes nothing. Raises DatabaseAwayError, and ConfigError if tables are missing."""
         try:
             with self._engine.connect() as connection:
                 yield connection

@@ -72,7 +72,7 @@ class Dispatcher:
                     reason = f"{vm.name} was not reached: {error}"
                     await asyncio.to_thread(give_back, controller.db, keys, reason, settings)
         except DatabaseAwayError:
-            return  # the claims stay, their start is overdue some time, and the poller revokes them
+            return  # the claims stay; once their start is overdue, the poller revokes them
 
     def _specs(self, rows: Mapping[AttemptKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the specs for the VM. A job whose row has nothing to run fails permanently."""
@@ -106,7 +106,7 @@ class FreeGpus:
         self._mib: dict[int, dict[int, int]] = defaultdict(dict)
         self._unused: dict[int, dict[int, None]] = defaultdict(dict)
         self._by_count: dict[int, dict[int, None]] = defaultdict(dict)
-        """Number of unused GPUs -> the VMs that have so many."""
+        """Number of unused GPUs -> the VMs that have this number."""
         for vm_id, index, free_mib, is_unused in rows:
             self._mib[vm_id][index] = free_mib
             if is_unused:
@@ -115,9 +115,9 @@ class FreeGpus:
             self._by_count[len(free)][vm_id] = None
 
     def take(self, count: int, preferred: int | None, share_mib: int = 0) -> tuple[int, tuple[int, ...]] | None:
-        """Take GPUs of one VM, or MiB of each. None if no VM has enough.
+        """Take `count` GPUs of one VM, or `share_mib` MiB on each. Return the VM's id and the GPUs' indices.
 
-        Takes the preferred VM, else the VM with the least left over.
+        Takes the preferred VM, else the VM with the least left over. None if no VM has enough.
         """
         found = self._find_shares(count, preferred, share_mib) if share_mib else self._find_unused(count, preferred)
         if found is not None:
@@ -139,7 +139,7 @@ class FreeGpus:
         return vm_id, tuple(self._unused[vm_id])[:count]
 
     def _find_shares(self, count: int, preferred: int | None, share_mib: int) -> tuple[int, tuple[int, ...]] | None:
-        """Find the fullest GPUs with room. Looks at all VMs: such jobs are for few and small machines."""
+        """Find the fullest GPUs with room. Checks all VMs: jobs that share GPUs are for few and small machines."""
         found: dict[int, list[tuple[int, int]]] = {}
         for vm_id, mib in self._mib.items():
             fullest = sorted((free, index) for index, free in mib.items() if free >= share_mib)[:count]

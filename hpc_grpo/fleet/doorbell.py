@@ -37,7 +37,7 @@ class Bell:
         self._is_silent = False
 
     def nudge(self) -> None:
-        """Wake who waits in this process: GPUs became free."""
+        """Wake the waiting tasks of this process, because GPUs became free."""
         self._event.set()
 
     async def ring(self, job_ids: Sequence[str]) -> None:

@@ -99,7 +99,7 @@ def find_job(db: Database, job_id: str) -> dict[str, Any]:
 
 
 def job_attempts(db: Database, job_id: str) -> list[Mapping[Any, Any]]:
-    """Return the end of each attempt at a job, in order."""
+    """Return the rows of a job's attempts in order, each with the name of its VM."""
     query = sa.select(attempts, vm_name.label("vm")).outerjoin(vms, attempts.c.vm_id == vms.c.vm_id)
     with db.read() as connection:
         rows = connection.execute(query.where(attempts.c.job_id == job_id).order_by(attempts.c.attempt))

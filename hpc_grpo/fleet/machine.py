@@ -77,7 +77,7 @@ class LocalMachine:
     async def visit(self, request: Request, decide: Decide) -> Outcome:
         pipe = asyncio.subprocess.PIPE
         argv = (self._python, "-m", "hpc_grpo.fleet.visit")
-        # The URLs' passwords are none of the jobs' business.
+        # Jobs must not get the passwords in these URLs.
         environ = {name: value for name, value in os.environ.items() if name not in (DATABASE_VARIABLE, NATS_VARIABLE)}
         try:
             process = await asyncio.create_subprocess_exec(

@@ -107,7 +107,10 @@ class Orders:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`revoked` will never start on this VM; `failed` could not be started, and why. `problem` refuses all orders."""
+    """`revoked` will never start on this VM. `failed` has attempts that could not start, with the reason.
+
+    `problem` is why the VM refused all orders, "" if it did not.
+    """
 
     started: tuple[AttemptKey, ...]
     revoked: tuple[AttemptKey, ...]
@@ -115,7 +118,7 @@ class Outcome:
     problem: str
 
     def of(self, orders: Orders) -> Outcome:
-        """Return what is about the orders: a VM has no say about the attempts of others."""
+        """Return the part that concerns `orders`: a VM must not report on other attempts."""
         start = {AttemptKey(spec["job_id"], spec["attempt"]) for spec in orders.start}
         started = tuple(key for key in self.started if key in start)
         revoked = tuple(key for key in self.revoked if key in orders.revoke)

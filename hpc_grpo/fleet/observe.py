@@ -155,7 +155,10 @@ def _settle(
 
 
 def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSettings) -> None:
-    """Queue jobs again whose attempts the VM never started and now refuses."""
+    """End attempts that the VM does not have, and now refuses.
+
+    An attempt that had started ends as lost. Jobs of the other attempts are queued again.
+    """
     with db.write() as connection:
         for key in keys:
             is_it = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == key.attempt)
@@ -186,7 +189,7 @@ def _update_gpus(connection: sa.Connection, vm_id: int, seen: Observation, setti
         elif any(row[name] != value for name, value in values.items()):
             is_it = sa.and_(gpus.c.vm_id == vm_id, gpus.c.gpu_index == gpu.index)
             connection.execute(sa.update(gpus).where(is_it).values(values))
-    for index, row in rows.items():  # fell off the bus
+    for index, row in rows.items():  # GPUs that the VM no longer lists
         if row["job_id"] is None and not row["claimed_mib"]:
             connection.execute(sa.delete(gpus).where(gpus.c.vm_id == vm_id, gpus.c.gpu_index == index))
     return free

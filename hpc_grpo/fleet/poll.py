@@ -41,7 +41,7 @@ class Poller:
                 task.cancel()
 
     async def round(self) -> None:
-        """Visit what is due, to the end."""
+        """Visit the VMs that are due, and wait until the visits end."""
         await self._start_due()
         await asyncio.gather(*self._busy.values())
 
@@ -62,7 +62,7 @@ class Poller:
             del self._busy[vm.vm_id]
 
     async def visit(self, vm: Vm) -> bool:
-        """Visit a VM once. Return whether its logs have more than one visit carries."""
+        """Visit a VM once. Return whether the VM has more log data than one visit carries."""
         controller = self._controller
         settings = controller.settings
         offsets = {key.folder: controller.logs.size(key) for key in self._known.get(vm.vm_id, ())}
@@ -104,7 +104,7 @@ class Poller:
 
 
 class Requeuer:
-    """Mends jobs of lost VMs and retries that are due, every `sweep_s`."""
+    """Every `sweep_s`, ends attempts on lost VMs and queues failed jobs whose retry is due."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -115,7 +115,7 @@ class Requeuer:
             await asyncio.sleep(self._controller.settings.sweep_s)
 
     async def round(self) -> None:
-        """Mend once, and announce what is queued again."""
+        """Do this once, and announce the queued jobs."""
         for key in await asyncio.to_thread(lose, self._controller.db, self._controller.settings):
             say(f"Job {key.job_id}: its VM is lost, attempt {key.attempt} is over.")
         if queued := await asyncio.to_thread(queue_due, self._controller.db):

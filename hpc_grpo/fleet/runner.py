@@ -34,7 +34,7 @@ _OWN_TEARDOWN_S = 30.0
 
 
 def main(path: str) -> None:
-    """Run the attempt in folder `path` to its end."""
+    """Run the attempt in folder `path` and write its end. Exits with a message if there is nothing to run."""
     adopt_orphans()
     folder = AttemptFolder(Path(path))
     spec = folder.spec()
@@ -104,7 +104,7 @@ def _argv(folder: AttemptFolder, spec: dict[str, Any], run: RunDir) -> list[str]
 
 
 def _wait(job: subprocess.Popen[bytes], folder: AttemptFolder, spec: dict[str, Any], signals: Signals) -> str:
-    """Wait for the job. Return why it was ended, "" if it ended by itself."""
+    """Wait for the job. End it on an order, a signal or the end of the lease. Return why; "" if it ended by itself."""
     why, kill_at = "", float("inf")
     while job.poll() is None:
         if not why:

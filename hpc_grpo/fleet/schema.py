@@ -112,4 +112,4 @@ attempts = sa.Table(
 vm_name: sa.ColumnElement[str] = sa.func.coalesce(sa.func.nullif(vms.c.name, ""), vms.c.ip_address)
 HAS_ROOM = sa.and_(vms.c.state == "ready", vms.c.is_drained == 0, gpus.c.job_id.is_(None), gpus.c.is_busy == 0)
 IS_FREE = sa.and_(HAS_ROOM, gpus.c.claimed_mib == 0)
-"""Of the GPUs joined with their VMs, those that a job may claim."""
+"""Conditions on GPUs joined with their VMs. HAS_ROOM: jobs may share the GPU. IS_FREE: a job may have it alone."""

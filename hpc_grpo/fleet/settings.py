@@ -59,7 +59,7 @@ class FleetSettings(Section):
 
     @property
     def lost_s(self) -> float:
-        """Return after how long without a visit a VM's jobs are over for certain, so that others may run them."""
+        """Return the seconds without a visit after which a VM's jobs have certainly ended: other VMs may run them."""
         return self.lease_s + self.end_s + _LOST_MARGIN_S
 
     @field_validator("lease_s", "stale_s")

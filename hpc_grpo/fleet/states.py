@@ -2,7 +2,7 @@
 
 | an attempt ended                        | the job is then | retry_count | again after |
 |-----------------------------------------|-----------------|-------------|-------------|
-| 0                                       | completed       |             |             |
+| with exit code 0                        | completed       |             |             |
 | any other way, and it was cancelled     | cancelled       |             |             |
 | before it began                         | queued          |             | at once     |
 | 75, with a newer checkpoint than before | queued          |             | at once     |
@@ -90,7 +90,7 @@ class Verdict:
 
 
 def judge(job: Mapping[Any, Any], end: Ending, settings: FleetSettings) -> Verdict:
-    """Return the next state of a job, its row, after an attempt: the table above."""
+    """Return the next state of a job after an attempt, by the table above. `job` is the job's row."""
     tries: int = job["retry_count"]
     if end.kind == "exit" and end.code == EXIT_COMPLETE:
         return Verdict(JobState.COMPLETED, tries)

@@ -77,7 +77,10 @@ def watch(db: Database, console: Console, sleep: Callable[[float], None] = time.
 
 
 def picture(db: Database, height: int) -> RenderableType:
-    """Return the fleet as a rich renderable: counts of jobs, the VMs, and the jobs that run or changed last."""
+    """Return the fleet as a rich renderable: counts of jobs, the VMs, and running, waiting and ended jobs.
+
+    Of each kind, the jobs submitted last come first, as many as fit on the terminal.
+    """
     from rich.console import Group
 
     now = time.time()

@@ -111,7 +111,7 @@ def _seen(folder: AttemptFolder, request: Request) -> AttemptSeen | None:
 def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, Any] | None) -> Ending | None:
     """Write the end of an attempt whose runner was killed; None while processes of its job are left.
 
-    The kernel has told the job's first process to end. After the time for a checkpoint, the rest is killed.
+    The kernel has sent SIGTERM to the job's first process. After `end_s`, this visit kills the rest.
     """
     if not folder.runner.exists() and time.time() - folder.path.stat().st_mtime < 2 * _BEGIN_S:
         return None  # it is being started

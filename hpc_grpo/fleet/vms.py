@@ -13,7 +13,10 @@ from hpc_grpo.fleet.states import JobState
 
 
 def add_vm(db: Database, values: dict[str, Any]) -> int:
-    """Add a row and return its id; the poller visits it soon. Raises ConfigError for a name that is taken."""
+    """Add a row and return its id; the poller visits the VM soon.
+
+    Raises ConfigError if the name is taken, or the address of an ssh VM.
+    """
     name = values.get("name") or values["ip_address"]
     same = sa.select(vms.c.vm_id).where(
         vms.c.ip_address == values["ip_address"], vms.c.port == values["port"], vms.c.transport == "ssh"

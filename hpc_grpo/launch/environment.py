@@ -162,7 +162,7 @@ def filtered(
     """Return the environment of Ray, the driver and the actors on this node.
 
     `env` (launch.env) is set on top, with `$NAME` expanded from this node's environment. Proxies are dropped unless
-    `pass_env` names them. In that case no_proxy gets the `nodes` (names, addresses, networks of the run).
+    `pass_env` or `env` names them. In that case no_proxy gets the `nodes` (names, addresses, networks of the run).
     """
     wanted = list(pass_env)
     kept = {name: value for name, value in environ.items() if is_allowed(name, wanted)}
@@ -217,7 +217,7 @@ NODE_VALUES: dict[str, str] = {
     WEIGHTS_DIR_VARIABLE: "the node's own copy of model.path (launch.stage.model)",
     "TMPDIR": "the node's temp-dir, which goes with the attempt",
 }
-"""Variable -> the value that ray_environment sets on every node, overriding the environment."""
+"""Variable -> a description of the value that ray_environment sets on every node, overriding the environment."""
 
 DEFAULTS: dict[str, tuple[str, str]] = {
     "OMP_NUM_THREADS": ("1", "many processes share a node"),

@@ -78,7 +78,7 @@ def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) 
         for source, target in ((run.metrics, new.metrics), (run.ledger, new.ledger)):
             lines = [line for line in read_jsonl(source) if isinstance(line.get("step"), int) and line["step"] <= step]
             write_atomic(target, "".join(f"{json.dumps({**line, 'attempt': _BEFORE_THE_FORK})}\n" for line in lines))
-        # compared with those of the other run: the model and the training data
+        # The fork's model and training data are compared with those of the other run.
         inherit_inputs(run, new, lambda key: is_listed(key, KEPT) and key.endswith((".path", ".items")))
         new_source(new, config, folder, argv, overrides, forked_from={"run": str(run.path), "step": step})
         write_config(new, config)

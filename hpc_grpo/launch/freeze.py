@@ -69,7 +69,7 @@ _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.')
 
 
 def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, accepts_changes: bool = False) -> RunDir:
-    """Create the run directory, or take the existing one up. A run that never trained accepts another config.
+    """Create the run directory, or resume the existing one. A run that never trained accepts another config.
 
     `accepts_changes`: continue with the current data, tokenizer, functions and package, and record that. Raises
     ConfigError if the config is not the run's or holds a secret, and if the run's files are missing or changed.
@@ -94,7 +94,10 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
 def new_source(
     run: RunDir, config: Config, folder: Path, argv: Sequence[str], overrides: Sequence[str], **facts: Any
 ) -> None:
-    """Write the origin and the snapshot of a new run, whose config's relative paths are relative to `folder`."""
+    """Write the origin and the snapshot of a new run. The config's paths are relative to `folder`.
+
+    `facts` are further entries of source.json.
+    """
     origin = _origin(folder, argv, overrides)
     source = {**origin, **facts, "resumed": [], **take_snapshot(run, config, folder)}
     write_record(run.source, source, keep_copy=True)
@@ -164,7 +167,7 @@ def may_change(key: str) -> bool:
 
 
 def is_listed(key: str, entries: Collection[str]) -> bool:
-    """Return whether a dotted key is among entries, which are written as those of CHANGEABLE."""
+    """Return whether an entry names a dotted key. Entries have the form of the keys of CHANGEABLE."""
     key = re.sub(r"\.[0-9]+(?=\.)", ".*", f"{key}.")
     return any(key.startswith(entry) if entry.endswith(".") else key == f"{entry}." for entry in entries)
 
@@ -237,7 +240,7 @@ def refuse_secrets(config: Config) -> None:
 
 
 _GIT_DEADLINE_S = 10.0
-"""Bounds all questions to git together: on a busy file system it looks at every file of the checkout."""
+"""Limits all git commands together: git looks at every file of the checkout, on a file system that may be busy."""
 _MAX_DIFF_CHARACTERS = 4_000_000
 _SHOWN = 4
 
@@ -249,9 +252,9 @@ def take_snapshot(run: RunDir, config: Config, folder: Path) -> dict[str, Any]:
 
 
 def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError if the run's copy is damaged, or the user has changed functions in it.
+    """Raise ConfigError if the run's copy is damaged, or if the user's functions differ from their copies.
 
-    Another installed package is no error: the run continues with its copy, and says so.
+    Another installed package is no error: the run continues with its copy. A message says this.
     """
     digest = source.get("copy")
     # The run is older than copies; or this is a job, which checked its copy at its start.
@@ -281,7 +284,7 @@ def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folde
 def git_state(checkout: Path) -> tuple[dict[str, Any] | None, str]:
     """Return commit and dirty flag of the package's checkout, and its diff to that commit without secrets.
 
-    Returns None and "" if it is no checkout. If git does not answer in time, commit or flag are None.
+    Returns None and "" if the folder is no checkout or git fails. A value that git does not give in time is None.
     """
     deadline = time.monotonic() + _GIT_DEADLINE_S
 

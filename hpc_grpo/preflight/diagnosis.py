@@ -1,7 +1,7 @@
-"""The whole of `hpc-grpo cluster doctor`: which checks run where, and the job that examines nodes for the login node.
+"""`hpc-grpo cluster doctor`: decide which checks run where, and submit the job that examines nodes.
 
-The job runs the doctor on its nodes, which leaves findings in a file. The scheduler is asked once, by sbatch: waiting
-looks at the folder below run.root alone, since sites forbid polling.
+The job runs the doctor on its nodes and writes its findings to a file below run.root. A login node waits for this file
+and does not poll the scheduler, since sites forbid polling.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _RESULT, _ENDED = "result.json", "ended"
 
 
 def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
-    """Return every group of findings that can be had from here, on `asked_nodes` nodes; None: on those at hand.
+    """Return the findings about the login node and about `asked_nodes` nodes; None: the nodes of this place.
 
-    Waits `wait_min` minutes at most for a job that examines nodes. Raises ConfigError if so many cannot be had.
+    On a login node, submits a job for `asked_nodes`, waits up to `wait_min` minutes, and else cancels the job. Raises
+    ConfigError in a job that has fewer nodes.
     """
     place = find_place(context.environ)
     try:

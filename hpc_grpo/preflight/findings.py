@@ -1,6 +1,6 @@
 """Findings: the outcome of each check, how checks are run, and how outcomes are printed.
 
-A check that breaks or hangs is a finding too, so one bad file system hides nothing of the rest.
+A check that raises or hangs becomes a finding too. So one bad file system does not hide the other findings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Status = Literal["ok", "warning", "failure", "skipped"]
 
 _WORST_FIRST: Sequence[Status] = ("failure", "warning", "ok", "skipped")
 MAX_NAMED_NODES = 4
-"""More nodes than that would bury what is wrong with them."""
+"""A finding names at most this many nodes, so that its reason stays visible."""
 
 _STATUS_WIDTH = len("skipped") + 1
 _INDENT = " " * (_STATUS_WIDTH + 2)
@@ -40,7 +40,7 @@ class Finding:
     fix: str = ""
 
     def of(self, check: str) -> Finding:
-        """Name the check. Who calls a check knows its name."""
+        """Return the finding with the name of its check. The caller of a check knows the name."""
         return replace(self, check=check)
 
 
@@ -56,8 +56,8 @@ class Group:
 class Context:
     """The input of every check: the user's config and environment.
 
-    `config` is None without a CONFIG, or where it does not load for the reason `config_error`. `environ` is the
-    environment of the shell, with what a .sh config exports.
+    `config` is None without a CONFIG, or if the CONFIG does not load: `config_error` is the reason. `environ` is the
+    environment of the shell, with the exports of a .sh config.
     """
 
     config: Config | None
@@ -97,7 +97,10 @@ def skipped(why: str) -> Finding:
 
 
 def guarded(check: str, run: Callable[[], Finding], deadline_s: float = 12.0) -> Finding:
-    """Return the finding of `run`, or a failure with its error, or one that says it took too long."""
+    """Return the finding of `run`; a failure if it raises an expected error or exceeds `deadline_s`.
+
+    Runs the check in a thread, which continues after the deadline.
+    """
     found: list[Finding] = []
 
     def note() -> None:

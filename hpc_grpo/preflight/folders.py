@@ -54,7 +54,7 @@ def remove_own_folder(folder: Path) -> None:
 
 
 def run_folder_finding(root: Path) -> Finding:
-    """Check that run directories can be made below `run.root`, and that other nodes can see them."""
+    """Check that run directories can be made below `run.root`, on a file system that is no node's own."""
     folder = existing(root)
     if error := write_error(folder):
         return failure(f"{folder} cannot be written: {error}", "set run.root to a folder you can write")

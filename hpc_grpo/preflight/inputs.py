@@ -61,7 +61,7 @@ from hpc_grpo.weights.contract import (
 MODEL, DATA, INPUTS, DISK, ENVIRONMENTS = "model", "data", "inputs", "disk", "environments"
 """Checks of the doctor."""
 _MAX_CHECKED_ROWS = 200_000
-"""A second or two: a login node is everybody's."""
+"""Reading them takes a second or two. Other users share the login node."""
 _TEXT_ROWS = (".jsonl", ".json")
 _FEW_PROMPTS = 8
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -85,10 +85,10 @@ def refusals(
     accepts_changes: bool = False,
     asks_slurm: bool = True,
 ) -> Iterator[ConfigError]:
-    """Yield each error that would stop a run at its start, once, if it can be found in seconds and without its code.
+    """Yield each error once that would stop a run at its start. Finds errors in seconds, without the user's code.
 
     The configs are of one run or of the cells of a sweep, which have one `launch` and one disk. `only` selects the
-    errors of one check of the doctor. `asks_slurm`: the nodes are still to be requested with sbatch.
+    errors of one check of the doctor. `asks_slurm`: also check the GPUs and the partition of a job to submit.
     """
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
     runs = [(RunDir(config.run_path), config) for config in configs]
@@ -213,7 +213,7 @@ def disk_finding(config: Config, context: Context) -> Finding:
 
 
 def judged_disk(disk: DiskBudget) -> Finding:
-    """Judge a run's budget. The sure part must fit; the upper limit of the estimate should."""
+    """Judge a run's budget: a failure if the sure part does not fit, a warning if only the upper estimate does not."""
     room = f"{disk.room.num_bytes / GIB:,.0f} GiB {disk.room.limit} in {disk.folder}"
     says = f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}"
     if disk.is_too_large:
@@ -227,7 +227,10 @@ def judged_disk(disk: DiskBudget) -> Finding:
 
 
 def refuse_full_disk(configs: Sequence[Config], environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the checkpoints and exports of all runs would not fit, or if that is unknown."""
+    """Raise ConfigError if the checkpoints and exports of all runs would not fit on the disk.
+
+    Raises ConfigError too if the disk does not report its room. Does not check runs whose model is not here.
+    """
     disk = _disk(configs, environ)
     if disk is not None and disk.is_too_large:
         keep = "the run keeps" if len(configs) == 1 else f"the {len(configs)} runs keep"
@@ -296,7 +299,7 @@ def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
 
 
 def refuse_missing_inputs(config: Config, working_dir: Path, *, only_functions: bool = False) -> None:
-    """Raise ConfigError that lists every path of the config that is missing."""
+    """Raise ConfigError that lists every missing path of the config; with `only_functions`, only those of functions."""
     missing = list(missing_inputs(config, working_dir))
     if listed := "\n".join(f"  {says}" for key, says in missing if not only_functions or key in _functions(config)):
         raise ConfigError(
@@ -385,9 +388,10 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError if the job cannot read a data file of this type, or a row of a .jsonl or .json file.
+    """Raise ConfigError for an empty data set, a data file of unknown type, or a bad row.
 
-    Reads no more than `_MAX_CHECKED_ROWS` of a file: the rest, and lengths in tokens, are the job's to check.
+    Checks rows of .jsonl and .json files, at most `_MAX_CHECKED_ROWS` of a file. The job checks the other rows, and
+    lengths in tokens.
     """
     for source, place in _sources(config, working_dir):
         if place is None:
@@ -454,7 +458,7 @@ def _few(rows: Callable[[], Iterator[object]]) -> float:
     """Count up to `_FEW_PROMPTS` rows. Return inf for none, and for rows that cannot be read."""
     try:
         return sum(1 for _ in islice(rows(), _FEW_PROMPTS)) or inf
-    except ConfigError:  # a check says it
+    except ConfigError:  # another check reports the error
         return inf
 
 
@@ -490,7 +494,7 @@ def refuse_wrong_rewards(config: Config, working_dir: Path) -> None:
 def start_of(config: Config) -> Path:
     """Return the folder that relative paths of the config are relative to."""
     run = RunDir(config.run_path)
-    with suppress(ConfigError):  # a check says it
+    with suppress(ConfigError):  # another check reports the error
         if run.has_config() and (folder := working_dir(run)).is_dir():
             return folder
     return Path.cwd()  # as `freeze` does

@@ -1,4 +1,4 @@
-"""The checks of the login node: all that can be known before any node is asked for."""
+"""The checks of the login node: facts that are known before a node is requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpc_grpo.system.commands import Answer
 
 NAME = "login"
 NEEDED_BY_A_JOB = ("config", "partition", "account", "walltime", "submit options", "run folder", "variables")
-"""Checks without whose success no job is submitted to examine nodes."""
+"""If one of these checks fails, no job is submitted to examine nodes."""
 
 _ASK_AGAIN = "try the same command by hand; the site's Slurm may be down"
 _SBATCH_DEADLINE_S = 10.0
@@ -48,7 +48,7 @@ def login_group(context: Context, num_nodes: int, partitions: Answer | None) -> 
 
 
 def scheduler_findings(context: Context, num_nodes: int, partitions: Answer) -> Iterator[Finding]:
-    """Check Slurm, partition, account, walltime and options. With `partitions`, makes three calls to the scheduler."""
+    """Check Slurm, partition, account, walltime and options. Makes up to two calls to the scheduler."""
     launch, associations = context.launch, partition.ask_associations()
     found = [
         guarded("slurm", lambda: version_finding(partition.ask_version())),

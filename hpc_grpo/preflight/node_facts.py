@@ -170,7 +170,7 @@ def _versions() -> dict[str, str]:
 
 
 def cannot_compile(environ: Mapping[str, str]) -> str:
-    """Find the needs of `triton/runtime/build.py`: the compiler `$CC`, clang or gcc, and Python.h."""
+    """Return what Triton lacks to compile (`triton/runtime/build.py`): a C compiler or Python.h; "" for nothing."""
     if not (environ.get("CC") or any(shutil.which(name, path=environ.get("PATH")) for name in ("clang", "gcc"))):
         return "no C compiler (gcc or clang) on PATH, and CC is not set"
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -178,7 +178,10 @@ def cannot_compile(environ: Mapping[str, str]) -> str:
 
 
 def gpus_of_job(found: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the job's GPUs. nvidia-smi also lists other jobs' if Slurm hides no device."""
+    """Return the job's GPUs. nvidia-smi also lists other jobs' GPUs if Slurm hides no device.
+
+    Returns all GPUs if CUDA_VISIBLE_DEVICES is not a list of numbers.
+    """
     named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return tuple(gpu for gpu in found if str(gpu.index) in named or not all(name.isdigit() for name in named))
 

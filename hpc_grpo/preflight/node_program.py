@@ -1,8 +1,8 @@
 """The doctor's process on one node: `python -m hpc_grpo.preflight.node_program`, started by nodes.py.
 
-Reads the line of a `NodeSpec`, then one JSON request a line: {"ask": NAME, …arguments}, where NAME is a method of
-`Node`. Writes one JSON line an answer: {"value": …} or {"error": …}. Ends with its stdin. It runs where training would:
-inside launch.container if there is one, while a node agent runs outside.
+Reads the line of a `NodeSpec`, then one JSON request per line: {"ask": NAME, …arguments}, where NAME is a method of
+`Node`. Writes one JSON line per answer: {"value": …} or {"error": …}. Ends when its stdin ends. Runs inside
+launch.container like training, while a node agent runs outside.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Node:
         write_atomic(self._canary, text)
 
     def read_canary(self, path: str, text: str, wait_s: float) -> bool:
-        """Return whether the file shows up with this text; a shared file system may take its time."""
+        """Return whether the file has this text within `wait_s`. A shared file system may show the file late."""
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             if Path(path).is_file() and Path(path).read_text() == text:

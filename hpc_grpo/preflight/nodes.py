@@ -48,7 +48,7 @@ _PROBE_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Reply:
-    """A node's answer: `error` is "" if there is one; `sent` and `received` are this machine's unix times."""
+    """A node's answer. `error` is why there is none, else "". `sent` and `received` are unix times of this machine."""
 
     value: Any = None
     error: str = ""
@@ -62,7 +62,7 @@ class NodeLinks:
     def __init__(
         self, place: Place, specs: Sequence[NodeSpec], container: Container | None = None, limit_s: float = 600.0
     ) -> None:
-        """Start them; `limit_s` is for all questions together."""
+        """Start the processes. `limit_s` is the limit for all questions together."""
         self._deadline = time.monotonic() + limit_s
         self._errors = {spec.node: tempfile.TemporaryFile() for spec in specs}  # noqa: SIM115 as long as the processes
         self._programs = {
@@ -204,7 +204,7 @@ def _canary(links: NodeLinks, nodes: Sequence[str], folder: Path, root: Path) ->
 
 
 def _clocks(links: NodeLinks, nodes: Sequence[str]) -> Finding:
-    """Compare the nodes' clocks; an answer is taken for one given halfway between question and reply."""
+    """Compare the nodes' clocks. Assumes that a node answers halfway between question and reply."""
     replies = links.ask_all(nodes, _CLOCK_S, "clock")
     offsets_s = {node: r.value - (r.sent + r.received) / 2 for node, r in replies.items() if not r.error}
     if len(offsets_s) < 2:
@@ -239,7 +239,7 @@ def _measured(links: NodeLinks, facts: Sequence[NodeFacts], launch: LaunchConfig
 
 
 def needs_of(context: Context, *, is_job: bool) -> NodeNeeds:
-    """Return the needs of the config's run on a node; what is not known counts as nothing."""
+    """Return the needs of the config's run on a node. Without a config, only the object store's size is known."""
     launch, config = context.launch, context.config
     if config is None:
         return NodeNeeds(object_store_gib=launch.object_store_gib)

@@ -77,7 +77,7 @@ def is_there(place: Path) -> bool:
 
 
 def is_generated(path: str) -> bool:
-    """Return whether a data set is made by a function or a package, and is nowhere until then."""
+    """Return whether a function or a package makes the data set, so that no file of it exists."""
     return path.startswith(_MADE_HERE) or names_function(path)
 
 

@@ -1,6 +1,6 @@
 """The worker of prefetch: `python -m hpc_grpo.preflight.prefetch_worker fetch|verify KEY...`.
 
-A process of its own, since the Hugging Face libraries read the cache folders from the environment when they start.
+A separate process, since the Hugging Face libraries read the cache folders from the environment at import.
 Reads the resolved config (YAML) from stdin. Prints a JSON object for each item: `key`, and `error` or null; `verify`
 adds `folder` and `num_bytes`.
 """
@@ -60,7 +60,7 @@ def main(action: str, keys: list[str]) -> None:
 
 
 def _fetched(config: Config, item: Item) -> dict[str, Any]:
-    """Download the item into its cache. The libraries skip existing files."""
+    """Download the item into its cache. The libraries skip existing files. Return {}, or the `error`."""
     try:
         from huggingface_hub import HfApi, snapshot_download
 
@@ -101,12 +101,12 @@ def _matches(file: str, patterns: Sequence[str]) -> bool:
 
 
 def problem(item: Item, error: BaseException) -> str:
-    """Return one line about a failed download, with the fix. Libraries differ in errors, so the chain of them tells."""
+    """Return one line about a failed download, with the fix. Looks at all causes of `error`: libraries wrap errors."""
     chain, cause = [error], error
     while (behind := cause.__cause__ or cause.__context__) is not None:
         chain.append(cause := behind)
     names = {type(one).__name__ for one in chain}
-    # datasets tells a gated data set from a missing one by its text alone.
+    # The library `datasets` distinguishes a gated data set from a missing one only by the error's text.
     says_gated = any(type(one).__name__ == "DatasetNotFoundError" and "gated" in str(one) for one in chain)
     if "GatedRepoError" in names or says_gated:
         return f"{item} is gated: accept its terms on the hub with your account, then {_TOKEN}."

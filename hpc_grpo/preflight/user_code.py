@@ -1,4 +1,4 @@
-"""What the files of a user's functions show without running their code: a login node must not import them."""
+"""Read the files of a user's functions without running their code: a login node must not import them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def wrong_function(file: Path, name: str) -> str:
-    """Say why a file cannot have a function `name`, without running its code; "" if it may have one."""
+    """Return why a file cannot have a function `name`; "" if it may have one. Does not run the file."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (OSError, SyntaxError, ValueError) as error:
@@ -53,7 +53,7 @@ def signature_in(working_dir: Path, name: str) -> inspect.Signature | None:
 
 
 def is_importable(name: str, folders: Sequence[str]) -> bool:
-    """Return whether the job would find a module there or in this Python, without running any of its code.
+    """Return whether a module is in `folders` or in this Python, without running the module's code.
 
     A module of one file may create other modules at its import, so modules below it are not checked.
     """

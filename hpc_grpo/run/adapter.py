@@ -1,4 +1,4 @@
-"""LoRA adapters on the disk, in PEFT's format, as far as their adapter_config.json tells. Without torch."""
+"""Read the settings of LoRA adapters in PEFT's format from adapter_config.json, and check them. Without torch."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def with_model(config: Config, path: str) -> Config:
 
 
 def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) -> None:
-    """Raise ConfigError where a run cannot train `lora` on the model in `folder`, or begin with `model.adapter`.
+    """Raise ConfigError if a run cannot train `lora` on the model in `folder`, or begin with `model.adapter`.
 
-    Not judged: names of layers in weights that are no safetensors files.
+    Does not check layer names if the weights are not safetensors files.
     """
     lora, adapter = config.lora, config.model.adapter
     if lora is None:

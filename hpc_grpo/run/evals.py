@@ -65,7 +65,7 @@ def read_request(folder: RunDir) -> EvalRequest:
 
 
 def completions_file(folder: RunDir, model: str, eval_set: str = "") -> Path:
-    """Return the graded completions of a model; of the set "" those of `data.eval` or `data.held_out`."""
+    """Return the path of a model's graded completions. The set "" is that of `data.eval` or `data.held_out`."""
     name = f"eval_{eval_set}.jsonl" if eval_set else "eval.jsonl"
     return folder.path / "completions" / model.replace("/", "_") / name
 
@@ -131,8 +131,8 @@ def sample_config(
 ) -> Config:
     """Return the config that samples the file `prompts` (with the column `prompt`), with the template of a source.
 
-    With `num_played`, play so many rows of the source in its environment instead. The default source is the first of
-    data.train. Raises ConfigError if no source has the given name, or the source has no environment.
+    With `num_played`, play this number of the source's rows in its environment instead. The default source is the first
+    of data.train. Raises ConfigError if no source has the given name, or the source has no environment.
     """
     sources = {each.name or key: each for key, each in config.data.sources(for_eval=False)}
     chosen = source or next(iter(sources))

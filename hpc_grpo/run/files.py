@@ -1,7 +1,7 @@
 """Files shared by processes: published atomically, readable after a crash, and waiting if a disk is full.
 
-All files and folders of a run directory are written with these functions, by one writer at a time. A reader sees the
-old content or the new one. JSONL files are append-only, and readers skip an incomplete line.
+Records, configs and published folders of a run directory are written with these functions, by one writer at a time. A
+reader sees the old content or the new one. JSONL files are append-only, and readers skip an incomplete line.
 
 A power cut or a bad disk may still empty, cut or change a file. Records (`write_record`) contain a digest: a damaged
 record reads as missing. A record that no other file could restore has a copy beside it.
@@ -74,7 +74,8 @@ def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False)
 def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
     """Return `parse` of the record at `path`. If it is damaged or missing, use its copy; return None without a copy.
 
-    `parse` may raise for values of another format. Raises OSError for a file that cannot be read.
+    `parse` may raise ValueError, TypeError, KeyError or AttributeError for values of another format: the record counts
+    as damaged. Raises OSError for a file that cannot be read.
     """
     for candidate in (path, copy_path(path)):
         if (found := _parsed(candidate, parse)) is not None:
@@ -83,13 +84,16 @@ def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
 
 
 def from_known(record: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
-    """Return what builds a dataclass from values: a newer version of this package may have written more fields."""
+    """Return a function that builds the dataclass from values, and ignores unknown fields.
+
+    A newer version of this package may have written more fields.
+    """
     names = {entry.name for entry in fields(record)}  # type: ignore[arg-type]
     return lambda values: record(**{key: value for key, value in values.items() if key in names})
 
 
 def is_damaged(path: Path, parse: Callable[[dict[str, Any]], Any] = dict) -> bool:
-    """Return whether there is a file at `path`, and it is no whole record."""
+    """Return whether `path` exists and is no valid record."""
     return path.exists() and _parsed(path, parse) is None
 
 
@@ -110,7 +114,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_jsonl_from(path: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield what `read_jsonl` does from a byte on, each line with the byte behind it."""
+    """Read like `read_jsonl`, from byte `offset` on. Yield each line with the offset of the next line."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -173,7 +177,7 @@ def publish_dir(final: Path) -> None:
 
 
 def restore_dirs(parent: Path) -> None:
-    """Restore folders below `parent` whose replacement was killed between its two renames. Removes nothing."""
+    """Restore step folders below `parent` whose replacement was killed between its two renames. Removes nothing."""
     for retired in parent.glob(f".step_*{_RETIRED}"):
         final = parent / retired.name[1 : -len(_RETIRED)]
         if not final.exists():
@@ -181,9 +185,9 @@ def restore_dirs(parent: Path) -> None:
 
 
 def recover_dirs(parent: Path) -> None:
-    """Repair folders below `parent` after a process was killed inside `publish_dir`.
+    """Restore step folders below `parent` after a process was killed inside `publish_dir`, and remove its leftovers.
 
-    Call it only while nothing publishes there.
+    Call it only while no process publishes there.
     """
     restore_dirs(parent)
     for pattern in (f".step_*{_RETIRED}", f".step_*{_STAGED}"):
@@ -224,7 +228,7 @@ def free_bytes(folder: Path) -> int:
 def wait_for_space(
     folder: Path, num_bytes: int, what: str, free: Callable[[Path], int] = free_bytes, retry_s: float = 2.0
 ) -> None:
-    """Return once the file system of `folder` has room for `num_bytes` and a little more."""
+    """Return once the file system of `folder` has room for `num_bytes` plus 10 %."""
     problem = ""
     while (found := free(folder)) < num_bytes * _HEADROOM:
         needs = f"{what} needs {num_bytes / 2**30:.2f} GiB in {folder}, where {found / 2**30:.2f} are free"

@@ -31,10 +31,10 @@ def write_config(run: RunDir, config: Config) -> None:
 
 
 def rewrite_config(run: RunDir, config: Config, changed: Collection[str]) -> None:
-    """Write the config, of which `changed` has changed, without keys that it did not have before.
+    """Write the config without the keys that the run's frozen config lacks. `changed` are the keys with new values.
 
-    Jobs read it with the run's copy of this package, which refuses newer keys. Raises ConfigError if a newer key has
-    `changed`.
+    Jobs read the file with the run's copy of this package, which refuses newer keys. Raises ConfigError if one of
+    `changed` is a newer key.
     """
     values = config.model_dump(mode="json")
     path = next(filter(_is_as_written, (run.config, copy_path(run.config))), None)
@@ -72,7 +72,7 @@ def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by dotted key."""
+    """Return nested values by dotted key. A list of mappings gives keys with positions, such as rewards.0.name."""
     flattened: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, list) and any(isinstance(part, dict) for part in item):

@@ -44,12 +44,12 @@ def read_inputs(run: RunDir) -> InputsRecord:
 
 
 def accept_changes(run: RunDir, argv: Sequence[str]) -> None:
-    """Record that the next start accepts its inputs at that time."""
+    """Record that the next start accepts the inputs that it finds. `argv` is the user's command line."""
     _write(run, replace(read_inputs(run), accepting=tuple(argv)))
 
 
 def inherit_inputs(run: RunDir, fork: RunDir, is_compared: Callable[[str], bool]) -> None:
-    """Give a fork the fingerprints of its run whose keys are `is_compared`."""
+    """Copy the fingerprints of `run` to its fork, for the keys that `is_compared` accepts."""
     kept = {key: parts for key, parts in read_inputs(run).fingerprints.items() if is_compared(key)}
     _write(fork, InputsRecord(kept))
 

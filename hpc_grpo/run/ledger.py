@@ -111,7 +111,7 @@ def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
 
 
 def check_ledger(run_dir: RunDir) -> LedgerVerdict:
-    """Judge whether the surviving lineage used every ordinal exactly once."""
+    """Check whether the surviving lineage used every ordinal exactly once, and has a line for every step."""
     lines = []
     for values in read_jsonl(run_dir.ledger):
         step, attempt, ordinals = values.get("step"), values.get("attempt"), values.get("ordinals")

@@ -88,8 +88,8 @@ def refuse_if_held(
 ) -> None:
     """Raise RunHeldError if an attempt seems to train the run. `RunLock.take` makes the final decision.
 
-    With `sleep`, watches an owner on another node for its beat: it may have died a moment ago. Otherwise does not wait.
-    `is_over` may know that the owner has ended. Its job may be over while its processes still end: it must be silent.
+    An owner on another node counts as alive for 60 s after its last beat. If `is_over(owner)`, because the owner's job
+    is over, the limit is 20 s. With `sleep`, also watches this owner for up to 20 s: it may have died a moment ago.
     """
     if (owner := read_lock_owner(run)) is None:
         return
@@ -135,8 +135,9 @@ class RunLock:
     ) -> RunLock:
         """Become the run's owner. Raises RunHeldError if another one lives.
 
-        Waits up to 20 s for the beat of an owner on another host, or whose file is damaged. One of the job `before` is
-        replaced all the same, and has 90 s to end itself. `asked` may know whether an owner on another host lives.
+        Waits up to 20 s for the beat of an owner on another host, or whose file is damaged. An owner of job `before` is
+        replaced even if it lives: this call then waits 90 s for its end. `asked` returns whether an owner on another
+        host lives, None if unknown.
         """
         mine = LockOwner.here(job_id, attempt)
         survivor: LockOwner | None = None
@@ -166,7 +167,7 @@ class RunLock:
             self._run.holder.unlink(missing_ok=True)
 
     def note_work(self, work: str) -> None:
-        """Tell with the next beat what the driver does, and since when."""
+        """Note what the driver does, and since when. The next beat writes it."""
         if work != self._owner.work:
             self._owner = replace(self._owner, work=work, work_at=time.time())
 
@@ -178,7 +179,7 @@ class RunLock:
                 return
 
     def beat(self) -> bool:
-        """Write a sign of life. If another attempt owns the run: end this process, and return False."""
+        """Write a sign of life. If another attempt owns the run, send SIGTERM to this process and return False."""
         with not_worth_the_run(f"The sign of life in {self._run.holder} was not written"):
             other = read_lock_owner(self._run)
             if other is not None and not self._owner.is_same(other):

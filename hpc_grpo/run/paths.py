@@ -22,7 +22,7 @@ _STEP_DIR = re.compile(r"step_(\d+)$")
 
 
 class _Inside:
-    """A path in the run directory. `RunDir` gives its attribute name."""
+    """A descriptor: an attribute of `RunDir` that is a path in the run directory."""
 
     def __init__(self, *parts: str) -> None:
         self._parts = parts
@@ -61,17 +61,17 @@ class RunDir:
 
     @property
     def is_cell(self) -> bool:
-        """Return whether the run belongs to a sweep: then its folder is in that of the sweep."""
+        """Return whether the run belongs to a sweep: its folder is in the sweep's folder."""
         return is_sweep(self.path.parent)
 
     @property
     def name(self) -> str:
-        """The run's name below the folder of runs: that of its folder, in a sweep SWEEP/CELL."""
+        """The run's name: the name of its folder; in a sweep, SWEEP/CELL."""
         return f"{self.path.parent.name}/{self.path.name}" if self.is_cell else self.path.name
 
     @property
     def shared_root(self) -> Path:
-        """The folder of runs, with what they share: tokenized data, compiled kernels."""
+        """The folder of all runs. It also holds shared data: tokenized data and compiled kernels."""
         return self.path.parent.parent if self.is_cell else self.path.parent
 
     def slurm_log(self, job_id: str) -> Path:
@@ -79,7 +79,7 @@ class RunDir:
         return self.slurm_logs / f"{job_id}_0_log.out"
 
     def job_mark(self, job_id: str) -> Path:
-        """Return the file that the first line of a job's script creates, before anything can fail."""
+        """Return the file that the start of a job's script creates, before anything can fail."""
         return self.slurm_logs / f"{job_id}.began"
 
     def rollouts(self, step: int) -> Path:

@@ -27,13 +27,16 @@ Phase = Literal["starting", "training", "stopped", "complete"]
 
 @dataclass(frozen=True)
 class RunState:
-    """`reward`, `tokens_per_s` and `eta_s` are None before the first finished step. Times are Unix seconds.
-    `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of a step (without eval and save), an eval and
-    a checkpoint (driver/schedule.py). `longest_s` has the driver's longest time in each phase, over all attempts
-    (run/pulse.py). `slow_node` describes a node that is notably slower than the others, "" for none. The current step
-    last waited for `num_groups` groups of `waits_for` (rollouts or an eval). `sampled` and `graded` count those that
-    are done; 0 where none is known. `trained` of the step's `num_microbatches` are trained. `on_step` says why
-    `train.on_step` ended the run, or why it is off; "" for neither.
+    """The content of state.json. `reward`, `tokens_per_s` and `eta_s` are None before the first finished step.
+
+    `heartbeat` is the unix time of the state. `step_p95_s`, `eval_p95_s` and `save_p95_s` are the 95th percentiles of a
+    step (without eval and save), an eval and a checkpoint (driver/schedule.py). `longest_s` has the driver's longest
+    time in each phase, over all attempts (run/pulse.py). `slow_node` describes a node that is notably slower than the
+    others, "" for none.
+
+    The current step last waited for `num_groups` groups of `waits_for` (rollouts or an eval). `sampled` and `graded`
+    count the groups that are done; 0 if unknown. `trained` of the step's `num_microbatches` are trained. `on_step` says
+    why `train.on_step` ended the run, or why it is off; "" for neither.
     """
 
     step: int
@@ -78,12 +81,12 @@ def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
     for line in read_jsonl(path):
         step = line.get("step")
         if not (isinstance(step, int) and isinstance(line.get("attempt"), int)):
-            continue  # a name that the disk changed
+            continue  # the disk changed the line
         if line["attempt"] != attempt:
             attempt = line["attempt"]
             while lines and next(reversed(lines)) >= step:
                 lines.popitem()
-        # Interned: of a hundred thousand lines each name is held once.
+        # Interned: a hundred thousand lines share one copy of each name.
         lines[step] = {
             sys.intern(name): math.nan if finite_or_none(value) is None else value for name, value in line.items()
         }
@@ -91,7 +94,7 @@ def read_metrics(path: Path) -> dict[int, dict[str, Any]]:
 
 
 class MetricColumns:
-    """metrics.jsonl by metric: each step once, in ascending order. `read` goes on where it stopped.
+    """metrics.jsonl by metric: each step once, in ascending order. `read` continues where it stopped.
 
     `columns[name][i]` is the value at `steps[i]`, NaN where there is no finite one. A column may end early. A line of a
     step undoes that step and later ones: an attempt trained them again.
@@ -140,9 +143,10 @@ class MetricColumns:
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
     def thinned(self, most: int) -> tuple[list[int], dict[str, list[Sequence[float | None]]]]:
-        """Return at most `most` steps, and each metric as its means over the same stretches of steps.
+        """Divide the steps into at most `most` ranges. Return the first step of each range, and rows for each metric.
 
-        Where a stretch has several steps, the lowest and the highest values of each follow.
+        A row has one value per range. The first row has the means. Rows of minima and maxima follow if ranges have
+        several steps.
         """
         width = max(1, math.ceil(len(self.steps) / most))
         starts = range(0, len(self.steps), width)

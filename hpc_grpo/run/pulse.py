@@ -38,13 +38,13 @@ ASKED_AGAIN = "generate_wait again"
 """The driver's wait after it replaced an engine or a grader. The lost work takes its time again."""
 
 _STARTS_OF_PHASE = {"resume": 8, "generate_wait": 4, ASKED_AGAIN: 4, "train": 4, "checkpoint": 2, "eval": 8}
-"""How many `deadlines.start_s` a phase of the driver may take while its longest time is not known."""
+"""The longest allowed time of a phase of the driver, in multiples of `deadlines.start_s`."""
 
 _LATE_FACTOR = 10.0
 """Repeating work is late after this many times its longest pause in this run."""
 
 _DRIVER_FACTOR = 5
-"""How many `deadlines.silent_s` a phase of the driver has at least: it waits for many actors."""
+"""The least limit of a repeating phase of the driver, in multiples of `deadlines.silent_s`: many actors take part."""
 
 _RECORD = struct.Struct("<Qd48s")
 _ENDLESS_SIGNS = 1000
@@ -90,11 +90,11 @@ class Patience:
 
 
 def patience_of_driver(config: Config) -> Patience:
-    """Return the patience with the phases of the driver's loop. All other work belongs to the start."""
+    """Return the limits of the phases of the driver's loop. Other work belongs to the start: `deadlines.start_s`."""
     start_s, rewards_s = config.deadlines.start_s, _longest_reward_s(config)
     deadlines_s = {work: factor * start_s for work, factor in _STARTS_OF_PHASE.items()}
     repeats = frozenset(["generate_wait", "train", "publish", "eval"])
-    # An episode's environments: a lost one is started again, twice.
+    # A lost environment of an episode is started again, up to twice.
     episode_s = max((3.0 * own.max_turns * own.timeout_s for _, own in config.environments.values()), default=0.0)
     extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), rewards_s + episode_s)
     if config.train.on_step is not None:
@@ -105,7 +105,7 @@ def patience_of_driver(config: Config) -> Patience:
 
 
 def patience_of_actor(config: Config) -> Patience:
-    """Return the patience with a learner, an engine or a grader."""
+    """Return the limits of a learner, an engine or a grader."""
     deadlines, repeats = config.deadlines, frozenset(["train", "sampling", "grading"])
     extra_s = {"grading": _longest_reward_s(config)}
     return Patience(_LATE_FACTOR, deadlines.silent_s, deadlines.start_s, repeats, extra_s=extra_s)
@@ -116,7 +116,7 @@ def _longest_reward_s(config: Config) -> float:
 
     Each deadline counts twice: a call is repeated once if its worker was stopped or killed.
     """
-    # Here: all who write a file of a run import this module, and the command must not load pydantic.
+    # Imported here: all modules that write a run's files import this module, and a command must not load pydantic.
     from hpc_grpo.config.rollout import REWARD_LOAD_S
 
     num_completions = max(config.rollout.group_size, config.eval.num_samples)
@@ -177,7 +177,7 @@ class Pulse:
         self._show(work, self._patience.limit_s(work, self.longest_s.get(work)) if work else math.inf)
 
     def beat(self) -> None:
-        """Show that a piece of the work is done. Its time limits the next work only: a run's first step is uneven."""
+        """Show that a piece of the work is done. Its time changes the limit only when work starts again."""
         self._learn()
         self._signs += 1
         if self._signs == _ENDLESS_SIGNS:

@@ -42,7 +42,7 @@ _ENTRY = PACKAGE / "run" / "copied_main.py"
 
 
 def own_command(*words: str, flags: Sequence[str] = (), python: str = sys.executable) -> list[str]:
-    """Return the command that starts `-m MODULE` or a .py file with this copy of the package."""
+    """Return the command that starts `-m MODULE` or a .py file with the package of this process."""
     return [python, *flags, *([str(PACKAGE.parent)] if runs_from_copy() else []), *words]
 
 
@@ -58,7 +58,7 @@ def runs_from_copy() -> bool:
 
 
 def entry(run: RunDir) -> list[str]:
-    """Return the arguments that start hpc-grpo from the run's copy, or from the installed package without a copy."""
+    """Return the arguments that start hpc-grpo from the run's copy; without a copy, from the installed package."""
     has_copy = run.source_dir.is_dir() or not run.has_config()  # A new run gets its copy when its job starts.
     return [str(run.source_dir)] if has_copy else ["-m", "hpc_grpo.cli"]
 
@@ -111,7 +111,10 @@ def packed_source(run: RunDir) -> str:
 
 
 def unpack_source(run: RunDir, packed: str, digest: str) -> None:
-    """Make the run's copy on this node what was packed elsewhere. Raises HpcGrpoError if that is damaged."""
+    """Unpack the run's copy on this node, unless it is there already. Raises HpcGrpoError if it arrives damaged.
+
+    `packed` is from `packed_source`, `digest` from `sums_digest`.
+    """
     if not copy_problems(run, digest):
         return
     staging = start_staging(run.source_dir)
@@ -123,7 +126,7 @@ def unpack_source(run: RunDir, packed: str, digest: str) -> None:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below `folder` that is run, by name."""
+    """Return the SHA-256 of every file below `folder`, by name. Leaves out SHA256SUMS, git.diff and __pycache__."""
     files = (file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
     return {str(file.relative_to(folder)): _sha256(file) for file in sorted(files) if file.name not in (SUMS, DIFF)}
 

@@ -18,11 +18,14 @@ STACKS_NAME = "stacks"
 """The folder of the stacks, inside the attempt's."""
 
 STACKS_SIGNAL = signal.SIGUSR2
-"""Answered with its stacks by every process of training."""
+"""Every training process writes its stacks when it receives this signal."""
 
 
 def dump_stacks_on_signal(role: str) -> None:
-    """Answer STACKS_SIGNAL from here on with the stacks of this process's threads, in the attempt's folder."""
+    """From now on, write the stacks of this process's threads on STACKS_SIGNAL, in the attempt's folder.
+
+    Does nothing outside of an attempt.
+    """
     if folder := os.environ.get(ATTEMPT_DIR_VARIABLE):
         path = Path(folder) / STACKS_NAME / f"{socket.gethostname()}-{os.getpid()}-{role}.txt"
         what = "the file of a process's stacks"

@@ -95,8 +95,8 @@ def _whole(file: TextIO) -> str:
 def run_in_foreground(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
     """Run `argv` on this process's terminal until it ends. Return its exit code, negative for a signal.
 
-    The command may take its time: this process forwards signals, SIGHUP as SIGTERM; Ctrl+C reaches the command from the
-    terminal. No signal ends this process earlier. Call it from the main thread.
+    This process forwards signals, SIGHUP as SIGTERM. Ctrl+C reaches the command from the terminal. No signal ends this
+    process earlier. Call it from the main thread.
     """
     with Signals() as signals:
         # stdout may be redirected in this process alone

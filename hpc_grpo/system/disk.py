@@ -80,7 +80,7 @@ def room_in(folder: Path, run: Run = run_command) -> Room:
 
 
 def existing(path: Path) -> Path:
-    """Return the folder itself, or its nearest parent that exists and is visible."""
+    """Return `path` if it is a folder, else its nearest parent that exists and is visible."""
 
     def is_seen(folder: Path) -> bool:
         try:

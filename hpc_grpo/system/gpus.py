@@ -1,6 +1,6 @@
 """List the GPUs of this machine, and keep a process on the cores next to its own.
 
-By nvidia-smi, which uses no CUDA: CUDA in this process would keep it from forking workers that use a GPU.
+Uses nvidia-smi instead of CUDA: a process that has initialized CUDA cannot fork workers that use a GPU.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ spec.loader.exec_module(sys.modules["hpc_grpo"])
 def start_program(
     module: str, environ: Mapping[str, str], output: int | None = None, python: str | None = None
 ) -> tuple[Any, socket.socket]:
-    """Start `main(descriptor, parent_pid)` of a module in a new process and session. Return it and our socket.
+    """Start `main(descriptor, parent_pid)` of a module in a new process and session. Return the Popen and our socket.
 
     With `python`, another interpreter runs the program, with its own packages. Raises OSError if it cannot start.
 
@@ -67,7 +67,7 @@ def start_program(
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process started by `start_program`, with all processes in its session."""
+    """Kill a process started by `start_program`, with all processes in its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -31,7 +31,7 @@ LEAST_TOKEN_LENGTH = 16
 MOST_OF_ADDRESS = 32
 """Limit of callers from one address that have not proved the token."""
 MOST_UNPROVED = 256
-"""Callers of all addresses that have not proved the token."""
+"""Limit of callers from all addresses that have not proved the token."""
 
 
 def proof(token: bytes, purpose: bytes, role: bytes, listener_nonce: bytes, caller_nonce: bytes) -> bytes:

@@ -39,7 +39,7 @@ def not_worth_the_run(what: str, stream: TextIO | None = None) -> Iterator[None]
 
 
 class ForeignOutput:
-    """Takes a program's bytes as they come, in any pieces."""
+    """Decodes a program's output, which may arrive in any pieces."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

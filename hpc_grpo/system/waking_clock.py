@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 LOOK_S = 5.0
-"""Interval at which the thread of such a clock reads it."""
+"""Default interval between two reads by the clock's thread."""
 
 
 class WakingClock:

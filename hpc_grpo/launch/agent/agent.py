@@ -1,9 +1,11 @@
-"""The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that manages all of Ray there.
+"""The node agent, `python -m hpc_grpo.launch.agent.agent`: one process per node that manages Ray on its node.
 
-Reads a `NodeSpec` and heartbeats from stdin; writes `NodeReport`s to stdout, and Ray's logs to the attempt's folder. It
-ends with stdin, with the lease, or with Ray. Then it ends only its own descendants, copies the logs and removes its
-folders. After SIGTERM or SIGHUP the agent reports the signal and continues: a preempted job keeps its nodes for a
-while, in which the run saves. It ends at once on LET_GO, which the supervisor sends if the job is cancelled.
+Reads a `NodeSpec` and heartbeats from stdin, and writes `NodeReport`s to stdout. The agent ends when stdin ends, the
+lease expires or Ray ends. At its end it kills only its own descendants and containers. It also copies Ray's logs to the
+attempt's folder and removes its own folders.
+
+After SIGTERM or SIGHUP the agent reports the signal and continues: in a preempted job, the driver still needs time for
+a checkpoint. LET_GO then ends the agent at once. The supervisor sends LET_GO if the job is cancelled.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class NodeAgent:
             signal.signal(number, on_signal)
 
     def run(self) -> int:
-        """Serve until the end. Return 0 if asked to end, 1 if Ray failed."""
+        """Serve until the end. Return 0 if the supervisor ended this agent, 1 after a failure."""
         signs = threading.Thread(target=self._show_life, name="signs-of-life")
         signs.start()
         failure = ""
@@ -76,7 +78,7 @@ class NodeAgent:
                 failure = self._serve()
             except (HpcGrpoError, OSError) as error:
                 failure = str(error)
-            if failure:  # At once: the driver also ends because of it, and the teardown may take a while.
+            if failure:  # Before the teardown, which may take long: the driver may end for the same reason.
                 self._write(NodeReport("failed", self._spec.node, why=failure).to_line())
         finally:
             self._is_up.set()
@@ -86,7 +88,7 @@ class NodeAgent:
         return 1 if failure else 0
 
     def _serve(self) -> str:
-        """Start Ray and keep serving. Return the reason of a failure, or "" when the supervisor ended it."""
+        """Start Ray and serve until the end. Return the reason of a failure; "" if the supervisor ended this agent."""
         self._spec = take_run(self._spec, self._own_dirs()[0], self._goes_on)
         os.chdir(self._spec.working_dir)
         self._spec, self._copies = make_copies(self._spec, os.environ, self._goes_on)
@@ -105,7 +107,7 @@ class NodeAgent:
                 return ""
             if self._is_ended or self._lease.ended_by:
                 return ""
-            # A port can be lost between the test and the start: once more elsewhere.
+            # Another process may take a port between the test and the start. Retry with other ports.
             say(f"ray start ended with {ended}, try {tries + 1} of {_MAX_RAY_STARTS}", sys.stderr)
             self._end_ray()
         log = ray_command.RAY_LOG_NAME
@@ -113,7 +115,10 @@ class NodeAgent:
         return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / log}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> tuple[RayProcess, int | None]:
-        """Start Ray and report it. Return Ray, and the exit code if it ended; None once it is up."""
+        """Start Ray, and report it once it is up. Return Ray with None.
+
+        Return Ray with its exit code if it ended before, with 0 if this agent must end.
+        """
         spec = self._spec
         interface, ip = ray_command.node_address(spec)
         resources = find_place().node_resources()
@@ -144,14 +149,14 @@ class NodeAgent:
             self._write(ALIVE)
 
     def _look(self, ray: RayProcess) -> None:
-        """Show every few seconds that this loop turns, and end who is late."""
+        """Every few seconds, send a sign of life and kill late processes."""
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
             self._write(ALIVE)
             self._end_late(self._watch.late(watched_on_node(shm_dir_path(self._spec.tag), ray.pid)))
 
     def _end_late(self, late: Sequence[Late]) -> None:
-        """Kill late processes, after a moment for the stacks of all."""
+        """Report late processes, give all processes 2 s to write their stacks, and kill the late processes."""
         if not late:
             return
         for one in late:
@@ -164,7 +169,7 @@ class NodeAgent:
         ask_for_stacks({*descendants(os.getpid()), *(self._ray.processes() if self._ray else [])})
 
     def _goes_on(self) -> bool:
-        """Serve a moment. False once the lease has ended, or the supervisor lets this agent go after a signal."""
+        """Wait up to 0.25 s for the supervisor, and carry out its orders. Return False once this agent must end."""
         goes_on = self._lease.check(self._spec.lease_s, _POLL_S)
         for order in self._lease.take_orders():
             match order:
@@ -182,7 +187,7 @@ class NodeAgent:
         return goes_on and not self._is_ended
 
     def _wake_supervisor(self) -> None:
-        """Continue a stopped supervisor, before the leases end that it should renew."""
+        """Send SIGCONT to a stopped supervisor on this node, before its agents' leases end."""
         supervisor = self._spec.supervisor
         if supervisor is None or not (supervisor.is_on_this_host and supervisor.has_process):
             return
@@ -199,7 +204,10 @@ class NodeAgent:
         return self._is_deaf or self._is_told  # SIGKILL may be near
 
     def _own_dirs(self) -> tuple[Path, Path]:
-        """Make the folders of Ray and of the weight store. Removes leftovers of dead agents first."""
+        """Return the folders of Ray and of the weight store. The first call creates both.
+
+        The first call also removes leftovers of dead agents.
+        """
         paths = (ray_command.temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
         if not self._dirs:
             for path in paths:
@@ -209,7 +217,7 @@ class NodeAgent:
         return paths
 
     def _tear_down(self) -> None:
-        """End Ray, copy its logs and remove the folders."""
+        """End Ray, copy its logs or send them to the head, and remove the folders."""
         self._end_ray()
         # The weight store first: it holds the node's memory, and copying logs can be slow.
         for owned in reversed(self._dirs):
@@ -227,11 +235,11 @@ class NodeAgent:
 
     def _end_ray(self) -> None:
         if self._ray is not None:
-            # First alone: it drains its raylet, which takes half a second, or forever if the GCS is ended too. Slurm's
-            # SIGTERM may come meanwhile.
+            # End `ray start` first, alone: it drains its raylet for half a second. Without the GCS, the drain would
+            # never end. The grace time shrinks when Slurm's SIGTERM comes.
             self._ray.terminate(lambda: _URGENT_GRACE_S if self._is_urgent else _END_GRACE_S)
         end_processes(lambda: descendants(os.getpid()), _URGENT_GRACE_S if self._is_urgent else _LEFTOVER_GRACE_S)
-        reap_adopted(keep=[])  # pid 1 of a container may never do it
+        reap_adopted(keep=[])  # pid 1 of a container may never reap
 
     def _write(self, line: bytes) -> None:
         try:

@@ -2,11 +2,11 @@
 
 All are in folders where every user may create folders. The names of an attempt's own folders contain its tag, which
 nobody can guess: another user could create a folder with a known name first. Shared folders hold copies (stage.py),
-whose paths must be the same in every job. If such a name is taken, there is no copy.
+whose paths must be the same in every job. If another user has taken the name of a shared folder, LaunchError is raised.
 
 Each folder holds a file that its agents keep locked. The kernel drops the lock with the process. So an unlocked folder
-is a leftover, and the next agent on the node removes it (a store can hold 100 GB of memory). Owner and lock are checked
-on the opened folder, never by its name, which may be reused for another folder.
+is a leftover. The next agent on the node removes it, because a store can hold 100 GB of memory. Owner and lock are
+checked on the opened folder, never by its name, which may be reused for another folder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OwnedDir:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             os.write(self._lock, socket.gethostname().encode())
         except OSError:
-            shutil.rmtree(self.path)  # A full disk. No later agent would recognize it as a leftover.
+            shutil.rmtree(self.path)  # For example a full disk. Later agents recognize a leftover by its lock file.
             raise
 
     def remove(self) -> None:
@@ -73,7 +73,10 @@ class SharedDir:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open and lock the folder. Raises FileNotFoundError if it does not exist, LaunchError for another user's."""
+        """Open and lock the folder. Raises FileNotFoundError if it does not exist or is being removed.
+
+        Raises LaunchError for another user's folder, and for a folder in use that lost its lock file.
+        """
         self.path = path
         with contextlib.ExitStack() as opened:
             folder = _opened(opened, path, os.O_RDONLY | os.O_DIRECTORY)
@@ -93,7 +96,7 @@ class SharedDir:
             raise FileNotFoundError(path)
 
     def leave(self) -> None:
-        """Remove the folder, unless others are in it."""
+        """Release the folder. The last agent removes it."""
         try:
             if self._takes(fcntl.LOCK_EX):
                 _take_away(self.path)
@@ -104,7 +107,7 @@ class SharedDir:
         self._open.close()
 
     def _takes(self, kind: int) -> bool:
-        """Take the lock. Return whether the folder is still at its path."""
+        """Take the lock without waiting. Return False if another agent's lock forbids this, or the folder has moved."""
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, kind | fcntl.LOCK_NB)
             return os.path.samestat(os.fstat(self._lock), (self.path / _LOCK_NAME).lstat())
@@ -126,7 +129,7 @@ def shared_dir(path: Path, fill: Callable[[Path], bool]) -> SharedDir | None:
                 return None
             own.path.rename(path)
         except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # of a name that another agent has given by now
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another agent has created the folder meanwhile
                 raise
         finally:
             own.remove()
@@ -147,7 +150,10 @@ def _take_away(path: Path) -> None:
 
 
 def _replace_torn(path: Path, folder: int) -> None:
-    """Remove a shared folder whose lock file a cleaner of /tmp removed: other files may be missing too."""
+    """Remove a shared folder whose lock file a cleaner of /tmp removed: other files may be missing too.
+
+    Raises LaunchError if another agent uses the folder.
+    """
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # only one of several agents does this
     except BlockingIOError:
@@ -158,7 +164,7 @@ def _replace_torn(path: Path, folder: int) -> None:
 
 def _keep_from_cleaners(folder: int) -> None:
     """Lock a folder against systemd-tmpfiles, which removes files older than ten days but skips locked folders."""
-    with contextlib.suppress(BlockingIOError):  # it looks at the folder now
+    with contextlib.suppress(BlockingIOError):  # systemd-tmpfiles has locked the folder now
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
@@ -183,9 +189,9 @@ def sweep(parent: Path) -> list[Path]:
             if os.fstat(folder).st_uid != os.getuid():
                 continue
             lock = _opened(opened, _LOCK_NAME, os.O_RDWR | os.O_NONBLOCK, folder)
-            # Another node's folder, because /tmp is shared after all. Its lock may not be visible from here.
+            # Skip another node's folder if /tmp is shared: its lock may not be visible on this node.
             if os.read(lock, 256) == socket.gethostname().encode():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # kept while removing; an OSError if it is held
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError if the folder's agent lives
                 _take_away(path)
                 removed.append(path)
     return removed
@@ -198,9 +204,9 @@ def _opened(opened: contextlib.ExitStack, path: Path | str, flags: int, folder: 
 
 
 def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
-    """Copy the logs of a Ray that has ended to the attempt's folder, beside those of earlier Rays.
+    """Copy the logs of a Ray that has ended to `log_dir`, beside the logs of earlier Rays.
 
-    They are in Ray's temp-dir and beside it. They are on the node, so that a full shared disk does not end Ray.
+    Ray writes its logs in its temp-dir and beside it, on the node: a full shared disk must not end Ray.
     """
     for log in temp_dir.parent.glob("*.log"):
         with log.open("rb") as reader, (log_dir / log.name).open("ab") as kept:
@@ -212,7 +218,7 @@ def keep_ray_logs(temp_dir: Path, log_dir: Path) -> None:
 
 
 def copy_logs(source: Path, target: Path) -> None:
-    """Copy the non-empty files of Ray's log folder; of a huge file only the end."""
+    """Copy the non-empty files of Ray's log folder. Of a file above 32 MiB, copy only the end."""
     for path in source.rglob("*"):
         if path.is_symlink() or not path.is_file() or path.stat().st_size == 0:
             continue

@@ -39,7 +39,7 @@ class Inside:
         return self.folder / f"{self.program}-pid"
 
     def wrap(self, command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> tuple[list[str], dict[str, str]]:
-        self.pid_file.unlink(missing_ok=True)  # of the try before
+        self.pid_file.unlink(missing_ok=True)  # of the previous try
         return self.container.wrap(command, environ, cwd, labels_of(self.tag, self.program), self.pid_file)
 
     def end(self) -> None:
@@ -52,14 +52,17 @@ def inside_of(spec: NodeSpec, program: str, folder: Path) -> Inside | None:
 
 
 def end_containers(spec: NodeSpec) -> None:
-    """End all containers of a node's attempt, including the driver's: a dead supervisor may have left it."""
+    """End all containers of this node's attempt, and remove leftovers in shared memory.
+
+    A dead supervisor may have left the driver's container.
+    """
     if spec.container:
         spec.container.end(labels_of(spec.tag))
         sweep(SHM)
 
 
 class Program:
-    """A program that this thread started and that ends with it. `process` is the program, or its container's client.
+    """A program that ends with the thread that started it. `process` is the program, or its container's client.
 
     A container shares the node's process ids, so an id is the same on both sides.
     """
@@ -67,7 +70,7 @@ class Program:
     def __init__(
         self, command: Sequence[str], environ: Mapping[str, str], inside: Inside | None, **options: Any
     ) -> None:
-        """Start it without input, in its own session. `options` are those of Popen."""
+        """Start the program without input, in its own session. `options` are those of Popen."""
         self._inside = inside
         self._found: tuple[int, int] | None = None
         if inside:
@@ -76,7 +79,7 @@ class Program:
             command,
             stdin=subprocess.DEVNULL,
             env=environ,
-            start_new_session=True,  # Ctrl+C reaches it once, forwarded
+            start_new_session=True,  # the terminal's Ctrl+C does not reach the program
             preexec_fn=die_with_parent(),
             **options,
         )
@@ -91,7 +94,7 @@ class Program:
         return self._found[0] if self._found else self.process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code, as without a container: -9 after SIGKILL; None while it runs."""
+        """Return the exit code; None while the program runs. -9 means SIGKILL, also in a container."""
         code = self.process.poll()
         return exit_code(code) if self._inside else code
 
@@ -102,7 +105,7 @@ class Program:
                 os.kill(self.pid, number)
 
     def end(self, grace_s: float) -> None:
-        """End it, if it still runs, and everything left in its session or its container."""
+        """End the program, if it still runs, and all processes left in its session or its container."""
         end_processes(lambda: session_members(self.pid) if self._lives() else [], grace_s)
         if self._inside:
             self._inside.end()
@@ -110,12 +113,15 @@ class Program:
         self.process.wait()
 
     def _lives(self) -> bool:
-        """Return whether the id is still this process. A session may outlive the process only if it is the client's."""
+        """Return whether the id from the container still belongs to the program. Always True without a container."""
         return self._found is None or start_time(self._found[0]) == self._found[1]
 
 
 class RayProcess(Program):
-    """`ray start` in the foreground. Its log also has the output of earlier tries."""
+    """`ray start` in the foreground. Its log also has the output of earlier tries.
+
+    Raises ConfigError if this node lacks the container's engine or image.
+    """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, inside: Inside | None = None
@@ -138,8 +144,8 @@ class RayProcess(Program):
     def why_ended(self) -> str:
         """Return why Ray ended on this node after it was up; "" while it runs.
 
-        `ray start --block` does not end with a raylet whose exit code is 0 or SIGTERM's. One example is a raylet that
-        was stopped until the other nodes declared it dead.
+        `ray start --block` continues after a raylet that ended with 0 or by SIGTERM. One example is a raylet that was
+        stopped until the other nodes declared it dead.
         """
         if (code := self.poll()) is not None:
             return f"Ray ended by itself with exit code {code}"
@@ -152,7 +158,7 @@ class RayProcess(Program):
         return ""
 
     def terminate(self, grace_s: Callable[[], float]) -> None:
-        """Ask Ray to end, and wait up to `grace_s`, which may shrink meanwhile. Then end its container, if any."""
+        """Send Ray SIGTERM and wait up to `grace_s()` seconds, which may shrink. Then end its container, if any."""
         if self.process.poll() is None:
             self.process.terminate()
         begun = time.monotonic()
@@ -165,7 +171,7 @@ class RayProcess(Program):
 
 
 class LineReader:
-    """Reads whole lines from a pipe without blocking."""
+    """Reads complete lines from a pipe without blocking."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
@@ -191,7 +197,7 @@ class LineReader:
 class NodeProcess(LineReader):
     """A module of ours on a node, with JSON lines over stdin and stdout, wherever the node is.
 
-    It is a node agent of the supervisor, or the program of `doctor`. `process` is the place's, which started it.
+    The module is the node agent or the program of `doctor`. `process` is the place's connection or start command.
     """
 
     def __init__(
@@ -204,7 +210,7 @@ class NodeProcess(LineReader):
         *,
         may_miss_copy: bool = False,
     ) -> None:
-        """Start it. With `may_miss_copy`, the node may not see the run's copy of this package."""
+        """Start the module. With `may_miss_copy`, the node may not see the run's copy of this package."""
         program = command_anywhere("-m", module) if may_miss_copy else node_command(container, module)
         self.process = place.connection(node, program, stderr) or subprocess.Popen(
             place.start_command(node, program),

@@ -3,7 +3,7 @@
 The first line that the agent reads is its `NodeSpec`. Every later line is a heartbeat, an `Order` or the head's
 address; `Lease` reads them. The end of stdin, or no line for `lease_s`, means that the supervisor is gone. The agent
 writes one `NodeReport` per event, and `ALIVE` every few seconds. A node with its own disk sends its logs at the end
-(`hand_over`, `take_part`). Pipes, because srun forwards them, and a shared file system may show files late.
+(`hand_over`, `take_part`). The protocol uses pipes: srun forwards them, and a shared file system may show files late.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class NodeSpec:
 
     @classmethod
     def from_line(cls, line: bytes) -> NodeSpec:
-        """Return the spec in a line of the supervisor's. Raises LaunchError if that is another version's."""
+        """Parse a spec. Raises LaunchError if the supervisor has another version of this package."""
         values = json.loads(line)
         if (version := values.get("version", "")) not in ("", __version__):
             raise LaunchError(
@@ -134,8 +134,10 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """An event of a node. "up": Ray runs here. "late": a process was ended; `why` says why. "failed": Ray does not run
-    here. "gone": torn down. "told": a signal asked the agent to end. `dashboard`: the port of Ray's dashboard, or 0.
+    """An event of a node. "up": Ray runs here. "late": the agent kills a process; `why` is the reason.
+
+    "failed": Ray does not run here. "gone": the teardown is over. "told": a signal asked the agent to end. `dashboard`
+    is the port of Ray's dashboard, 0 without one.
     """
 
     event: Literal["up", "late", "failed", "gone", "told"]
@@ -163,7 +165,10 @@ def report_from_line(line: bytes) -> NodeReport | None:
 
 
 class Lease:
-    """The agent's end of the pipe. `ended_by` says why it ended; `head_address` is "" until the supervisor sends it."""
+    """The agent's end of the pipe. `ended_by` is why the lease ended, "" before.
+
+    `head_address` is "" until the supervisor sends the address.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -185,7 +190,7 @@ class Lease:
 
     @property
     def silent_s(self) -> float:
-        """Return for how long the supervisor has said nothing."""
+        """Return the seconds since the supervisor's last line."""
         return time.monotonic() - self._heard
 
     def check(self, lease_s: float, wait_s: float) -> bool:
@@ -231,7 +236,7 @@ _MAX_BYTES = 64 << 20
 
 
 def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -> None:
-    """Send the files below `folder`. If the head does not take them in time, keep them at `kept` on this node."""
+    """Send the files below `folder` within 20 s, or 2 s if `is_urgent`. Copy them to `kept` if that fails."""
     deadline, descriptor = time.monotonic() + (_URGENT_S if is_urgent else _LIMIT_S), stdout.fileno()
     try:
         for line in _parts(folder):
@@ -239,14 +244,14 @@ def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -
             while rest:
                 if not select.select([], [descriptor], [], max(deadline - time.monotonic(), 0.0))[1]:
                     raise TimeoutError("not taken in time")
-                rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]  # so much of it never waits
+                rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]  # PIPE_BUF bytes do not block here
     except OSError as error:  # no time left, or the supervisor reads no more
         shutil.copytree(folder, kept, dirs_exist_ok=True)
         say(f"Logs did not reach the head ({error}): they are in {kept} of this node", sys.stderr)
 
 
 def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
-    """Write a part of a log from a node's line into the attempt's folder. False if the line is no such part.
+    """Write a part of a log from a node's line into the attempt's folder. False if the line is no part of a log.
 
     A part that cannot be written is only reported: a log must not fail the run.
     """
@@ -261,7 +266,7 @@ def take_part(line: bytes, attempt_dir: Path, node: str) -> bool:
             return True
         path = attempt_dir / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not values["offset"] and path.exists():  # of a Ray before this one, in the same attempt
+        if not values["offset"] and path.exists():  # from an earlier Ray of this attempt
             path.replace(path.with_name(f"{path.name}.before"))
         with path.open("ab" if values["offset"] else "wb") as file:
             file.write(zlib.decompress(base64.b64decode(values["data"])))

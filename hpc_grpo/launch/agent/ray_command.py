@@ -50,7 +50,7 @@ def ray_environment(
 ) -> dict[str, str]:
     """Return the variables of Ray, the actors and (on the head) the driver. Raises ConfigError as `check_resolved`."""
     check_resolved(spec.env, environ)
-    # The other addresses are unknown yet. Use their names, and the network for calls by address.
+    # The other nodes' addresses are not known yet. Use their names, and the network for calls by address.
     nodes = [ip, (spec.head_address or "").partition(":")[0], network_of(interface), *spec.nodes]
     kept = filtered(environ, spec.pass_env, spec.env, filter(None, nodes))
     kept.setdefault("OMP_NUM_THREADS", "1")  # Ray copies it to actors; many processes share a node
@@ -59,7 +59,7 @@ def ray_environment(
     kept |= collective_interfaces(interface, kept)
     if environ.get("DEBUG_RAY") == "1":
         kept["RAY_DEBUG"] = "legacy"  # breakpoints of actors wait on loopback for `ray debug`, on their own node
-    # vLLM leaves files in it. This folder is removed with the attempt.
+    # vLLM leaves files in TMPDIR. This folder is removed with the attempt.
     kept["TMPDIR"] = str(temp_dir_path(spec, environ))
     kept |= spec.contract_env
     for name in COPY_VARIABLES:
@@ -80,7 +80,7 @@ def python_of(spec: NodeSpec, environ: Mapping[str, str]) -> str:
 
 def collective_interfaces(interface: str, given: Mapping[str, str]) -> dict[str, str]:
     """Return variables that keep collectives on `interface`. A user's setting for NCCL wins: it may name several."""
-    only = f"={interface}"  # without "=" NCCL takes all whose names begin so
+    only = f"={interface}"  # without "=", NCCL uses all interfaces with this prefix
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": given.get("NCCL_SOCKET_IFNAME", only)}
 
 
@@ -128,7 +128,7 @@ def start_command(spec: NodeSpec, ip: str, ports: RayPorts, temp_dir: Path, reso
 
 def refuse_without_dashboard() -> None:
     """Raise ConfigError if packages that the installed Ray's dashboard needs are missing."""
-    from packaging.requirements import Requirement  # comes with Ray, which the light installation is without
+    from packaging.requirements import Requirement  # comes with Ray, which the light installation lacks
 
     asked = [Requirement(text) for text in requires("ray") or ()]
     needed = [one.name for one in asked if one.marker and one.marker.evaluate({"extra": "default"})]
@@ -142,7 +142,7 @@ def refuse_without_dashboard() -> None:
 def template_clients(spec: NodeSpec, python: str) -> dict[str, str]:
     """Map each kind of actor with a template on this node to the command that starts its processes.
 
-    Empty in a container, which has another Python, and if bash would change a word of the command.
+    Empty in a container, which has another Python. Leaves out a command if bash would change one of its words.
     """
     if spec.container or not spec.templates_of:
         return {}
@@ -156,7 +156,7 @@ def _template_socket(spec: NodeSpec, kind: str) -> str:
 
 
 def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
-    """Return the folder around Ray's temp-dir: node-local and short. Raises LaunchError when sockets would not fit."""
+    """Return the folder around Ray's temp-dir. Raises LaunchError if the paths of Ray's sockets would be too long."""
     path = local_dir(spec, environ) / f"hg-{spec.tag}"
     if len(str(path).encode()) + _SESSION_PATH_BYTES > _MAX_SOCKET_PATH_BYTES:
         raise LaunchError(
@@ -242,8 +242,8 @@ _NUM_FIXED_PORTS = 7
 def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None = None) -> RayPorts:
     """Return a free block of ports, outside the ephemeral range if possible. Raises LaunchError if none is free.
 
-    `dashboard` is the preferred port of Ray's dashboard; a retry does without it. The attempt's tag decides where the
-    search starts, so two jobs on one node use different blocks. A retry passes over `skip` free blocks.
+    `dashboard` is the preferred port of Ray's dashboard. The attempt's tag decides where the search starts, so two jobs
+    on one node use different blocks. A retry skips `skip` free blocks, and ignores `dashboard`.
     """
     preferred = dashboard if dashboard and not skip and _is_free(dashboard) else None
     stride = _NUM_FIXED_PORTS + 64 + 2 * num_cpus

@@ -1,7 +1,7 @@
 """The programs of a node that import Ray, each a separate process: `python -m hpc_grpo.launch.agent.ray_program ...`
 
 `start ...` is Ray's command line, started by the node agent. Each `--template=...` starts a template of actors
-(template/server.py), which ends with it. `probe IP:PORT` tells the supervisor which nodes have joined Ray.
+(template/server.py), which ends with `start`. `probe IP:PORT` tells the supervisor which nodes have joined Ray.
 `status IP:PORT` shows the user the nodes of a run's Ray, and their usage.
 
 Imports nothing of this package: every import here delays Ray on every node.
@@ -23,7 +23,10 @@ _TEMPLATE = "--template="
 
 
 def start() -> None:
-    """Run Ray's command line without Ray Serve, Jobs and Client, whose imports cost seconds on every node."""
+    """Start the templates, and run Ray's command line without Ray Serve, Jobs and Client.
+
+    The imports of those three parts would take seconds on every node.
+    """
     options = [word for word in sys.argv if word.startswith(_TEMPLATE)]
     sys.argv = [word for word in sys.argv if word not in options]
     templates = []

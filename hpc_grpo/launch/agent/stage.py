@@ -1,8 +1,8 @@
 """Prepare a node's own disk before Ray starts: the run directory, and copies of environment, weights and caches.
 
-A shared file system reads the thousands of small files of torch and vLLM slowly for many processes on many nodes, and
-compile caches must not be on one. This user's agents on the node share the copies (folders.py). A folder's name depends
-on its contents, because compiled kernels contain paths.
+A shared file system reads the many small files of torch and vLLM slowly for many nodes. Compile caches must not be on
+a shared file system. This user's agents on the node share the copies (folders.py). A folder's name is a hash of the
+source's path and version. So the name is the same in every job: compiled kernels contain paths.
 
 A node checks by the digest of Ray's token whether it sees the head's disk. The head writes a new token whenever it
 starts Ray, so a node that reads this token sees the disk.
@@ -45,7 +45,7 @@ def local_dir(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
 
 
 def version_of(*sources: Path) -> str:
-    """Return a text that changes with environments and models, by the times of their outermost files."""
+    """Return the modification times of environments or models, and of their outermost files, as one text."""
     times = []
     for source in sources:
         inside = [source / "pyvenv.cfg", *source.glob("lib/python*/site-packages"), *source.glob("*.safetensors")]
@@ -132,7 +132,7 @@ def _copy_weights(source: Path, folder: Path, goes_on: Callable[[], bool]) -> bo
 
 
 def _run(command: Sequence[str], what: str, goes_on: Callable[[], bool]) -> bool:
-    """Run a copying program; False if it was ended. Raises LaunchError with its last words."""
+    """Run a program that copies. Return False if `goes_on` ended it. Raises LaunchError with the end of its stderr."""
     with tempfile.TemporaryFile() as said:
         try:
             options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
@@ -154,15 +154,15 @@ def _run(command: Sequence[str], what: str, goes_on: Callable[[], bool]) -> bool
     )
 
 
-_SHOWS_UP_S = 90.0  # a network file system may show the file of a minute ago
+_SHOWS_UP_S = 90.0  # a network file system may show an outdated file for a minute
 
 
 def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_up_s: float = _SHOWS_UP_S) -> NodeSpec:
-    """Return the spec with this node's paths. Writes what the head has sent to a node's own disk.
+    """Return the spec with this node's paths. On a node with its own disk, write the data that the head sent.
 
     `own_dir` is the agent's folder. `goes_on` waits a moment, and returns False once the supervisor ended the agent.
-    Raises LaunchError if the head's disk must be visible and is not, or the node's own disk lacks something;
-    ConfigError for a folder that others may write.
+    Raises LaunchError if the head's disk must be visible and is not after `shows_up_s`. Raises LaunchError if the
+    node's own disk lacks a file, and ConfigError for a folder that others may write.
     """
 
     def sees_head() -> bool:
@@ -210,5 +210,5 @@ def _with_own_disk(spec: NodeSpec, disk: OwnDisk, own_dir: Path) -> NodeSpec:
         log_dir=str(log_dir),
         working_dir=spec.working_dir if has_folder else str(run.path),
         contract_env={**spec.contract_env, contract.ATTEMPT_DIR_VARIABLE: str(attempt_dir)},
-        templates_of="",  # they read the run's config, which is at the head
+        templates_of="",  # templates read the run's config, which is on the head's disk
     )

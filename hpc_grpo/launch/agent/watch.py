@@ -22,7 +22,7 @@ from hpc_grpo.system.waking_clock import WakingClock
 
 _NO_BEAT = Beat()
 WAKING_S = 0.2
-"""A stopped process is continued for this long before it is killed. It writes its stacks and does no work."""
+"""A stopped process gets SIGCONT this long before SIGKILL: enough time to write its stacks."""
 STOPPED_S = 30.0
 """Nobody stops (SIGSTOP) a process of a run on purpose for this long. A debugged process is traced, not stopped."""
 
@@ -57,7 +57,7 @@ class Late:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A process at its last check, and how long it had then made no progress and been stopped."""
+    """A process at its last check. It had made no progress for `silent_s`, and had been stopped for `stopped_s`."""
 
     process: Watched
     silent_s: float = 0.0
@@ -82,7 +82,7 @@ class _Seen:
 
 
 class Watch:
-    """Remembers when each process last made progress, and last ran. Call it every few seconds."""
+    """Remembers when each process last made progress, and last ran. Call `late` every few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = WakingClock(clock)
@@ -122,7 +122,7 @@ class Watch:
 
 
 def kill(late: Sequence[Late]) -> None:
-    """Kill processes that are late. Who waits for them sees them die."""
+    """Send SIGCONT to late processes, wait 0.2 s for their stacks, and send SIGKILL."""
     for one in late:
         one.process.send(signal.SIGCONT)  # A stopped process writes its stacks only now.
     time.sleep(WAKING_S)
@@ -131,7 +131,7 @@ def kill(late: Sequence[Late]) -> None:
 
 
 def watched_on_node(shm_dir: Path, ray: int) -> Iterator[Watched]:
-    """Yield the actors with a pulse in `shm_dir`, and without one `ray start`, Ray's processes and its workers.
+    """Yield the actors that have a pulse in `shm_dir`. Then yield `ray start`, Ray's processes and its other workers.
 
     Leaves out processes of rewards: they may be stopped on purpose, and their worker has a deadline for each call.
     """
@@ -160,7 +160,7 @@ def _actors(folder: Path) -> Iterator[Watched]:
 
 
 def ask_for_stacks(pids: Iterable[int]) -> None:
-    """Signal processes that write their stacks. The signal would kill others."""
+    """Send STACKS_SIGNAL to the processes that have a handler for it. It would kill the others."""
     for pid in pids:
         if catches(pid, STACKS_SIGNAL):
             with suppress(ProcessLookupError):  # it has ended since

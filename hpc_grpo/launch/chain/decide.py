@@ -52,9 +52,10 @@ class News:
 
 @dataclass(frozen=True)
 class PreviousLink:
-    """The job that queued this one. `end` is the queue's end state; `left_s` its unused walltime, if known.
+    """A job before this one in the chain. `end` is the queue's end state; `left_s` its unused walltime, if known.
 
-    `was_killed`: it was killed before it released the run, whatever its record says.
+    `was_killed`: the job was killed before it released the run, whatever its record says. `left_an_attempt`: the job
+    has an attempt.json.
     """
 
     job_id: str
@@ -67,7 +68,7 @@ class PreviousLink:
 
     @property
     def forbids_more(self) -> bool:
-        """Return whether no job may follow: the user cancelled this one, or must change something."""
+        """Return whether no job may follow: the user cancelled the job, or must change the config."""
         return self.was_cancelled or self.exit_kind == "config"
 
     @property
@@ -79,7 +80,7 @@ class PreviousLink:
 
     @property
     def could_not_tell(self) -> bool:
-        """Return whether it ended unable to notify the user; reaching the time limit does not count."""
+        """Return whether the job ended before it could notify the user. The end at the time limit needs no notice."""
         if self.exit_kind == "resumable" or self.end.at_time_limit:
             return False
         return self.was_killed or self.exit_kind in ("running", "cancelled")
@@ -91,7 +92,7 @@ class StartFacts:
 
     `attempts` and `stalled` count since that job; `stalled` are the latest attempts in a row without a new checkpoint.
     `node_hours` are all of the run's until now. `user_knows`: an earlier link has reported why it ended. `replaced_by`
-    is the job that carries on instead: one behind this job that has started, or one queued in its place; else "".
+    is the job that continues the run instead: a started job behind this job, or one queued in its place; else "".
     """
 
     is_complete: bool
@@ -109,7 +110,7 @@ class StartFacts:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """Whether to train. `why` is "" in a job that the user submitted. `gave_up`: the run is not as the user wanted.
+    """Whether to train. `why` is "" in a job that the user submitted. `gave_up`: a limit or an error ends the chain.
 
     `ends_chain`: if this job does not train, no later job may train either.
     """
@@ -122,7 +123,7 @@ class StartDecision:
 
 
 def decide_start(facts: StartFacts) -> StartDecision:
-    """Decide whether a starting job trains, and what the user must hear."""
+    """Decide whether a starting job trains, and which news the user gets."""
     if facts.replaced_by:
         why = f"Job {facts.replaced_by} carries on in place of this one: nothing is left to it."
         return StartDecision(False, why, ends_chain=False)
@@ -165,7 +166,7 @@ def _reason_to_end(facts: StartFacts) -> tuple[str, bool] | None:
 
 
 def may_queue_successor(launch: LaunchConfig, links_before: int) -> bool:
-    """Return whether this link may queue another; `links_before` counts those since the user's own job."""
+    """Return whether this link may queue another. `links_before` counts the links since the user's submission."""
     max_links = launch.slurm.max_job_chains
     return launch.slurm.jobs_can_submit and (max_links is None or links_before < max_links)
 
@@ -179,12 +180,12 @@ def decide_succession(attempt: AttemptRecord, stop_asked: bool) -> Succession:
         return "end the chain"
     if not attempt.signalled:
         return "have one wait"
-    # The queue ended the job for its lost node; otherwise a user did, and the successor asks the queue who.
+    # With a lost node, the queue ended the job. Otherwise somebody cancelled it, and the successor asks the queue who.
     return "keep it off lost nodes" if attempt.lost_nodes else "leave it"
 
 
 def news_at_end(attempt: AttemptRecord, is_complete: bool, has_successor: bool, chain_ended: str) -> News | None:
-    """Return the news for the user after an attempt. `chain_ended` is why no further job comes, if none does."""
+    """Return the news for the user after an attempt. `chain_ended` is why no further job comes; "" if one may come."""
     if is_complete:
         return News("complete", attempt.why)
     if not has_successor:
@@ -201,7 +202,7 @@ def node_hours_asked(launch: LaunchConfig) -> float:
 def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
     """Count the node-hours that the jobs of a run's attempts, in order, have used until `now` (unix seconds).
 
-    A job killed without a record counts until the next one began, or its allocation ended: never too little.
+    A job without a recorded end counts until the next job began or its allocation ended. So the count is never too low.
     """
     jobs = [attempt for attempt in attempts if queue_of(attempt.source) is not None]
     latest_ends = [*(following.started_at for _, following in pairwise(jobs)), now]
@@ -213,14 +214,17 @@ def node_hours_used(attempts: Sequence[AttemptRecord], now: float) -> float:
 
 
 def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hours: float, now: float) -> float:
-    """Count like `node_hours_used`, but count a running job with the `job_hours` of its time limit."""
+    """Count like `node_hours_used`, but count the running job `job_id` with the `job_hours` of its time limit."""
     over = [attempt for attempt in attempts if attempt.ended_at or attempt.job_id != job_id]
     is_job_over = any(attempt.job_id == job_id for attempt in over)
     return node_hours_used(over, now) + (0.0 if is_job_over else job_hours)
 
 
 def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
-    """Return `launch` with the walltime that `used` node-hours leave. Raises ConfigError if nodes cannot come up."""
+    """Return `launch` with the walltime that `used` node-hours leave.
+
+    Raises ConfigError if less than `launch.bringup_deadline_s` is left.
+    """
     slurm = launch.slurm
     if slurm.max_node_hours is None:
         return launch

@@ -49,7 +49,7 @@ class LinkJob:
 
 
 class ChainLink:
-    """This job as a link of its run's chain, and the jobs behind it.
+    """This job as a link of its run's chain, and the jobs that wait behind this job.
 
     `start`, `try_again` and `finish` need the run to be held. From `start` on, the record names this job's successor.
     """
@@ -90,11 +90,17 @@ class ChainLink:
 
     @cached_property
     def _asked(self) -> LaunchConfig:
-        """The request of the jobs behind this one, at first what the record notes for this job. Raises OSError."""
+        """The request for the jobs behind this one, at first the record's; the config's for a job by hand.
+
+        Raises OSError.
+        """
         return self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
 
     def _ask_what_was_given(self, queue: JobQueue) -> None:
-        """Let the jobs behind this one request this job's resources, once the queue reports them. Raises OSError."""
+        """Add this job's excluded nodes, and its options if submitted by hand, to the request for the jobs behind it.
+
+        Queries the queue until it has answered once. If it does not answer, plans a retry. Raises OSError.
+        """
         asked, own = self._asked, self._job
         try:
             if not self._knows_what_was_given and (job := queue.show(own.job_id)) is not None:
@@ -147,7 +153,8 @@ class ChainLink:
     def _queue_two(self, queue: JobQueue) -> None:
         """Queue the missing ones of two jobs behind this one, if the limits allow, and record them.
 
-        Raises LaunchError and OSError; a repeated call does the rest. Raises ConfigError if no node-hours are left.
+        Raises LaunchError and OSError; a repeated call queues the rest. Raises ConfigError if no job waits and too few
+        node-hours are left.
         """
         record = self._record()
         behind = list(record.followers(self._job.job_id))
@@ -240,23 +247,26 @@ class ChainLink:
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
     def withdraw(self) -> None:
-        """Leave the chain unchanged for the job that holds the run: the user submitted this job beside it."""
+        """If the user submitted this job by hand beside the job that holds the run, remove it from the chain.
+
+        Cancels the followers of this job and removes them too.
+        """
         if self._job.by_hand:
             with not_worth_the_run(_NO_RECORD):
                 record, own = self._cancel_followers(), self._job.job_id
                 write_chain(self._run, record.without([own, *record.followers(own)]))
 
     def try_again(self) -> None:
-        """Retry what failed some minutes ago: a killed job has no chance to do it at its end.
+        """Once the pause is over, queue and record again what failed: a killed job cannot do this at its end.
 
-        The supervisor waits meanwhile, so the queue has little time to answer.
+        The supervisor waits for this call, so the queue gets only ten seconds for an answer.
         """
         if self._clock() >= self._again_at:
             self.have_two_wait(self._queue.in_a_hurry())
             self.start()
 
     def finish(self, attempt: AttemptRecord) -> None:
-        """Update the successor according to the attempt's end."""
+        """Update the successor according to the attempt's end, and keep the news for `tell`. Failures are reported."""
         try:
             with not_worth_the_run(_NO_RECORD):
                 match decide.decide_succession(attempt, self._run.stop_marker.exists()):
@@ -302,7 +312,7 @@ class ChainLink:
             self._keep_off(lost_nodes)
 
     def _keep_off(self, nodes: Sequence[str]) -> None:
-        """Keep those that wait off nodes. Raises LaunchError."""
+        """Exclude `nodes` for the jobs that wait behind this one. Raises LaunchError."""
         for job_id in self._record().followers(self._job.job_id) if nodes else ():
             if (job := self._waiting(job_id)) is not None:
                 job.exclude_nodes(nodes)
@@ -313,7 +323,7 @@ class ChainLink:
         return None if job is None or job.is_over else job
 
     def _end_chain(self, why: str) -> None:
-        """Cancel what waits behind this job, and write down why nothing does."""
+        """Cancel the jobs that wait behind this one, and record why no job follows."""
         record = self._cancel_followers()
         closed = record.closed_by(self._job.job_id, why)
         if closed is not record:

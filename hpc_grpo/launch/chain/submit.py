@@ -52,7 +52,11 @@ def submit_run(run: RunDir, launch: LaunchConfig, driver: str, queue: JobQueue, 
 
 
 def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue: JobQueue) -> str:
-    """Queue the first job of a run, or the array of several, and each run's follow-on jobs. Return the first id."""
+    """Queue the first job of a run, or the array of several, and each run's follow-on jobs. Return the first id.
+
+    Removes STOP files, cancels the jobs of an earlier chain, and records the new jobs. If a follow-on job fails,
+    cancels the queued ones. Raises LaunchError; JobInDoubtError if jobs may stay in the queue.
+    """
     launches = {run.path: requested_launches(run, request.launch) for run in runs}
     first = min((own[0] for own in launches.values()), key=lambda launch: launch.slurm.time_min)
     has_further = any(len(own) > 1 for own in launches.values())
@@ -61,7 +65,7 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
         remove_stop(run)  # Before the job exists, because it may start at once.
         if earlier := [link.job_id for link in read_chain(run).since_the_user()]:
             queue.cancel(earlier)  # Waiting jobs of an earlier chain would take turns with this one.
-        # Before the first job, whose successor reads it.
+        # Before the first job starts: its successor reads the record.
         records[run] = read_chain(run).asking_for(request.launch)
         write_chain(run, records[run])
         run.slurm_logs.mkdir(exist_ok=True)
@@ -96,7 +100,10 @@ def submit_runs(request: JobRequest, runs: Sequence[RunDir], driver: str, queue:
 def _queue_followers(
     run: RunDir, first: str, launches: Sequence[LaunchConfig], driver: str, queue: JobQueue
 ) -> Iterator[str]:
-    """Queue follow-on jobs behind a run's first job, yield the id of each, and record all of them."""
+    """Queue follow-on jobs behind a run's first job, yield the id of each, and record all of them.
+
+    Raises LaunchError only if jobs cannot submit: otherwise the running job queues the missing ones.
+    """
     jobs = [first]
     try:
         for follower in launches:
@@ -128,7 +135,7 @@ def refuse_if_trained(run: RunDir, queue: JobQueue) -> None:
 def undone_unless_queued(run: RunDir) -> Iterator[None]:
     """Remove a new run, and restore COMPLETE and config of a complete one, if the block fails to queue a job.
 
-    A new run stays if the queue may have taken a job, as at Ctrl+C, or if an attempt has begun in it meanwhile.
+    A new run stays if the queue may have taken a job (also after Ctrl+C), or if an attempt has begun in the run.
     """
     is_new = not run.path.exists()
     files = (run.complete_marker, run.config, copy_path(run.config)) if run.is_complete() else ()
@@ -149,7 +156,8 @@ def undone_unless_queued(run: RunDir) -> Iterator[None]:
 def requested_launches(run: RunDir, launch: LaunchConfig) -> list[LaunchConfig]:
     """Return the requests of the first job and its two followers, or of all jobs if jobs cannot submit.
 
-    The first job queues its followers too, unless its setup lines fail. Raises ConfigError without node-hours left.
+    The first job also queues missing followers, unless its setup lines fail. Raises ConfigError if too few node-hours
+    are left.
     """
     refuse_endless_chain(launch)
     used = decide.node_hours_used(read_attempts(run), time.time())
@@ -207,7 +215,7 @@ def cancel_run(run: RunDir, queue: JobQueue) -> Iterator[str]:
     owner = read_lock_owner(run)
     if jobs:
         queue.cancel(list(reversed(jobs)))  # waiting jobs before running ones
-        # The running link may be killed before it can say so.
+        # The running link may be killed before it can record the end.
         record = read_chain(run)
         write_chain(run, replace(record, successor="", ended=record.ended or "Cancelled by hpc-grpo stop --now."))
         yield f"Cancelled what is left of {counted(len(jobs), 'job')}: {', '.join(jobs)}."

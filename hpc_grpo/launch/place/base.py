@@ -57,9 +57,9 @@ class End:
 
 
 class NodeConnection(Protocol):
-    """A process on a node, over a connection that the node opened: the part of subprocess.Popen that is used.
+    """A process on a node, over a connection that the node opened. Has the part of subprocess.Popen that is used.
 
-    `stdin` and `stdout` are ends of the connection. `returncode` is LOST_CODE once it is closed.
+    `stdin` and `stdout` are ends of the connection. `returncode` is LOST_CODE once the connection is closed.
     """
 
     returncode: int | None
@@ -80,19 +80,21 @@ class NodeConnection(Protocol):
 LOST_CODE = 255
 """Exit code of a start command whose connection broke: ssh's, and that of nodes that dialed in."""
 AGENT_ENDED = "its agent ended with exit code"
-"""The first words on an agent whose start command ended, before the exit code."""
+"""Beginning of the reason of a loss if the agent's start command ended. The exit code follows."""
 LOST_AGENT = f"{AGENT_ENDED} {LOST_CODE}"
 
 
 class Place(Protocol):
-    """The place where a run has its nodes. Only `allocation` and `remaining` may wait; `allocation` caches its answer.
+    """The place where a run has its nodes. `allocation` and `remaining` may wait for nodes.
+
+    `allocation` caches its answer. `node_resources`, `owner_lives` and `close` may take up to a minute.
 
     `name` is the `source` in attempt.json. `queue` is the queue of the allocation's job, and takes follow-on jobs;
     None: no job. `is_attended`: a user watches and judges a crash, so the driver is not restarted. `disks`: whether
     every node sees the run directory, or only the head's disk holds it. `job_id` is this process's job, known without a
     query; "" for none. `stop_grace_s` limits the driver's checkpoint after SIGTERM (no limit where a queue kills).
     `awaits_lost_nodes`: `remaining` waits for lost nodes. `dashboard_port` is where users expect Ray's dashboard; 0:
-    any free port. The methods and values here are defaults.
+    any free port. Methods with a body here are defaults.
     """
 
     name: str
@@ -113,7 +115,7 @@ class Place(Protocol):
         """Return the nodes of this attempt. Raises LaunchError if they cannot be known; asking again may help."""
 
     def node_resources(self) -> NodeResources:
-        """Return the resources of the node under this process. Asks nothing of a scheduler."""
+        """Return the CPUs and GPUs that the attempt has on the node of this process. May run nvidia-smi."""
 
     def start_command(self, node: str, command: Sequence[str]) -> list[str]:
         """Wrap `command` to run on a node of the allocation, over the wrapper's stdin and stdout."""
@@ -138,7 +140,7 @@ class Place(Protocol):
         return None
 
     def is_node_failure(self, said: str) -> bool:
-        """Return whether the node itself is gone, judged by a message of its agent or after AGENT_ENDED."""
+        """Return whether the node itself is gone. `said` is the agent's message, or begins with AGENT_ENDED."""
 
     def remaining(self, before: Allocation, answering: Sequence[str], goes_on: Callable[[], bool]) -> Allocation:
         """Return the nodes to continue with after a loss. May wait for others to return, while `goes_on()`.

@@ -56,7 +56,7 @@ _OF_THE_CLIENT = frozenset(("PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME"))
 
 _DEVICES = ("infiniband", "cxi*")  # networks in /dev that collectives use past the kernel
 _LIMITS = ("nofile", "nproc", "memlock", "core")
-"""Limits to pass on. The engine's own allow too few open files for Ray, or core dumps, which hold secrets."""
+"""Limits to pass on. An engine's own limits allow too few open files for Ray, or allow core dumps with secrets."""
 
 _NOT_MOUNTED = tuple(map(Path, ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
 _RECORD_PID = 'echo $$ > "$0" && exec "$@"'
@@ -109,7 +109,8 @@ class Container:
     ) -> tuple[list[str], dict[str, str]]:
         """Return argv and environment of the engine's client for one of our programs (`own_command`), run in `cwd`.
 
-        `environ` is the program's environment. Its values are not in argv, which every user of a node can read.
+        `environ` is the program's environment. Its values are not in argv, which every user of a node can read. Only
+        the values of `_OF_THE_CLIENT`, which are no secrets, may be in argv.
         """
         kept = [name for name in environ if name in self.named or name not in OF_THE_HOST]
         passed = {name: environ[name] for name in kept if name.isidentifier()}  # no functions of a shell
@@ -149,7 +150,7 @@ class Container:
         return [program, "run", *options, self.image, *inner], told
 
     def end(self, labels: Sequence[str]) -> None:
-        """End the containers with all of `labels`, even without clients. Prints what fails."""
+        """End the containers that have all of `labels`, even without clients. Prints failures."""
         if self.engine in ("apptainer", "enroot"):  # their programs are processes like any others
             return
         filters = [f"--filter=label={label}" for label in labels]
@@ -208,7 +209,7 @@ def _run_options(engine: Engine, labels: Sequence[str]) -> list[str]:
         "--stop-timeout=1",
         *(f"--ulimit={name}={_limit(name)}" for name in _LIMITS),
     ]
-    if engine == "docker":  # of its daemon a container inherits neither user nor cores
+    if engine == "docker":  # docker's daemon starts the container, without this process's user and cores
         groups = [f"--group-add={group}" for group in os.getgroups()]
         bound = [f"--cpuset-cpus={','.join(map(str, cpus))}"] if len(cpus) < (os.cpu_count() or 1) else []
         return [*options, f"--user={os.getuid()}:{os.getgid()}", *groups, *bound]
@@ -225,7 +226,10 @@ def _limit(name: str) -> str:
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the folders in `texts`, or of files in `texts`. Leaves out nested folders and those of the system."""
+    """Return the folders in `texts`; for other paths, the nearest existing parent.
+
+    Leaves out nested folders and folders of the system.
+    """
     folders: list[Path] = []
     for text in texts:
         with suppress(OSError, ValueError):  # text that is no path, or too long for one

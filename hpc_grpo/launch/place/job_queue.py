@@ -80,8 +80,8 @@ class Job(Protocol):
     def asked(self, launch: LaunchConfig, *, by_hand: bool) -> LaunchConfig:
         """Return the request of a successor: `launch`, which also avoids the nodes that this job avoids.
 
-        `by_hand`: the user submitted the job without us, and those options override `launch`. The job's own resources
-        do not count, because the queue rounds and renames them. Raises LaunchError.
+        `by_hand`: the user submitted the job without hpc-grpo, and the user's options override `launch`. The resources
+        that the queue reports do not count, because the queue rounds and renames them. Raises LaunchError.
         """
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class Job(Protocol):
 class JobQueue(Protocol):
     """A scheduler's queue. All methods except `end_of` and `preempted_until` raise LaunchError if it does not answer.
 
-    Each method makes one or two queries, `Job.exclude_nodes` a few, `render` none.
+    Most methods make one or two queries, `submit` up to three, `end_of` and `Job.exclude_nodes` a few, `render` none.
     """
 
     def in_a_hurry(self) -> JobQueue:
@@ -104,7 +104,10 @@ class JobQueue(Protocol):
         """Return the job script. Raises ConfigError for options that may not be requested."""
 
     def submit(self, request: JobRequest) -> str:
-        """Queue the job and return its id. Raises LaunchError in the scheduler's words, ConfigError as `render`."""
+        """Queue the job and return its id. Raises LaunchError in the scheduler's words, ConfigError as `render`.
+
+        Raises JobInDoubtError if the queue may have taken the job.
+        """
 
     def start_estimate(self, request: JobRequest, deadline_s: float = 60.0) -> str:
         """Return when the job would start, in the scheduler's words. Queues nothing."""
@@ -125,11 +128,11 @@ class JobQueue(Protocol):
         """End jobs, waiting or running. A job that has ended is no error."""
 
     def release(self, job_id: str) -> None:
-        """Let a job go that was submitted held."""
+        """Release a held job."""
 
 
 def job_python(launch: LaunchConfig) -> str:
-    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError without Ray in Python or container.
+    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError if this one lacks Ray.
 
     In a container, training uses the image's Python.
     """

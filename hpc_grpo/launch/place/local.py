@@ -34,7 +34,7 @@ class LocalPlace(Place):
         """Return this machine, or an SshPlace if the run names hosts."""
         if not launch.hosts:
             return self
-        from hpc_grpo.launch.place.ssh import SshPlace  # which is made of this place
+        from hpc_grpo.launch.place.ssh import SshPlace  # imports this module
 
         return SshPlace(self._environ, launch)
 

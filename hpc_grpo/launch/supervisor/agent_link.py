@@ -31,7 +31,7 @@ SILENT_AGENT_S = 60.0
 class AgentLink(NodeProcess):
     """A node agent, running or ended. `up` is its report once Ray runs. `late` has the reasons why it ended processes.
 
-    `is_told` means that a SIGTERM asked the agent to end. Only `send` may be called from other threads.
+    `is_told` means that SIGTERM or SIGHUP asked the agent to end. Only `send` may be called from other threads.
     """
 
     def __init__(self, place: Place, node: str, log_dir: Path, *, has_own_disk: bool = False) -> None:

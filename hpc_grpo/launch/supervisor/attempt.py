@@ -48,9 +48,9 @@ def run_attempt(
 ) -> int:
     """Run one attempt and return its exit code. Raises HpcGrpoError.
 
-    On another node than the head, this process becomes an attempt there, or starts a child for it if it must return.
-    `driver` is a module or a .py file; its argument is the run directory. With an `origin`, the job was submitted only
-    for this attempt and may have successors. `place` defaults to the place found here.
+    On another node than the head, this process becomes the attempt on the head. With `comes_back`, it starts a child
+    for the attempt and waits. `driver` is a module or a .py file; its argument is the run directory. With an `origin`,
+    the job was submitted only for this attempt and may have successors. Default of `place`: the place found here.
     """
     config = read_config(run)
     if missing := [name for name in config.launch.pass_env if not name.endswith("*") and name not in os.environ]:
@@ -110,7 +110,7 @@ def _close(place: Place, end: End) -> None:
 
 
 def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None] = time.sleep) -> Allocation:
-    """Return the nodes of this attempt. `is_patient`: ask for two minutes, since giving up would end the chain."""
+    """Return the nodes of this attempt. `is_patient`: retry for about two minutes: an error would end the chain."""
     for pause_s in _ASK_AGAIN_S if is_patient else ():
         try:
             return place.allocation()
@@ -121,7 +121,10 @@ def allocation_of(place: Place, is_patient: bool, sleep: Callable[[float], None]
 
 
 def _end_of_chain(run: RunDir, link: ChainLink) -> int | None:
-    """Let the job decide whether its chain continues. Return the exit code if it does not."""
+    """Let the job decide whether its chain continues. Return the exit code if it does not; None if it does.
+
+    Closes the record of the killed previous job, if any, and sends the news to the user.
+    """
     decision = link.decide()
     if decision.why:
         say(decision.why)

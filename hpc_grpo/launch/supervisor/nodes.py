@@ -1,7 +1,8 @@
 """The nodes of one attempt, managed by the supervisor: an agent on each, and Ray across all of them.
 
-Takes an `AttemptSetup`; returns once every node and GPU has joined Ray. Never blocks: `advance` reads reports and does
-the next step that is due, so one loop serves driver and nodes. Only heartbeats use a thread.
+Takes an `AttemptSetup`. `is_ready` is True once every node and GPU has joined Ray. `advance` does not block: it reads
+reports and takes the next step that is due, so one loop serves driver and nodes. `start` and `tear_down` may wait. Only
+heartbeats use a thread.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Nodes:
         return self._setup.allocation.nodes
 
     def start(self) -> None:
-        """Start an agent on every node; the head's Ray comes first. Raises ConfigError for a dashboard it has not."""
+        """Write a new Ray token, start an agent on every node, and send the specs.
+
+        Raises ConfigError if Ray's dashboard is requested and not installed.
+        """
         if self._setup.launch.ray_dashboard and self._setup.container is None:
             refuse_without_dashboard()
         self._begun = time.monotonic()
@@ -156,9 +160,10 @@ class Nodes:
         return [link.node for link in self._links if link.node_answers()]
 
     def anew(self, goes_on: Callable[[], bool]) -> Nodes | None:
-        """After `tear_down`, return the nodes to continue with, not yet started; None if they are too few to train.
+        """After `tear_down`, return the nodes to continue with, not yet started.
 
-        Waits for nodes that may return, while `goes_on()`. Raises NodesUnavailableError like `Place.remaining`.
+        None if they are too few to train, or the head is lost. Waits for nodes that may return, while `goes_on()`.
+        Raises NodesUnavailableError and EndAskedError like `Place.remaining`.
         """
         setup = self._setup
         allocation = setup.place.remaining(setup.allocation, self.answering(), goes_on)
@@ -204,7 +209,7 @@ class RayWatch:
         if self._closed:
             return
         for line in self._reader.lines():
-            if line.startswith(b'{"nodes"'):  # Ray may print there too, of a node that does not answer say
+            if line.startswith(b'{"nodes"'):  # Ray may print too, for example about a node that does not answer
                 self._gpus = dict(json.loads(line)["nodes"])
         if self._program.poll() is not None and time.monotonic() >= self._restart_at:
             self._program, self._reader = self._start()

@@ -40,7 +40,7 @@ _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class RewardServer:
     """The running server; `log` has its output. A dead server is restarted, and rewards wait for it.
 
-    The process on its port receives prompts and decides scores. So it must be the server or a descendant of it.
+    The process on its port receives prompts and decides scores. So it must be a descendant of this process.
     """
 
     def __init__(self, asked: RewardServerConfig, deadline_s: float, log: Path, cwd: Path) -> None:
@@ -70,7 +70,10 @@ class RewardServer:
         return True
 
     def keep_alive(self) -> None:
-        """Restart a dead server, after a pause. Raises NodesUnavailableError if another process has the port."""
+        """Restart a dead server, at most every 2 s, and kill its leftovers.
+
+        Raises NodesUnavailableError if another process has the port, or the command cannot be run.
+        """
         if self._process.poll() is not None and time.monotonic() - self._started_at > _AGAIN_S:
             say(f"The reward server ended with {self._process.returncode}; starting it again. Its log: {self._log}")
             end_processes(self._left, _END_S)
@@ -96,7 +99,7 @@ class RewardServer:
             )
 
     def _others(self) -> dict[int, int]:
-        """Return the port's sockets of other processes: inode -> user. Leaves out root's: of containers."""
+        """Return the port's sockets of other processes: inode -> user. Leaves out root's, which serve containers."""
         found = listeners(self._port)
         ours = holders(found, descendants(os.getpid())) if found else {}
         return {inode: user for inode, user in found.items() if not ours[inode] and (user != 0 or os.geteuid() == 0)}

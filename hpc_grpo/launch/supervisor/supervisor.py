@@ -231,7 +231,7 @@ class Processes:
             case End():
                 self._record.phases_s["driver"] = round(time.monotonic() - self._begun, 2)
                 self._record.end(action.kind, action.code, action.why)
-                self._save()  # before the teardown, over which Slurm's SIGKILL may come
+                self._save()  # Slurm's SIGKILL may come during the teardown
         return None
 
     def tear_down(self) -> None:

@@ -195,7 +195,7 @@ class Say:
 
 @dataclass(frozen=True)
 class NoteLate:
-    """Record that a process was ended for being late, and say so."""
+    """Record and print that a late process was ended."""
 
     why: str
 
@@ -291,7 +291,7 @@ def _on_signal(state: State, number: int, now: float) -> Reaction:
     if number == signal.SIGHUP and state.signalled:
         return state, []  # A closed terminal sends two signals: one from the kernel, one from its shell.
     # Save at once: SIGKILL may follow immediately.
-    asked = signal.SIGTERM if number in END_SIGNALS else number  # a driver takes a hangup for nothing
+    asked = signal.SIGTERM if number in END_SIGNALS else number  # the driver has no handler for SIGHUP
     actions: list[Action] = [Forward(asked), Do.SAVE_RECORD]
     if state.signalled:
         return replace(state, kill_at=now), actions
@@ -306,7 +306,7 @@ def _on_signal(state: State, number: int, now: float) -> Reaction:
 
 
 def _on_told_nodes(state: State, now: float) -> Reaction:
-    """Have the run saved, while the nodes stay: of a cancelled job this process is signalled too."""
+    """Let the driver save, and keep the nodes. In a cancelled job, this process receives a signal too."""
     if state.signalled or state.told:
         return state, []
     state = replace(state, told="A signal told the nodes of this attempt to end.")
@@ -437,7 +437,7 @@ def end_of_driver(ended: DriverEnded, signalled: str, lost: Mapping[str, str], t
         return End("crash", EXIT_CRASH, "The driver exited with 0 but wrote no COMPLETE: it ended without finishing.")
     if returncode < 0:
         name = signal_name(-returncode)
-        if name == "SIGKILL":  # which no process lives to say
+        if name == "SIGKILL":  # a killed process prints no error
             said = " (often the kernel, out of memory); see driver.log."
         return End("crash", 128 - returncode, f"The driver was killed by {name}{said}")
     return End("crash", returncode, f"The driver crashed with exit code {returncode}{said}")

@@ -29,7 +29,7 @@ from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, 
 TOKEN_VARIABLE = "HPC_GRPO_TOKEN"
 MAGIC = b"hpc-grpo join 1\n"
 HANDSHAKE_S = 10.0
-"""A peer that has not proved itself after so long is hung up on."""
+"""Limit for each read of the handshake. After that, the connection is closed."""
 
 _USER_TIMEOUT_S = 30  # Seconds without acknowledgement of sent data after which the other side counts as gone.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
@@ -40,7 +40,7 @@ class NotProvedError(Exception):
 
 
 def prove_to_head(connection: socket.socket, token: bytes) -> None:
-    """Do the worker's part. Raises NotProvedError if the head does not know the token, or refuses ours.
+    """Do the worker's part of the handshake. Raises NotProvedError if the head does not know or refuses our token.
 
     Raises EOFError if the head hangs up without a word: it has no place for this worker now.
     """
@@ -59,7 +59,10 @@ def prove_to_head(connection: socket.socket, token: bytes) -> None:
 
 
 def prove_to_worker(connection: socket.socket, token: bytes) -> bool:
-    """Do the head's part. Return whether the worker knows the token. Raises EOFError and OSError if it leaves."""
+    """Do the head's part of the handshake. Return whether the worker knows the token.
+
+    Raises EOFError and OSError if the worker leaves.
+    """
     connection.settimeout(HANDSHAKE_S)
     nonce = os.urandom(NONCE_BYTES)
     connection.sendall(MAGIC + nonce)
@@ -69,7 +72,7 @@ def prove_to_worker(connection: socket.socket, token: bytes) -> bool:
 
 
 def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    """Return so many bytes, and take no more. Raises EOFError if the connection ends before, TimeoutError."""
+    """Read exactly `num_bytes`. Raises EOFError if the connection ends before, and TimeoutError."""
     data = b""
     while len(data) < num_bytes:
         part = connection.recv(num_bytes - len(data))
@@ -80,7 +83,7 @@ def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def read_line(connection: socket.socket, most_bytes: int) -> bytes:
-    """Return a line, and take no byte behind it. Raises EOFError if the connection ends, or the line is too long."""
+    """Read one line and no byte after it. Raises EOFError if the connection ends, or the line is too long."""
     line = b""
     while not line.endswith(b"\n"):
         if len(line) == most_bytes:
@@ -90,7 +93,7 @@ def read_line(connection: socket.socket, most_bytes: int) -> bytes:
 
 
 def how_ended(connection: socket.socket) -> str:
-    """Return how a connection has ended, "" while it stands or something that it sent is not read."""
+    """Return how a connection has ended; "" while it is open, or has unread data."""
     try:
         return "" if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else "was closed"
     except BlockingIOError:
@@ -109,7 +112,10 @@ def notice_cuts(connection: socket.socket) -> None:
 
 
 def make_token(file: Path, environ: Mapping[str, str], *, anew: bool = True) -> bytes:
-    """Return the head's token: from the environment, else from the run's file. `anew` writes a new one to the file."""
+    """Return the head's token: from the environment, else from the run's file.
+
+    Writes a new token to the file if there is none, or with `anew` if the environment has none.
+    """
     keeps = not anew or bool(environ.get(TOKEN_VARIABLE, "").strip())
     if keeps and (found := find_token(file, environ)) is not None:
         return found
@@ -156,7 +162,7 @@ class Hello:
 
 
 def farewell(kind: str, code: int, why: str) -> bytes:
-    """Return the line that has a worker end."""
+    """Return the head's last line to a worker, which then ends."""
     return json.dumps({"ended": kind, "code": code, "why": why}).encode() + b"\n"
 
 
@@ -199,7 +205,7 @@ class JoinedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return LOST_CODE once everything it sent was read, and nothing more can come."""
+        """Return LOST_CODE once the connection has ended and all its data were read; None before."""
         if self.returncode is None and (how := how_ended(self._connection)):
             self.returncode = LOST_CODE
             with contextlib.suppress(OSError):

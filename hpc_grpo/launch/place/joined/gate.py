@@ -1,7 +1,7 @@
 """The gate of the head: one port that workers dial, and the connections of workers that have proved the token.
 
-Threads check callers and let workers in, so they may come and go at any time. A caller without the token learns
-nothing, has ten seconds, and shares a few places with others of its address.
+Threads check callers and let workers in, so workers may come and go at any time. A caller without the token learns
+nothing. Each of its reads has ten seconds, and it shares a few places with other callers of its address.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Gate(ProvedServer):
             return {name: self._waiting[name][0] for name in sorted(self._waiting)}
 
     def own_address(self) -> str | None:
-        """Return this machine's address that a waiting worker has dialed."""
+        """Return this machine's address that a waiting worker has dialed; None if no worker waits."""
         with self._lock:
             connection = next((connection for _, connection in self._waiting.values()), None)
             return None if connection is None else str(connection.getsockname()[0])
 
     def take(self, name: str) -> socket.socket | None:
-        """Return the connection of a waiting worker, and hand it over. None if the worker is gone."""
+        """Hand over the connection of a waiting worker. None if the worker is gone."""
         with self._lock:
             self._drop_left()
             hello, connection = self._waiting.pop(name, (None, None))
@@ -75,7 +75,7 @@ class Gate(ProvedServer):
         return connection
 
     def say_farewell(self, line: bytes, names: Iterable[str], deadline_s: float) -> None:
-        """Send a last line to each worker that waits or dials, until those of `names` have it or time is up."""
+        """Send a last line to each worker that waits or dials, until all of `names` have it or time is up."""
         with self._lock:
             self._farewell = line
             for name in [*self._waiting]:
@@ -85,7 +85,7 @@ class Gate(ProvedServer):
             time.sleep(_TURN_S / 2)
 
     def close(self) -> None:
-        """Hang up on all that wait, and listen no longer."""
+        """Close the port and all waiting connections."""
         self.shutdown()
         self.server_close()
         for connection in [*self.unproved, *(connection for _, connection in self._waiting.values())]:
@@ -99,7 +99,7 @@ class Gate(ProvedServer):
             self._given.pop(name, None)
 
     def note_stranger(self, address: str) -> None:
-        """Say who does not know the token, once for each address."""
+        """Print the address of a caller that does not know the token, once for each address."""
         with self._lock:
             is_new = address not in self._named and len(self._named) < _MOST_NAMED
             self._named |= {address} if is_new else set()
@@ -107,7 +107,10 @@ class Gate(ProvedServer):
             say(f"Hung up on {address}, which does not know the token of this run.")
 
     def let_in(self, connection: socket.socket, line: bytes) -> None:
-        """Let a worker wait under its name, with a number if the name is taken. Raises ValueError for no hello."""
+        """Let a worker wait under its name, with a number if the name is taken.
+
+        Refuses a bad name and another version of this package. Raises ValueError if `line` is no hello.
+        """
         hello, refusal = Hello.from_line(line), ""
         if not _NAME.fullmatch(hello.name):
             refusal = f"The name {hello.name!r} cannot be a node's: letters, digits, '.', '_' and '-', 63 at most."
@@ -163,7 +166,7 @@ class _Caller(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         gate, connection = self.server, self.request
-        with contextlib.suppress(OSError, EOFError, ValueError):  # it has left, is late, or talks of something else
+        with contextlib.suppress(OSError, EOFError, ValueError):  # it has left, is late, or sends no hello
             if prove_to_worker(connection, gate.token):
                 gate.leave_unproved(connection)
                 gate.let_in(connection, read_line(connection, _MOST_HELLO_BYTES))

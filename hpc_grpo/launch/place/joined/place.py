@@ -78,8 +78,9 @@ class JoinedPlace(Place):
     def allocation(self) -> Allocation:
         """Return the head and the requested number of workers, once they have joined.
 
-        After half an hour, or 15 times `launch.rejoin_s`, `launch.min_nodes` are enough. Raises NodesUnavailableError
-        with the missing nodes of the attempt before; EndAskedError for a signal or the STOP file.
+        After half an hour, or 15 times `launch.rejoin_s` if that is longer, `launch.min_nodes` are enough. Raises
+        NodesUnavailableError with the missing nodes of the previous attempt. Raises EndAskedError for a signal or the
+        STOP file.
         """
         if self._allocation is None:
             num_cpus = self._here.node_resources().num_cpus
@@ -126,7 +127,7 @@ class JoinedPlace(Place):
         return self._allocation
 
     def close(self, end: End) -> None:
-        """Tell the workers, if no one returns after this end, and close the gate."""
+        """Close the gate. If no head returns after this end, tell the workers first."""
         if end.kind in _ENDS_WORKERS:
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
             line = farewell(end.kind, end.code, end.why)
@@ -145,14 +146,17 @@ class JoinedPlace(Place):
         return self._gate
 
     def _known_names(self) -> Sequence[str]:
-        """Return the workers of the attempt before."""
+        """Return the workers of the previous attempt."""
         records = [record for record in read_attempts(self._run) if record.source == self.name]
         return records[-1].nodes[1:] if records else ()
 
     def _wait_for_workers(
         self, head: Allocation, known: Sequence[str], wait_s: float, goes_on: Callable[[], bool]
     ) -> Allocation:
-        """Wait until all have joined, or time is up. Return the head and the joined nodes."""
+        """Wait until all workers have joined, or time is up. Return the head and the joined nodes.
+
+        Raises NodesUnavailableError if they are too few, EndAskedError if `goes_on()` is False.
+        """
         gate, expected = self._opened(), self._launch.num_nodes - 1
         begun, said_at, seen = time.monotonic(), -_SAY_AGAIN_S, None
         while True:
@@ -202,7 +206,7 @@ _ENDS_S = 120.0  # time for an orderly teardown, before the rest is killed
 
 @contextmanager
 def member(run: RunDir, name: str) -> Iterator[None]:
-    """Have this process be known as `name`, "worker-pod2" say, in the block."""
+    """During the block, record this process in the run directory as `name`, for example "worker-pod2"."""
     run.create()
     record = run.members / f"{name}-{os.getpid()}.json"
     write_record(record, asdict(LockOwner.here(name, 0)))
@@ -230,7 +234,7 @@ def stop_here(run: RunDir) -> Iterator[str]:
         yield "Nothing of the run is left on this host." if is_led_here else "Nothing of the run is on this host."
     for path, process in found:
         is_owner = is_led_here and owner is not None and owner.pid == process.pid
-        if not is_owner and path.exists() and process.has_process:  # else it ends by itself: the head told it
+        if not is_owner and path.exists() and process.has_process:  # otherwise the head has asked the process to end
             os.kill(process.pid, signal.SIGTERM)
         deadline = math.inf if is_owner else time.monotonic() + _ENDS_S
         while process.has_process and time.monotonic() < deadline:

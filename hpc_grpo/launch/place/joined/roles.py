@@ -25,7 +25,7 @@ class Role:
     """This node's role in the run.
 
     `num_nodes` and `port` come from the environment if it sets them, else from the config. Workers dial `head`, a name
-    or address; "" if a head does not need it. `default_nodes` replaces a config's single node.
+    or address; "" if a head does not need it. `default_nodes` replaces `launch.num_nodes: 1` of a config.
     """
 
     is_head: bool

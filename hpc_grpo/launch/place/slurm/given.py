@@ -94,13 +94,13 @@ def where_silent(launch: LaunchConfig, given: Options) -> LaunchConfig:
 
 
 def _said(launch: LaunchConfig, left_out: Collection[str]) -> Options:
-    """Return the options that a config requests; options for nodes without `left_out`."""
+    """Return the options that a config requests, without the node options in `left_out`."""
     nodes = {name.replace("_", "-"): value for name, value in node_options(launch).items()}
     return {name: value for name, value in nodes.items() if name not in left_out} | extra_options(launch.slurm)
 
 
 def _merged(*sources: Options) -> Options:
-    """Return all options, later sources first. Options for memory, or for GPUs, come from one source only."""
+    """Merge options. Later sources override earlier ones, and replace all their memory options or all GPU options."""
 
     def kind(name: str, value: Any) -> str:
         if name in ("mem", "mem-per-cpu", "mem-per-gpu"):

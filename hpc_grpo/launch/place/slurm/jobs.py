@@ -1,7 +1,7 @@
 """Slurm as a job queue: reads jobs by scontrol and sacct, and acts on them.
 
-A method of `SlurmQueue` makes one or two calls to the scheduler, `render` none. Sites count calls: a link makes a
-handful in its life. Commands that show a run make none.
+Most methods of `SlurmQueue` make one or two calls to the scheduler (job_queue.py). Sites count calls: a link makes few
+in its life. Commands that show a run make none.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from hpc_grpo.system.say import say
 _AT_ONCE_S = 2.0
 _IN_A_HURRY_S = 10.0
 _ACCOUNTING_LAG_S = (5.0, 15.0)
-"""Pauses before accounting is queried again for a job that it does not know yet: one that began at submission."""
+"""Pauses before accounting is queried again. It may not know a job yet that began at its submission."""
 _NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on PATH")
 
 
 def _accounted(ask: Ask, sleep: Callable[[float], None], job_id: str, field_name: str) -> Iterator[str]:
-    """Yield accounting's data on a job, "" for none, three times: it may lag. Ends at once where there is none."""
+    """Yield accounting's value of a field up to three times, with pauses: accounting may lag. "" means no value.
+
+    Yields nothing on a site without accounting.
+    """
     for pause_s in (0.0, *_ACCOUNTING_LAG_S):
         sleep(pause_s)
         try:
@@ -67,7 +70,8 @@ class SlurmQueue:
     def submit(self, request: JobRequest) -> str:
         """Queue the job. sbatch may fail after the queue took it, so a failed job is looked up by its name.
 
-        A retry looks it up first. A user's own comment leaves no place for the name.
+        A retry looks it up first. If the user set a comment of their own, the job has no name to look up. Raises
+        JobInDoubtError if the queue may have taken the job.
         """
         script = sbatch.render(request)
         if request.may_be_queued and (job_id := self._queued(request)):
@@ -164,7 +168,7 @@ class SlurmQueue:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job in the `fields` of `scontrol show job`."""
+    """A job. `fields` are those of `scontrol show job`, by Slurm's names."""
 
     job_id: str
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -198,7 +202,10 @@ class SlurmJob:
         return launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})
 
     def _given(self) -> given.Options:
-        """Return the options given to sbatch. If the site keeps no command lines, say so and use the rest."""
+        """Return the options given to sbatch. If the site keeps no command lines, use the job's resources instead.
+
+        Prints a message in this case.
+        """
         script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
         if submitted := next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), ""):
             name = Path(self.fields.get("Command", "")).name

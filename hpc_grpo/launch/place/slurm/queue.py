@@ -34,7 +34,10 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """Slurm's answer at `asked_at` (unix seconds) about `asked`; `jobs` lacks forgotten jobs. `error` is Slurm's."""
+    """Slurm's answer at `asked_at` (unix seconds) about the jobs `asked`. `jobs` lacks jobs that Slurm has forgotten.
+
+    `error` is Slurm's message if the query failed, "" otherwise.
+    """
 
     asked_at: float
     asked: tuple[str, ...] = ()
@@ -51,7 +54,8 @@ class QueueAnswer:
 def queue_answer(job_ids: Sequence[str], cache: Path) -> QueueAnswer:
     """Query Slurm about jobs, or return its last answer from `cache` if that is less than a minute old.
 
-    Makes no query without jobs. Raises LaunchError if Slurm does not answer, or did not answer the last time.
+    The cached answer may be about other jobs (`QueueAnswer.job`). Makes no query without jobs. Raises LaunchError if
+    Slurm does not answer, or did not answer in the last minute.
     """
     if not job_ids:
         return QueueAnswer(time.time())

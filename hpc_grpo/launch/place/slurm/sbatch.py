@@ -15,7 +15,7 @@ from hpc_grpo.run.source import entry
 
 
 def render(request: JobRequest) -> str:
-    """Return the job script. Raises ConfigError as `parameters`, and without a Ray."""
+    """Return the job script. Raises ConfigError as `parameters`, and if the job's Python would lack Ray."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     program = entry(request.run) if request.command.startswith("attempt ") else ["-m", "hpc_grpo.cli"]

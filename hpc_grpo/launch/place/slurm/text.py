@@ -59,7 +59,7 @@ def own_lines(printed: Sequence[str], job_id: str) -> list[str]:
 
 
 def hostnames(node_list: str, ask: Ask = output_of) -> list[str]:
-    """Have Slurm write out a list of nodes such as nid[001-004]. Raises LaunchError."""
+    """Return the names in a Slurm node list such as nid[001-004], by scontrol. Raises LaunchError."""
     return ask(["scontrol", "show", "hostnames", node_list]).split()
 
 
@@ -90,6 +90,8 @@ def minutes(limit: str) -> int | None:
 
 def counts_per_node(text: str, num_nodes: int) -> tuple[int, ...]:
     """Expand Slurm's run-length form to one number for each node.
+
+    Repeats the first number if the text has not `num_nodes` numbers. Raises LaunchError for another form.
 
     >>> counts_per_node("72(x2),36", 3)
     (72, 72, 36)
