@@ -53,7 +53,7 @@ class Algorithm(ABC):
         return [self.advantages(grades) for grades in step]
 
     def teaches(self, grades: GroupGrades) -> bool:
-        """Return whether a group has an advantage that is not 0. Called before the step's other groups are graded."""
+        """Return whether a group has an advantage that is not 0. Judges it without the other groups of its step."""
         return has_signal(self.advantages(grades))
 
     def num_trained_tokens(self, grades: GroupGrades) -> int:

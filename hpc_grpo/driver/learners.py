@@ -95,7 +95,7 @@ class LearnerGroup:
         return float(get_all([writing], None, "the checkpoint")[0])
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Restore a checkpoint that any number of learners wrote. For another number, rewrite it for a moment.
+        """Restore a checkpoint that any number of learners wrote. If the number differs, rewrite it temporarily.
 
         Raises LaunchError without the space to rewrite the checkpoint, and ConfigError if it cannot be loaded.
         """

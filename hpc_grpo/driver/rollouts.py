@@ -223,8 +223,7 @@ def check_failures(
     """Raise RewardError with the errors of rewards and environments if more groups failed than allowed.
 
     A group counts as one failure if a reward failed. Otherwise it counts by the share of its rollouts whose environment
-    failed. One failure is always allowed, because one of a few groups proves little. With a fraction of 0, no failure
-    is allowed.
+    failed. At least one failure is allowed, because one of a few groups proves little. A fraction of 0 allows none.
 
     Training passes `earlier` groups. Fewer groups than `_WINDOW` are then counted together with the last earlier
     groups. A missed deadline counts only once a reward failed in every group: a server may just be slow. An eval set

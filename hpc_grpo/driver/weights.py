@@ -35,7 +35,7 @@ _BOUNDS = {"float32": 0.05, "bfloat16": 1.0}
 _MOVED = {"float32": 1e-4, "bfloat16": 0.05}
 """An engine that repeats its answer is stale if a learner's logprob moved by more than this, in nats.
 
-Rounding may hide a smaller change of the weights from a correct engine.
+After a smaller move a correct engine may repeat its answer too, because it rounds.
 """
 _LEAST_BOUNDS = {"float32": 2e-3, "bfloat16": 1.0}
 _OVER_FIRST = 100.0
