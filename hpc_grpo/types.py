@@ -44,7 +44,7 @@ class Prompt:
     `ordinal` counts prompts over the whole run from 0, so it identifies the prompt, its epoch and its place in this
     epoch's shuffle. `fields` are the columns of the data set, which rewards receive. `source` names the data source,
     `reward_set` the entry of `config.reward_sets` that grades it, and `environment` the entry of `config.environments`
-    that plays it. With an environment, engines do not use `token_ids`: the environment makes the prompt.
+    that plays it. With an environment, rollouts do not use `token_ids`: the environment makes the prompt.
     """
 
     ordinal: int
