@@ -44,7 +44,7 @@ class Prompt:
     `ordinal` counts prompts over the whole run from 0, so it identifies the prompt, its epoch and its place in this
     epoch's shuffle. `fields` are the columns of the data set, which rewards receive. `source` names the data source,
     `reward_set` the entry of `config.reward_sets` that grades it, and `environment` the entry of `config.environments`
-    that plays it. With an environment, `token_ids` is empty: the environment makes the token ids.
+    that plays it. With an environment, rollouts do not use `token_ids`: the environment makes the prompt.
     """
 
     ordinal: int
@@ -56,7 +56,7 @@ class Prompt:
     reward_set: int = 0
     environment: int | None = None
     images: Any = ()
-    """Image files as bytes, in the order of the prompt; in calls to actors, a reference to them."""
+    """Image files as bytes, in the order of the prompt. In calls to actors: a Ray reference to the files."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Demonstration:
 class SamplingSpec:
     """The sampling settings of a completion. `temperature` 0 is greedy; lengths are in tokens.
 
-    A text of `stop` ends a completion, like the end token.
+    Each text of `stop` ends a completion, like the end token.
     """
 
     max_new_tokens: int
@@ -87,10 +87,10 @@ class SamplingSpec:
 class GroupRequest:
     """Asks an engine for `len(seeds)` rollouts of one prompt; `seeds[i]` is rollout i's own seed.
 
-    Without an `environment`, a rollout is one completion. With an environment, a number of `config.environments`,
-    `prompt_token_ids` is empty: each rollout is an episode that begins with the same row of the data set and the same
-    seed. Inside an engine, a turn is a request with its prompt and one seed. An `is_urgent` request comes before all
-    waiting requests.
+    Without an `environment`, a rollout is one completion. `environment` is an index into `config.environments`. With an
+    environment, each rollout is an episode that begins with the same `row` and the same `environment_seed`, and
+    `prompt_token_ids` are not used. Inside an engine, a turn is a request with its prompt and one seed. An `is_urgent`
+    request comes before all waiting requests.
     """
 
     ordinal: int
@@ -107,14 +107,15 @@ class GroupRequest:
 
 @dataclass(frozen=True)
 class Completion:
-    """The model's text of one turn, with its new input since the turn before; the first arrays have length C.
+    """The model's tokens of one turn, and the input that was new in this turn. The first three arrays have length C.
 
     `token_ids` includes the end token, or the tokens of a text of `stop`, if `finish_reason` is "stop".
-    `engine_logprobs` are in nats, of the sampling distribution (temperature applied).
+    `engine_logprobs` are in nats, of the sampling distribution (after temperature and top_p).
     `policy_versions` are the optimizer steps of the weights that sampled each token.
-    `context_ids` are the first prompt, or an observation. If a completion `starts_anew`, they are the model's complete
-    input: the first prompt, or a prompt in which the chat template has rewritten earlier turns. In a prompt with images
-    each part of an image has a token. `reward` is the environment's for this turn.
+    `context_ids` are the token ids of the new input: the first prompt, or an observation. If a completion
+    `starts_anew`, they are the model's complete input: the first prompt, or a prompt in which the chat template has
+    rewritten earlier turns. In a prompt with images each part of an image has a token. `reward` is the environment's
+    reward of this turn.
     """
 
     token_ids: Int32Array
@@ -130,8 +131,8 @@ class Completion:
 class Episode:
     """One rollout: the turns of a model with an environment. A single answer is an episode of one turn.
 
-    `finish_reason` is "length" if a limit of tokens or turns ended the episode. `failure` says how an environment
-    failed; such an episode is masked. `metrics` are the environment's.
+    `finish_reason` is "length" if a limit of tokens or turns ended the episode or its last completion. `failure` says
+    how the environment failed, "" if it did not. An episode with a failure is masked. `metrics` are the environment's.
     """
 
     turns: tuple[Completion, ...]
@@ -163,10 +164,11 @@ class GroupSamples:
 class GroupGrades:
     """A graded group in the driver: a few numbers per rollout, no token arrays.
 
-    Tuples have length G, or are empty where a field says so. `errors` and `thumbnails` have lengths of their own.
-    `rewards` is the weighted sum of `reward_parts`. If `valid` is False, the reward could not be computed and is 0.0,
-    and the rollout has no gradient. `min_policy_versions` is the oldest version that sampled a token, -1 without a
-    token. `measures` are those of `metrics.rollouts` by metric name. `texts` is empty unless the decoded completions
+    Tuples have length G, or are empty where a field says so. `errors` and `thumbnails` have other lengths. `rewards` is
+    the weighted sum of `reward_parts`; the environment's part has weight 1. A rollout that is not `valid` has no
+    gradient. Its reward is 0.0 if a reward or the environment failed. A completion masked by `rollout.mask_truncated`
+    keeps its reward. `min_policy_versions` is the oldest version that sampled a token, -1 without a token. `measures`
+    are the values of `metrics.rollouts.measure` by metric name. `texts` are the decoded completions, empty unless they
     were requested.
     """
 
@@ -190,9 +192,12 @@ class GroupGrades:
     turn_rewards: tuple[tuple[float, ...], ...] = ()
     """The environment's reward of each turn; () without an environment."""
     shown_prompt: str = ""
-    """The prompt that an environment made, if decoded completions were requested."""
+    """The prompt that an environment made; "" unless decoded completions were requested."""
     shown_turns: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """What the model was told since its last turn ("" in the first) and what it wrote, for each turn; as above."""
+    """For each turn the observation before it ("" for the first turn) and the model's text.
+
+    Empty without an environment, and if no decoded completions were requested.
+    """
     thumbnails: tuple[str, ...] = ()
     """A JPEG in base64 of each image of the prompt, if decoded completions were requested."""
     num_prompt_tokens: int = 0
@@ -214,10 +219,10 @@ class TrainSequence:
 
     Entry i of each array belongs to token i. `loss_mask[i]`: the model learns to produce token i from the tokens before
     it, so entry 0 is False. `advantages[i]` is the token's advantage, `engine_logprobs[i]` the engine's logprob in
-    nats, `policy_versions[i]` the version of the weights that sampled it. All but the mask are 0 outside the mask. The
-    last two are all 0 without an engine; `policy_versions` may be None then. Tokens that the model did not write are
-    masked: the prompt, and observations inside an episode. (ordinal, sample_index) orders sequences deterministically.
-    `images` are the files of the prompt's images.
+    nats, `policy_versions[i]` the version of the weights that sampled it. These three are 0 where the mask is False.
+    Without an engine, `engine_logprobs` are 0, and `policy_versions` are 0 or None. Tokens that the model did not write
+    are masked: the prompt, and observations inside an episode. (ordinal, sample_index) orders sequences
+    deterministically. `images` are the files of the prompt's images.
 
     A prompt [5, 6], the completion [7, 8] with advantage 0.5, an observation [9], and the completion [4]:
 
@@ -263,7 +268,7 @@ class RemoteGroup:
 
 @dataclass(frozen=True)
 class Minibatch(Generic[Item]):
-    """One learner's share of an optimizer step; a learner replaces groups by their sequences.
+    """One learner's share of an optimizer step: groups or demonstrations. The learner replaces groups by sequences.
 
     `num_valid_tokens` and `num_sequences` count the trained tokens and the sequences of all learners' shares together.
     One of them divides the loss (`loss.denominator`), so the split into learners and microbatches does not change the
@@ -281,7 +286,10 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One entry of the weight contract, in Hugging Face naming."""
+    """A parameter in the weight contract. `dtype` is a name of torch, such as bfloat16.
+
+    Names are Hugging Face's. An engine's parameters have vLLM's fused names.
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -1,9 +1,10 @@
 """The choices of `loss.advantage`: a settings class each, with the defaults of its paper.
 
-They are pure functions of floats. The driver calls them on whole groups, before any filter. `rewards` and `valid` are
-`[G]`, the rollouts of one prompt. `valid` is False if the reward could not be computed. An invalid rollout gets the
-advantage 0.0, counts in no mean and is not trained on. If all rewards of a group are equal, all advantages are 0.0.
-An advantage is one number for all turns of a rollout, or a tuple with one number for each turn.
+They are pure functions of floats. The driver calls them on complete groups. `rewards` and `valid` are `[G]`, the
+rollouts of one prompt. `valid` is False for a rollout whose reward failed, or that the run masks. An invalid rollout
+gets the advantage 0.0, counts in no mean and is not trained on. If all valid rewards of a group are equal, the group's
+advantages are 0.0. `reinforce_pp` differs: it compares each reward with the mean of the step. An advantage is one
+number for all turns of a rollout, or a tuple with one number for each turn.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ NormalizeStd = Annotated[bool, Field(description="Divide by the standard deviati
 class AdvantageSettings(Section):
     name: str
     compares_groups: ClassVar[bool] = False
-    """Whether `of_step` compares the groups of a step with each other. If not, it calls `of_group` for each group."""
+    """Whether `of_step` computes the advantages, from all groups of a step. If not, `of_group` computes them."""
 
     def check(self) -> None:
         """Raise ConfigError if the user's function does not exist or does not take its args."""
 
     def of_step(self, rewards: Groups, valid: Flags) -> Groups:
-        """Compute the advantages of all groups of a step, each `[G]`."""
+        """Compute the advantages of all groups that a step trains on, each `[G]`."""
         return [self.of_rewards(own, flags) for own, flags in zip(rewards, valid, strict=True)]
 
     def of_group(
@@ -112,8 +113,9 @@ class TurnsAdvantage(_Centred):
     ) -> Sequence[types.Advantage]:
         """Compute A_ik = (R_ik - mean over k) / (std over k + eps),   R_ik = sum over j >= k of discount^(j-k) * r_ij
 
-        for turn k of rollout i. Mean and std are those of the valid rollouts of the group that have a turn k. One
-        alone there gets 0.0. `rewards_by_turn` says what r is; without an environment this is `group`.
+        for turn k of rollout i. Mean and std are over the group's valid rollouts that have a turn k. If only one
+        rollout has a turn k, its advantage is 0.0. `rewards_by_turn` defines r. Without an environment the result is
+        that of `group`.
 
         The returns are those of GiGPO's step advantages (arXiv:2505.10978, section 4.2). GiGPO compares turns that met
         the same state and adds the advantage of the episode; here the turn's number stands for the state, and nothing
@@ -163,7 +165,8 @@ class RlooAdvantage(AdvantageSettings):
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
         """Compute A_i = r_i - mean of r_j over j != i        (REINFORCE leave-one-out, arXiv:2402.14740, eq. 7)
 
-        G / (G - 1) times the distance to the mean of all: an unbiased baseline, which `group`'s is not.
+        Equals G / (G - 1) times the distance to the group's mean. The baseline leaves out rollout i, so it does not
+        bias the gradient. `group` has a biased baseline.
 
         >>> RlooAdvantage().of_group((9.0, 12.0, 1.0), (True, True, False))
         (-3.0, 3.0, 0.0)
@@ -263,7 +266,7 @@ class OwnAdvantage(AdvantageSettings):
     ) -> Sequence[types.Advantage]:
         """Call the user's function. If it has a parameter `turn_rewards`, pass the result of `rewards_by_turn`.
 
-        Raises ConfigError if the function fails, or returns no numbers.
+        Raises ConfigError if the function raises, or returns something else than numbers.
         """
         function = self._with_args(rewards_by_turn(rewards, turn_rewards))
         try:
@@ -340,11 +343,9 @@ def over_valid(rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
 
 
 def _whitened(values: Groups, valid: Flags, normalize_std: bool, mean: float | None = None) -> Groups:
-    """Give the valid values of all groups together mean 0 and, with `normalize_std`, deviation 1.
+    """Shift the valid values of all groups together to mean 0. With `normalize_std`, scale them to deviation 1.
 
-    Invalid values get 0.0.
-
-    Pass `mean` if it is known exactly: a value equal to `mean` then becomes exactly 0.0.
+    Invalid values get 0.0. Pass `mean` if it is known exactly: a value equal to `mean` then becomes exactly 0.0.
     """
     counted = [value for group, flags in zip(values, valid, strict=True) for value in over_valid(group, flags)]
     if not counted or max(counted) == min(counted):

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights `[C]` of the policy term, 0.0 for a masked token.
+    """`weights` `[C]` multiply the policy term; 0.0 masks a token.
 
-    `bounded` `[C]` is 1.0 if a bound changed the weight.
-
-    Both are without gradient.
+    `bounded` `[C]` is boolean: True if a bound changed the weight. Neither tensor has a gradient.
     """
 
     weights: Tensor

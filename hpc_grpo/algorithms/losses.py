@@ -116,11 +116,11 @@ class LossSettings(Section):
 
     @property
     def is_still_without_advantage(self) -> bool:
-        """Return whether, in the objective, a token of advantage 0 has no gradient and changes no other token's
-        gradient.
+        """Return whether a token of advantage 0 has no gradient and changes no other token's gradient.
 
-        Returns False for a user's correction, which may have a gradient at advantage 0. Also returns False for a term
-        that compares all tokens of an optimizer step.
+        Ignores the KL to a reference: callers check whether the run has a reference. Returns False for a user's
+        correction, which may depend on other tokens. Also returns False with an entropy bonus, and for a term or a
+        correction that compares all tokens of an optimizer step.
         """
         compares = self.compares_minibatch or self.correction.compares_minibatch
         is_built_in = ":" not in self.correction.name
@@ -155,7 +155,7 @@ class ClippedArgs(Args):
 
 
 class _Clipped(LossSettings):
-    """Losses that are PPO's clipped surrogate (arXiv:1707.06347) of a ratio r to the proximal policy.
+    """Base class of PPO's clipped surrogate (arXiv:1707.06347), with a ratio r to the proximal policy.
 
     L = -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
     L = min(L, -dual_clip * A) where A < 0      (dual clip, arXiv:1912.09729), with `dual_clip`
@@ -195,7 +195,7 @@ class GrpoLoss(_Clipped):
 class BnpoLoss(_Clipped):
     """`grpo` with its default denominator, under the name that TRL and Liger use.
 
-    They normalize over one microbatch of one process. Here the denominator counts the whole optimizer step.
+    TRL and Liger normalize over one microbatch of one process. Here the denominator counts the complete optimizer step.
     """
 
     name: Literal["bnpo"] = "bnpo"
@@ -227,7 +227,7 @@ class DecoupledPpoLoss(_Clipped):
     """Decoupled PPO (arXiv:2110.00641; AReaL, arXiv:2505.24298, eq. 5): clips around a proximal policy.
 
     L = -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
-    w = exp(proximal_logprobs - engine_logprobs) where that is at most the correction's cap, else 0
+    w = exp(proximal_logprobs - engine_logprobs) where this ratio is at most the correction's cap, else 0
 
     w is the correction: `icepop` without its lower bound. `loss.proximal` chooses the source of the proximal logprobs.
     """
@@ -237,7 +237,7 @@ class DecoupledPpoLoss(_Clipped):
 
 
 class GspoLoss(_Clipped):
-    """GSPO (arXiv:2507.18071, eq. 5 to 7): one ratio for a whole sequence.
+    """GSPO (arXiv:2507.18071, eq. 5 to 7): one ratio for all tokens of a sequence.
 
     s = exp(mean over the sequence's tokens of learner_logprobs - proximal_logprobs)
 
@@ -348,7 +348,7 @@ class KlCovLoss(LossSettings):
     compares_minibatch: ClassVar[bool] = True
 
     def prepare(self, minibatch: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean logprob, the mean advantage and the smallest covariance that is held."""
+        """Return the mean logprob, the mean advantage and the smallest covariance of a penalised token."""
         covariances = _covariances(minibatch, *(means := _means(minibatch)))
         return (*means, covariances.topk(math.ceil(self.args.fraction * len(covariances))).values.min())
 
@@ -390,7 +390,7 @@ class ClipCovLoss(_Clipped):
     compares_minibatch: ClassVar[bool] = True
 
     def prepare(self, minibatch: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean logprob, the mean advantage and the largest draw that is left out."""
+        """Return the mean logprob, the mean advantage and the largest draw of a dropped token."""
         draws = self._draws_between(minibatch, *(means := _means(minibatch)))
         num_left_out = max(int(self.args.fraction * len(draws)), 1)
         return (*means, draws.topk(num_left_out, largest=False).values.max())
@@ -418,7 +418,7 @@ _NEVER = 1.0
 
 
 class OwnLoss(LossSettings):
-    """A user's function. It is unknown whether the function scales the advantage."""
+    """A user's function, which may have a gradient at advantage 0."""
 
     name: PathText = Field(description="Your function: loss(inputs, **args) returns a LossOutput.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")

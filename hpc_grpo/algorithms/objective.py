@@ -34,7 +34,8 @@ class Objective:
     """The objective of an optimizer step: `loss` per token `[C]`, weighted, summed and divided by `denominator`.
 
     `LossInputs.of_minibatch` must hold the results of `preparations`, by name. `proximal` is `loss.proximal`.
-    If `is_still_without_advantage`, a sequence with all advantages 0 has no gradient and changes no other sequence's.
+    If `is_still_without_advantage`, a sequence whose advantages are all 0 has no gradient from `loss`. This sequence
+    does not change the gradients of other sequences.
     """
 
     loss: Term
@@ -50,8 +51,8 @@ class Objective:
         sequences:  1 / tokens of the token's sequence, and the number of sequences
         constant:   1 / `longest`, and the number of sequences; a configured number replaces `longest`
 
-        A sequence is never cut, so its weights depend on nothing else. A token of `mask` 0.0 gets weight 0 and does not
-        count.
+        A sequence is never cut, so its weights depend on no other sequence. A token of `mask` 0.0 gets weight 0 and
+        adds nothing to the units.
         """
         if self.denominator == "tokens":
             return TokenWeights(mask, mask.sum())
@@ -84,7 +85,10 @@ def policy_objective(settings: LossSettings, term: Term | None = None) -> Object
 
 
 def _policy_loss(settings: LossSettings, term: Term, inputs: LossInputs) -> LossOutput:
-    """Return L = w * policy + kl.coef * KL - entropy_coef * entropy, per token `[C]`."""
+    """Return L = w * policy + kl.coef * KL - entropy_coef * entropy, per token `[C]`.
+
+    With `kl.where` = reward there is no KL term: the KL is subtracted from the advantages (`reward_penalty`).
+    """
     means = {}
     if settings.kl.where == "reward" and inputs.ref_logprobs is not None:
         penalty = reward_penalty(inputs, inputs.ref_logprobs, settings.kl)

@@ -20,7 +20,10 @@ from hpc_grpo.types import Advantage, Completion, Demonstration, GroupGrades, Gr
 
 
 class Algorithm(ABC):
-    """One per process. A step trains on `items_per_step` prompts or demonstrations, `episodes_per_item` times each."""
+    """The base class of tasks. A step trains on `items_per_step` prompts or demonstrations.
+
+    Each prompt has `episodes_per_item` rollouts.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -50,11 +53,14 @@ class Algorithm(ABC):
         return [self.advantages(grades) for grades in step]
 
     def teaches(self, grades: GroupGrades) -> bool:
-        """Return whether a group has an advantage that is not 0, before the other groups of its step are known."""
+        """Return whether a group has an advantage that is not 0. Judges it without the other groups of its step."""
         return has_signal(self.advantages(grades))
 
     def num_trained_tokens(self, grades: GroupGrades) -> int:
-        """Count, in the driver, the tokens that `sequences` will train on. Override all three together."""
+        """Count, in the driver, the tokens that `sequences` will train on.
+
+        Override this method, `num_sequences` and `sequences` together.
+        """
         return sum(n for n, valid in zip(grades.num_completion_tokens, grades.valid, strict=True) if valid)
 
     def num_sequences(self, grades: GroupGrades) -> int:
@@ -157,8 +163,8 @@ class Grpo(Algorithm):
 class Ppo(Grpo):
     """PPO (arXiv:1707.06347) with generalised advantages (arXiv:1506.02438). `loss.name` is its policy loss.
 
-    The driver writes each turn's reward into the advantages of the turn's tokens. The critic, in the learner, reads the
-    value at a turn's last token as the reward of the turn.
+    The driver sends each turn's reward in the place of the turn's advantage. The critic, in the learner, reads the
+    value at a turn's last token as the reward, and replaces the values by advantages.
     """
 
     @property
@@ -176,8 +182,8 @@ class Ppo(Grpo):
     ) -> list[TrainSequence]:
         """Make the sequences. If another sequence of the rollout follows, the last token also gets all later rewards.
 
-        The critic sees one sequence at a time, so a sequence's end has the value 0. Later rewards are therefore added
-        to the last token, without a discount.
+        `advantages` holds rewards. The critic sees one sequence at a time, so the state after a sequence has value 0.
+        Later rewards are therefore added to the last token, without a discount.
         """
         carried: list[Advantage] = []
         for episode, rewards in zip(samples.episodes, advantages, strict=True):
@@ -221,9 +227,9 @@ def taught_loss(term: Term, inputs: LossInputs) -> LossOutput:
     """Return the policy loss `term` with the advantage A_t + log teacher - log proximal, per token `[C]`.
 
     This is a one-sample estimate of the gradient of a token's reverse KL. The discount is 0, as at Thinking Machines: a
-    token gets no credit for later tokens. MiniLLM sums over the rest of the sequence. The proximal logprobs replace the
-    policy's, without gradient; the correction weighs from the engine to them. `kl/learner_teacher` estimates the KL by
-    k1 at tokens that engines sampled. Raises ValueError without a teacher.
+    token gets no credit for later tokens. MiniLLM sums over the rest of the sequence. The advantage has the proximal
+    logprobs instead of the policy's, and no gradient. The correction weighs from the engine to the proximal policy.
+    `kl/learner_teacher` estimates the KL by k1 at tokens that engines sampled. Raises ValueError without a teacher.
     """
     if inputs.teacher_logprobs is None:
         raise ValueError("distillation needs LossInputs.teacher_logprobs")

@@ -20,8 +20,9 @@ MAX_LOG_RATIO = 20.0
 class LossInputs:
     """The trained tokens of a microbatch. Every tensor is `[C]` and float32, except `sequence_ids`, which is int64.
 
-    Only `learner_logprobs` carries a gradient, and `entropy` if `loss.entropy_coef` is set. `proximal_logprobs` are the
-    learner's at the start of the step. `ref_logprobs` and `teacher_logprobs` are None without such a model.
+    Only `learner_logprobs` carries a gradient, and `entropy` if `loss.entropy_coef` is set. `loss.proximal` chooses the
+    source of `proximal_logprobs`; by default they are the learner's at the start of the step. `ref_logprobs` is None
+    without a reference, `teacher_logprobs` None without a teacher.
     `sequence_ids` numbers the sequences of the microbatch from 0, in order. A sequence is never cut, so a loss may sum
     or average over it. `draws` are uniform in [0, 1), to choose tokens at random. A token's draw does not depend on
     packing or ranks. `of_minibatch` maps the name of a loss or correction to the result of its `prepare`, which saw all

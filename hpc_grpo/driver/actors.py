@@ -3,10 +3,11 @@
 Each node has one Ray placement group. Most of the time before the first step is the import of vLLM and torch, so all
 actors of a node start together.
 
-If a supervisor can restart a crashed driver, engines and reservations are detached: Ray keeps them after the driver's
-process died, but not learners and graders. The next driver finds them by name. It keeps engines that answer in time,
-have the same config and did not fail. It cancels their old requests, empties their caches, and the first publish loads
-the checkpoint's weights. They end with Ray, which the supervisor ends with the attempt.
+If a supervisor can restart a crashed driver, engines and reservations are detached. Ray keeps detached actors after the
+driver's process died; learners and graders end with the driver. The next driver finds engines by name. It keeps engines
+that answer in time, have the same config and did not fail, and kills the others. Kept engines cancel their old requests
+and empty their caches. The first publish loads the checkpoint's weights into them. The supervisor ends Ray, and with it
+all engines, at the end of the attempt.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ _ANSWER_S = 10.0
 _PIN = 0.001
 """Share of a node's resource `node:IP`. It ties a bundle to the node and leaves almost all of the resource."""
 _MAX_CALLS = 1_000_000
-"""Far more calls than an engine or a grader ever holds. Each group is a waiting call, and so is a publish.
+"""More concurrent calls than an engine or a grader ever has. Each group is a waiting call.
 
-A publish beyond the limit would wait. Ray's default is 1000. Ray allocates nothing in advance.
+A publish is a call too, and would wait if the limit were reached. Ray's default is 1000. Ray allocates nothing in
+advance.
 """
 _KEEPER_THREADS = 8
 """Files written or read at the same time: enough for a fast disk. A file that is slow to sync blocks no other."""
@@ -59,9 +61,9 @@ _KEEPER_THREADS = 8
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """A node's reservation: learners first, then engines. Either may be empty (an eval alone, SFT).
+    """A node's reservation: the bundles of learners, then of engines. An eval alone has no learners, SFT no engines.
 
-    If they share GPUs, engine i is in the bundle of learner i.
+    If learners and engines share GPUs, engine i is in the bundle of learner i.
     """
 
     address: str
@@ -81,11 +83,10 @@ class NodeSlots:
 
 
 def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
-    """Reserve every node of the cluster, the head first, the others by address.
+    """Reserve every node of the cluster, the head first, the others by address. `trains`: reserve learners too.
 
-    Reserves learners only if the run `trains`.
-
-    Raises ConfigError for a node that is too small, NodesUnavailableError for a lost node, LaunchError if Ray refuses.
+    Raises ConfigError for a node that is too small or lacks GPUs, and NodesUnavailableError for a lost node. Raises
+    LaunchError if Ray does not grant all reservations within 60 s.
     """
     nodes = sorted(
         (node for node in ray.nodes() if node["Alive"]),
@@ -133,7 +134,7 @@ def keeps_engines(config: Config) -> bool:
 
 
 def kept_engines(config: Config) -> dict[str, Any]:
-    """Return the previous driver's engines that this driver can use, by `engine ADDRESS INDEX`. End the others."""
+    """Return the previous driver's engines that this driver can use, by `engine ADDRESS INDEX`. Kill the others."""
     found: dict[str, Any] = {}
     for name in list_named_actors():
         if name.startswith("engine "):
@@ -158,7 +159,10 @@ class Workers:
     """All actors of the run, created at once; `start` waits for them."""
 
     def __init__(self, config: Config, slots: Sequence[NodeSlots], inputs: Inputs, total_optimizer_steps: int) -> None:
-        """Create them. Engines of a node without learners have the weights of `model.path`."""
+        """Create all actors, without waiting for them. Keep or kill the previous driver's engines.
+
+        Engines of a node without learners load the weights of `model.path`.
+        """
         self._config, self._inputs = config, inputs
         self._on_gpu = uses_cuda(config)
         self._total_optimizer_steps = total_optimizer_steps
@@ -193,7 +197,10 @@ class Workers:
         self.learners = LearnerGroup(learners, config.train.sequence_parallel)
 
     def start(self) -> None:
-        """Wait until every actor is up; raise the first error. Engines that share their GPU sleep after that."""
+        """Wait until every actor is up; raise the first error.
+
+        Engines that share GPUs with learners start first, and sleep before the learners load the model.
+        """
         engines = [engine.actor for node in self._nodes for engine in node.engines]
         ready = [engine.ready.remote() for engine in engines]
         if self._config.placement.colocate and self._num_learners:
@@ -205,12 +212,15 @@ class Workers:
         get_all(ready, None, "the engines")
 
     def connect_weights(self, canary: Canary) -> WeightSync:
-        """Form the groups that publish. Raises ConfigError when learners and engines mean different parameters."""
+        """Form the groups that publish. Raises ConfigError if learners and engines have different parameters."""
         self._weights.connect(canary)
         return self._weights
 
     def rollout_pool(self, weights: WeightSync | None = None) -> RolloutPool:
-        """Return the pool of engines and graders. `weights` loads the current weights into a replaced engine."""
+        """Return the pool of engines and graders. `weights` loads the current weights into a replacement engine.
+
+        None: a replacement engine keeps the weights of `model.path`.
+        """
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
         engines = [engine for rank in zip(*(node.engines for node in self._nodes), strict=True) for engine in rank]
         graders = [node.grader for node in self._nodes if node.grader is not None]
@@ -221,14 +231,14 @@ class Workers:
         return RolloutPool(engines, graders, restart if weights is None else weights.revive, self._start_deadline)
 
     def profiles(self, run_dir: RunDir) -> Profiles | None:
-        """Return the configured profiles, of the first learner and the first engine."""
+        """Return the profiles of the first learner and the first engine; None without `metrics.profile_steps`."""
         if (steps := self._config.metrics.profile_steps) is None:
             return None
         first = self._nodes[0]
         return Profiles(run_dir, steps, first.learners[0], first.engines[0] if first.engines else None)
 
     def stop(self) -> None:
-        """End the engines and graders, for others in their places."""
+        """Kill the engines and graders. Others can start in their places."""
         for node in self._nodes:
             for member in (*node.engines, *filter(None, [node.grader])):
                 ray.kill(member.actor)
@@ -248,7 +258,7 @@ class Workers:
         if (kept := self._kept.pop(place, None)) is not None:
             return kept
         options = {**slot.engine_options(index), "max_concurrency": _MAX_CALLS}
-        if self._keeps:  # of two engines in a place each has a name
+        if self._keeps:  # an engine and its replacement need different names
             options |= {"name": f"{place} {secrets.token_hex(4)}", "lifetime": "detached"}
         environment = runtime_env("engine", self._config, on_gpu=self._on_gpu)
         actor = ray.remote(Engine).options(**options, runtime_env=environment)

@@ -34,7 +34,7 @@ _MEASURED_EVERY = 16
 
 @dataclass(frozen=True)
 class TrainItem:
-    """A group or a demonstration, which one learner trains on. Learners' shares are balanced by `cost`, in tokens."""
+    """A group or a demonstration, which one learner trains on. `cost` in tokens balances the learners' shares."""
 
     data: RemoteGroup | TrainSequence
     num_trained_tokens: int
@@ -46,10 +46,10 @@ class TrainItem:
 class Batch:
     """A step's items by optimizer step, its ordinals without a gap, and the lines of rollouts/step_N.jsonl.
 
-    The step sampled the `dropped` ordinals without training on them, and did not sample those `passed_over`.
-    `curriculum` is the curriculum's state after the step, `ahead` the ordinals chosen for later steps
-    (`RolloutScheduler.ahead`). `measured` holds the completions that measure the mismatch of engine and learner, each
-    as a group with one valid member.
+    The step sampled the `dropped` ordinals but does not train on them. It did not sample the ordinals `passed_over`.
+    `curriculum` is the curriculum's state after the step. `ahead` are the ordinals chosen for later steps
+    (`RolloutScheduler.ahead`). `measured` holds the completions that measure the mismatch of engine and learner. Each
+    one is a group with one valid rollout.
     """
 
     minibatches: Sequence[Sequence[TrainItem]]
@@ -77,13 +77,14 @@ class RolloutBatches:
         self._has_several_sources = len(config.data.sources(for_eval=False)) > 1
 
     def start(self, policy_version: int) -> None:
-        """Start all prompts that may start now that engines hold this version."""
+        """Start all prompts that the lag bound allows once engines hold this version."""
         self._scheduler.start_prompts(policy_version)
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
-        """Return the next batch.
+        """Wait for the step's groups and return its batch.
 
-        Raises ConfigError unless a user's advantages are one finite number for each rollout or turn.
+        Raises ConfigError unless a user's advantages are one finite number for each rollout or turn. Also raises the
+        errors of `RolloutScheduler.take_step`.
         """
         with timer.phase("generate_wait"):
             step = self._scheduler.take_step(policy_version)
@@ -188,7 +189,7 @@ def _deal(items: Sequence[TrainItem], num_minibatches: int) -> list[Sequence[Tra
 
 
 def _lengths(groups: Sequence[GradedGroup]) -> dict[str, float]:
-    """Average the tokens of prompts, and of prompts with everything after them, over all rollouts."""
+    """Return the mean number of tokens of prompts and of complete sequences, over all rollouts."""
     lengths = [(group.grades.num_prompt_tokens, own) for group in groups for own in _after_prompt(group.grades)]
     prompts, others = (sum(each) / len(lengths) for each in zip(*lengths, strict=True))
     return {"tokens/prompt_mean": prompts, "tokens/sequence_mean": prompts + others}

@@ -1,7 +1,7 @@
 """The user's function `train.on_step`: called after each step of the driver's loop, in a thread of the driver.
 
-The loop waits for the answer, at most `deadlines.silent_s`. A function that raises, is slower, or answers
-something else than None or a text is not called again in this attempt, and the run continues without the function.
+The loop waits for the answer, at most `deadlines.silent_s`. The function is switched off for this attempt if it raises,
+is too slow, or returns something else than None or a text. The run continues without the function.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _OFF = "and is off until the run starts again"
 class StepCallback:
     """Calls the function with the step, its metrics, and the metrics of all evals so far by step.
 
-    The evals of earlier attempts are part of this history: a resumed run decides as a run without a break.
+    The evals of earlier attempts are included, so a resumed run makes the same decisions as an uninterrupted run.
     """
 
     def __init__(self, settings: CallbackConfig, timeout_s: float) -> None:
-        """Import the function. Raises ConfigError for one that does not exist, or does not take its args."""
+        """Import the function. Raises ConfigError if the function does not exist or does not take its args."""
         self._settings, self._timeout_s = settings, timeout_s
         self._function = CALLBACKS.with_args(settings.name, settings.args, 3)
         self._evals: dict[int, dict[str, float]] = {}
@@ -46,7 +46,10 @@ class StepCallback:
             self._evals[step] = found
 
     def ask(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Return why the run is complete after `step`, or why the function is off; "" for neither."""
+        """Return why the run is complete after `step`, or why the function is off; "" for neither. Print the reason.
+
+        Sets `end_reason` if the run is complete.
+        """
         self.note(step, metrics)
         if self._trouble:
             return self._trouble
@@ -61,7 +64,7 @@ class StepCallback:
         return answer
 
     def _answer(self, step: int, metrics: dict[str, float]) -> tuple[str, str]:
-        """Return the function's reason to end the run, and what is wrong with the function."""
+        """Return the function's reason to end the run, and what is wrong with the function; "" for none."""
         evals = {number: dict(values) for number, values in self._evals.items()}
         answers: list[Any] = []
         errors: list[BaseException] = []

@@ -1,8 +1,8 @@
 """The driver's handles to engines and graders, and the pool that sends groups to them.
 
 A failed actor is replaced, and its unfinished calls are repeated. A group goes to the engine with the shortest queue,
-and to its grader once the group has ended. If all queues are empty, as at each step of a synchronous run, the group's
-position alone decides its engine. So a resumed run forms the same batches.
+and to a grader once it is sampled. In a synchronous run all queues are empty at the start of a step. The group's
+position alone then decides its engine, so a resumed run forms the same batches.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupRequest, Prompt
 
 MAX_RESTARTS = 3
-"""After so many restarts of an engine in an attempt, or of a grader in a row, the driver stops."""
+"""Limit of restarts of an engine in an attempt, and of a grader in a row. After the limit the driver stops."""
 
 
 def is_engine_failure(error: Exception | None) -> bool:
-    """Return whether another engine may succeed where a call ended with `error`: the engine died or ran out of memory.
+    """Return whether a replacement engine may succeed after `error`, such as a dead engine or a lack of memory.
 
-    False for an error meant for the user: a wrong setting or damaged weights fail on every engine.
+    Returns False for None and for HpcGrpoError: a wrong setting or damaged weights fail on every engine.
     """
     return error is not None and not isinstance(error, HpcGrpoError)
 
@@ -49,7 +49,11 @@ class RemoteActor:
         self.actor = start()
 
     def replace(self, deadline: Deadline, error: Exception) -> None:
-        """Start another actor in its place. Raises NodesUnavailableError, or its own error after too many of them."""
+        """Kill the actor, start another in its place, and wait until it is ready. `error` is the reason to print.
+
+        Retries if the new actor fails too. Raises NodesUnavailableError if the node is lost. After MAX_RESTARTS
+        restarts, raises EngineLostError or GraderLostError.
+        """
         while True:
             first_line, _, _ = str(cause := as_raised(error)).strip().partition("\n")
             what = f"{self._what} on {self._address} {death(cause) or f'raised {type(cause).__name__}: {first_line}'}"
@@ -73,18 +77,18 @@ class RemoteActor:
 
 
 class RemoteEngine(RemoteActor):
-    """Its restarts are counted over the whole attempt."""
+    """An engine. Its restarts are counted over the attempt."""
 
     _what, _lost = "An engine", EngineLostError
 
 
 class RemoteGrader(RemoteActor):
-    """A grader. Only restarts in a row count: one group in a million may kill a grader."""
+    """A grader. Only restarts in a row count: in a long run, a rare group may kill a grader now and then."""
 
     _what, _lost = "A grader", GraderLostError
 
     def note_success(self) -> None:
-        """Reset the count of restarts: the grader has finished all its groups."""
+        """Reset the count of restarts in a row. Called when all groups of a wait are graded."""
         self._num_counted = 0
 
 
@@ -106,8 +110,8 @@ class Call:
 class StartedGroup:
     """A group in progress. The driver sets `state` when it sees that a call has ended.
 
-    Both calls are made at once: Ray gives the samples to the grader when the engine has them. The reference of
-    `sampling` ends together with `samples` and holds nothing, so the driver never fetches samples.
+    Both calls are made at once: Ray passes the samples to the grader when the engine has finished them. The reference
+    of `sampling` becomes ready together with `samples` and holds None. So the driver never fetches samples.
     """
 
     prompt: Prompt
@@ -144,7 +148,10 @@ class StartedGroup:
         self.grading = Call(self.grader, actor, actor.grade.remote(self.samples, self.prompt, self.with_texts))
 
     def note_end(self) -> Exception | None:
-        """Wait for the call and change the state. Return the error of an engine or a grader that must be replaced."""
+        """Wait for the call and change the state.
+
+        If the call's engine or grader must be replaced, return its error and leave the state. Otherwise return None.
+        """
         [error] = all_errors([self.call.reference], None)
         if error and (is_engine_failure(error) if self.state == "sampling" else death(error)):
             return error
@@ -198,9 +205,9 @@ class RolloutPool:
         return groups
 
     def wait(self, started: Sequence[StartedGroup], waiting_for: str) -> list[GradedGroup]:
-        """Wait for the grades of all groups. Other started groups progress meanwhile.
+        """Wait for the grades of all groups. Other started groups also progress.
 
-        Raises a grader's error, and EngineLostError or GraderLostError after too many failures.
+        Raises the error of a failed group, and EngineLostError or GraderLostError after too many failures.
         """
         while any(group.is_open for group in started) and all(group.state != "failed" for group in started):
             if any(group.was_lost for group in self._under_way):

@@ -1,7 +1,7 @@
 """Evals on held-out data sets, in the loop or apart from training: metrics and completions.
 
 In the loop an eval runs between two steps, on the engines of training. With a policy lag, rollouts continue at the same
-time, and the eval's prompts have priority. Seeds depend on the prompt alone, so evals of one run are comparable.
+time, and the eval's prompts have priority. Seeds depend on the prompt, not on the step: evals of a run are comparable.
 
 For an eval apart from training the supervisor starts `python -m hpc_grpo.driver.evaluation FOLDER`. It reads the
 folder's config and request, and writes completions, result.json and the text to print. Its engines load the weights
@@ -55,10 +55,11 @@ class EvalSets:
         self._own_metrics = {name: EVAL_METRICS.find(name) for name in config.eval.metrics}
 
     def run(self, file_of: Callable[[str], Path]) -> tuple[dict[str, float], Sampled]:
-        """Return the metrics of each set, `eval/NAME` or `eval/SET/NAME` (see `eval_metrics`), and its prompts.
+        """Return the metrics of each set, `eval/NAME` or `eval/SET/NAME` (see `eval_metrics`), and its graded prompts.
 
-        The completions of each set go to `file_of` the set. All sets are sampled together without affecting each other.
-        Raises RewardError if rewards failed for more prompts of a set than allowed.
+        Writes the completions of a set to the path `file_of(set)`. Samples all sets together. Without a policy lag,
+        empties the engines' prefix caches afterwards. Raises RewardError if rewards failed for more prompts of a set
+        than allowed.
         """
         prompts = {name: list(map(stream.prompt, range(len(stream)))) for name, stream in self._streams.items()}
         every = [prompt for of_set in prompts.values() for prompt in of_set]
@@ -110,18 +111,21 @@ class Evaluation:
         self._schedule = Schedule(config.eval.every, length)
 
     def is_due(self, step: int, in_s: float = 0.0) -> bool:
-        """Return whether to evaluate after `step`, which ends in `in_s` seconds."""
+        """Return whether to evaluate after `step`, which ends `in_s` seconds from now."""
         return step in (0, self._total_steps) or self._schedule.is_due(step, in_s)
 
     def run(self, step: int) -> dict[str, float]:
-        """Measure the policy after `step`. Raises RewardError when rewards failed for more prompts than allowed."""
+        """Evaluate the policy after `step`. Raises RewardError if rewards failed for more prompts than allowed."""
         metrics, _ = self._sets.run(lambda name: self._run_dir.eval_rollouts(step, name))
         self._schedule.start_over()
         return metrics
 
 
 def evaluate(folder: RunDir) -> bool:
-    """Evaluate the request's models. Raises ConfigError for a wrong input before anything starts."""
+    """Evaluate the request's models, and write the results and COMPLETE into `folder`. Return True.
+
+    Raises ConfigError for a wrong input before any actor starts.
+    """
     config, request, timer = read_config(folder), read_request(folder), StepTimer(on_phase=PULSE.turn_to)
     PULSE.open("driver", patience_of_driver(config))
     configs = {name: with_model(config, path) for name, path in request.models.items()}
@@ -167,7 +171,10 @@ def evaluate(folder: RunDir) -> bool:
 
 
 def differences(sampled: Mapping[str, Sampled], config: Config) -> dict[str, dict[str, float]]:
-    """Return, by `B - A`, how each model B differs from the first model A on the prompts of all sets that both have."""
+    """Return the metrics of each other model B minus those of the first model A, by `B - A`.
+
+    Compares the same prompts of each eval set. {} with a single model.
+    """
     (first, before), *others = sampled.items()
     return {
         f"{name} - {first}": {
@@ -196,7 +203,7 @@ def shown_metrics(
 
 
 def shown_completions(folder: RunDir, request: EvalRequest) -> str:
-    """Return the completions, or the episodes: of one prompt, model and sample the bare text."""
+    """Return the completions or episodes as text. A single completion is returned without prompt and model name."""
     lines = [(model, line) for model in request.models for line in read_jsonl(completions_file(folder, model))]
     if len(lines) == 1 and not request.plays:
         return str(lines[0][1]["completion"]).strip()

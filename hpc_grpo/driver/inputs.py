@@ -42,9 +42,9 @@ _SANDBOXED = {"code", "reasoning_gym"}
 
 @dataclass(frozen=True)
 class Inputs:
-    """`eval_streams` are the eval sets by name. An eval apart from training has no `stream`.
+    """The loaded inputs. `eval_streams` are the eval sets by name. `stream` is None for an eval apart from training.
 
-    `item_digests` are those of the data sets, by their keys in the config.
+    `item_digests` are the digests of the data sets, by their keys in the config.
     """
 
     tokenizer: Any

@@ -55,7 +55,7 @@ class Journal:
         self.on_step = ""
 
     def record_eval(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Publish the eval before the first step; later ones are part of their step's record."""
+        """Record the eval before the first step. Later evals are part of their step's record."""
         times = self.timer.finish_step()
         self._step_times.evals.add(times["time/eval_s"])
         self._write(step, {**metrics, **times})
@@ -98,7 +98,7 @@ class Journal:
         self._write_state(state)
 
     def note_groups(self, waits_for: str, num_groups: int, sampled: int, graded: int) -> None:
-        """Publish how many of the groups that the step waits for are sampled and graded, at most every 5 s."""
+        """Publish how many of the step's groups are sampled and graded: at most every 5 s, and when all are graded."""
         is_due = time.monotonic() - self._published_at >= _NOTED_EVERY_S
         if self._state is not None and (is_due or (self._state.num_groups and graded == num_groups)):
             state = replace(self._state, waits_for=waits_for, num_groups=num_groups, sampled=sampled, graded=graded)
@@ -205,17 +205,20 @@ class Session:
             print(f"Step {state.step} could not be saved: {error}", flush=True)
 
     def batch_record(self, step: int) -> Path | None:
-        """Return the path for the batch of `step`, or None if batches are not kept. Remove batches beyond the limit."""
+        """Return the path for the batch of `step`, or None if batches are not kept.
+
+        Removes older batches beyond `checkpoint.keep_batches`, and batches of `step` and later steps.
+        """
         if not (num_kept := self.config.checkpoint.keep_batches):
             return None
         for number, folder in step_dirs(self.run_dir.batches(step).parent).items():
-            # Later steps are of an attempt before this one; the run trains them again.
+            # An earlier attempt wrote batches of later steps; the run trains these steps again.
             if not step - num_kept < number < step:
                 shutil.rmtree(folder)
         return self.run_dir.batches(step)
 
     def should_go_on(self, state: DriverState, *, evaluates: bool = False) -> bool:
-        """Return whether to take one more step. `evaluates`: the step includes an eval."""
+        """Return whether to take one more step; if not, print why. `evaluates`: the step includes an eval."""
         if state.step >= self.length.total_steps:
             return False
         num_saves = 2 if self.checkpoints.is_writing else 1  # The last save waits for the pending save.

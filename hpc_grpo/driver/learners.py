@@ -31,16 +31,16 @@ _MIN_COPIES_OF_WEIGHTS = 3
 
 
 class LearnerGroup:
-    """All learners of the run, by rank. Each `sequence_parallel` neighbours share rows, and get the same share."""
+    """All learners of the run, by rank. Each group of `sequence_parallel` neighbours gets the same share of a batch."""
 
     def __init__(self, learners: Sequence[Any], sequence_parallel: int = 1) -> None:
         self._learners, self._sequence_parallel = learners, sequence_parallel
         self.on_progress: Callable[[int, int], None] = lambda _trained, _total: None
-        """Receives the first learner's trained microbatches, and all of them, every few seconds of a step."""
+        """Called every few seconds of a step with the first learner's numbers of trained and of all microbatches."""
         self._rendezvous: Any = None  # Keep a reference: an actor lives as long as its creator holds one.
 
     def start(self) -> None:
-        """Let the learners meet, load the model and build their optimizers."""
+        """Let the learners form their group, load the model and build their optimizers. Wait for all."""
         if len(self._learners) > 1:
             self._rendezvous = ray.remote(Rendezvous).options(num_cpus=0).remote()
         self._on_all("start", self._rendezvous, waiting_for="the learners")
@@ -68,7 +68,7 @@ class LearnerGroup:
         return merge(get_all(calls, None, "the training step")[::degree])
 
     def _note_progress(self, calls: Sequence[Any]) -> None:
-        """Call `on_progress` until the first of the calls has ended."""
+        """Call `on_progress` every few seconds until the first call has ended."""
         asked: Any = None
         while not ended(calls, _ASKED_EVERY_S):
             if asked is not None and ended([asked], 0.0):
@@ -79,20 +79,26 @@ class LearnerGroup:
     def begin_checkpoint(self, path: Path, driver_state: dict[str, Any], *, behind: bool) -> Any:
         """Stage a checkpoint and start writing it. Return a handle for `seconds_of`.
 
-        With `behind`, training may continue.
+        With `behind`, the state is copied to host memory, so training may continue during the write.
         """
         self._on_all("stage_checkpoint", path, driver_state, behind, waiting_for="the checkpoint")
         shares = [learner.write_checkpoint.options(concurrency_group=WRITING).remote() for learner in self._learners]
         return self._learners[0].publish_checkpoint.options(concurrency_group=WRITING).remote(*shares)
 
     def seconds_of(self, writing: Any, *, waits: bool) -> float | None:
-        """Return how long a published checkpoint took. None if it is not published yet and nobody `waits` for it."""
+        """Return the seconds that a published checkpoint took. None if it is not published yet; `waits`: wait for it.
+
+        Raises the error of the write.
+        """
         if not waits and not ray.wait([writing], timeout=0)[0]:
             return None
         return float(get_all([writing], None, "the checkpoint")[0])
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Restore a checkpoint of any number of learners. Raises LaunchError if there is no space to rewrite it."""
+        """Restore a checkpoint that any number of learners wrote. If the number differs, rewrite it temporarily.
+
+        Raises LaunchError without the space to rewrite the checkpoint, and ConfigError if it cannot be loaded.
+        """
         is_resharded = checkpoint.manifest.world_size != len(self._learners)
         if is_resharded:
             print(f"Rewriting {checkpoint.path.name} for {len(self._learners)} learners.", flush=True)
@@ -124,7 +130,8 @@ class Checkpoints:
     def resume(self) -> DriverState:
         """Load the newest valid checkpoint and return its state. Return a new state for a run that never saved.
 
-        Sets newer damaged checkpoints aside. Raises ConfigError if the run has saved and no checkpoint is valid.
+        Renames newer damaged checkpoints, and removes unfinished files. Raises ConfigError if the run has saved and no
+        checkpoint is valid.
         """
         restore_dirs(self._run_dir.checkpoints)
         found, damaged = find_checkpoint(self._run_dir)
@@ -147,10 +154,10 @@ class Checkpoints:
         return state
 
     def save_if_due(self, state: DriverState) -> None:
-        """Save as often as `checkpoint` says, and after a run's first step, to measure how long a save takes.
+        """Save and export as often as `checkpoint` says. Also save after a run's first step, to measure a save's time.
 
-        Training continues while the checkpoint is written. An error of the write is raised here, one or more steps
-        later.
+        With `checkpoint.behind_training`, training continues while the checkpoint is written. An error of this write
+        is raised here, one or more steps later.
         """
         self._take_written(waits=False)
         is_measured = self._durations.p95_s is not None or self.is_writing
@@ -167,18 +174,21 @@ class Checkpoints:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint was pending at the last check."""
+        """Whether a checkpoint was still being written at the last check."""
         return self._writing is not None
 
     def close(self) -> None:
-        """Wait for the pending checkpoint after the run failed. It is valid if it reaches the disk."""
+        """Wait for the pending checkpoint after the run failed. Print an error of the write instead of raising it."""
         try:
             self._take_written(waits=True)
         except (HpcGrpoError, RayError) as error:
             print(f"The last checkpoint was not finished: {error}", flush=True)
 
     def export(self, state: DriverState) -> None:
-        """Write the model, unless this process just wrote it. An older export may be from steps that a crash undid."""
+        """Write the model, unless this process just wrote it, and prune old exports.
+
+        Overwrites an export of an earlier process: its step may have been lost in a crash and trained again.
+        """
         if state.step != self._exported_step:
             wait_for_space(self._run_dir.path, self._num_bytes() // _MIN_COPIES_OF_WEIGHTS, "An export")
             self._learners.export(self._run_dir.export(state.step))
@@ -212,12 +222,15 @@ class Checkpoints:
         prune_checkpoints(self._run_dir, self._config.keep_last)
 
     def _num_bytes(self) -> int:
-        """Return the size of the newest checkpoint, or 0 before the first."""
+        """Return the bytes of the newest checkpoint, or 0 before the first."""
         newest = next(valid_checkpoints(self._run_dir, check_hashes=False), None)
         return sum(entry.size for entry in newest.manifest.files) if newest else 0
 
 
 def refuse_without_checkpoint(run_dir: RunDir) -> None:
-    """Raise ConfigError if `Checkpoints.resume` would, judged by file sizes. Called before anything starts."""
+    """Raise ConfigError if the run has saved and no checkpoint is valid. Checks file sizes, not hashes.
+
+    Called before any actor starts.
+    """
     restore_dirs(run_dir.checkpoints)
     find_checkpoint(run_dir, check_hashes=False)

@@ -1,7 +1,7 @@
 """The training loop: take a batch, train on it, publish the weights.
 
-With `max_policy_lag` > 0 the engines sample the next steps' prompts while the learners train. With 0 they wait, and
-every rollout is on-policy. Without engines (`weights` is None) nothing is published.
+With `max_policy_lag` > 0 the engines sample the next steps' prompts while the learners train. With 0 the engines wait,
+and every rollout is on-policy. Without engines (`weights` is None) nothing is published.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ class TrainingLoop:
 
     @contextmanager
     def _saved_if_it_fails(self, state: DriverState, record: Callable[[], None] | None = None) -> Iterator[None]:
-        """Save `state` if rewards, prompts, functions of the user's, engines or graders fail: the learners are intact.
+        """Save `state` if a reward, a prompt, a user's function, an engine or a grader fails, and raise the error.
 
-        A resume begins here. Does not save after a WeightSyncError: the learners' memory may be damaged. `record`
-        records the last step first. A failure of this save is only printed: the first error is the cause and decides
-        the exit code.
+        The learners are intact then, and a resume begins after `state`. Does not save after a WeightSyncError: the
+        learners' memory may be damaged. Calls `record` before the save. An error of the save is only printed: the
+        first error decides the exit code.
         """
         try:
             yield
@@ -146,8 +146,8 @@ class TrainingLoop:
         """Evaluate if an eval is due. Return its metrics, {} without an eval.
 
         With a policy lag, prompts of the next steps start first and run at the same time. The eval's prompts have
-        priority (driver/evaluation.py). Without a lag, no prompts start before the eval: a resumed run must meet the
-        same batches.
+        priority (driver/evaluation.py). Without a lag, no prompts start before the eval: a resumed run must form the
+        same batches in the engines.
         """
         if not self._evaluates_at(state.step):
             return {}

@@ -1,8 +1,8 @@
 """The driver: `python -m hpc_grpo.driver.main RUN_DIR`, started by the supervisor while Ray starts.
 
 Reads the run directory's config and newest checkpoint; writes checkpoints, metrics, exports and COMPLETE. It loads the
-user's inputs while it waits for Ray. Then it starts the actors, resumes, and runs the loop. Its exit code says how it
-ended (see errors.py). It does not know Slurm.
+user's inputs while Ray starts. Then it starts the actors, resumes, and runs the loop. Its exit code says how it ended
+(see errors.py). It reads nothing of Slurm.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def train(run_dir: RunDir) -> bool:
 
 
 def _begin(said: set[str], phase: str) -> None:
-    """Give a sign of progress. Print a phase that begins for the first time, which may take minutes."""
+    """Report the phase to the pulse. Print each phase once, when it first begins: it may take minutes."""
     PULSE.turn_to(phase)
     if phase != BETWEEN and (name := phase_name(phase)) not in said:
         said.add(name)

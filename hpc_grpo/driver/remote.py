@@ -29,14 +29,17 @@ class ActorLostError(LaunchError):
 
 @dataclass(frozen=True)
 class Deadline:
-    """The longest wait; `key` is the setting that says so."""
+    """The longest wait. `key` names the setting in error texts."""
 
     seconds: float
     key: str
 
 
 def run_driver(body: Callable[[RunDir], bool]) -> int:
-    """Run `body` on the folder of the command line; `body` returns whether it is complete. Return the exit code."""
+    """Run `body` on the folder of the command line; `body` returns whether it is complete. Return the exit code.
+
+    Prints an HpcGrpoError and returns its exit code. Disconnects from Ray in any case.
+    """
     dump_stacks_on_signal("driver")
     try:
         return EXIT_COMPLETE if body(RunDir(Path(sys.argv[1]))) else EXIT_RESUMABLE
@@ -48,9 +51,10 @@ def run_driver(body: Callable[[RunDir], bool]) -> int:
 
 
 def connect(address: str | None) -> None:
-    """Connect to Ray. Its workers then import this package from the driver's path.
+    """Connect to Ray. Its workers import this package from the same path as the driver.
 
-    Without this, Ray puts the driver's current folder, often a checkout, first on the workers' search path.
+    Ray puts the current folder, often a checkout, first on the workers' search path. So if this package runs from a
+    copy, this function connects from the folder of the copy.
     """
     with contextlib.chdir(PACKAGE.parent) if runs_from_copy() else contextlib.nullcontext():
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="hpc-grpo")
@@ -59,9 +63,9 @@ def connect(address: str | None) -> None:
 def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
     """Wait for all calls and return their values in order.
 
-    A failed call raises at once, even while others hang: members of a collective wait for the failed one. Raises the
-    actor's HpcGrpoError, ActorLostError if an actor (or one whose result it needed) died, or LaunchError after the
-    deadline.
+    Raises the error of a failed call at once, while other calls may hang: members of a collective wait for the failed
+    member. Raises the actor's HpcGrpoError, or ActorLostError if the actor, or another actor whose result it needed,
+    died. Raises LaunchError after the deadline, and Ray's error for all others.
     """
     num_ended = 0
     for reference in _as_they_end(references, None if deadline is None else deadline.seconds):
@@ -76,7 +80,7 @@ def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: s
 
 
 def _as_they_end(references: Sequence[Any], timeout_s: float | None) -> Iterator[Any]:
-    """Yield the calls that succeed or fail before the timeout, the first to end first."""
+    """Yield the calls that succeed or fail before the timeout, in the order in which they end."""
     ends_at = None if timeout_s is None else time.monotonic() + timeout_s
     pending = list(references)
     while done := ended(pending, None if ends_at is None else max(ends_at - time.monotonic(), 0.0)):
@@ -88,7 +92,7 @@ def _as_they_end(references: Sequence[Any], timeout_s: float | None) -> Iterator
 def ended(references: Sequence[Any], timeout_s: float | None) -> list[Any]:
     """Wait until one of the calls succeeds or fails. Return all ended calls; [] after the timeout."""
     done, pending = ray.wait(list(references), num_returns=1, timeout=timeout_s) if references else ([], [])
-    # Take all at once: each wait looks at every reference.
+    # Take all ended calls at once: the cost of each wait grows with the number of references.
     more, _ = ray.wait(pending, num_returns=len(pending), timeout=0.0) if done and pending else ([], [])
     return [*done, *more]
 
@@ -96,7 +100,7 @@ def ended(references: Sequence[Any], timeout_s: float | None) -> list[Any]:
 def all_errors(references: Sequence[Any], timeout_s: float | None) -> list[Exception | None]:
     """Return each call's error, in order; None for a call without an error, or without an answer before the timeout.
 
-    The error is the one that the actor raised, also if an argument of the call failed.
+    The error is the actor's own. If an argument of the call failed, it is the error of the argument's actor.
     """
     errors = errors_in_time(references, timeout_s)
     return [errors.get(reference) for reference in references]

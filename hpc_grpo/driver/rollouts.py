@@ -1,11 +1,11 @@
 """The rollout scheduler: decides when each prompt starts, and which groups a step trains on.
 
-Waits for engines and graders. `start_prompts`, after a publish, lets it continue.
+Waits for engines and graders. The loop calls `start_prompts` after each publish.
 
-Prompts start and are taken in the order of their ordinals, so a checkpoint only remembers the first ordinal not taken.
-With `max_policy_lag` = k, rollouts of step s may start once the published version is at least s·M - k (M optimizer
-steps in a step). k = 0 is strictly on-policy. If a group is dropped, the next group replaces it. So a group is trained
-in its own step or an earlier one, and never exceeds the bound.
+Prompts start and are taken in the order of their ordinals, so a checkpoint only stores the first ordinal not taken.
+With `max_policy_lag` = k, rollouts of step s may start once the published version is at least s·M - k (s counts from
+0, M is the number of optimizer steps in a step). k = 0 is strictly on-policy. If a group is dropped, the next group
+replaces it. So a group is trained in its own step or an earlier step, and never exceeds the bound.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN_ERRORS = 3
 _WINDOW = 20
-"""Smallest number of prompts over which failures are counted, once a run has that many."""
+"""Failures are counted over at least this many prompts, or over all prompts so far."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Pool(Protocol):
     def start(
         self, prompts: Sequence[Prompt], requests: Sequence[GroupRequest], with_texts: Sequence[bool]
     ) -> Sequence[Any]:
-        """Begin to sample; return one handle a prompt for `wait`."""
+        """Begin to sample. Return a handle for `wait` for each prompt."""
 
     def wait(self, started: Sequence[Any], waiting_for: str) -> list[GradedGroup]: ...
 
@@ -70,7 +70,8 @@ class Pool(Protocol):
 class StepGroups:
     """The groups that a step trains on, and the groups that were replaced because all their advantages are 0.
 
-    `ordinals` are all ordinals of the step, without a gap. Those `passed_over` have no group: their prompts rest.
+    `ordinals` are all ordinals of the step, without a gap. The ordinals `passed_over` have no group: the curriculum
+    lets their prompts rest.
     """
 
     ordinals: range
@@ -111,16 +112,18 @@ class RolloutScheduler:
         self._start((num_steps - self._next_step) * rollout.prompts_per_step - len(self._started), policy_version)
 
     def take_step(self, policy_version: int) -> StepGroups:
-        """Wait for the next step's groups. Returns fewer if `rollout.dynamic_sampling` reaches its limit.
+        """Wait for the next step's groups, and start the prompts of later steps that the lag bound allows.
 
-        Raises RewardError for failed rewards, HpcGrpoError beyond the lag bound, PromptError if all prompts rest.
+        Returns fewer groups than usual if `rollout.dynamic_sampling` reaches its limit, or if all other prompts rest
+        forever. Raises RewardError for failed rewards, HpcGrpoError beyond the lag bound, and PromptError if all
+        prompts rest forever.
         """
         rollout = self._config.rollout
         most = rollout.prompts_per_step * (rollout.dynamic_sampling or 1)
         trained: list[GradedGroup] = []
         dropped: list[GradedGroup] = []
         while missing := min(rollout.prompts_per_step, most - len(dropped)) - len(trained):
-            # Prompts that are not started yet are sampled with the weights of now.
+            # Prompts that are not started yet are sampled with the current weights.
             self._start(missing - len(self._started), policy_version)
             started = [self._started.popleft() for _ in range(min(missing, len(self._started)))]
             if not started:
@@ -157,17 +160,19 @@ class RolloutScheduler:
 
     @property
     def ahead(self) -> list[int]:
-        """The ordinals that the curriculum chose in advance and no step has taken.
+        """The ordinals that the curriculum chose in advance and no step has taken; [] without a curriculum.
 
-        After a resume the curriculum would know more than at the choice, but the resumed run must use the same
-        ordinals.
+        A checkpoint stores them: after a resume the curriculum knows more grades and would choose other ordinals.
         """
         if self.curriculum is None:
             return []
         return [*(group.prompt.ordinal for group in self._started), *self._chosen]
 
     def _start(self, count: int, policy_version: int) -> None:
-        """Start the next `count` prompts, at most a step's in one call. Starts fewer if all others rest forever."""
+        """Start the next `count` prompts, at most a step's prompts in one call.
+
+        Starts fewer if all others rest forever.
+        """
         rollout = self._config.rollout
         while count > 0:
             prompts: list[Prompt] = []
@@ -199,9 +204,10 @@ class RolloutScheduler:
 def request_of(
     prompt: Prompt, seed: int, num_samples: int, sampling: SamplingSpec, version: int, *, is_urgent: bool = False
 ) -> GroupRequest:
-    """Return the request of a prompt, with seeds made from `seed`, its ordinal and the `version` of the weights.
+    """Return the request of a prompt, with a seed for each sample.
 
-    An environment begins with a seed from `seed` and the prompt's ordinal.
+    A sample's seed depends on `seed`, the prompt's ordinal, the sample's index and the `version` of the weights. An
+    environment's seed depends on `seed` and the ordinal.
     """
     seeds = tuple(sampling_seed(seed, prompt.ordinal, index, version) for index in range(num_samples))
     request = GroupRequest(prompt.ordinal, prompt.token_ids, seeds, sampling, is_urgent, prompt.images)
@@ -216,11 +222,12 @@ def check_failures(
 ) -> None:
     """Raise RewardError with the errors of rewards and environments if more groups failed than allowed.
 
-    A group counts as one failure if a reward failed, and by the share of its rollouts whose environment failed. Fewer
-    groups than `_WINDOW` are judged together with the last of the `earlier` ones, and one failure is allowed: one of
-    four proves little. In training (with `earlier` groups) a missed deadline counts only once every group failed: the
-    server may just be slow. An eval set has no `earlier` groups. There every failure counts; otherwise the set would be
-    measured on the rest. With a fraction of 0, no failure is allowed.
+    A group counts as one failure if a reward failed. Otherwise it counts by the share of its rollouts whose environment
+    failed. At least one failure is allowed, because one of a few groups proves little. A fraction of 0 allows none.
+
+    Training passes `earlier` groups. Fewer groups than `_WINDOW` are then counted together with the last earlier
+    groups. A missed deadline counts only once a reward failed in every group: a server may just be slow. An eval set
+    passes None, and every failure counts: the metrics would leave out the failed prompts.
     """
     forgives_deadlines = earlier is not None and max_failed_fraction > 0
     missing = max(0, _WINDOW - len(grades))
@@ -242,7 +249,7 @@ def check_failures(
 
 
 def spread(count: int, loads: Sequence[int]) -> list[int]:
-    """Return the engine's index for each of `count` groups: the engine with the shortest queue, the first of several.
+    """Return an engine's index for each of `count` groups: the shortest queue, and of equal queues the first.
 
     >>> spread(4, [0, 0, 0]), spread(4, [3, 0, 1])
     ([0, 1, 2, 0], [1, 1, 2, 1])

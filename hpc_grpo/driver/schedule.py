@@ -33,7 +33,7 @@ _EARLIEST_WARNING_S = WARNING_BEFORE_END_S + 60.0
 
 @dataclass(frozen=True)
 class TrainLength:
-    """Items are prompts (GRPO) or demonstrations (SFT)."""
+    """The length of a run. Items are prompts, or demonstrations (SFT)."""
 
     total_steps: int
     items_per_step: int
@@ -53,7 +53,10 @@ class TrainLength:
 
 
 def train_length(config: Config, items_per_epoch: int) -> TrainLength:
-    """Compute the steps of train.total_steps, total_episodes (rollouts, demonstrations) or total_epochs."""
+    """Compute the length from train.total_steps, total_episodes (rollouts, demonstrations) or total_epochs.
+
+    Default: one epoch.
+    """
     train, algorithm = config.train, algorithm_of(config)
     items_per_step = algorithm.items_per_step
     if train.total_steps is not None:
@@ -66,7 +69,9 @@ def train_length(config: Config, items_per_epoch: int) -> TrainLength:
 
 
 class Durations:
-    """The 95th percentile of recent durations. With fewer than 5, at least the percentile of the previous attempt.
+    """The 95th percentile of the last 100 durations, in seconds.
+
+    With fewer than 5 durations, at least the percentile of the previous attempt.
 
     >>> durations = Durations(earlier_p95_s=4.0)
     >>> durations.add(1.0)
@@ -94,10 +99,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Durations of steps, evals and saves, kept apart.
-
-    In a percentile over all, one eval in twenty steps would not show.
-    """
+    """Durations of steps, of evals and of saves. They are separate: one eval in twenty steps would not change a p95."""
 
     steps: Durations
     evals: Durations
@@ -119,7 +121,8 @@ class StepTimes:
         """Return the seconds that one more step and its saves may take: p95 of each, and of the eval if the step
         `evaluates`.
 
-        Before an attempt's first step this is 0: one slow step in the past must not stop all later attempts.
+        Before an attempt's first step, step and eval count as 0: one slow step in the past must not stop all later
+        attempts.
         """
         step_s = self.steps.p95_s or 0.0
         save_s = max(step_s, _SAVE_BEFORE_MEASURED_S) if self.saves.p95_s is None else self.saves.p95_s
@@ -130,7 +133,7 @@ class StepTimes:
 
 
 class Schedule:
-    """When checkpoints, exports or evals are due. Seconds count from the last one, or from the start of the driver."""
+    """When checkpoints, exports or evals are due. `every.seconds` counts from `start_over`, or from the creation."""
 
     def __init__(self, every: Every | None, length: TrainLength, clock: Callable[[], float] = time.monotonic) -> None:
         self._every = every or Every()
@@ -139,7 +142,7 @@ class Schedule:
         self._last_s = clock()
 
     def is_due(self, step: int, in_s: float = 0.0) -> bool:
-        """Return whether an eval or a save is due after `step`, which ends in `in_s` seconds."""
+        """Return whether an eval or a save is due after `step`, which ends `in_s` seconds from now."""
         every, epochs = self._every, self._length.epochs_done
         return (
             (every.steps is not None and step % every.steps == 0)
@@ -155,7 +158,7 @@ class Schedule:
 class StopRequest:
     """A request to stop, by a signal, the STOP file or the clock. The run ends after the step and a checkpoint.
 
-    A second SIGINT ends the driver at once.
+    A SIGINT after another stop signal ends the driver at once.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -165,7 +168,7 @@ class StopRequest:
         self.listen()
 
     def listen(self) -> None:
-        """Install the signal handlers. Call it again after `ray.init`, which replaces that of SIGTERM."""
+        """Install the signal handlers. Call it again after `ray.init`, which replaces the handler of SIGTERM."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
 
@@ -190,7 +193,10 @@ class StopRequest:
 
 
 def wait_for_ray(is_stopping: Callable[[], bool]) -> str | None:
-    """Return the address of the run's Ray, or None when asked to stop. The supervisor ends this process without one."""
+    """Return the address of the run's Ray, or None when asked to stop.
+
+    Has no deadline: the supervisor ends this process if Ray does not start.
+    """
     path = Path(os.environ[RAY_ADDRESS_FILE_VARIABLE])
     while not path.exists():
         if is_stopping():

@@ -25,16 +25,16 @@ _PATIENCE_S = 0.2
 
 
 class Meters:
-    """Measures what all processes used from one step to the next. Waits for no process."""
+    """Measures what all processes used from one step to the next. Waits for slow processes at most 0.2 s a step."""
 
     def __init__(self, nodes: Mapping[str, NodeMembers]) -> None:
-        """Take the members of nodes, by the nodes' names."""
+        """`nodes` maps each node's name to its actors."""
         self._nodes = nodes
         self._pending: dict[tuple[str, int, str], Any] = {}
         """The call of each asked process, by its kind, its number within the kind, and its node."""
 
     def ask(self) -> None:
-        """Ask all processes that owe no answer. A late answer counts in a later step, so no usage is lost."""
+        """Ask all processes that have answered the last question. A late answer counts in a later step."""
         counts: dict[str, int] = {}
         for node, members in self._nodes.items():
             engines = [("engine", engine.actor) for engine in members.engines]
@@ -46,7 +46,7 @@ class Meters:
                     self._pending[kind, number, node] = actor.usage.remote()
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the processes that have answered."""
+        """Return the metrics of the driver, and of the processes that have answered."""
         calls = list(self._pending.values())
         done = set(ray.wait(calls, num_returns=len(calls), timeout=_PATIENCE_S)[0]) if calls else set()
         answers = {process: call for process, call in self._pending.items() if call in done}
@@ -114,7 +114,7 @@ class Profiles:
 def _values(calls: Mapping[Any, Any], says: str = "") -> dict[Any, Any]:
     """Return the value of each successful call, by its key.
 
-    For a failure, prints that the actor could not do what `says` names, such as "write a trace"; "" prints nothing.
+    For a failure, prints that the actor could not do what `says` names, such as "be profiled"; "" prints nothing.
     """
     values = {}
     for key, call in calls.items():

@@ -1,6 +1,6 @@
-"""The driver's side of weight sync: two calls per process, for any number of parameters.
+"""The driver's side of weight sync: a few calls per process, for any number of parameters.
 
-`publish` returns once every engine of every node holds the new version. Otherwise it raises the first engine's error.
+`publish` returns once every engine of every node holds the new version. It replaces engines that die.
 """
 
 from __future__ import annotations
@@ -33,31 +33,35 @@ _NUM_TOKENS = 4
 _BOUNDS = {"float32": 0.05, "bfloat16": 1.0}
 """Bound in nats. Sound engines differ from the learner by 1e-5 in float32 and by 0.03 in bfloat16."""
 _MOVED = {"float32": 1e-4, "bfloat16": 0.05}
-"""A stale engine is only detected after a learner's logprob moved by this many nats: rounding may hide less."""
+"""An engine that repeats its answer is stale if a learner's logprob moved by more than this, in nats.
+
+After a smaller move a correct engine may repeat its answer too, because it rounds.
+"""
 _LEAST_BOUNDS = {"float32": 2e-3, "bfloat16": 1.0}
 _OVER_FIRST = 100.0
-"""An engine may be so many times further away than it was at first, but always a least bound, in nats."""
+"""An engine's bound is this many times its first distance, but at least `_LEAST_BOUNDS` and at most `_BOUNDS`."""
 
 
 class Canary:
     """Proves that engines sample from the weights just published, by their answers to one probe prompt.
 
     After a publish every engine completes the probe, on the same path and through the same prefix cache as rollouts.
-    The learners score the answer. The run ends in two cases. Engine and learner differ by more than a bound. Or an
-    engine repeats its answer to the last bit although the learners have moved: it keeps its old weights, or a cache
-    made with them. The second case shows long before the difference is large. The bound is tighter for an engine that
-    was near the learners at first: one that holds a part of the new weights soon exceeds it.
+    The learners score the answer. The run ends in two cases. First, engine and learner differ by more than a bound.
+    Second, an engine repeats its answer to the last bit although the learners' logprobs have moved. It then has its old
+    weights, or a cache of old keys and values. The second case is detected long before the difference is large. An
+    engine that was near the learners at first has a tighter bound. If it loads only a part of the new weights, it soon
+    exceeds this bound.
     """
 
     def __init__(self, config: Config, prompt: Prompt) -> None:
-        """`prompt` is any of the run's; its end is the probe."""
+        """Make the probe from any `prompt` of the run: its last 64 tokens, or all of them with images."""
         is_exact = config.model.dtype == config.engine_dtype == "float32"
         precision = "float32" if is_exact else "bfloat16"
         self._bound, self._least, self._moved = _BOUNDS[precision], _LEAST_BOUNDS[precision], _MOVED[precision]
         self._seen: dict[object, tuple[Completion, Float32Array]] = {}
-        """An engine's answer, and the learners' score of it when it first came."""
+        """An engine's last new answer, and the learners' logprobs of this answer at that time."""
         self._first: dict[object, float] = {}
-        """How far an engine was from the learners when it was first judged."""
+        """An engine's distance from the learners at its first check, in nats a token."""
         sampling = SamplingSpec(_NUM_TOKENS, temperature=config.rollout.temperature)
         token_ids: Sequence[int] = prompt.token_ids[-_MAX_PROMPT_TOKENS:]
         images: Any = ()
@@ -66,10 +70,10 @@ class Canary:
         self.request = GroupRequest(prompt.ordinal, token_ids, (config.run.seed,), sampling, True, images)
 
     def judge(self, engine: object, completion: Completion, learner_logprobs: Float32Array, version: int) -> float:
-        """Return how far engine and learners are apart, in nats a token.
+        """Return the mean absolute difference of the engine's and the learners' logprobs, in nats a token.
 
-        `engine` is a key that changes when the engine is replaced. Raises WeightSyncError if it does not sample from
-        the weights of `version`.
+        `engine` is a key that changes when the engine is replaced. Raises WeightSyncError if the engine does not sample
+        from the weights of `version`.
         """
         if not (completion.policy_versions == version).all():
             held = completion.policy_versions[0]
@@ -145,8 +149,9 @@ class WeightSync:
     def publish(self, version: int) -> dict[str, float]:
         """Stage on the learners and verify on the engines while these sample. Then let all engines load the version.
 
-        The canary checks every engine. Returns `mismatch/canary`, the largest difference of an engine in nats a token.
-        Raises WeightSyncError for an engine that does not sample from these weights.
+        Replaces engines that fail. The canary checks every engine. Returns `mismatch/canary`, the largest difference of
+        an engine in nats a token. Raises WeightSyncError for wrong checksums, or for an engine that does not sample
+        from these weights. Raises ActorLostError if a learner died.
         """
         staging = [learner.stage_weights.remote(version) for learner in self._learners]
         staged = [each for each in get_all(staging, self._deadline, "staging weights") if each is not None]
@@ -168,7 +173,10 @@ class WeightSync:
         self._have_all(Sampler.sleep, "the engines to sleep")
 
     def revive(self, engine: RemoteEngine, error: Exception) -> None:
-        """Replace an engine that failed. The new engine reads the published version from its node's store."""
+        """Replace an engine that failed with `error`. The new engine loads the published version from its node's store.
+
+        Replaces other engines of the node too if they turn out to be dead.
+        """
         failures = {engine: error}
         replaced = set[RemoteEngine]()
         while failures:
@@ -218,7 +226,10 @@ class WeightSync:
             raise WeightSyncError(f"Publishing weight version {version} failed: {error}") from error
 
     def _judge(self, version: int, loading: Mapping[RemoteEngine, Any]) -> float:
-        """Let the learners score the engines' answers to the probe, each distinct completion once."""
+        """Let the learners score each distinct answer to the probe once, and check all engines with the canary.
+
+        Return the largest distance of an engine, in nats a token.
+        """
         answers = get_all(list(loading.values()), self._deadline, "the answers to the probe")
         said = [tuple(completion.token_ids.tolist()) for completion in answers]
         once = list(dict.fromkeys(said))
@@ -234,8 +245,8 @@ class WeightSync:
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
         """Replace the failed engines, and let all members of their nodes join new groups. Return the replaced engines.
 
-        Several engines may have died while only one is known. So each engine is first asked for a sign of life: a group
-        with a dead engine would wait for all of the publish's deadline.
+        More engines may be dead than are known. So first wait for a sign of life of each engine of these nodes: a group
+        with a dead engine would wait until the publish's deadline.
         """
         replaced = set[RemoteEngine]()
         while failures:
@@ -250,9 +261,10 @@ class WeightSync:
     def _failures(
         self, calls: Mapping[RemoteEngine, Any], others: Sequence[Any], waiting_for: str
     ) -> dict[RemoteEngine, Exception]:
-        """Wait for `calls` and `others`. Return the engines that failed. Raises an error that is no engine's fault.
+        """Wait for `calls` and `others`. Return each failed engine with its error; {} if all calls succeed.
 
-        The returned error is the first engine's. Others only notice its failure, and often answer earlier.
+        After a first error, waits 5 s for the errors of other engines: an engine that only notices the failure of
+        another engine often answers first. Raises the first error if no engine failed by itself (`is_engine_failure`).
         """
         try:
             get_all([*calls.values(), *others], self._deadline, waiting_for)

@@ -42,7 +42,7 @@ class StepLoop:
     """Makes a sampler and runs its steps, on its own thread. Waits for `call` when idle.
 
     Before a call the thread drains the sampler: no step is running, and every token belongs to the weights at the start
-    of its step. Requests are queued while steps are running, as in vLLM's own server.
+    of its step. A call without `drains`, such as a new request, runs while scheduled steps are still running.
     """
 
     def __init__(self, make: Callable[[], Sampler]) -> None:
@@ -51,7 +51,7 @@ class StepLoop:
         threading.Thread(target=self._run, args=(make,), name="engine-steps", daemon=True).start()
 
     def wait_ready(self) -> Sampler:
-        """Return the sampler; raises what `make` raised."""
+        """Wait for the sampler and return it. Raises what `make` raised."""
         return self._sampler.result()
 
     def call(self, function: Callable[[Sampler], T], *, drains: bool = True) -> Future[T]:
@@ -107,7 +107,10 @@ class Engine:
         on_gpu: bool,
         reads_weights: bool = False,
     ) -> None:
-        """Start vLLM. It `reads_weights` of the model if no learner publishes any. Environments need the tokenizer."""
+        """Start vLLM on the engine's thread, without waiting. Environments need the tokenizer.
+
+        `reads_weights`: vLLM loads the weights of `model.path`, because no learner publishes weights.
+        """
         from hpc_grpo.engine.episodes import EpisodePlayer  # with aiohttp, which the driver does not need
 
         dump_stacks_on_signal("engine")
@@ -128,12 +131,15 @@ class Engine:
         self._groups = defaultdict[tuple[str, int], asyncio.Future[asyncio.Task[GroupSamples]]](asyncio.Future)
 
     async def ready(self) -> None:
-        """Return when vLLM is up; raises what its construction or a step raised."""
+        """Wait until vLLM is up. Raises the error of its start or of a step."""
         sampler = await asyncio.to_thread(self._loop.wait_ready)
         sampler.raise_failure()
 
     async def serve_next(self, config: Config) -> None:
-        """Drop the requests of the previous driver. Raises ValueError for another config, and errors of a step."""
+        """Drop the requests of the previous driver, and empty the prefix cache.
+
+        Raises ValueError if the config differs from this engine's, and the error of an earlier step.
+        """
         if config != self._config:
             raise ValueError("this engine was started with another config")
         self._player.end_all()
@@ -162,7 +168,8 @@ class Engine:
     async def verify_weights(self, staged: StoredVersion) -> None:
         """Compare this engine's shares of the staged version with their checksums, on threads beside the sampling.
 
-        The node's engines read the same memory and verify it together, once. Raises WeightSyncError.
+        The node's engines read the same memory, and each verifies a part. On a GPU, the workers also begin to copy the
+        version to the GPU. Raises WeightSyncError if a checksum differs.
         """
         self._verified = None
         tasks: list[Any] = [
@@ -174,15 +181,15 @@ class Engine:
         self._verified = staged
 
     async def generate(self, call: str, requests: Sequence[GroupRequest]) -> None:
-        """Queue all groups at once, in the given order. `samples` returns each."""
+        """Queue all groups at once, in the given order, and return. `samples` returns the samples of each group."""
         for index, playing in enumerate(self._player.start(requests)):
             self._groups[call, index].set_result(playing)
 
     @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     async def samples(self, call: str, index: int) -> tuple[GroupSamples, None]:
-        """Wait for one group of a call of `generate`, which may arrive later: Ray keeps no order.
+        """Return one group of a call of `generate`. That call may arrive later: Ray does not keep the order of calls.
 
-        The second value is a separate small reference that becomes ready with the first.
+        The second value, None, gives the driver a small reference that becomes ready with the samples.
         """
         try:
             return await (await self._groups[call, index]), None
@@ -190,17 +197,20 @@ class Engine:
             self._groups.pop((call, index), None)  # `serve_next` may have dropped all
 
     async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> Completion | None:
-        """Load the published version. Return the completion of the `probe`, sampled before other requests."""
+        """Load the published version. Return the completion of the `probe`, sampled before other requests.
+
+        None without a probe. Raises WeightSyncError, or PromptError if vLLM refuses the probe.
+        """
         if probe is not None:
             [probe] = await _with_images([probe])
         return await self.between_steps(lambda sampler: sampler.receive_weights(version, probe, self._verified))
 
     async def between_steps(self, function: Callable[[Sampler], T]) -> T:
-        """Call a function of the sampler between two steps, such as `Sampler.sleep`. Return its result."""
+        """Call `function(sampler)` between two steps, for example `Sampler.sleep`. Return its result."""
         return await asyncio.wrap_future(self._loop.call(function))
 
     async def usage(self) -> Usage:
-        """Return the usage since the last call. Busy is the time of sampling."""
+        """Return the resource usage since the last call. `busy_s` is the time of sampling."""
         return METER.read()
 
     async def start_profile(self) -> None:

@@ -77,7 +77,7 @@ class RefusedError(Exception):
 class Request:
     """A request. `given` are messages as chat templates take them, or the text or ids of a text completion.
 
-    `is_retry`: the client may have sent it before.
+    `max_tokens` None: no limit by the client. `is_retry`: the client may have sent the same request before.
     """
 
     given: Any
@@ -99,7 +99,10 @@ class Request:
 
 @dataclass
 class Answered:
-    """A request with its answer, a message in OpenAI's form. `said` is the beginning of a request that continues it."""
+    """A request with its answer, a message in OpenAI's form.
+
+    A later request that begins with `said` continues this one. `is_extended`: another request already does.
+    """
 
     message: Message
     completion: Completion
@@ -123,7 +126,7 @@ class Chats:
         self._under_way: dict[str, asyncio.Task[Answered]] = {}
         self._tasks: set[asyncio.Task[Answered]] = set()
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises what the engine raised."""
+        """Gets the error of the engine; never gets a result."""
         self.is_cut = False
         """True if the last request was refused because of a limit."""
 
@@ -132,7 +135,7 @@ class Chats:
         return self._limits.timeout_s - (0.0 if self._num_open else self._clock() - self._last_answer)
 
     async def answer(self, asked: Request) -> Answered:
-        """Answer a request; a retry gets the earlier answer. Raises RefusedError."""
+        """Answer a request; a retry gets the answer of its first request. Raises RefusedError."""
         task = self._under_way.get(asked.key) if asked.is_retry else None
         if task is None:
             task = self._under_way[asked.key] = asyncio.create_task(self._answer(asked))
@@ -141,18 +144,18 @@ class Chats:
         return await asyncio.shield(task)
 
     def delivered(self, asked: Request) -> None:
-        """Note that the agent has its answer: equal messages are a new request from now on."""
+        """Note that the agent has its answer: from now on an equal request is a new request, not a retry."""
         if asked.key in self._under_way and self._under_way[asked.key].done():  # else another equal request is running
             del self._under_way[asked.key]
 
     def turns(self, reward: float = 0.0) -> tuple[Completion, ...]:
-        """Return the turns, sequence by sequence, the model's last turn at the end, with the reward."""
+        """Return the turns, sequence by sequence. The model's last turn is at the end and gets the `reward`."""
         latest_first = {id(own.sequence): own.sequence for own in reversed(self._answered)}
         turns = [turn for sequence in reversed(latest_first.values()) for turn in sequence]
         return (*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:]))
 
     async def close(self) -> None:
-        """End all running requests. Return when the engine samples none of them."""
+        """Cancel all running requests. Return when the engine no longer samples any of them."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -219,7 +222,10 @@ class Chats:
         )
 
     def _before(self, asked: Request) -> Answered | None:
-        """Return the longest request that this one continues; of two, one that no other request continues."""
+        """Return the longest earlier request that `asked` continues; None if there is none.
+
+        Of equally long requests, prefers one that no other request continues.
+        """
         said = asked.said
         found = [
             own
@@ -260,7 +266,7 @@ class Endpoint:
         self.base_url = ""
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen; port 0: any that is free."""
+        """Listen on `host` and set `base_url`. Port 0: any free port."""
         loop = asyncio.get_running_loop()
         make_request = functools.partial(web.BaseRequest, loop=loop, client_max_size=_MAX_BODY_BYTES)
         protocol = web.Server(self._serve, request_factory=make_request, access_log=None)
@@ -386,7 +392,7 @@ def _are_objects(value: Any) -> bool:
 
 
 def _prompt(value: Any) -> Any:
-    """Return the prompt: a text or token ids, or a list with one of both. Raises RefusedError."""
+    """Return the prompt: a text or token ids. Unpacks a list that holds one prompt. Raises RefusedError."""
     if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
         [value] = value
     are_ids = isinstance(value, list) and value and all(type(token) is int for token in value)

@@ -5,7 +5,7 @@ Runs in the engine's process, on the actor's event loop. Who waits for whom:
     driver ── GroupRequest ─► EpisodePlayer ── GroupRequest ─────► StepLoop (thread): vLLM, in batches
                                    │  ▲                                 │
                                    │  └───────── Completion ◄───────────┘
-                                   │ text                                      of each turn, ids do not change
+                                   │ text                                      of each turn; its ids are kept
                                    ▼
                               environment's process (episodes/host.py) ── messages, reward ─► EpisodePlayer
 
@@ -51,7 +51,7 @@ class EpisodePlayer:
     """Plays the groups of an engine."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer | None, sample: Sample) -> None:
-        """The tokenizer is needed if the run has environments."""
+        """`tokenizer` may be None without environments."""
         self._sample, self._in_waves = sample, config.rollout.max_policy_lag == 0
         self._playing: dict[asyncio.Task[GroupSamples], _Wave] = {}
         self._endpoint = Endpoint(config.model.path, config.max_model_len)
@@ -69,9 +69,9 @@ class EpisodePlayer:
         return tasks
 
     def end_all(self) -> None:
-        """End all episodes and their environments' processes. The next episode starts new processes.
+        """Cancel all episodes and kill their environments' processes. The next episode starts new processes.
 
-        Episodes with running completions end with these completions: the caller ends them.
+        An episode with a running completion ends only with this completion: the caller must abort it.
         """
         for task, wave in self._playing.items():
             wave.end()
@@ -91,12 +91,15 @@ class EpisodePlayer:
                 episode.cancel()
 
     async def _episode(self, request: GroupRequest, prompt_ids: Any, index: int, seat: tuple[_Wave, int]) -> Episode:
-        """Play one episode. Restart it if the process of its environment is lost."""
+        """Play one episode. Restart it if the process of its environment is lost.
+
+        After too many losses, return an episode without turns and with a `failure`.
+        """
         wave, place = seat
         one_by_one: Any = asyncio.Lock() if self._in_waves else contextlib.nullcontext()
 
         async def ask(prompt: Sequence[int], turn: int, most: int) -> Completion:
-            """Sample a turn of at most so many tokens. Parallel requests of an agent take turns in waves."""
+            """Sample a turn of at most `most` tokens. With waves, parallel requests of an agent run one by one."""
             sampling, seed = request.sampling, request.seeds[index]
             if most < sampling.max_new_tokens:
                 sampling = replace(sampling, max_new_tokens=most, min_new_tokens=min(sampling.min_new_tokens, most))
@@ -136,7 +139,10 @@ class _Stage:
         self.workers = EnvironmentWorkers(environment)
 
     async def play(self, request: GroupRequest, ask: Ask) -> Episode:
-        """Play one episode. An error of its environment ends it, as its `failure`. Raises EnvironmentLostError."""
+        """Play one episode. An error of its environment ends the episode and becomes its `failure`.
+
+        Raises EnvironmentLostError if the environment's process ends.
+        """
         turns: list[Completion] = []
         metrics = {"env_s": 0.0}
         session = None
@@ -219,13 +225,16 @@ class _Wave:
         self._queue_if_all_asked()
 
     def end(self) -> None:
-        """Queue none of the collected turns."""
+        """Cancel the collected turns instead of queueing them."""
         for _, queued in self._asked.values():
             queued.cancel()
         self._asked.clear()
 
     async def ask(self, place: int, request: GroupRequest) -> Completion:
-        """Sample a completion. If the engine has it, wait for its end even if cancelled: it is in the next batches."""
+        """Sample a completion.
+
+        If cancelled after the engine has the request, first wait for the completion: the engine still samples it.
+        """
         queued: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
         self._asked[place] = request, queued
         self._queue_if_all_asked()

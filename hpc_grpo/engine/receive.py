@@ -128,7 +128,10 @@ class WeightReceiver:
 
     @catching
     def hpc_grpo_load_stored(self) -> int:
-        """Load the version that the node's engines hold, without its announcement. Return its number."""
+        """Load the version that the node's other engines have, without an announcement. Return its number.
+
+        Raises WeightSyncError if its checksums do not match.
+        """
         stored = self._hpc_grpo_store.current()
         self._hpc_grpo_load(stored, is_verified=False)
         return stored.version
@@ -172,7 +175,7 @@ class WeightReceiver:
                 head.quant_method.process_weights_after_loading(head)
 
     def _hpc_grpo_load_adapter(self, tensors: dict[str, torch.Tensor], alpha: float) -> None:
-        """Replace the previous adapter. The base does not change."""
+        """Replace the previous adapter. The base model does not change."""
         manager = self.model_runner.lora_manager
         rank = next(tensor.shape[0] for name, tensor in tensors.items() if name.endswith("lora_A.weight"))
         # Clones: vLLM multiplies B by its scale in place, which would change the store.
@@ -199,7 +202,7 @@ def adapter_differences(specs: Iterable[ParameterSpec], manager: Any) -> list[st
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
     """List the parameters of a vLLM model in load format, unsharded and without vocabulary padding.
 
-    They come from vLLM's metadata for reloading, because loaded weights may be repacked. A tied lm_head is left out.
+    Shapes come from vLLM's metadata for reloading, because loaded weights may be repacked. A tied lm_head is left out.
     """
     specs: list[ParameterSpec] = []
     tied = bool(getattr(vllm_config.model_config.hf_config, "tie_word_embeddings", False))

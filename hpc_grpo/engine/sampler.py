@@ -36,7 +36,7 @@ ADAPTER_ID = 1
 
 @dataclass
 class _PendingCompletion:
-    """A running completion. `policy_versions` grow at each weight update, and at the end."""
+    """A running completion. `policy_versions` gets entries at each weight update, and at the end."""
 
     has_images: bool
     future: Future[Completion] = field(default_factory=Future)
@@ -51,7 +51,7 @@ class Sampler:
     """Samples completions with a vLLM engine, and records the policy version of each token. Not thread-safe."""
 
     def __init__(self, engine: Any, stop_token_ids: Sequence[int], adapter: str | None = None) -> None:
-        """`engine` is vLLM's LLMEngine. `adapter` is the folder of the LoRA adapter until others are published."""
+        """`engine` is vLLM's LLMEngine. `adapter` is the folder of the first LoRA adapter; None without adapters."""
         self._engine, self._stop_token_ids, self._adapter = engine, list(stop_token_ids), adapter
         self._pending: dict[str, _PendingCompletion] = {}
         self._request_ids = itertools.count()
@@ -61,19 +61,19 @@ class Sampler:
         self.policy_version = 0
 
     def has_work(self) -> bool:
-        """Return whether something can be sampled now. While weights are half loaded, requests wait."""
+        """Return whether a step has something to sample. While weights are half loaded, requests wait."""
         return bool(self._pending) and not self._is_loading
 
     def add(self, requests: Sequence[GroupRequest]) -> list[Future[Completion]]:
         """Queue completions in the given order. The order determines batches, and so the last bits of the numbers.
 
-        For a refused prompt, the future raises PromptError.
+        If vLLM refuses a prompt, its future raises PromptError. Raises the error of an earlier step.
         """
         self.raise_failure()
         return [self._add(request) for request in requests]
 
     def step(self) -> None:
-        """Run a step of vLLM. Waiting completions and later calls raise its error too."""
+        """Run a step of vLLM. If the step fails, waiting completions and later calls raise the same error."""
         with self._failing():
             for output in self._engine.step():
                 if output.finished:
@@ -107,7 +107,10 @@ class Sampler:
             raise self._failure
 
     def forget_requests(self) -> None:
-        """End all running requests and a profile: their driver is gone. Raises errors of a step."""
+        """Abort all running requests and a profile, and empty the caches: the driver is gone.
+
+        The requests' futures raise RuntimeError. Raises the error of an earlier step.
+        """
         self.raise_failure()
         if self._stacks is not None:
             self.stop_profile()
@@ -129,21 +132,22 @@ class Sampler:
     ) -> Completion | None:
         """Take part in the publish of `version`. Running requests continue with it, after the `probe` is completed.
 
-        `verified` is the version that the node's engines have verified. Raises errors of a step.
+        `verified` is the version that the node's engines have verified. Returns the probe's completion, None without a
+        probe. Raises WeightSyncError, the error of a step, or PromptError for a refused probe.
         """
         self._load("hpc_grpo_receive", version, verified)
         self._switch_to(version)
         return None if probe is None else self._answer(probe)
 
     def load_stored_weights(self) -> None:
-        """Load the version of the node's other engines, after this engine replaced a dead one."""
+        """Load the version of the node's other engines, after this engine replaced a dead engine."""
         self._switch_to(self._load("hpc_grpo_load_stored")[0])
 
     def sleep(self) -> None:
         """Give the GPU's memory, weights and KV cache (level 2), to a learner. No request may be running.
 
-        The next publish brings the weights again. On CPU vLLM also pauses and empties its prefix cache, but keeps the
-        memory: its CPU build has no memory pool to free.
+        The next publish loads the weights again. On CPU vLLM also pauses and empties its prefix cache, but keeps the
+        memory: its CPU build has no memory pool to free. Raises RuntimeError if a request is running.
         """
         self.raise_failure()
         if self._pending:
@@ -151,12 +155,12 @@ class Sampler:
         self._engine.sleep(level=2)
 
     def wake_up(self) -> None:
-        """Take the GPU's memory again. Weights must be received before the next sample."""
+        """Allocate the GPU's memory again. Weights must be loaded before the next step."""
         self.raise_failure()
         self._engine.wake_up()
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache. Running requests start over from their tokens, and compute their images again."""
+        """Empty the prefix cache. Running requests keep their tokens, and compute their keys and images again."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
         if self._engine.model_config.is_multimodal_model:
             self._engine.reset_encoder_cache()
@@ -197,10 +201,10 @@ class Sampler:
             completion.future.set_exception(error)
 
     def _load(self, method: str, *args: Any) -> Sequence[Any]:
-        """Let the workers load weights. After a failure nothing is sampled until other weights are loaded.
+        """Let the workers load weights. After a WeightSyncError nothing is sampled until other weights are loaded.
 
-        After a WeightSyncError the workers' version is unknown: a member may have died after this engine had loaded,
-        and later tokens would count as the old version's. Any other error may have interrupted the load.
+        The workers' version is then unknown: a member of the group may have died after this engine had loaded, and
+        later tokens would get the wrong version. After any other error the engine cannot be used.
         """
         self._is_loading = True
         with self._failing(unless=(WeightSyncError,)):

@@ -24,7 +24,7 @@ _CPU_ENVIRONMENT = {
 }
 
 _LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""Speculation: the last N tokens must have occurred before; then the tokens that followed them are guessed."""
+"""Speculation by prompt lookup: if the last N tokens occurred before, vLLM guesses the tokens that followed then."""
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `max_lora_rank` that vLLM accepts."""
@@ -56,8 +56,9 @@ def engine_environment(config: Config, *, on_gpu: bool) -> dict[str, str]:
 def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False) -> dict[str, Any]:
     """Return the keyword arguments of vllm.EngineArgs.
 
-    Weights start as dummies, because version 0 comes from the learner. Without a learner, or if only adapters are
-    published, the engine `reads_weights` of `model.path`.
+    Weights start as dummies, because the first publish loads the learner's. `reads_weights`: load the weights of
+    `model.path`, which an engine without learners needs. Engines that only get adapters always load them. Makes a
+    temporary folder if `metrics.profile_steps` is set. Raises ConfigError as `check_engine`.
     """
     check_engine(config, on_gpu=on_gpu)
     engine = config.engine

@@ -124,7 +124,7 @@ class Dialogue:
         return shown
 
     def told(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the environment's messages: as one user message if the template has no role tool."""
+        """Return the environment's messages. Join them into one user message if the template has no role `tool`."""
         if not (any(message["role"] == "tool" for message in messages) and self.complaint("tool")):
             return list(messages)
         around = {"tool": "<tool_response>\n{}\n</tool_response>"}

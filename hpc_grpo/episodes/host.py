@@ -47,7 +47,7 @@ _CALL = ContextVar[int | None]("call", default=None)
 
 
 class Host:
-    """Creates environments and keeps one for each open session. An idle one serves the next session."""
+    """Creates environments and keeps one for each open session. A later session reuses an idle environment."""
 
     def __init__(self, settings: Mapping[str, Any], connection: socket.socket, writer: asyncio.StreamWriter) -> None:
         self._connection, self._writer, self._timeout_s = connection, writer, settings["timeout_s"]
@@ -57,7 +57,7 @@ class Host:
         self._idle: list[Any] = []
 
     def make(self) -> dict[str, Any]:
-        """Create the first environment. Return what its sessions are like, or why it is `refused`."""
+        """Create the first environment. Return {"plays", "is_async"}, or {"refused": the reason}."""
         try:
             self._idle.append(environment := self._new())
             plays = callable(getattr(environment, "play", None))
@@ -171,7 +171,7 @@ class _Session:
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Call a function in its own thread: hanging calls would fill a pool, and its end would wait for them."""
+    """Call a function in a new daemon thread. Hanging calls would fill up a pool, and its end would wait for them."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 

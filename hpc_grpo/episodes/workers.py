@@ -68,8 +68,10 @@ class EnvironmentWorkers:
         self._processes: list[_Process] = []
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> tuple[Session, Answer | None]:
-        """Begin a session in the process with the fewest. Raises the errors of `Session.step`, and ConfigError if the
-        environment cannot be created. For an agent nothing is called yet: there is no answer.
+        """Begin a session in the process with the fewest sessions. Return it with the environment's first answer.
+
+        The answer of an agent is None: `reset` is not called. Raises the errors of `Session.step`, and ConfigError if
+        the environment cannot be created.
         """
         self._processes = [own for own in self._processes if own.end is None]
         process = min(self._processes, key=lambda own: own.num_sessions, default=None)
@@ -97,7 +99,10 @@ class Session:
         process.num_sessions += 1
 
     async def step(self, message: str) -> Answer:
-        """Raises EnvironmentFailedError, or EnvironmentLostError if the process of the session ended."""
+        """Return the environment's answer to a message of the model.
+
+        Raises EnvironmentFailedError, or EnvironmentLostError if the session's process ended.
+        """
         return await self.call("step", message)
 
     async def call(self, method: str, *args: Any, left_s: Callable[[], float] | None = None) -> Answer:
@@ -105,7 +110,7 @@ class Session:
         return await self._process.call(self._number, method, args, left_s)
 
     def end(self) -> None:
-        """Leave the process. Its environment is then free for another session, unless the session failed."""
+        """End the session. Its environment is then free for another session, unless this session failed."""
         self._process.num_sessions -= 1
         self._process.write(self._number, "end")
 
@@ -125,7 +130,7 @@ class _Process:
         self.plays = self._is_async = False
         """Whether it runs agents, and `async` functions; known when it is `ready`."""
         self.end: str | None = None
-        """How it ended."""
+        """How the process ended; None while it runs."""
         self._environment = environment
         self._calls: dict[int, _Call] = {}
         self._blocker, self._blocked_at, self._freed_at = -1, "", -math.inf
@@ -275,7 +280,7 @@ class _Process:
 
 
 def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> Answer | None:
-    """Begin and end one session in a process. An agent is not called.
+    """Begin and end one session in a process. Return the first answer; None for an agent, which is not called.
 
     Raises ConfigError if the environment cannot begin. `key` is the source's key in the config.
     """

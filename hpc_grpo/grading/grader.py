@@ -42,7 +42,10 @@ class Grader:
         self._num_open = 0
 
     async def ready(self) -> None:
-        """Return once a worker has the rewards. Raises ConfigError when one cannot be imported, or RewardAwayError."""
+        """Wait until a worker has imported and prepared the rewards. Raises ConfigError if this fails.
+
+        On a resume, raises RewardAwayError if a reward's server does not answer.
+        """
         is_resume = read_state(self._run_dir) is not None
         await asyncio.to_thread(self._pool.check, is_resume=is_resume)
 
@@ -56,8 +59,8 @@ class Grader:
     async def grade(self, samples: GroupSamples, prompt: Prompt, with_texts: bool) -> GroupGrades:
         """Grade one group. `with_texts` keeps the decoded completions.
 
-        A truncated completion is not valid under `rollout.mask_truncated`, but keeps its reward. Raises RewardError if
-        a reward breaks its contract.
+        With `rollout.mask_truncated`, a truncated completion is not valid but keeps its reward. An episode whose
+        environment failed is not valid and gets the reward 0.0. Raises RewardError if a reward breaks its contract.
         """
         if samples.ordinal != prompt.ordinal:
             raise ValueError(f"samples of prompt {samples.ordinal} were given with prompt {prompt.ordinal}.")
@@ -122,7 +125,10 @@ class Grader:
         )
 
     def _text(self, turns: Sequence[Completion]) -> str:
-        """Return the model's text; of several turns all text after the first prompt, control tokens included."""
+        """Return the model's text of one turn, without control tokens.
+
+        For several turns, return all text after the first prompt, with observations and control tokens.
+        """
         ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.token_ids.tolist())]
         return self._decode(ids[len(turns[0].context_ids) :] if turns else [], hides=len(turns) == 1)
 

@@ -51,7 +51,7 @@ _GRACE_S = 5.0
 """Extra time for a built-in's worker. The worker itself stops a completion at its deadline."""
 
 _MAX_TRIES = 2
-"""If something else than the call killed a worker, the call is retried. After a second death the call is suspect."""
+"""If something else than the call killed a worker, the call is retried once. After a second death the reward fails."""
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -60,9 +60,9 @@ class RewardOutcome:
     """A graded group. All tuples have one entry per completion.
 
     `rewards` is the weighted sum of `parts`, which are not weighted. If a reward failed, its part and `rewards` are 0.0
-    and `valid` is False for the whole group. `errors` has one line for each failed reward, and `timed_out` whether each
-    missed its deadline. `over_budget` describes for a completion how it used up a reward's limit, else "". Its part is
-    then the worst possible score of the reward.
+    and `valid` is False for all completions. `errors` has one line for each failed reward. `timed_out` is True if each
+    failed reward missed its deadline. `over_budget` says how a completion used up a reward's limit, else "". This
+    completion gets the reward's worst possible score.
     """
 
     rewards: tuple[float, ...]
@@ -263,7 +263,10 @@ class WorkerSlot:
             self._lock.release()
 
     def serve(self, call: Call | Preparation, timeout_s: float) -> CallResult:
-        """Run the call. Retry it if its worker was lost for another reason. Raises HpcGrpoError once closed."""
+        """Run the call and return its result or failure. Retry once if something else ended the worker.
+
+        Raises HpcGrpoError once closed.
+        """
         how = ""
         for _ in range(_MAX_TRIES):
             try:
@@ -280,7 +283,7 @@ class WorkerSlot:
         return CallResult(failure=f"{how}, {_MAX_TRIES} times")
 
     def end_worker(self) -> int:
-        """Kill the worker's remaining processes, and drop it. Return its exit code; its own if it had ended."""
+        """Kill the worker and its processes, and drop it. Return its exit code; 0 without a worker."""
         with self._lock:
             worker, self._worker = self._worker, None
             return 0 if worker is None else worker.end()
@@ -307,7 +310,7 @@ class WorkerSlot:
     def _ask(self, message: Any, timeout_s: float) -> Any:
         """Return the worker's answer. Each sign of progress gives the worker `timeout_s` again.
 
-        Raises TimeoutError, _WorkerLostError, or HpcGrpoError when closed.
+        Raises TimeoutError, _WorkerLostError, or HpcGrpoError once closed. The worker is ended in each case.
         """
         worker, took_message = self._worker, False
         assert worker is not None

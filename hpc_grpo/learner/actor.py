@@ -1,7 +1,7 @@
 """The learner actor, one per rank: the driver's calls to a Learner and to its node's weight publisher.
 
-Every call is a collective of all learners, except the writing of a checkpoint, which runs beside training. The actor
-fetches samples by their references: token arrays never pass through the driver.
+Most calls are collectives: the driver makes them on all learners at once. Calls of the groups WRITING and WATCHING run
+beside training. The actor fetches samples by their references: token arrays never pass through the driver.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LearnerActor:
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def microbatches(self) -> tuple[int, int]:
-        """Return the trained microbatches of the current step, and all of them. Call it in the group WATCHING."""
+        """Return the numbers of trained and of all microbatches of the current step. Call it in the group WATCHING."""
         return self._learner.microbatches
 
     def usage(self) -> Usage:
@@ -129,7 +129,10 @@ class LearnerActor:
         return self._writer.write()
 
     def publish_checkpoint(self, *shares: tuple[FileEntry, ...]) -> float:
-        """Complete the checkpoint, on one learner, after all have written. `shares` are their return values."""
+        """Complete the checkpoint, on one learner, after all have written. Return the seconds since its staging.
+
+        `shares` are the return values of all learners' `write_checkpoint`.
+        """
         return self._writer.publish(shares)
 
     def write_universal(self, path: Path) -> None:
@@ -151,7 +154,7 @@ class LearnerActor:
         return self._learner.parameter_specs()
 
     def open_weight_store(self, spec: StoreSpec, *, writes: bool) -> Path | None:
-        """Create the node's store if this learner writes it, and return its folder."""
+        """Prepare to publish. With `writes`, create the node's store and return its folder; otherwise return None."""
         from hpc_grpo.learner.publish import WeightPublisher
         from hpc_grpo.weights.cuda import open_store
         from hpc_grpo.weights.node_group import RENDEZVOUS

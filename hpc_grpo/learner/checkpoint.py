@@ -2,10 +2,10 @@
 
 A checkpoint is DeepSpeed's state on every rank (weights, optimizer, schedule), the random number generators and a
 manifest of all files. A resume with the same number of ranks is bit-identical. Staging, loading and exporting are
-collectives: they wait for all ranks. Writing staged files, and publishing them, does not delay training.
+collectives: they wait for all ranks. If the state is staged in host memory, its writing does not delay training.
 
 Another number of ranks loads DeepSpeed's universal form. This module, run as a program, writes this form beside the
-checkpoint. It is removed after loading.
+checkpoint. The driver removes the form after loading.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class CheckpointWriter:
 
 
 def _is_partly_frozen(learner: Learner) -> bool:
-    """Return whether a part has frozen weights. These are the weights of `model.path`, and are in no checkpoint."""
+    """Return whether a part of the policy is frozen. Checkpoints leave out frozen weights: `model.path` has them."""
     return any(not own.requires_grad for own in learner.model.parameters())
 
 
@@ -115,7 +115,7 @@ def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = 
     """Restore `directory`; return the driver state stored with it.
 
     If another number of learners wrote it, call `write_universal` for the same folder first. Raises ConfigError if the
-    checkpoint is incomplete, or was written under another ZeRO stage.
+    checkpoint is damaged, or was written under another ZeRO stage.
     """
     disk, engine = learner.files.disk, learner.ds_engine
     with disk.opened(directory) as here:
@@ -180,8 +180,9 @@ def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
 def settings_of_config(engine: Any) -> Iterator[None]:
     """Keep the settings of optimizer, clipping and schedule while `engine` loads a checkpoint.
 
-    A fork may have others than the run that wrote it. The learning rate becomes that of the schedule at the
-    checkpoint's optimizer step. A universal form would also give all parameter groups the settings of the first one.
+    A fork may have other settings than the run that wrote the checkpoint. The learning rate becomes the schedule's
+    value at the checkpoint's optimizer step. A universal form would also give all parameter groups the settings of the
+    first group.
     """
     optimizer, scheduler = engine.optimizer, engine.lr_scheduler
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]

@@ -52,7 +52,10 @@ class Critic(LearnerPart):
     def before_step(
         self, minibatches: Sequence[Minibatch[TrainSequence]]
     ) -> tuple[Sequence[Minibatch[TrainSequence]], Mapping[str, Reduction]]:
-        """Value all sequences, train on their returns, and return the sequences with advantages."""
+        """Value all sequences, train on their returns, and return the sequences with advantages.
+
+        The sequences arrive with rewards in `advantages`.
+        """
         packed = pack_equalised([each.sequences for each in minibatches], budget_of(self.config), self.device)
         values = [self.values(batches) for batches, _ in packed]
         estimates = [self._estimates(sequences, own) for (_, sequences), own in zip(packed, values, strict=True)]
@@ -92,7 +95,7 @@ class Critic(LearnerPart):
     def export(self, folder: Path) -> None:
         """Write the value model, its head in float32, into the folder `critic`. `task.args.critic` reads it.
 
-        If transformers has no token classifier of the architecture, prints this and writes nothing.
+        If transformers has no token classifier of the architecture, prints a message and writes nothing.
         """
         from transformers import AutoModelForTokenClassification
 
@@ -154,9 +157,9 @@ class Critic(LearnerPart):
     def train(
         self, batches: Sequence[PackedBatch], values: Sequence[Tensor], returns: Float32Array, num_valid_tokens: int
     ) -> dict[str, Mean]:
-        """Take one optimizer step on the returns of a minibatch; return metrics, means over its tokens if it has any.
+        """Take one optimizer step on the returns of a minibatch. Return metrics, means over this rank's tokens.
 
-        Raises HpcGrpoError if the gradient is not finite.
+        Returns {} if no rank has a trained token. Raises HpcGrpoError if the gradient is not finite.
         """
         sizes = [len(own) for own in values]
         padded = np.zeros(sum(sizes), np.float32)

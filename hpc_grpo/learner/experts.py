@@ -30,7 +30,10 @@ class Routers:
 
     @contextmanager
     def recorded(self) -> Iterator[list[Tensor]]:
-        """Return the logits `[T, E]` of each layer computed in the block. Recomputations happen after the block."""
+        """Yield a list that gets the logits `[T, E]` of each layer computed in the block.
+
+        Gradient checkpointing recomputes layers after the block, so recomputed logits are not added.
+        """
         logits: list[Tensor] = []
         self._logits = logits
         try:
@@ -43,7 +46,7 @@ class Routers:
             self._logits.append(output[0])
 
     def balance(self, logits: list[Tensor], batch: PackedBatch, group: SequenceGroup | None) -> Tensor:
-        """Return the balancing loss of each target's sequence `[C]`, with gradient; at least the top k.
+        """Return the balancing loss of each target's sequence `[C]`, with gradient; k for an even load (top k).
 
         E * sum over experts of f * P. f is the number of times that a token chose the expert, P its probability. Both
         are means over the sequence's tokens and all layers: `load_balancing_loss_func` of transformers

@@ -102,7 +102,7 @@ def init_process_group(rank: int, world_size: int, device: torch.device, store: 
 
 
 def of_all_ranks(rows: Tensor, every: int = 1) -> Tensor:
-    """Concatenate the columns of `rows` `[K, n]` of every `every`-th rank; n may differ. A collective of all."""
+    """Concatenate the columns of `rows` `[K, n]` of every `every`-th rank; n may differ. A collective of all ranks."""
     world_size = dist.get_world_size()
     if world_size == 1:
         return rows

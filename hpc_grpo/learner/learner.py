@@ -81,7 +81,7 @@ class Learner:
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, changes)
         check_packing(self.model, f"model.path = {config.model.path}", self.device)
         self.microbatches = 0, 0
-        """The trained microbatches of the current step, and all of them; 0 and 0 between steps."""
+        """The numbers of trained and of all microbatches of the current step; 0 and 0 between steps."""
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
@@ -126,7 +126,7 @@ class Learner:
         settings = self.model.language_model.config.get_text_config()
         check_sequences(sequences, settings, self._objective.proximal, self.config)
         if self.skips_zero_advantages:
-            # They stay in the divisor of the loss, but have no gradient: the step does not change without them.
+            # Skipped sequences have no gradient, and still count in the divisor: the step's result does not change.
             skipped = [own for own in sequences if not own.advantages.any()]
             num_skipped = sum(own.num_trained_tokens for own in skipped)
             accumulator.left_out = num_skipped if self._objective.denominator == "tokens" else len(skipped)
@@ -169,7 +169,10 @@ class Learner:
         return gathered_adapter(self.model, names) if self.config.publishes_adapter else gathered(self.model, names)
 
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
-        """Return the learner's logprobs at the start of a step; None if the step's own passes compute them."""
+        """Return the proximal logprobs of each microbatch; None if the training pass computes them.
+
+        They are the learner's at the start of the step, or the engine's with `loss.proximal: engine`.
+        """
         if self._objective.proximal == "engine":
             return [[batch.engine_logprobs for batch in batches] for batches in packed]
         known: list[list[Tensor | None]] = []

@@ -27,7 +27,7 @@ _MAX_THREADS = 8
 
 
 class WeightPublisher:
-    """Writes versions into a node's store. Under ZeRO-3 all learners gather, also learners without a store."""
+    """Writes versions into a node's store. Under ZeRO-3 all learners gather parameters, also those without a store."""
 
     def __init__(self, layout: BucketLayout, gather: Gather, store: WeightStore | None) -> None:
         self.group: NodeGroup
@@ -67,7 +67,10 @@ class WeightPublisher:
         return SideStream()
 
     def announce(self) -> None:
-        """Let the node's engines load the staged version. Raises WeightSyncError if one fails, dies or is too late."""
+        """Let the node's engines load the staged version. Does nothing without a store.
+
+        Raises WeightSyncError if an engine fails, dies or is too late.
+        """
         if self._store is None:
             return
         version = self._staged.version

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class Rendezvous:
-    """Numbers are kept as decimal text, as torch's stores do."""
+    """Keys and values in memory. Numbers are stored as decimal text, as in torch's stores."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -39,7 +39,10 @@ class Rendezvous:
         return total
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set `desired` if `key` holds `expected` (b"": or has no value). Return the value after the call."""
+        """Set `desired` if the value of `key` is `expected`. A missing value counts as b"". Return the new value.
+
+        Returns `expected` if `key` still has no value.
+        """
         if self._values.get(key, b"") == expected:
             await self.set(key, desired)
         return self._values.get(key, expected)

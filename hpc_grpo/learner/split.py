@@ -46,9 +46,8 @@ def split_microbatches(
 ) -> list[list[TrainSequence]]:
     """Cut into the fewest microbatches that the budget allows, or into `at_least` microbatches, of about equal cost.
 
-    The costliest comes first, so ranks stay in step. The order of the input does not matter: sums over a microbatch are
-    bit-identical. A sequence longer than the budget has its own microbatch. Few sequences may give fewer than
-    `at_least` microbatches.
+    The costliest microbatch comes first, so ranks stay in step. The order of the input does not change the result. A
+    sequence longer than the budget has its own microbatch. Few sequences may give fewer than `at_least` microbatches.
     """
     bundles = sorted(_bundles(sorted(sequences, key=_place), budget), key=lambda own: -own.cost)
     fewest: list[list[_Bundle]] = []

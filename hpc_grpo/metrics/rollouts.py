@@ -79,10 +79,10 @@ def lines_of_turns(grades: GroupGrades) -> list[list[dict[str, Any]]]:
 
 
 def solved(grades: GroupGrades, judged_by: EvalConfig) -> tuple[bool, ...]:
-    """Return for each rollout `[G]` whether it solves its prompt: whether the deciding reward is high enough.
+    """Return for each rollout `[G]` whether its deciding reward is at least `eval.solved_at`.
 
-    The deciding reward is `eval.reward`, or correctness, if the prompt's source has it. Otherwise it is the first
-    reward, and without rewards (distillation) 0. The result is meaningless for a group without a score.
+    The deciding reward is `eval.reward`, by default correctness. If the prompt's source does not have it, the first
+    reward decides. Without rewards (distillation) the reward is 0. The result is meaningless if a reward failed.
     """
     parts, name = grades.reward_parts, judged_by.reward or "correctness"
     of_name = (values for label, values in parts.items() if label.partition("#")[0] == name)
@@ -97,8 +97,8 @@ def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, 
     completions masked by `rollout.mask_truncated`. `reward/invalid_fraction` is the share of rollouts that are masked
     or have no score. `reward/over_budget_fraction` is the share that used up a reward's time limit, or crashed it, and
     so has the score that lowers the total reward most. `reward/zero_variance_fraction` is the share of groups whose
-    valid rewards are all equal, so that their advantages are 0. An environment's own metric is the mean over rollouts
-    in environments; episodes without the metric count as 0.
+    valid rewards are all equal. Most `loss.advantage` choices give these groups the advantage 0. An environment's own
+    metric is the mean over rollouts in environments; episodes without the metric count as 0.
     """
     valid = [[reward for reward, ok in zip(grade.rewards, grade.valid, strict=True) if ok] for grade in grades]
     return {
@@ -123,8 +123,9 @@ def _measured(name: str, grades: Sequence[GroupGrades]) -> Iterator[float]:
 def selection_metrics(num_sampled: int, num_passed_over: int, dropped: Sequence[GroupGrades]) -> dict[str, float]:
     """Count the groups of a step, and the sampled groups that were dropped, by reason.
 
-    The reasons: the reward failed; the environment failed, or `rollout.mask_truncated` masked, all but one rollout; or
-    all rewards were equal. The mean reward of the last distinguishes solved prompts from hopeless ones.
+    A group is `dropped_failed` if at most one rollout has a score, because rewards or the environment failed. It is
+    `dropped_masked` if `rollout.mask_truncated` leaves at most one valid rollout. Otherwise it is `dropped_alike`: its
+    rewards are equal. `alike_reward_mean` tells solved prompts from prompts that are too hard.
     """
     graded = [grades for grades in dropped if sum(grades.is_scored) > 1]
     alike = [grades for grades in graded if sum(grades.valid) > 1]

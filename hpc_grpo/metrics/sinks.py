@@ -56,7 +56,7 @@ realhf's master worker (docs of version 0.3, "Key Training Statistics").
 """
 
 COLUMNS = ("step", "prompt", "answer", "completion", "reward")
-"""Of the tables of completions."""
+"""Columns of the tables of completions."""
 
 _WANDB_ID = re.compile("[0-9a-f]{8}")
 _WANDB_INIT_TIMEOUT_S = 60.0
@@ -83,7 +83,7 @@ def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
 
 
 class RenamingSink:
-    """Renames metrics for other sinks to another system's names, and prints these. metrics.jsonl keeps ours."""
+    """Renames metrics for other sinks to another system's names, and prints the renamed metrics."""
 
     def __init__(self, sinks: Sequence[MetricSink], names: Mapping[str, str]) -> None:
         self._sinks, self._names = sinks, names

@@ -47,7 +47,7 @@ class StepTimer:
             self._on_phase(BETWEEN)
 
     def finish_step(self) -> dict[str, float]:
-        """Return `time/<phase>_s` of every phase and `time/step_s` since the last call, and start over."""
+        """Return `time/<phase>_s` of every phase and `time/step_s`, the seconds since `start_over`; start over."""
         times, began = {f"time/{name}_s": seconds for name, seconds in self._phases.items()}, self._step_started
         self.start_over()
         self._recent.append(self._step_started - began)

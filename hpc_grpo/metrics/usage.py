@@ -51,8 +51,8 @@ class SlowestNode:
 def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
     """Return CPU cores, memory and GPU usage of every process, and the seconds of each node.
 
-    A line must not grow with the run. For a kind with more than 32 processes it has the sum of cores, the largest
-    memory and the mean GPU utilization. For more than 32 nodes it has the slowest ones.
+    Large runs get fewer metrics. A kind with more than 32 processes has only the sum of cores, the largest memory and
+    the mean GPU utilization. Of more than 32 nodes, only the 32 slowest nodes have seconds.
     """
     sizes = Counter(reading.kind for reading in readings)
     processes: dict[str, list[Usage]] = defaultdict(list)

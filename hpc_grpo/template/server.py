@@ -66,10 +66,11 @@ def differing(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
 
 
 def import_behind(modules: Sequence[str]) -> None:
-    """Import all possible modules, in a low-priority thread. Without this, Ray's start took 41 s, not 9, on two cores.
+    """Lower this thread's priority and import the modules. A module that cannot be imported is skipped with a message.
 
-    A thread, because a process and its forks could not raise their priority again. Ray is not imported: it reads its
-    settings at import, and these belong to each worker.
+    At normal priority, Ray's start took 41 s instead of 9 s on two cores. Run this in a thread: a process with lowered
+    priority, and its forks, could not raise it again. Ray is not imported: each worker has its own settings, which Ray
+    reads at import.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     sys.modules["ray"] = None  # type: ignore[assignment]  # the import fails, and vLLM goes on without
@@ -157,7 +158,10 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def main(path: Path, modules: Sequence[str]) -> None:
-    """Import the modules and serve as a template at `path`."""
+    """Import the modules and serve as a template at the socket `path`. A fork continues as the requested worker.
+
+    If this process must not be forked, removes the socket and returns.
+    """
     own = dict(os.environ)
     listener = socket.socket(socket.AF_UNIX)
     unheard = path.with_suffix(".new")

@@ -74,7 +74,7 @@ class Bucket(Block):
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """The buckets of the complete model, in the order of its parameters."""
+    """The buckets of all published parameters, in the model's order. With adapters, only their parameters."""
 
     buckets: tuple[Bucket, ...]
 
@@ -183,7 +183,7 @@ class WeightStore:
                 )
 
     def publish_header(self, stored: StoredVersion) -> None:
-        """Record the version of every engine of the node, for a replacement engine."""
+        """Record that every engine of the node has this version, for a replacement engine to load."""
         write_json_atomic(self._header, asdict(stored))
 
     def current(self) -> StoredVersion:

@@ -120,8 +120,8 @@ class ReasoningGym:
 class Verifiers:
     """An environment of verifiers: it asks the model through a client, and scores the rollout.
 
-    `args` are those of `load_environment`. Sessions of a process share the environment, as it is made for. A row is one
-    of the environment's own data set, with prompt, answer and info.
+    `args` are the arguments of `load_environment`. The sessions of a process share one environment, which supports
+    this. A row comes from the environment's own data set, with prompt, answer and info.
     """
 
     def __init__(self, env_id: str, **args: Any) -> None:
