@@ -122,7 +122,7 @@ class Job:
         return self.run.status.state
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Wait until the run will not change by itself; return it, complete or stopped at a checkpoint.
+        """Wait until the run is complete, or stopped at a checkpoint, and return it.
 
         Reads the run directory every 5 s, and asks Slurm at most once a minute. Raises LaunchError if the run failed,
         was cancelled, or waits for a job that will not start, and TimeoutError after `timeout_s`.
@@ -179,8 +179,8 @@ def train(
 ) -> Run:
     """Train here, as `hpc-grpo train` does, and return the run: complete, or stopped at a checkpoint.
 
-    `rewards` take the place of the config's: functions of a file, or names of built-ins. `environment` is a class of a
-    file, and `on_step` a function that is called after each step (`train.on_step`). The processes of the run import
+    `rewards` replace the rewards of the config: functions of a file, or names of built-ins. `environment` is a class of
+    a file, and `on_step` a function that is called after each step (`train.on_step`). The processes of the run import
     that file. So a script that trains has `if __name__ == "__main__":` around this call. Raises
     ConfigError where the user must change something, and LaunchError where training failed.
 

@@ -40,7 +40,7 @@ class Registry:
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Decorate the built-in `name`. Raises ConfigError for a name that is taken."""
+        """Return a decorator that registers the built-in `name`. It raises ConfigError if the name is taken."""
 
         def add(entry: Entry) -> Entry:
             if name in self._entries:

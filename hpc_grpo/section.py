@@ -98,7 +98,7 @@ class ByName:
 
 
 def as_section(value: Any) -> Any:
-    """Return the section for a bare name; other values unchanged."""
+    """Return {"name": value} for a text. Return other values unchanged."""
     return {"name": value} if isinstance(value, str) else value
 
 

@@ -192,7 +192,7 @@ class MaxRlAdvantage(AdvantageSettings):
 
 
 class PassKArgs(Args):
-    k: PositiveInt = Field(4, description="Rollouts of a subset, at most rollout.group_size.")
+    k: PositiveInt = Field(4, description="The k of pass@k, at most rollout.group_size.")
 
 
 class PassKAdvantage(AdvantageSettings):
@@ -291,7 +291,7 @@ Advantage = Annotated[
     | ReinforcePpBaselineAdvantage
     | OwnAdvantage,
     ByName("group"),
-    Field(description="Makes advantages of rewards."),
+    Field(description="Computes advantages from rewards."),
 ]
 
 

@@ -54,13 +54,14 @@ class KlSettings(Section):
         ),
     )
     where: Literal["loss", "reward"] = Field(
-        "loss", description="reward: each token's advantage loses coef times the KL of the rest of its sequence."
+        "loss",
+        description="loss: a loss term. reward: each advantage loses coef times the KL of the rest of its sequence.",
     )
     reference: PathText | None = Field(
         None, description="Folder of the reference, with the tokenizer of model.path. Default: model.path."
     )
     refresh_steps: PositiveInt | None = Field(
-        None, description="The reference follows the policy every so many steps. Default: it is frozen."
+        None, description="Update the reference from the policy every N steps. Default: the reference is frozen."
     )
     mixup: float = Field(
         1.0,
@@ -328,7 +329,7 @@ def _covariances(inputs: LossInputs, mean_logprob: Tensor, mean_advantage: Tenso
 
 class KlCovArgs(Args):
     fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that get the KL penalty.")
-    kl_coef: NonNegativeFloat = Field(1.0, description="Weight of the KL to the old policy that holds them.")
+    kl_coef: NonNegativeFloat = Field(1.0, description="Weight of this KL penalty, to the proximal policy.")
 
 
 class KlCovLoss(LossSettings):
@@ -360,9 +361,9 @@ class KlCovLoss(LossSettings):
 
 
 class ClipCovArgs(ClippedArgs):
-    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens that is left out.")
-    low: float = Field(1.0, description="Tokens that may be left out have a larger covariance.")
-    high: float = Field(5.0, description="Tokens that may be left out have a smaller covariance.")
+    fraction: float = Field(2e-4, gt=0.0, le=1.0, description="Share of the tokens to drop from the loss.")
+    low: float = Field(1.0, description="Only tokens with a larger covariance are dropped.")
+    high: float = Field(5.0, description="Only tokens with a smaller covariance are dropped.")
 
     @model_validator(mode="after")
     def _has_room(self) -> ClipCovArgs:

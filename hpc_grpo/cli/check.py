@@ -54,7 +54,7 @@ _NAME_COLUMNS = 48
     type=click.UNPROCESSED,
     shell_complete=complete("configs", "runs", "keys"),
 )
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --from-…: change the result.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --from-…: set a key of the result.")
 @click.option("--changed", is_flag=True, help="Show only keys that differ from their default.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print only the resolved YAML.")
 @JSON
@@ -71,8 +71,8 @@ def config(
 ) -> None:
     """Print every key of a config: its value, its default and what it means. With KEY: only this key or section.
 
-    With --from-…, write the config of another system as one of ours: YAML on stdout, what became of each key on
-    stderr. Words are that system's then, --set changes the result, and what cannot be honoured ends with 78.
+    --from-… translates the config of another system: YAML on stdout, a report on each key on stderr. Further words
+    are words of the other system; --set changes the result. Exits with 78 if a key cannot be translated.
     """
     if translated(words, sets, foreign):
         return
@@ -118,17 +118,24 @@ def _numbers(least: int) -> Callable[[click.Context, click.Parameter, str | None
 @click.command()
 @CONFIG_OR_RUN
 @OVERRIDES
-@click.option("--nodes", callback=_numbers(1), metavar="N", help="Default: launch.num_nodes. Of a RUN several: 2,8.")
-@click.option("--learners", callback=_numbers(1), metavar="N,…", help="With RUN: learners per node.")
+@click.option(
+    "--nodes",
+    callback=_numbers(1),
+    metavar="N",
+    help="Number of nodes; default: launch.num_nodes. With RUN: several, such as 2,8.",
+)
+@click.option("--learners", callback=_numbers(1), metavar="N,…", help="With RUN: numbers of learners per node.")
 @click.option("--lag", "lags", callback=_numbers(0), metavar="N,…", help="With RUN: values of rollout.max_policy_lag.")
-@click.option("--size", type=click.Choice(list(FAMILY)), help="Plan with this shape of Qwen2.5, not with model.path.")
+@click.option("--size", type=click.Choice(list(FAMILY)), help="Plan for Qwen2.5 of this size instead of model.path.")
 @click.option(
     "--hardware",
     type=click.Choice(list(HARDWARE)),
-    help="h100-* and a100: of 80 GB. Default: this machine's GPUs, else gh200.",
+    help="Kind of node; h100-* and a100 have 80 GB. Default: this machine's GPUs, else gh200.",
 )
-@click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: that of --hardware.")
-@click.option("--host-memory-gib", type=_GIB, metavar="GIB", help="Of a node. Default: --hardware's or this machine's.")
+@click.option("--gpu-memory-gib", type=_GIB, metavar="GIB", help="Memory of one GPU. Default: from --hardware.")
+@click.option(
+    "--host-memory-gib", type=_GIB, metavar="GIB", help="Memory of a node. Default: from --hardware, or this machine's."
+)
 @JSON
 def plan(
     config_name: str,
@@ -139,12 +146,12 @@ def plan(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Add up memory, disk and time of a run before it starts: what fits, what to change, which placement is fastest.
+    """Estimate memory, disk and time of a run before it starts: what fits, what to change, which placement is fastest.
 
-    Ends with 78 when the run does not fit its nodes; room on disk is judged by submit. Loads no model.
+    Exits with 78 if the run does not fit its nodes. Does not judge the room on disk: submit does. Loads no model.
 
-    With RUN, say what that run would take elsewhere: steps/h, idle shares and node-hours on other nodes, splits and
-    lags, from the lengths and times that it has measured. Needs the installation that trains, and no nodes.
+    With RUN, simulate the run with other numbers of nodes and learners, and other lags: steps/h, idle shares and
+    node-hours. Uses the lengths and times that the run has measured. Needs the full installation, but no nodes.
     """
     if (run := run_unless_config(config_name)) is not None:
         if any(value is not None for value in asked.values()) or overrides:
@@ -220,7 +227,9 @@ def plan_text(plan: Plan) -> str:
 @click.command()
 @click.argument("optional_config", metavar="[CONFIG]", required=False, shell_complete=complete("configs"))
 @OVERRIDES
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Examine N nodes; on a login node in a short job.")
+@click.option(
+    "--nodes", type=click.IntRange(1), metavar="N", help="Check N compute nodes; from a login node in a short job."
+)
 @click.option(
     "--wait-min",
     type=click.FloatRange(0, min_open=True),
@@ -241,8 +250,8 @@ def doctor(
 ) -> None:
     """Check config, Slurm, nodes, network and GPUs before a run; each failure names its fix.
 
-    On a login node it checks what can be seen from there, with --nodes N also N compute nodes, in a job of at most
-    5 minutes. In an allocation it examines its nodes. Ends with 78 where a check failed.
+    On a login node: checks what is visible there. With --nodes N, also checks N compute nodes in a job of at most
+    5 minutes. In an allocation: checks its nodes. Exits with 78 if a check failed.
     """
     if overrides and optional_config is None:
         raise ConfigError("KEY=VALUE changes a key of CONFIG: name one, such as local/tiny_grpo.")
@@ -265,13 +274,13 @@ def doctor(
 @click.command()
 @CONFIG
 @OVERRIDES
-@click.option("--verify-only", is_flag=True, help="Fetch nothing; say whether the job would find everything.")
+@click.option("--verify-only", is_flag=True, help="Fetch nothing. Only check that the job would find everything.")
 @JSON
 def prefetch(config_name: str, overrides: tuple[str, ...], verify_only: bool, as_json: bool) -> None:
     """Fetch the model and the data sets of a run on the login node, and verify them with the network off.
 
-    Fills the caches that the job will use (HF_HOME of launch.env counts). Paths on disk are only verified.
-    Ends with 78 when the job would miss something.
+    Fills the caches that the job will use; respects HF_HOME in launch.env. Only verifies paths on disk.
+    Exits with 78 if the job would miss something.
     """
     request = load_request(config_name, overrides)
     is_complete, found = True, []

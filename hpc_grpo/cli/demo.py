@@ -1,4 +1,4 @@
-"""The command that shows the whole on two CPU cores."""
+"""The command `demo`: train a small model on two CPU cores and show the result."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from hpc_grpo.cli.options import OVERRIDES
 
 
 @click.command()
-@click.option("--long", "is_long", is_flag=True, help="Four harder tasks mixed, for much longer.")
-@click.option("--tiny", "is_tiny", is_flag=True, help="A model of 480,000 parameters, made from nothing: two minutes.")
+@click.option("--long", "is_long", is_flag=True, help="Train on a mix of four harder tasks, for much longer.")
+@click.option("--tiny", "is_tiny", is_flag=True, help="Train a new model of 480,000 parameters. Takes two minutes.")
 @click.option(
-    "--root", "folder", default="demo", type=click.Path(path_type=Path), show_default=True, help="For all it makes."
+    "--root", "folder", default="demo", type=click.Path(path_type=Path), show_default=True, help="Folder for all files."
 )
-@click.option("--seed", default=0, show_default=True, help="Of what is sampled and shuffled; with --tiny, of all.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of sampling and shuffling; with --tiny, also of model and data."
+)
 @OVERRIDES
 def demo(is_long: bool, is_tiny: bool, folder: Path, seed: int, overrides: tuple[str, ...]) -> None:
     """Train SmolLM2-135M-Instruct by GRPO on this machine, and show what it has learned.
 
-    Begins anew each time. `make demo` installs the model first; --tiny does without it. KEY=VALUE changes a setting.
+    Deletes the demo's earlier run. `make demo` installs the model first; --tiny needs no model. KEY=VALUE overrides
+    a key.
     """
     if is_long and is_tiny:
         raise click.UsageError("--long and --tiny train different models: give one.")

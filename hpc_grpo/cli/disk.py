@@ -1,4 +1,4 @@
-"""The commands about disk: what runs take, and the removal of what they need no longer."""
+"""The commands about disk: show what runs take, and remove files that runs no longer need."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hpc_grpo.system.readable import file_size, table
 @ROOT
 @JSON
 def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
-    """Say what runs take on disk in bytes and files, what `clean` would free, and what room is left.
+    """Show the bytes and files of runs on disk, what `clean` would free, and the room that is left.
 
-    The name of a sweep stands for its runs.
+    Default: all runs. The name of a sweep stands for its runs.
     """
     runs = find_runs(run_names, root)
     found = [(run, usage(run), removable(run)) for run in runs]
@@ -57,10 +57,10 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
 @click.argument("run_names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete("runs"))
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 def clean(run_names: tuple[str, ...], yes: bool) -> None:
-    """Remove from runs that nothing trains what they need no longer: older checkpoints and exports, cut saves.
+    """Remove older checkpoints and exports of runs, and incomplete saves. Refuses a run that trains.
 
-    Lists it first and asks; without a terminal it removes only with --yes. The newest whole checkpoint, the newest
-    export, rollouts, ledger and all records stay. The name of a sweep stands for its runs.
+    Lists the files and asks first. Without a terminal, removes only with --yes. Keeps the newest whole checkpoint, the
+    newest export, rollouts, ledger and all records. The name of a sweep stands for its runs.
     """
     runs = open_runs(run_names)
     for run in runs:

@@ -1,4 +1,4 @@
-"""The commands that look at a model apart from training: its metrics on eval sets, and what it says to a prompt."""
+"""The commands `eval` and `sample`: metrics of a model on eval sets, and its completions of prompts."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ _SAID_OTHERWISE = {"run.name": "--root", "run.root": "--root", "model.path": "RU
 
 with_options = together(
     click.argument("target", metavar="RUN|MODEL"),
-    click.option("--config", "settings_of", metavar="CONFIG", help="For a MODEL: use the settings of a config."),
+    click.option("--config", "settings_of", metavar="CONFIG", help="With a MODEL: the config to use."),
     click.option(
         "--step", "steps", type=click.IntRange(0), multiple=True, metavar="N",
-        help="The export of step N; default: newest.",
+        help="Use the export of step N; may be repeated. Default: the newest.",
     ),
-    click.option("--base", is_flag=True, help="The run's initial model; with --step: both models."),
-    click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: greedy."),
-    click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Longest completion."),
+    click.option("--base", is_flag=True, help="Use the run's initial model; with --step, in addition."),
+    click.option("--temperature", type=click.FloatRange(0), metavar="T", help="0: greedy. Default: the config's."),
+    click.option(
+        "--max-new-tokens", type=click.IntRange(1), metavar="N",
+        help="Longest completion, in tokens. Default: the config's.",
+    ),
     click.option(
         "--root", "folder", type=click.Path(file_okay=False, path_type=Path),
         help="Write files to this folder instead of the run's.",
@@ -63,7 +66,7 @@ with_options = together(
 @click.argument("words", nargs=-1, metavar="[RUN|MODEL]... [KEY=VALUE]...")
 @click.option(
     "--data", "paths", multiple=True, metavar="PATH",
-    help="A data set, as data.eval.path; several: a mix. Default: the eval sets of the run.",
+    help="A data set, as in data.eval.path. Several form a mix. Default: the eval sets of the run.",
 )  # fmt: skip
 @click.option("--num", "num_samples", type=click.IntRange(1), metavar="N", help="Completions of each prompt.")
 @click.option("--max-items", type=click.IntRange(1), metavar="N", help="Only the first N items of each --data.")
@@ -84,8 +87,8 @@ def evaluate(
     """Evaluate a run's exports, or any model's folder: pass@k with 95% intervals, by source.
 
     The engines, the sampling and the rewards are those of training. KEY=VALUE changes the config for this eval, such as
-    data.eval.prompt_field=problem. Further RUN|MODEL are evaluated by the same config, a run's newest export; then, and
-    with --base or several --step, each one's difference from the first on the same prompts is given too.
+    data.eval.prompt_field=problem. Further RUN|MODEL use the same config; a RUN stands for its newest export. With
+    several models, also shows the difference of each model from the first, on the same prompts.
     """
     output = output and output.absolute()
     if output is not None and not output.parent.is_dir():
@@ -122,9 +125,14 @@ def evaluate(
     help="An image for every PROMPT; repeat for several images, in order.",
 )  # fmt: skip
 @click.option("--source", metavar="NAME", help="Use the template of this source of data.train. Default: the first.")
-@click.option("--play", type=click.IntRange(1), metavar="N", help="Play the first N rows in the run's environment.")
 @click.option(
-    "--interactive", is_flag=True, help="Read prompts from the terminal, and answer in this process, without engines."
+    "--play",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Play N episodes in the run's environment, with its first N rows.",
+)
+@click.option(
+    "--interactive", is_flag=True, help="Chat in the terminal. The model runs in this process, without engines."
 )
 @JSON
 def sample(
@@ -139,9 +147,9 @@ def sample(
     folder: Path | None,
     **options: Any,
 ) -> None:
-    """Show what a run's export, or any model, says to each PROMPT, or what it does in an environment.
+    """Show what a run's export, or any model, answers to each PROMPT, or how it plays an environment.
 
-    A prompt gets the template and the system prompt of training. With --base and --step N: before and after.
+    Prompts get the template and the system prompt of training. --base with --step N shows before and after.
     """
     if [interactive, bool(prompts), play is not None].count(True) != 1:
         raise ConfigError(
@@ -185,7 +193,7 @@ def sample(
 
 @dataclass(frozen=True)
 class Subject:
-    """The models to look at by name, the config to do it by, and the folders to work in and to start from."""
+    """The models by name, the config, the folder for new files, and the working directory."""
 
     config: Config
     models: Mapping[str, str]
@@ -197,7 +205,7 @@ class Subject:
         return next(iter(self.models.values()))
 
     def with_others(self, targets: Sequence[str]) -> Subject:
-        """Add the models of other RUN|MODEL, of a run its newest export."""
+        """Add the models of other RUN|MODEL. A run stands for its newest export."""
         models = dict(self.models)
         for target in targets:
             name, path = Path(target).name, _absolute(target)
@@ -209,9 +217,9 @@ class Subject:
 
 
 def find_subject(target: str, options: dict[str, Any], data: Sequence[str]) -> Subject:
-    """Return what RUN|MODEL names, and take from `options` those that say it: --config, --step, --base.
+    """Return the models that RUN|MODEL names. Removes --config, --step and --base from `options`.
 
-    Raises ConfigError where RUN|MODEL is neither, and for options that do not go with it.
+    Raises ConfigError if RUN|MODEL is neither, and for options that do not fit it.
     """
     settings_of, steps, base = (options.pop(key) for key in ("settings_of", "steps", "base"))
     if (run := _run_unless_model(target)) is not None:
@@ -275,7 +283,7 @@ def _named_data(path: str) -> str:
 
 
 def _absolute(path: str, folder: Path | None = None) -> str:
-    """Return the path of something on this disk, a function's file included; other names as they are."""
+    """Make `path` absolute if it exists, also the file of `file.py:function`. Return other names unchanged."""
     file, separator, name = path.rpartition(":") if ".py:" in path else (path, "", "")
     place = (folder or Path.cwd()) / file
     return f"{place}{separator}{name}" if place.exists() else path
@@ -291,10 +299,10 @@ def _evaluate(
     *,
     plays: bool = False,
 ) -> tuple[RunDir, int]:
-    """Run an attempt in a new folder, with Ray as for training; return folder and exit code.
+    """Run an attempt in a new folder, with Ray as for training. Return the folder and the exit code.
 
-    What the attempt has to say goes to stderr: stdout is for the answer alone, which the caller prints. An eval that
-    was refused before anything began leaves no folder.
+    Changes the working directory. The attempt prints to stderr; the caller prints the answer to stdout. Removes the
+    folder if the config is refused.
     """
     folder = new_eval_dir(parent or subject.folder)
     os.chdir(subject.working_dir)
@@ -317,7 +325,7 @@ def _evaluate(
 
 
 def as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:
-    """Return the options as overrides."""
+    """Return the options as overrides, also for eval sets with their own values."""
     values: dict[str, Any] = {
         "eval.num_samples": options.get("num_samples"),
         "eval.temperature": options.get("temperature"),

@@ -1,4 +1,4 @@
-"""The command `hpc-grpo place fleet`: make one, run its loops and watch it; submit jobs; add VMs with `fleet vm`."""
+"""The command `hpc-grpo place fleet`: create a fleet, run its loops, watch it, submit jobs, and add VMs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _JOB = click.argument("job_id", metavar="JOB")
 def fleet(ctx: click.Context, folder: Path | None) -> None:
     """Train on a fleet of VMs: jobs wait in a database until GPUs are free.
 
-    `fleet init`, `fleet vm add`, `fleet submit`, and `fleet up`, which runs the loops where the VMs are reached.
+    Begin with `fleet init`, `fleet vm add` and `fleet submit`. Run `fleet up` on a machine that can reach the VMs.
     """
     ctx.obj = folder
 
@@ -79,7 +79,7 @@ def init(folder: Path | None) -> None:
 @_ONCE
 @click.pass_obj
 def poll(folder: Path | None, once: bool) -> None:
-    """Visit the VMs: their GPUs, the jobs there, the logs."""
+    """Visit the VMs: read GPUs, jobs and logs, and end cancelled jobs."""
     _run(folder, ["poll"], once)
 
 
@@ -87,7 +87,7 @@ def poll(folder: Path | None, once: bool) -> None:
 @_ONCE
 @click.pass_obj
 def dispatch(folder: Path | None, once: bool) -> None:
-    """Give free GPUs to waiting jobs, and start these."""
+    """Give free GPUs to waiting jobs, and start the jobs."""
     _run(folder, ["dispatch"], once)
 
 
@@ -96,7 +96,7 @@ def dispatch(folder: Path | None, once: bool) -> None:
 @_ONCE
 @click.pass_obj
 def requeue(folder: Path | None, job_ids: tuple[str, ...], once: bool) -> None:
-    """Queue jobs again: those named, which are over; or run the loop that does it where a VM is lost or a retry due."""
+    """Queue ended jobs again. Without JOB: run the loop that requeues jobs of lost VMs and due retries."""
     if not job_ids:
         _run(folder, ["requeue"], once)
         return
@@ -111,7 +111,7 @@ def requeue(folder: Path | None, job_ids: tuple[str, ...], once: bool) -> None:
 @fleet.command()
 @click.pass_obj
 def up(folder: Path | None) -> None:
-    """Run all loops in one process, until Ctrl+C; jobs that run go on without it for `lease_s`."""
+    """Run all loops in one process, until Ctrl+C. Running jobs continue without the loops for `lease_s`."""
     _run(folder, tuple(_LOOPS), once=False)
 
 
@@ -149,19 +149,21 @@ def vm() -> None:
 
 @vm.command("add")
 @click.argument("address")
-@click.option("--name", default="", help="Default: the address.")
-@click.option("--user", default="", help="Default: yours.")
-@click.option("--key", "ssh_key_path", default="", help="The private key's file; default: the agent, ~/.ssh.")
+@click.option("--name", default="", help="Name of the VM. Default: the address.")
+@click.option("--user", default="", help="User on the VM. Default: your user name.")
+@click.option("--key", "ssh_key_path", default="", help="File of the private key. Default: the ssh agent and ~/.ssh.")
 @click.option("--port", default=22, show_default=True)
 @click.option("--python", default="python3", show_default=True, help="Python on the VM, with hpc-grpo.")
-@click.option("--work-dir", default="hpc-grpo-fleet", show_default=True, help="On the VM, below its home.")
-@click.option("--nvidia-smi", default="nvidia-smi", show_default=True, help="On the VM.")
+@click.option(
+    "--work-dir", default="hpc-grpo-fleet", show_default=True, help="Work directory on the VM, below its home."
+)
+@click.option("--nvidia-smi", default="nvidia-smi", show_default=True, help="The nvidia-smi command on the VM.")
 @click.option("--host-key", default="", help="The VM's public key, such as 'ssh-ed25519 AAAA…'. Default: ask the VM.")
 @click.option("--fingerprint", default="", help="Accept the VM's key if it has this SHA256:… fingerprint.")
 @click.option("--local", "is_local", is_flag=True, help="The VM is this machine: no ssh. ADDRESS is only a name.")
 @click.pass_obj
 def add(folder: Path | None, /, address: str, host_key: str, fingerprint: str, is_local: bool, **values: Any) -> None:
-    """Add a VM. Its host key is shown, and pinned once you agree: no other machine can stand in for it."""
+    """Add a VM. Shows its host key and pins the key if you agree, so no other machine can pose as the VM."""
     _, database = open_folder(folder)
     if not is_local:
         host_key = _trusted_key(address, values["port"], host_key, fingerprint)
@@ -216,16 +218,22 @@ def remove(folder: Path | None, name: str) -> None:
 @click.argument("config_name", metavar="[CONFIG]", required=False, default="")
 @OVERRIDES
 @click.option("--id", "job_id", default="", help="Id of the job. Default: a generated id.")
-@click.option("--gpus", "num_gpus", default=1, show_default=True, type=click.IntRange(1), help="Of one VM.")
+@click.option(
+    "--gpus", "num_gpus", default=1, show_default=True, type=click.IntRange(1), help="Number of GPUs, all on one VM."
+)
 @click.option(
     "--gpu-memory-mib",
     default=0,
     type=click.IntRange(0),
-    help="Memory that the job takes of each GPU; other jobs share the GPU. 0: no sharing.",
+    help="MiB that the job needs on each GPU; other jobs may share the GPU. 0: no sharing.",
 )
-@click.option("--priority", default=0, show_default=True, help="Higher ones first.")
-@click.option("--retries", "max_retries", type=click.IntRange(0), help="Default: max_retries of fleet.yaml.")
-@click.option("--model", default="", help="Instead of CONFIG, with the options below: a job of train_grpo.py.")
+@click.option("--priority", default=0, show_default=True, help="Jobs with a higher priority start first.")
+@click.option(
+    "--retries", "max_retries", type=click.IntRange(0), help="Number of retries. Default: max_retries of fleet.yaml."
+)
+@click.option(
+    "--model", default="", help="Model to train as train_grpo.py does, with the options below, instead of CONFIG."
+)
 @click.option("--dataset", default="")
 @click.option("--reward_function", "--reward-function", default="")
 @click.option("--max_steps", "--max-steps", default=0, type=click.IntRange(0))
@@ -234,9 +242,10 @@ def remove(folder: Path | None, name: str) -> None:
 @click.option("--use_unsloth", "--use-unsloth", is_flag=True)
 @click.pass_obj
 def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...], **values: Any) -> None:
-    """Submit a job and print its id: a CONFIG of hpc-grpo train, whose text goes along, or a model with --model.
+    """Submit a job and print its id. The job trains a CONFIG, or a model with --model.
 
-    Paths in it are the VMs'. Its run lies below the VM's work directory unless run.root says where.
+    Sends the text of CONFIG to the VM. Paths in CONFIG are paths on the VM. Default of run.root: below the VM's work
+    directory.
     """
     opened, database = open_folder(folder)
     if "=" in config_name and values["model"]:
@@ -295,11 +304,11 @@ def job(folder: Path | None, job_id: str, as_json: bool) -> None:
 @fleet.command()
 @_JOB
 @click.option("-f", "--follow", "follows", is_flag=True, help="Follow the log until the job ends.")
-@click.option("--attempt", type=click.IntRange(1), help="Default: the newest.")
-@click.option("--num", "lines", type=click.IntRange(0), default=50, show_default=True, help="Lines at the end.")
+@click.option("--attempt", type=click.IntRange(1), help="Attempt to show. Default: the newest.")
+@click.option("--num", "lines", type=click.IntRange(0), default=50, show_default=True, help="Number of last lines.")
 @click.pass_obj
 def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, lines: int) -> None:
-    """Print the end of a job's log, as it was fetched from its VM: logs/JOB.log in the fleet's folder."""
+    """Print the end of a job's log. Reads the copy in the fleet's folder, logs/JOB.log."""
     opened, database = open_folder(folder)
     row = find_job(database, job_id)
     path = JobLogs(opened.logs).path(job_id, attempt)
@@ -321,7 +330,7 @@ def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, l
 @click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
 @click.pass_obj
 def cancel(folder: Path | None, job_ids: tuple[str, ...]) -> None:
-    """Cancel jobs; one that runs ends with a checkpoint, at its VM's next visit."""
+    """Cancel jobs. A running job writes a checkpoint and ends after the next visit of its VM."""
     _, database = open_folder(folder)
     for job_id in job_ids:
         find_job(database, job_id)

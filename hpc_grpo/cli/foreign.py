@@ -1,4 +1,4 @@
-"""`hpc-grpo config --from-…`: write another system's config as one of ours, and tell what became of each key."""
+"""`hpc-grpo config --from-…`: translate a config of another system, and report on each key."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ foreign_options = together(
 
 
 def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str, Any]) -> bool:
-    """Write the translation that `options` ask for; return whether they ask for one.
+    """Write the translation that `options` ask for. Return False if they ask for none.
 
-    `words` are the other system's, `overrides` ours. Raises ConfigError for what is refused, and for a result that is
-    no config.
+    `words` are arguments of the other system, `overrides` are ours. Raises ConfigError for refused keys without
+    --lenient, and if the result is no valid config.
     """
     asked = [name for name in ("areal", "trl", "verl", "open_instruct") if options[f"from_{name}"]]
     if len(asked) > 1:
@@ -66,7 +66,7 @@ def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str
 
 
 def refuse(origin: str, outcomes: Sequence[Outcome], how: str) -> None:
-    """Raise ConfigError with the reasons, and `how` to go on, unless there are none."""
+    """Raise ConfigError with the reasons and the fix `how` if there are refused `outcomes`."""
     if outcomes:
         raise ConfigError(f"{origin} asks for what is not here:{notes(outcomes)}\n{how}")
 
@@ -76,7 +76,7 @@ def notes(outcomes: Iterable[Outcome]) -> str:
 
 
 def table_text(translation: Translation) -> str:
-    """Return a line for each of their keys and defaults, by what became of it."""
+    """Return a table for each kind of outcome, with a line for each key of the other system."""
     parts = []
     for kind in Kind:
         found = translation.of(kind)

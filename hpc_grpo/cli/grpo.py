@@ -42,25 +42,25 @@ _NO_UNSLOTH = (
 
 @click.command()
 @click.option("--model", required=True, help="A Hugging Face model: a folder, or a name.")
-@click.option("--dataset", required=True, help="A .json or .jsonl file, or what else data.train.path takes.")
+@click.option("--dataset", required=True, help="A .json or .jsonl file, or another value of data.train.path.")
 @click.option("--reward_function", required=True, help="correctness, strict_format, … or module:function.")
 @click.option("--max_steps", type=click.IntRange(1), default=500, show_default=True)
 @click.option("--output_dir", type=click.Path(path_type=Path), default="outputs", show_default=True)
 @click.option(
     "--preprocessing", "--preprocessing_pipeline",
     type=click.Choice(["generic", "deepseek"]), default="generic", show_default=True,
-    help="generic: the text of `prompt` as it is; deepseek: a chat with DeepSeek-R1's prompt.",
+    help="generic: the text of `prompt`, unchanged; deepseek: a chat with DeepSeek-R1's prompt.",
 )  # fmt: skip
 @click.option("--learning_rate", type=click.FloatRange(0, min_open=True), default=5e-6, show_default=True)
-@click.option("--batch_size", type=click.IntRange(1), default=1, show_default=True, help="Prompts of a step.")
-@click.option("--num_generations", type=click.IntRange(2), default=4, show_default=True, help="Of a prompt.")
+@click.option("--batch_size", type=click.IntRange(1), default=1, show_default=True, help="Prompts per step.")
+@click.option("--num_generations", type=click.IntRange(2), default=4, show_default=True, help="Completions per prompt.")
 @click.option("--max_prompt_length", type=click.IntRange(1), default=256, show_default=True, help="In tokens.")
 @click.option("--max_completion_length", type=click.IntRange(1), default=128, show_default=True, help="In tokens.")
 @click.option("--use_unsloth", is_flag=True, help="Train a LoRA adapter.")
-@click.option("--lora_r", type=click.IntRange(1, 512), help=f"Its rank; default: {_UNSLOTH_RANK}.")
+@click.option("--lora_r", type=click.IntRange(1, 512), help=f"Rank of the LoRA adapter; default: {_UNSLOTH_RANK}.")
 @OVERRIDES
 def grpo(overrides: tuple[str, ...], **given: Any) -> None:
-    """Train by GRPO as train_grpo.py does, and put the model and its tokenizer into --output_dir.
+    """Train by GRPO as train_grpo.py does, and write the model and its tokenizer to --output_dir.
 
     Reads the columns `prompt` and `answer`. Writes OUTPUT_DIR/train_grpo.yaml and trains by it as `hpc-grpo train`
     does, in OUTPUT_DIR/run; the same command resumes a run that was interrupted. KEY=VALUE changes any other key.
@@ -117,7 +117,7 @@ def config_values(given: Mapping[str, Any], output: Path, num_gpus: int) -> dict
 
 
 def hand_over(run: Any, output: Path) -> None:
-    """Put the files of the run's final export into `output`. Raises ConfigError for a run without an export."""
+    """Copy or link the files of the run's newest export into `output`. Raises ConfigError without an export."""
     export = run.latest_export()
     if export is None:
         raise ConfigError(f"{run.path} is complete, but has no export. `hpc-grpo model export {run.path}` writes one.")

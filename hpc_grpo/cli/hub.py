@@ -17,9 +17,9 @@ _REFUSED = (401, 403)
 
 
 def copy_export(export: Path, output: Path) -> None:
-    """Put the files of an export into a folder, config.json last: with it the model is whole.
+    """Put the files of an export into a folder. config.json comes last, so it marks a complete model.
 
-    By hard links where the file system has them.
+    Makes hard links if the file system allows them, else copies. Replaces files of the same name.
     """
     for file in sorted(export.iterdir(), key=lambda path: (path.name == "config.json", path.name)):
         if not file.is_file():

@@ -1,4 +1,4 @@
-"""`hpc-grpo init`: write a config after five questions, or from options, that fits the model to the GPUs."""
+"""`hpc-grpo init`: write a config from the answers to five questions, or from options."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _SHOWN = """\
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default="my_run.yaml", metavar="[FILE]")
 @click.option("--model", help="A Hugging Face folder or name, such as Qwen/Qwen2.5-0.5B-Instruct.")
 @click.option("--data", help="A .jsonl, .json or .parquet file, or a name on the Hugging Face hub.")
-@click.option("--reward", help="correctness, or another built-in; or a function of yours: my_rewards.py:function.")
-@click.option("--gpus", type=click.IntRange(0), metavar="N", help="GPUs of a node; 0: train on CPUs.")
+@click.option("--reward", help="A built-in reward, or your function: my_rewards.py:function. Default: correctness.")
+@click.option("--gpus", type=click.IntRange(0), metavar="N", help="GPUs of a node; 0: CPUs. Default: this machine's.")
 @click.option("--eval", "eval_set", metavar="FILE|SHARE", help="An eval set, or the share of --data to hold out.")
 def init(file: Path, **given: Any) -> None:
     """Write a config, FILE or my_run.yaml: model, data, reward, GPUs and an eval set.
@@ -154,7 +154,7 @@ def _length(values: Mapping[str, Any], hashes: Sequence[int]) -> dict[str, Any]:
 
 
 def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | None]:
-    """Add how a node's GPUs are shared: the fewest learners with which the model fits, engines on the rest."""
+    """Add the numbers of learners and engines: the fewest learners with which the model fits, engines on other GPUs."""
     if gpus == 0:
         return {**values, "model": {**values["model"], "device": "cpu", "dtype": "float32"}, **_shared(1, 1)}, None
     size, plan = _known_size(values["model"]["path"]), None

@@ -26,7 +26,7 @@ _DEMO_ROOT = Path("demo/runs")
 
 
 def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return what completes an argument at TAB: of `kinds` runs, configs, keys."""
+    """Return the completion function of an argument. `kinds` are runs, configs, keys."""
 
     def found(context: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
         from hpc_grpo.cli.completion import candidates
@@ -73,7 +73,7 @@ DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Mod
 STARTS_RUN = together(
     click.option(
         "--accept-changes", "accepts_changes", is_flag=True,
-        help="Continue although data, tokenizer, rewards or package have changed since the start; record the changes.",
+        help="Continue although data, tokenizer, rewards or package have changed since the start. Records the changes.",
     ),
     DRIVER,
 )  # fmt: skip
@@ -130,7 +130,7 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
 
 
 def find_run(argument: str, root: Path | None = None) -> RunDir:
-    """Return the run that RUN names, to look at it: a run directory, or a name below the runs root.
+    """Return the run that RUN names, for a command that only reads it: a run directory, or a name below the runs root.
 
     A folder that is a run wins over a name. Names are looked up below `root`; without it below $HPC_GRPO_RUNS_ROOT,
     then below ./runs. Raises ConfigError with near matches.
@@ -222,12 +222,12 @@ def _of_the_demo() -> str:
 
 
 def echo(text: Any, err: bool = False, nl: bool = True) -> None:
-    """Print for the user, whoever wrote the text. Every command prints through here."""
+    """Print text for the user, without control characters. Every command prints through this function."""
     click.echo(printable(str(text), longest_line=None), err=err, nl=nl)
 
 
 def echo_json(facts: Any) -> None:
-    """Print facts as JSON: null for a number that is not finite, the text of what JSON does not know."""
+    """Print facts as JSON. Numbers that are not finite become null, unknown types become text."""
     echo(json.dumps(_finite(facts), indent=2, allow_nan=False, default=str))
 
 

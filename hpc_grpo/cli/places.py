@@ -1,4 +1,4 @@
-"""The commands for nodes without a scheduler: the same one on every pod, or one for each role on hosts by hand."""
+"""The commands for nodes without a scheduler: `pod`, the same on every pod, and `host`, with a command per role."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hpc_grpo.run.paths import RunDir
 def pod(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
     """Train on pods: the same command on each of them, in any order.
 
-    Which pod is the head, where it is and how many there are is read from the environment: RAY_WORKER, HEAD_POD_ID and
+    Reads the head, its address and the number of pods from the environment: RAY_WORKER, HEAD_POD_ID and
     EXPECTED_WORKERS, or the variables of SkyPilot, dstack and RunPod's Instant Clusters. Workers stay until the run
-    is over, and join again whenever the head or they themselves restart.
+    is over. They join again after a restart of the head or of themselves.
     """
     role = find_role(os.environ)
     request = _request(config_name, overrides, role)
@@ -41,7 +41,7 @@ def pod(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, dri
 
 @click.group(cls=PlainGroup)
 def host() -> None:
-    """Train on hosts that are started by hand: head on one, worker on the others."""
+    """Train on hosts that you start by hand: `head` on one host, `worker` on the others."""
 
 
 @host.command()
@@ -49,7 +49,7 @@ def host() -> None:
 @OVERRIDES
 @STARTS_RUN
 def head(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
-    """Lead the run from this host: waits for launch.num_nodes - 1 workers, then trains. Port: RAY_HEAD_PORT."""
+    """Lead the run from this host. Waits for launch.num_nodes - 1 workers, then trains. Port: $RAY_HEAD_PORT."""
     _lead(_request(config_name, overrides, _role_by_hand()), accepts_changes, driver)
 
 
@@ -57,7 +57,7 @@ def head(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, dr
 @CONFIG
 @OVERRIDES
 def worker(config_name: str, overrides: tuple[str, ...]) -> None:
-    """Take part from this host until the run is over, or Ctrl+C. The head: RAY_HEAD_IP, RAY_HEAD_PORT."""
+    """Join the run from this host until the run is over, or Ctrl+C. Head: $RAY_HEAD_IP and $RAY_HEAD_PORT."""
     role = _role_by_hand()
     if not role.head:
         raise ConfigError("RAY_HEAD_IP is not set: export the head's address, as in RAY_HEAD_IP=192.168.1.100.")
@@ -68,9 +68,9 @@ def worker(config_name: str, overrides: tuple[str, ...]) -> None:
 @CONFIG
 @OVERRIDES
 def stop(config_name: str, overrides: tuple[str, ...]) -> None:
-    """End what runs of the run on this host: on the head after a step and a checkpoint, and then the workers too.
+    """End the run's processes on this host. On the head, the whole run ends after its step and a checkpoint.
 
-    On a worker its node leaves the run, which goes on where launch.min_nodes allows.
+    On a worker, only this node leaves the run. The run continues if launch.min_nodes allows it.
     """
     request = _request(config_name, overrides, _role_by_hand())
     for line in stop_here(RunDir(request.config.run_path)):
@@ -78,7 +78,7 @@ def stop(config_name: str, overrides: tuple[str, ...]) -> None:
 
 
 def _role_by_hand() -> Role:
-    """Return the role by the variables for hosts by hand alone; their defaults, where none is set."""
+    """Return the role from RAY_HEAD_IP, RAY_HEAD_PORT and EXPECTED_WORKERS alone. Default: head on port 10001."""
     names = ("RAY_HEAD_IP", "RAY_HEAD_PORT", "EXPECTED_WORKERS")
     given = {name: value for name, value in os.environ.items() if name in names}
     role = find_role({"RAY_HEAD_PORT": "10001", **given})
@@ -86,7 +86,7 @@ def _role_by_hand() -> Role:
 
 
 def _request(config_name: str, overrides: Sequence[str], role: Role) -> Request:
-    """Resolve the config; what the environment says of nodes and port yields to the command line."""
+    """Resolve the config. The command line wins over nodes and port of the environment."""
     told = {"launch.num_nodes": role.num_nodes, "launch.port": role.port}
     from_role = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
     request = load_request(config_name, [*from_role, *overrides])

@@ -1,4 +1,4 @@
-"""The command that asks the Ray of a run, by Ray's own command line and with the run's token."""
+"""The command `ray`: run Ray's command line on the Ray of a run, with the run's token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ASK_DASHBOARD = ("job", "list", "get", "summary", "logs")
 @RUN
 @click.argument("words", nargs=-1, required=True, metavar="COMMAND...", type=click.UNPROCESSED)
 def ray(run_name: str, words: tuple[str, ...]) -> None:
-    """Run Ray's own command, such as `status`, on the Ray of a run that trains now: on a node of it.
+    """Run a command of Ray, such as `status`, on the Ray of a running run. Call it on a node of the run.
 
     `dashboard` prints the address of Ray's dashboard.
     """

@@ -1,6 +1,6 @@
-"""The commands that take a checkpoint up on one learner in this process, without Ray.
+"""The commands `replay` and `export`: load a checkpoint into one learner in this process, without Ray.
 
-They train a recorded step again, or export the checkpoint's model. The run stays as it is.
+`export` writes into the run's folder of exports. Otherwise the run does not change.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _OF_THE_STEP = (
 def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) -> None:
     """Train a recorded step again on one learner, without engines, and compare its metrics with those of the run.
 
-    Needs checkpoint.keep_batches in the run. KEY=VALUE changes what this step is trained by, such as loss.name=dapo,
-    with the settings of its paper. The run stays as it is.
+    Needs checkpoint.keep_batches in the run. KEY=VALUE changes keys for this step, such as loss.name=dapo, which takes
+    the settings of its paper. The run does not change.
     """
     run, config, changed = _prepared(run_name, overrides)
     with redirect_stdout(sys.stderr):  # libraries report there when they are imported, and when they start
@@ -66,28 +66,31 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
 @click.command()
 @RUN
 @OVERRIDES
-@click.option("--step", type=click.IntRange(0), metavar="N", help="Default: the newest checkpoint.")
-@click.option("--merged", is_flag=True, help="Of a run with lora: the whole model, the adapter merged into it.")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Step of the checkpoint. Default: the newest.")
+@click.option("--merged", is_flag=True, help="With lora: write the full model with the merged adapter.")
 @click.option(
     "--out",
     "output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Put the model and its card into this new folder, too.",
+    help="Also write the model and its card to this new folder.",
 )
 @click.option(
-    "--push-to-hub", "repository", metavar="ORG/NAME", help="Upload the model and its card; private at first."
+    "--push-to-hub",
+    "repository",
+    metavar="ORG/NAME",
+    help="Upload model and card. A new repository is private.",
 )
-@click.option("--public", "is_public", is_flag=True, help="A new repository of --push-to-hub is public.")
+@click.option("--public", "is_public", is_flag=True, help="Make a new repository of --push-to-hub public.")
 def export(
     run_name: str, overrides: tuple[str, ...], step: int | None, merged: bool, output: Path | None, **hub: Any
 ) -> None:
     """Write a checkpoint's model in Hugging Face format into the run's folder of exports.
 
-    Of a run with lora that is the adapter, in PEFT's format. --out and --push-to-hub hand the model over with a card
-    made of the run: base model, data, rewards, evals, the command to train it again. They take an export that is there.
+    With lora, writes the adapter in PEFT's format. --out and --push-to-hub add a model card: base model, data, rewards,
+    evals, and the command to train the model again. They use an existing export of the step.
     The hub's token comes from HF_TOKEN or `hf auth login`.
 
-    KEY=VALUE says what differs on this machine, such as model.device=cpu.
+    KEY=VALUE adapts the config to this machine, such as model.device=cpu.
     """
     run, repository = find_run(run_name), None
     if output is not None and output.exists() and any(output.iterdir()):
@@ -185,9 +188,9 @@ class Replay:
 
 
 def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Replay:
-    """Train `step` again: by `changed`, from the weights that the steps before it gave by `config`.
+    """Train `step` again with `changed`. Trains the steps since the last checkpoint before it with `config`.
 
-    Raises ConfigError where the run has no record of it, or of a step between it and the checkpoint before it.
+    Raises ConfigError if the run has no record of one of these steps.
     """
     from hpc_grpo.learner.learner import Learner
     from hpc_grpo.learner.record import read_batches
@@ -237,7 +240,7 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config, *, merged: 
 
 
 def load_here(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint of any number of learners; what is written for that goes into a temporary folder."""
+    """Load a checkpoint of any number of learners. Converts it in a temporary folder if needed."""
     from hpc_grpo.learner.checkpoint import load_checkpoint, write_universal
 
     if checkpoint.manifest.world_size == 1:

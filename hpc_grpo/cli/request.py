@@ -82,7 +82,7 @@ class Request:
             echo(self.told, err=True)
 
     def for_queue(self, queue: JobQueue) -> Request:
-        """Return the request with what the user's own settings for `queue` ask for where the config is silent."""
+        """Return the request with the user's settings for `queue` in keys that the config does not set."""
         launch = queue.with_own_settings(self.config.launch, self.environ)
         return replace(self, config=self.config.model_copy(update={"launch": launch}))
 
@@ -121,7 +121,7 @@ def load_request(config_name: str, overrides: Sequence[str]) -> Request:
 
 
 def _loaded(name: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
-    """Load a config. Raises ConfigError, which says what unknown keys of other systems are here."""
+    """Load a config. Raises ConfigError, which names our key for an unknown key of another system."""
     try:
         return load_config(name, overrides, environ)
     except InvalidConfigError as error:
@@ -135,10 +135,10 @@ def _loaded(name: str, overrides: Sequence[str], environ: Mapping[str, str] = os
 def _translated(
     origin: str, shell: ShellConfig, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Config, str]:
-    """Translate options as open-instruct's fork for Slurm takes them; return the config, and what is different.
+    """Translate options of open-instruct's fork for Slurm. Return the config, and a text on the differences.
 
-    A job knows its GPUs; elsewhere BASE and the overrides may say them. Raises ConfigError for what cannot be honoured,
-    or is to be set by hand.
+    In a job the number of GPUs is known; elsewhere it comes from BASE and the overrides. Raises ConfigError for options
+    that cannot be translated, and for keys that the user must set.
     """
     base = read_layers(find_config(shell.config_name)) if shell.config_name else {}
     launch, place = overridden(base, overrides).get("launch", {}), find_place(environ)
@@ -188,7 +188,7 @@ def read_shell_config(path: Path) -> ShellConfig:
 
 
 def _sourced(path: Path, environ: dict[str, str]) -> list[str]:
-    """Run _PROGRAM over the file; returns the fields it printed."""
+    """Run _PROGRAM on the file and return the fields that it printed. Raises ConfigError if the file fails."""
     command = ["bash", "--noprofile", "--norc", "-c", _PROGRAM, "bash", str(path.absolute()), _BASE, *SETTINGS]
     answer = run_command(command, _DEADLINE_S, environ=environ, stdin="")
     if answer.is_late:

@@ -1,4 +1,4 @@
-"""The commands that try a reward without training, through the pool of workers that training uses."""
+"""The commands that test or serve a reward without training, with the worker pool of training."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _SETTINGS = together(
     ),
     click.option(
         "--pass-env", "pass_env", multiple=True, metavar="VARIABLE",
-        help="A secret that the reward reads; no others reach it.",
+        help="A secret environment variable that the reward reads. It gets no others.",
     ),
     click.option(
         "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
-        help="Deadline of one call.",
+        help="Deadline of one call, in seconds.",
     ),
 )  # fmt: skip
 
@@ -49,7 +49,14 @@ def reward() -> None:
 @reward.command()
 @click.argument("name")
 @click.option("--prompt", required=True, metavar="TEXT")
-@click.option("--completion", "completions", multiple=True, required=True, metavar="TEXT", help="Several: a group.")
+@click.option(
+    "--completion",
+    "completions",
+    multiple=True,
+    required=True,
+    metavar="TEXT",
+    help="Several form a group.",
+)
 @click.option("--answer", metavar="TEXT", help="The column `answer`, as text.")
 @click.option("--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another column of the data; YAML.")
 @_SETTINGS
@@ -65,7 +72,7 @@ def test(
 ) -> None:
     """Score completions of one prompt by the reward NAME: a built-in, module:function or path/to/file.py:function.
 
-    If the reward fails or breaks its contract, prints its error and ends with 78.
+    If the reward fails or breaks its contract, prints the error and exits with 78.
     """
     columns = _pairs("--field", fields) | ({} if answer is None else {"answer": answer})
     with _opened(_rewards(name, None, **settings), num_workers=1) as pool:
@@ -91,7 +98,7 @@ def test(
 def score(file: Path, name: str | None, rewards_of: str | None, workers: int, as_json: bool, **settings: Any) -> None:
     """Score the lines of FILE: JSON with `prompt`, `completion` (or a list `completions`) and the data's columns.
 
-    A line is a group, as in training. Ends with 78 if a reward breaks its contract; failures are counted and shown.
+    A line is a group, as in training. Counts and shows failures. Exits with 78 if a reward breaks its contract.
     """
     rows = list(_rows(file))
     with _opened(_rewards(name, rewards_of, **settings), workers) as pool:
@@ -116,7 +123,7 @@ def serve(
 ) -> None:
     """Host rewards over HTTP, for the reward `remote` of runs elsewhere. Ends on SIGTERM and SIGINT.
 
-    Callers need the token in the environment variable VARIABLE; they name the variable as `token_env`.
+    --token-env names the environment variable with the token. Callers need the same token (`args.token_env`).
     """
     from hpc_grpo.grading.server import RewardServer
 
@@ -144,7 +151,7 @@ def _facts(outcome: RewardOutcome) -> dict[str, Any]:
 
 
 def _show_summary(scored: Sequence[RewardOutcome]) -> None:
-    """Print the mean of each reward over what could be scored, and why the rest could not."""
+    """Print the mean of each reward over the scored lines, and the errors of the other lines."""
     good = [outcome for outcome in scored if not outcome.errors]
     labels = list(scored[0].parts) if scored else []
     rows = [(label, *_statistics([value for outcome in good for value in outcome.parts[label]])) for label in labels]
@@ -164,7 +171,7 @@ def _statistics(values: Sequence[float]) -> tuple[str, ...]:
 
 
 def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> closing[RewardPool]:
-    """Start a pool whose rewards are imported and prepared, as before training, and print what they say."""
+    """Start a pool, import and prepare its rewards as training does, and print their notes."""
     from hpc_grpo.grading.pool import RewardPool
 
     pool = RewardPool(rewards, num_workers)

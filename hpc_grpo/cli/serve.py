@@ -1,4 +1,4 @@
-"""The command `serve`: the OpenAI-compatible server of episodes alone, with an engine in this process and no Ray."""
+"""The command `serve`: an OpenAI-compatible server with an engine in this process, without Ray."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from hpc_grpo.run.paths import RunDir
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: any free port.")
 def serve(target: str, sets: tuple[str, ...], host: str, port: int, folder: Any, **options: Any) -> None:
-    """Serve a run's export, or any model, to OpenAI clients, as episodes are served to agents.
+    """Serve a run's export, or any model, to OpenAI clients.
 
-    Prints OPENAI_BASE_URL and OPENAI_API_KEY, and serves until Ctrl+C, or until the engine fails. Without encryption:
-    forward the port by ssh rather than listen on another address.
+    Prints OPENAI_BASE_URL and OPENAI_API_KEY, and serves until Ctrl+C, or until the engine fails. Does not encrypt:
+    to use it from another machine, forward the port by ssh.
     """
     subject = find_subject(target, options, data=("-",))
     os.chdir(subject.working_dir)

@@ -23,7 +23,7 @@ _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
 
 @click.command()
 @click.argument("run_name", metavar="[RUN]", required=False)
-@click.option("--node", metavar="NAME", help="A node of RUN's job; default: its first.")
+@click.option("--node", metavar="NAME", help="A node of RUN's job; default: the first.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Nodes to allocate; default: 1.")
 @click.option(
     "--time", type=slurm_time, metavar="TIME", help="90 (minutes), 24:00:00, 1-12:30, as for salloc. Default: 60."
@@ -34,13 +34,13 @@ _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
 @click.option("--cpus-per-node", type=click.IntRange(1), metavar="N")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option of Slurm, such as qos=debug.")
 @click.option(
-    "--config", "optional_config", metavar="CONFIG", help="Its launch section has the defaults of these options."
+    "--config", "optional_config", metavar="CONFIG", help="Take the defaults of these options from its launch section."
 )
 def shell(run_name: str | None, node: str | None, optional_config: str | None, **options: Any) -> None:
-    """Get a shell on a compute node: of new nodes, or of the job that trains RUN.
+    """Get a shell on a compute node: on new nodes, or on a node of the job that trains RUN.
 
-    Without RUN: allocates nodes for interactive use, with modules and set-up lines of --config. There,
-    `hpc-grpo train CONFIG` uses all of them; leaving the shell gives them back.
+    Without RUN: allocates nodes for interactive use, with modules and set-up lines of --config. In this shell,
+    `hpc-grpo train CONFIG` uses all nodes. Leaving the shell releases the nodes.
     """
     overrides = slurm_overrides(options)
     if run_name is None:

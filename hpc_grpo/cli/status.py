@@ -1,4 +1,4 @@
-"""The commands that look at runs: from their directories alone, so that nobody polls the scheduler."""
+"""The commands that show runs. They read run directories; only `status --slurm` asks the scheduler."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from hpc_grpo.system.say import undrawn
 @ROOT
 @JSON
 @click.option("--why", is_flag=True, help="Explain the end of every attempt of RUN, and what to do.")
-@click.option("--slurm", "asks_slurm", is_flag=True, help="Ask the scheduler too: once, and at most once a minute.")
+@click.option("--slurm", "asks_slurm", is_flag=True, help="Also ask the scheduler, at most once a minute.")
 def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bool, asks_slurm: bool) -> None:
-    """Say where runs stand: all of them, or those named. The name of a sweep stands for its runs.
+    """Show the state of runs. Default: all runs. The name of a sweep stands for its runs.
 
     Asks the scheduler only with --slurm.
     """
@@ -84,7 +84,7 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
 @click.argument("run_name", metavar="[RUN]", required=False, shell_complete=complete("runs"))
 @ROOT
 def watch(run_name: str | None, root: Path | None) -> None:
-    """Show a run live, or all runs: phase, progress, curves, completions. In a pipe: a line a step, until it is over.
+    """Show a run live, or all runs: phase, progress, curves, completions. In a pipe: prints a line for each step.
 
     The name of a sweep stands for its runs.
 
@@ -109,7 +109,7 @@ def watch(run_name: str | None, root: Path | None) -> None:
 @RUN
 @click.option("-f", "--follow", "follows", is_flag=True, help="Follow the log, also in later attempts.")
 @click.option("--node", metavar="NAME", help="The logs of a node instead of the driver's.")
-@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Default: the newest.")
+@click.option("--attempt", type=click.IntRange(1), metavar="K", help="Number of the attempt. Default: the newest.")
 @click.option(
     "--num",
     "num_lines",
@@ -147,10 +147,12 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, nu
 @click.command("report")
 @click.argument("run_names", nargs=-1, required=True, metavar="RUN...")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page; default: report.html in the first run."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The page. Default: report.html in the first run.",
 )
 def report(run_names: tuple[str, ...], out: Path | None) -> None:
-    """Show what runs have learned: in the terminal, and as one HTML page of all of them that needs no network.
+    """Show what runs have learned, in the terminal and as one HTML page. The page needs no network.
 
     The name of a sweep stands for its runs.
     """
@@ -169,7 +171,7 @@ def report(run_names: tuple[str, ...], out: Path | None) -> None:
     "--port", type=click.IntRange(1, 65535), help="Default: a port derived from the user, or the next free one."
 )
 def dashboard(root: Path | None, port: int | None) -> None:
-    """Show all runs of a folder in the browser, live, until Ctrl+C. It listens on this machine alone."""
+    """Show all runs of a folder in the browser, live, until Ctrl+C. Listens on this machine only."""
     from hpc_grpo.report.dashboard import Dashboard, ssh_line
 
     folder = root or runs_root()
@@ -187,7 +189,7 @@ def dashboard(root: Path | None, port: int | None) -> None:
 def compare(run_names: tuple[str, ...], as_json: bool) -> None:
     """Compare runs with the first: config, last numbers, and newest evals prompt by prompt, with 95% intervals.
 
-    Of the folder of a sweep: the results of each cell, over its seeds.
+    With the folder of a sweep: shows the results of each cell, over its seeds.
     """
     from hpc_grpo.report.compare import compare_runs
     from hpc_grpo.report.sweep import sweep_results

@@ -1,4 +1,4 @@
-"""The commands that submit runs as Slurm jobs, end them, and take them up again."""
+"""The commands that submit, resume and end runs as Slurm jobs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from hpc_grpo.types import GIB
 @click.option("--partition", help="launch.slurm.partition")
 @click.option("--account", help="launch.slurm.account")
 @click.option("--sbatch", multiple=True, metavar="KEY=VALUE", help="A further option for sbatch, such as qos=long.")
-@click.option("--setup", multiple=True, metavar="LINE", help="A shell line to run in the job, after the site's.")
+@click.option("--setup", multiple=True, metavar="LINE", help="A shell line of the job, after launch.setup_lines.")
 @click.option(
     "--chain", type=click.IntRange(0), metavar="N", help="At most N follow-on jobs: launch.slurm.max_job_chains"
 )
@@ -78,15 +78,21 @@ from hpc_grpo.types import GIB
     "--sweep",
     multiple=True,
     metavar="KEY=V1,V2",
-    help="A run for each value, as one array; of several, each combination.",
+    help="Submit a run for each value, as one array. Several: a run for each combination.",
 )
 @click.option(
-    "--seeds", type=click.IntRange(1), metavar="N", help="Each run of a sweep with N seeds, from run.seed on."
+    "--seeds",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Train each cell of a sweep with N seeds, from run.seed on.",
 )
 @click.option(
-    "--at-once", type=click.IntRange(1), metavar="N", help="Tasks of a sweep's array at once; not of follow-on jobs."
+    "--at-once",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Most tasks of a sweep's array at once, without follow-on jobs.",
 )
-@click.option("--after", default="", metavar="JOBID", help="Start once this job has ended, however it did.")
+@click.option("--after", default="", metavar="JOBID", help="Start after this job has ended, also if it failed.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
 @click.option(
     "--dry-run", is_flag=True, help="Print the job script, the plan and what submit would refuse (ends with 78)."
@@ -109,9 +115,10 @@ def submit(
 ) -> None:
     """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
 
-    Two jobs wait behind every job and carry on until the run is complete; a complete run cancels them. --one-job does
-    without them. With RUN it asks for what the run's last job had: after stop, or a chain that gave up. KEY=VALUE and
-    options change keys that do not change what is learned.
+    Two follow-on jobs wait behind each job and continue the run. A complete run cancels them. --one-job: none.
+
+    With RUN, resumes a run after `stop`, or after its chain gave up. The job asks for the same resources as the last
+    job. KEY=VALUE and options may only change keys that do not change the training.
     """
     queue, words = job_queue(), [*overrides, *slurm_overrides(options)]
     is_sweep = bool(sweep) or seeds is not None
@@ -192,9 +199,9 @@ def queue_run(
 
 @click.command()
 @RUN
-@click.option("--now", is_flag=True, help="End it and all its jobs now; steps after the last checkpoint are lost.")
+@click.option("--now", is_flag=True, help="Cancel the run and its jobs now. Steps after the last checkpoint are lost.")
 def stop(run_name: str, now: bool) -> None:
-    """End a run after the step in progress and a checkpoint; its follow-on job is cancelled then.
+    """End a run after the current step and a checkpoint. Its follow-on jobs are then cancelled.
 
     The name of a sweep stands for its runs.
     """
@@ -242,7 +249,7 @@ def _how_to_follow_sweep(sweep: Sweep, array: str) -> str:
 
 
 def _is_complete(run: RunDir) -> bool:
-    """Tell whether the run is complete, and say so if it is."""
+    """Return whether the run is complete. Print a line if it is."""
     if run.is_complete():
         echo(f"The run in {run.path} is complete.")
     return run.is_complete()
@@ -273,7 +280,7 @@ def _held(requests: Sequence[Request], queue: JobQueue) -> Iterator[LaunchError]
 
 
 def _comments(requests: Sequence[Request], refused: Sequence[HpcGrpoError], first: str) -> str:
-    """Return what goes below a job script, as comments of the shell: the script stays what sbatch takes.
+    """Return the text below a job script, as shell comments, so sbatch still accepts the script.
 
     The plan is that of the first request.
     """

@@ -1,4 +1,4 @@
-"""The command that trains here, on this machine or in the allocation of a shell."""
+"""The commands `train` and `fork`: train on this machine or in this allocation, and branch a run."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def train(config_name: str, overrides: tuple[str, ...], link: bool, accepts_chan
 def fork(run_name: str, step: int, overrides: tuple[str, ...]) -> None:
     """Begin a new run from a checkpoint of RUN, with other values of some keys.
 
-    Model, optimizer, schedule and position in the data go on from step N. RUN is left as it is. The new run is
-    RUN-from-N, or run.name=NAME.
+    Model, optimizer, schedule and position in the data continue from step N. RUN does not change. The name of the new
+    run is RUN-from-N, or run.name=NAME.
     """
     new = fork_run(open_run(run_name), step, sys.argv, overrides)
     echo(f"Forked {run_name} at step {step}: {new.path}")
@@ -63,9 +63,9 @@ def fork(run_name: str, step: int, overrides: tuple[str, ...]) -> None:
 def start_training(
     request: Request, accepts_changes: bool, driver: str, is_link: bool = False, is_restart: bool = False
 ) -> NoReturn:
-    """Freeze the run and become its attempt here; `is_link`: this job was submitted for it alone.
+    """Freeze the run and become its attempt in this process. `is_link`: this job was submitted for the run only.
 
-    `is_restart`: what led the run may have been killed a moment ago, and its last sign of life is no reason to refuse.
+    `is_restart`: the earlier leader may have just been killed, so its recent heartbeat does not refuse the start.
     """
     request.tell()
     os.environ.update(request.exported)
@@ -101,7 +101,7 @@ def refuse_wrong_inputs(request: Request, accepts_changes: bool = False) -> None
 
 
 def run_until_over(command: Sequence[str]) -> int:
-    """Run `command`, pass signals on to it, and return its exit code. It ends with this process, however that ends."""
+    """Run `command`, forward signals, and return its exit code. The command ends when this process ends."""
     sys.stdout.flush()
     # A session of its own: Ctrl+C then reaches it once, through here.
     with Signals() as signals:

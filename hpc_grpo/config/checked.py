@@ -32,7 +32,7 @@ _OTHER_WORDS = {
     "lora_target_modules": "lora.targets", "peft_config": "lora", "epochs": "train.total_epochs",
     "num_epochs": "train.total_epochs", "function": "name",
 }  # fmt: skip
-"""Keys of other systems -> ours, in the same section or from the top. Their letters are those of another key."""
+"""Keys of other systems -> our keys, in the same section or from the top. By spelling alone, a wrong key is nearer."""
 
 _OTHER_NAMES = {
     "dpo": "there is no training on preference pairs here", "gae": "set task=ppo", "gkd": "set task=distill",
@@ -61,7 +61,7 @@ def checked(
     try:
         return section.model_validate(values, context=loading)
     except ValidationError as error:
-        lines: dict[str, tuple[str, Any] | None] = {}  # each once: several keys of before may be one of today
+        lines: dict[str, tuple[str, Any] | None] = {}  # without repeats: several removed keys may have one new key
         for detail in error.errors():
             place = _place(section, detail["loc"])
             place.keys[:0] = above
@@ -77,7 +77,7 @@ def checked(
 
 
 def _in_another_section(key: str, place: _Place, root: type[BaseModel]) -> str:
-    """Return the key that an unknown one means in a section below its own, or elsewhere; "" if that is not clear."""
+    """Return the key in another section that an unknown key probably means; "" if no key is clear."""
     *_, last = place.keys
     everywhere, words = _Place([], root).valid_below, {last, _OTHER_WORDS.get(last)}
     if named := [each for each in everywhere if "." in each and each in words]:
@@ -92,7 +92,7 @@ def _in_another_section(key: str, place: _Place, root: type[BaseModel]) -> str:
 
 
 def _beside(values: Any, location: Sequence[int | str]) -> Mapping[str, Any]:
-    """Return the section that holds a location; {} inside a list or a variant, whose locations are no keys."""
+    """Return the values of the section that holds a location; {} inside a list or a variant."""
     for part in location[:-1]:
         values = values.get(part) if isinstance(values, Mapping) else None
     return values if isinstance(values, Mapping) else {}
@@ -127,7 +127,7 @@ def _explained(place: _Place, detail: Any, root: type[BaseModel]) -> str:
 
 
 def _chosen_elsewhere(section: type[BaseModel], above: str = "") -> dict[str, str]:
-    """Map the names that keys of a section choose among, except defaults, to how each is set."""
+    """Map each name that a key of the section can choose, except the default, to the text `set KEY=NAME`."""
     found: dict[str, str] = {}
     for key, info in section.model_fields.items():
         for by_name in (each for each in info.metadata if isinstance(each, ByName)):
@@ -138,7 +138,7 @@ def _chosen_elsewhere(section: type[BaseModel], above: str = "") -> dict[str, st
 
 
 def _example(place: _Place, detail: Any) -> str:
-    """Return the choices of a name, or an example of a section or list of sections, with the value that was given."""
+    """Return the text after an error: the choices of a name, or an example of a section or list; else ""."""
     if detail["type"] == "union_tag_not_found":
         return f". Built in: {', '.join(name for name in place.variants if name != OWN)}"
     if detail["type"] not in ("model_type", "dict_type", "list_type"):
@@ -162,7 +162,10 @@ def _example(place: _Place, detail: Any) -> str:
 
 
 def _as_section(kind: type[BaseModel], text: str) -> str:
-    """Return the section with `text` as its path or name, or as that of a section that it requires; or ""."""
+    """Return an example of the section as text, with `text` as its path or name; "" if it has neither.
+
+    Looks for these keys in required sections too.
+    """
     if key := next((each for each in ("path", "name") if each in kind.model_fields), ""):
         return f"{{{key}: {text}}}"
     fields = kind.model_fields.items()
@@ -179,9 +182,9 @@ def in_plain_words(detail: Any) -> str:
 
 @dataclass
 class _Place:
-    """The place of an error in a config: `keys` is the path of the wrong key, `section` the class of the last one.
+    """The place of an error in a config. `keys` is the path of the wrong key. `section` is the class with the last key.
 
-    `chosen` is the variant of that section. `variants` are the possible variants of the last key.
+    `chosen` is the variant of `section`. `variants` are the possible variants of the last key.
     """
 
     keys: list[str]
@@ -195,7 +198,7 @@ class _Place:
 
     @property
     def valid_below(self) -> list[str]:
-        """List the valid keys of the section and of the sections in it: the user may have misplaced the key."""
+        """List the valid keys of the section and of its inner sections: the user may have misplaced the key."""
         fields = self.section.model_fields.items()
         pairs = ((name, kind) for name, info in fields for kind in sections_in(info.annotation))
         below = (f"{name}.{inner}" for name, kind in pairs for inner in kind.model_fields)

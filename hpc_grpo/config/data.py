@@ -39,18 +39,18 @@ class ModelConfig(Section):
     head_dtype: Literal["float32", "model"] = Field(
         "float32",
         description=(
-            "Precision of the output layer, in learners and engines. model: the precision of dtype; its "
-            "rounded logits make the logprobs of engines and learners differ."
+            "Precision of the output layer, in learners and engines. model: the precision of model.dtype. "
+            "Rounded logits make the logprobs of engines and learners differ."
         ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: cuda where torch sees a GPU. cpu: reserve no GPUs."
+        "auto", description="cuda, cpu (reserves no GPUs), or auto (cuda if torch sees a GPU, else cpu)."
     )
     train_vision: bool = Field(False, description="Train all parts of an image model. false: only its language model.")
 
 
 class _SourceKeys(Section):
-    """Keys of a source. A data set of one source has them too."""
+    """Keys of a source. A data set with one source has these keys itself."""
 
     name: str | None = Field(None, description="Name of the source in metrics and rollouts. Default: from its path.")
     args: dict[str, Any] = Field({}, description="Keyword arguments of a reasoning_gym task, or of your function.")
@@ -64,7 +64,7 @@ class _SourceKeys(Section):
         description="Column with the reference answer. A dot selects a value inside a column. null: no answer.",
     )
     messages_field: str | None = Field(None, description="Column with chat messages; replaces prompt_field when set.")
-    max_items: PositiveInt | None = Field(None, description="Use only the first so many items.")
+    max_items: PositiveInt | None = Field(None, description="Use only the first N items. Default: all items.")
     rewards: list[RewardConfig] | None = Field(
         None, description="Rewards of this source's prompts. Default: the rewards of the run."
     )
@@ -89,11 +89,11 @@ class SourceConfig(_SourceKeys):
 
 
 class DatasetConfig(_SourceKeys):
-    """One source, or with `mix` several."""
+    """One source (`path`), or several sources (`mix`)."""
 
     path: PathText | None = Field(None, description=_PATH)
     mix: list[SourceConfig] = Field(
-        [], description="Several sources instead of path; each has these keys, weight and count."
+        [], description="Several sources instead of path. Each has the keys of a source, and weight or count."
     )
 
     @model_validator(mode="after")
@@ -136,22 +136,24 @@ class EvalSetConfig(DatasetConfig):
 
 
 class CurriculumConfig(Section):
-    easy_from: float = Field(1.0, description="A group of at least this mean reward was easy; its prompt too.")
-    easy_rest: NonNegativeInt | None = Field(None, description="Turns that an easy prompt is skipped. null: forever.")
+    easy_from: float = Field(1.0, description="A group with at least this mean reward is easy.")
+    easy_rest: NonNegativeInt | None = Field(None, description="Turns to skip an easy prompt. null: all later turns.")
     hard_to: float | None = Field(
-        None, description="A group with at most this mean reward was hard. null: none is hard."
+        None, description="A group with at most this mean reward is hard. null: no group is hard."
     )
-    hard_rest: NonNegativeInt | None = Field(1, description="Turns that a hard prompt is skipped. null: forever.")
-    after: PositiveInt = Field(2, description="Groups in a row that make a prompt easy, or hard.")
+    hard_rest: NonNegativeInt | None = Field(1, description="Turns to skip a hard prompt. null: all later turns.")
+    after: PositiveInt = Field(
+        2, description="A prompt is easy, or hard, after this many easy, or hard, groups in a row."
+    )
     difficulty_field: str | None = Field(
         None,
         description=(
-            "Column with the prompt's difficulty, a number. Harder prompts come in later. Default: "
-            "all prompts from the start."
+            "Column with the prompt's difficulty, a number. Training starts with easy prompts and adds harder "
+            "prompts over time. Default: all prompts from the start."
         ),
     )
     difficulty_epochs: PositiveFloat = Field(
-        1.0, description="Passes over the data after which the hardest of difficulty_field have come in."
+        1.0, description="Epochs until the hardest prompts by difficulty_field take part."
     )
 
 
@@ -191,26 +193,30 @@ class DataConfig(Section):
     images: str | None = Field(
         None,
         description=(
-            "Column with the image of a prompt, or a list of images. messages_field's column: images are parts of "
-            "messages. Default: no images."
+            "Column with the image of a prompt, or a list of images. If it is the messages_field column, images are "
+            "parts of the messages. Default: no images."
         ),
     )
     max_pixels: PositiveInt | None = Field(
-        None, description="Scale a larger image down to so many pixels. Default: the model's processor decides."
+        None, description="Scale an image with more pixels than this down. Default: the model's processor decides."
     )
-    max_prompt_tokens: PositiveInt = Field(512, description="A longer prompt is an error, or is dropped.")
-    drop_long_prompts: bool = Field(False, description="Drop (and count) prompts that are too long.")
+    max_prompt_tokens: PositiveInt = Field(
+        512, description="Longest prompt in tokens. A longer prompt is an error; see drop_long_prompts."
+    )
+    drop_long_prompts: bool = Field(
+        False, description="Drop items that are too long instead of an error. The log says how many."
+    )
     deduplicate: bool = Field(
-        False, description="Drop training prompts whose text is a duplicate or is in an eval set. A metric counts them."
+        False, description="Drop training prompts that repeat, or that are in an eval set. The log says how many."
     )
     curriculum: CurriculumConfig | None = Field(
         None,
         description=(
-            "Skip prompts that were easy, or hard, in their last turns. {}: retire a prompt solved twice "
-            "in a row. Default: skip none."
+            "Skip prompts whose last groups were easy, or hard. {}: retire a prompt after two groups in a row "
+            "with a mean reward of 1. Default: skip none."
         ),
     )
-    shuffle: bool = Field(True, description="Shuffle every epoch, as a function of the seed and the epoch.")
+    shuffle: bool = Field(True, description="Shuffle each epoch. run.seed and the epoch decide the order.")
     cache_dir: PathText | None = Field(
         None,
         description="Folder of the tokenized data, on a file system that nodes share. Default: .data below run.root.",
@@ -239,7 +245,7 @@ class DataConfig(Section):
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Map the keys of the config that name Jinja files to them."""
+        """Map each config key that names a Jinja file to the path of the file."""
         named = {"data": self.template, **{key: source.template for key, source in self.sources()}}
         return {f"{key}.template": file for key, file in named.items() if file not in (None, *_TEMPLATES)}
 

@@ -23,8 +23,8 @@ _DEFAULT, _REQUIRED = " [default: ", " [required]"
 def describe(config: Config, keys: Sequence[str] = (), *, only_changed: bool = False) -> str:
     """Return one line for each key, in the order of the schema: `section.key = value # meaning [default]`.
 
-    `keys` keeps those keys or sections alone. `only_changed` keeps keys that are required or differ from the default.
-    Raises ConfigError for keys that the config does not have.
+    `keys` limits the result to these keys or sections. `only_changed` keeps keys that are required or differ from their
+    default. Raises ConfigError for keys that the config does not have.
     """
     lines = _lines(config, "", frozenset(config.lacking))
     names = [line.partition(" = ")[0] for line in lines]
@@ -104,7 +104,7 @@ class Key:
 
 
 def every_key(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Key]:
-    """Return each key of a section by its name; of one of several kinds, those of all. N is a list's position."""
+    """Return every key of a section by name, with the keys of all variants. N in a name is a position in a list."""
     found: dict[str, Key] = {}
     for name, info in model.model_fields.items():
         is_list = get_origin(info.annotation) is list

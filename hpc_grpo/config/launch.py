@@ -22,7 +22,9 @@ class PlacementConfig(Section):
 
 
 class SlurmConfig(Section):
-    partition: str | None = Field(None, description="Partition of the jobs. Default: the site's.")
+    partition: str | None = Field(
+        None, description="Partition of the jobs. Default: the default partition of the site."
+    )
     account: str | None = Field(None, description="Account to charge. Default: your default account.")
     time_min: PositiveInt = Field(60, description="Walltime in minutes.")
     gpus_per_node: NonNegativeInt = Field(0, description="GPUs to ask for on each node.")
@@ -36,7 +38,7 @@ class SlurmConfig(Section):
     )
     max_job_chains: NonNegativeInt | None = Field(
         None,
-        description="Follow-on jobs that the run may use. Default: until it is complete. 0: one job (MAX_JOB_CHAINS).",
+        description="Largest number of follow-on jobs. 0: none. Default: no limit. In a .sh config: MAX_JOB_CHAINS.",
     )
     max_node_hours: PositiveFloat | None = Field(
         None, description="Node-hours that the run's jobs may use together. Default: no limit."
@@ -47,7 +49,7 @@ class SlurmConfig(Section):
 
     @property
     def has_other_gpus(self) -> bool:
-        """Return whether GPUs may come with `extra` or with whole nodes: how many is the site's to know."""
+        """Return whether `extra` or whole nodes may give GPUs. Only the site knows how many."""
         of_extra = any(key == "gres" or key.startswith(("gpus", "tres")) for key in self.extra)
         return of_extra or (self.has_whole_nodes and not self.gpus_per_node)
 
@@ -63,7 +65,7 @@ class ContainerConfig(Section):
     engine: Literal["docker", "podman", "podman-hpc", "apptainer", "enroot"] = Field(
         "docker", description="Container program, found on the PATH of every node."
     )
-    python: str = Field("python3", description="Python in the image, with what hpc-grpo needs.")
+    python: str = Field("python3", description="Python in the image, with all packages that hpc-grpo needs.")
     mounts: list[str] = Field(
         [],
         description=(
@@ -71,7 +73,7 @@ class ContainerConfig(Section):
             "are always mounted."
         ),
     )
-    args: list[str] = Field([], description="Further options of the engine's run (exec).")
+    args: list[str] = Field([], description="Further options for the container program when it starts the container.")
 
     @model_validator(mode="after")
     def _has_folder_for_image(self) -> ContainerConfig:
@@ -92,7 +94,9 @@ class RewardServerConfig(Section):
     command: list[str] = Field(
         min_length=1, description="Command and arguments of a server that rewards call. Starts on the head node."
     )
-    health_url: str = Field(description="The server is up once this answers, such as http://127.0.0.1:8200/health.")
+    health_url: str = Field(
+        description="URL of the health check, such as http://127.0.0.1:8200/health. The server is up when it answers."
+    )
 
     @field_validator("health_url")
     @classmethod
@@ -103,7 +107,7 @@ class RewardServerConfig(Section):
 
 
 class StageConfig(Section):
-    """Copies to each node's own disk, below launch.local_dir, made once per node before Ray starts there."""
+    """Copies on the local disk of each node, below launch.local_dir. Each node makes them once, before Ray starts."""
 
     environment: PathText | None = Field(
         None,
@@ -132,13 +136,14 @@ class LaunchConfig(Section):
         [], description="Hosts of the run, reached by ssh, as [user@]host[:port]. One is this machine, the head."
     )
     port: int = Field(
-        6379, ge=1, le=65535, description="Port of the head that workers of `hpc-grpo place pod` and `host` dial."
+        6379, ge=1, le=65535, description="Port of the head, for workers of `hpc-grpo place pod` and `host`."
     )
     rejoin_s: Annotated[float, Field(ge=0)] = Field(
         120.0,
         description=(
             "`pod` and `host`: seconds that the head waits after a loss for workers to return. The smallest wait is "
-            "20 s, until the remaining workers reconnect. At the start the head waits 15 times this, at least 1800 s."
+            "20 s, so that the remaining workers can reconnect. At the start the head waits 15 times this, and at "
+            "least 1800 s."
         ),
     )
     reward_server: RewardServerConfig | None = Field(
@@ -150,7 +155,7 @@ class LaunchConfig(Section):
     )
     ray_dashboard: bool = Field(
         False,
-        description="Ray's dashboard on the head's loopback, behind Ray's token: `hpc-grpo cluster ray RUN dashboard`",
+        description="Start Ray's dashboard on the head. `hpc-grpo cluster ray RUN dashboard` prints its address.",
     )
     disks: Literal["shared", "private"] | None = Field(
         None,
@@ -170,20 +175,22 @@ class LaunchConfig(Section):
         None,
         description="Python of the jobs, with hpc-grpo and Ray: an absolute path. Default: the Python that submits.",
     )
-    modules: list[str] = Field([], description="Environment modules the job loads.")
-    setup_lines: list[str] = Field([], description="Shell lines run before the supervisor.")
-    env: dict[str, str] = Field({}, description="Variables set for Ray and the actors.")
-    pass_env: list[str] = Field([], description="Further variable names to let through.")
+    modules: list[str] = Field([], description="Environment modules that the job loads.")
+    setup_lines: list[str] = Field([], description="Shell lines that the job runs before the supervisor.")
+    env: dict[str, str] = Field({}, description="Environment variables for Ray and the actors, NAME: VALUE.")
+    pass_env: list[str] = Field([], description="Names of further environment variables that reach training.")
     local_dir: str | None = Field(
         None, description="Node-local folder for Ray's temp-dir and caches. Variables are expanded. Default: /tmp."
     )
     stage: StageConfig = StageConfig()
-    object_store_gib: PositiveFloat = Field(1.0, description="Ray's object store on each node.")
+    object_store_gib: PositiveFloat = Field(
+        1.0, description="Size of Ray's object store on each node, in GiB; at most 40% of free shared memory."
+    )
     max_stalled_attempts: PositiveInt = Field(
-        3, description="Jobs in a row without a new checkpoint after which a chain gives up."
+        3, description="After this many attempts in a row without a new checkpoint, no further job starts."
     )
     bringup_deadline_s: PositiveFloat = Field(
-        600.0, description="Seconds for all nodes and GPUs to join, and for the reward server to answer first."
+        600.0, description="Seconds for all nodes and GPUs to join, and for the reward server to become healthy."
     )
     notify: list[str] = Field(
         [],

@@ -1,6 +1,6 @@
 """Load a config: a YAML file, its base files, dotted overrides, validation.
 
-We use no config library, for the errors: each is one `ConfigError` with the rule, the value, the choices and the fix.
+Uses no config library, for better errors: each `ConfigError` has the rule, the value, the choices and the fix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMED = ("task", "loss", "loss.correction", "loss.advantage", "train.on_step")
 """Sections that may be given as a name alone."""
 
 _LENGTHS = {"train.total_steps", "train.total_episodes", "train.total_epochs"}
-"""Exactly one is set: an override of one takes the place of another in the file."""
+"""A config sets exactly one of these. An override of one removes the others."""
 
 
 def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Config:
@@ -43,7 +43,7 @@ def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, 
 def load_launch(
     name: str | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ
 ) -> LaunchConfig:
-    """Load section `launch` of a config, which may have no other section. Without a name: defaults."""
+    """Load section `launch` of a config. The config needs no other section. `name` None: all defaults."""
     values = overridden({} if name is None else read_layers(find_config(name)), overrides)
     return checked(LaunchConfig, values.get("launch", {}), name or "This", "launch", loading=Loading(environ))
 
@@ -81,7 +81,7 @@ def to_yaml(config: Config | Mapping[str, Any]) -> str:
 
 
 def overridden(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of a config's values with `overrides`, unchecked. Raises ConfigError for what is no override."""
+    """Return a copy of `values` with `overrides`. Does not check the result. Raises ConfigError for a bad override."""
     changed = copy.deepcopy(dict(values))
     for override in overrides:
         _apply_override(changed, override)
@@ -109,9 +109,10 @@ def find_config(name: str) -> Path:
 
 
 def read_layers(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a config and merge it over its base files: `base: other.yaml`, or a list. `above` are the files it is below.
+    """Read a config and merge it over its base files: `base: other.yaml`, or a list.
 
-    Raises ConfigError for a base that is no file, or that leads back to a file above.
+    `above` are the files whose `base` led here.
+    Raises ConfigError for a base that is no file, is `path`, or is in `above`.
     """
     values = read_yaml(path)
     if "loss" in values:
@@ -147,7 +148,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         )
     value = read_value(text, f"Override {override!r}")
     if key == "loss" and isinstance(value, str):
-        key = "loss.name"  # the other keys of `loss` are not of one loss alone
+        key = "loss.name"  # keeps the other keys of `loss`: every loss has them
     *parents, last = key.removesuffix("+").split(".")
     target: Any = values
     for depth, parent in enumerate(parents):

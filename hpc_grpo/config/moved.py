@@ -12,7 +12,7 @@ from hpc_grpo.config.train import DistillArgs, OwnArgs, PpoArgs
 _UNITS = {"steps": "steps", "epochs": "epochs", "s": "seconds"}
 _INTERVALS = {"checkpoint.every": Every(steps=50), "checkpoint.export_every": None, "eval.every": None}
 _EVERY = {f"{every}_{unit}": (every, default) for every, default in _INTERVALS.items() for unit in _UNITS}
-"""Removed key -> its new key, and the default that applies beside the given units."""
+"""Removed key -> its new key, and the default of the new key. The default counts for units that are not given."""
 
 _MOVED = {
     **{f"ppo.{key}": (f"task.args.{key}", "{}") for key in PpoArgs.model_fields},
@@ -48,7 +48,7 @@ _MOVED = {
     "launch.slurm.network": ("launch.slurm.extra.network", "{}"),
     "launch.slurm.num_nodes": ("launch.num_nodes", "{}"),
 }
-"""Old key -> its new key, and the form of its value. A new key `args.KEY` is in the section of the old one."""
+"""Old key -> new key, and the form of its value. A new key `args.KEY` is in the section of the old key."""
 
 _REMOVED = {
     "data.held_out.max_items": "all that data.held_out holds out",
@@ -94,7 +94,9 @@ def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collec
     chosen variant: a key that moved to `args` is explained if the variant has it there.
     """
     section = key.rpartition(".")[0]
-    general = re.sub(r"^(?:data\..+\.)?(environment|rewards)\.(?:\d+\.)?", r"\1.", key)  # a source has these too
+    general = re.sub(
+        r"^(?:data\..+\.)?(environment|rewards)\.(?:\d+\.)?", r"\1.", key
+    )  # a source has these sections too
     if key in _EVERY:
         yield _explain_every(*_EVERY[key], beside)
     elif general in _MOVED:
@@ -113,7 +115,7 @@ def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collec
 
 
 def _explain_every(new: str, default: Every | None, beside: Mapping[str, Any]) -> str:
-    """Say how to write the given units together with the defaults of the others."""
+    """Return the error text: how to write the given units, with the defaults of the other units."""
     section, _, name = new.rpartition(".")
     given = {unit: beside[f"{name}_{unit}"] for unit in _UNITS if f"{name}_{unit}" in beside}
     try:

@@ -85,12 +85,12 @@ def engines_per_node(config: Config) -> int:
 
 
 def expects_gpus(config: Config) -> bool:
-    """Return whether the run is meant for GPUs: unless the config says CPU. The calling machine may not train."""
+    """Return whether `model.device` allows GPUs. Does not look at this machine, which may be a login node."""
     return config.model.device != "cpu"
 
 
 LOGPROB_CHUNK_TOKENS = 1024
-"""Learners compute logits for so many tokens at once."""
+"""Number of tokens for which a learner computes logits at once."""
 
 KEYS_OF_A_TOKEN = 4
 """Keys that attention may read for each token of the budget: each completion reads a shared prompt's keys."""
@@ -105,14 +105,14 @@ class Budget:
 
 
 def budget_of(config: Config) -> Budget:
-    """Return the budget of `train`. null shares prompts where we measured a gain: with the kernel `sdpa` on CPU."""
+    """Return the budget of `train`. `share_prompts` null: true with kernel `sdpa` on CPU, where it is faster."""
     train = config.train
     is_measured = train.attention == "sdpa" and not expects_gpus(config)
     return Budget(train.max_tokens_per_microbatch, is_measured if train.share_prompts is None else train.share_prompts)
 
 
 def schedules_ahead(config: Config, *, on_gpu: bool) -> bool:
-    """Return whether an engine schedules a step while it computes the one before. Not with ngram guesses."""
+    """Return whether an engine schedules the next step during this one. Default: on GPU without ngram guesses."""
     asked = config.engine.vllm.get("async_scheduling")
     return on_gpu and config.engine.ngram_tokens is None if asked is None else asked
 
@@ -165,12 +165,12 @@ def weight_store_bytes(config: Config, num_parameters: int) -> int:
 
 
 def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:
-    """Return the size of Ray's object store on a node with so much free shared memory."""
+    """Return the bytes of Ray's object store on a node with `free_bytes` of free shared memory."""
     return max(_MIN_OBJECT_STORE_BYTES, int(min(wanted_gib * GIB, free_bytes * _OBJECT_STORE_SHARE)))
 
 
 def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
-    """Return the KV cache of one engine. None: engine.vllm.gpu_memory_utilization decides."""
+    """Return the GiB of KV cache of one engine. None: engine.vllm.gpu_memory_utilization decides."""
     return config.engine.kv_cache_gib or (None if on_gpu else _CPU_KV_CACHE_GIB)
 
 

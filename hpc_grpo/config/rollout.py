@@ -18,9 +18,9 @@ REWARD_LOAD_S = 120.0
 
 
 class RolloutConfig(Section):
-    prompts_per_step: PositiveInt = Field(16, description="Groups trained on in one step.")
+    prompts_per_step: PositiveInt = Field(16, description="Prompts of one step; each prompt gives one group.")
     group_size: Annotated[int, Field(ge=2)] = Field(8, description="Rollouts of one prompt.")
-    max_new_tokens: PositiveInt = Field(256, description="Longest completion.")
+    max_new_tokens: PositiveInt = Field(256, description="Longest completion, in tokens.")
     min_new_tokens: NonNegativeInt = Field(0, description="Fewest new tokens before the end token is allowed.")
     temperature: PositiveFloat = Field(1.0, description="Sampling temperature.")
     top_p: TopP = Field(1.0, description="Nucleus sampling threshold.")
@@ -31,22 +31,22 @@ class RolloutConfig(Section):
         0, description="Optimizer steps that rollouts may be behind the learner. 0: synchronous."
     )
     logged_fraction: Fraction = Field(1.0, description="Share of groups written to rollouts/step_N.jsonl.")
-    mask_truncated: bool = Field(False, description="Give completions cut by max_new_tokens no gradient.")
+    mask_truncated: bool = Field(False, description="Completions that reach max_new_tokens give no gradient.")
     overlong_tokens: PositiveInt | None = Field(
         None,
         description=(
-            "Soft length penalty (DAPO): within this many tokens of max_new_tokens the reward falls, by "
-            "1 at max_new_tokens. Default: no penalty."
+            "Soft length penalty (DAPO) over the last N tokens before max_new_tokens. It grows linearly from 0 "
+            "to 1. Default: no penalty."
         ),
     )
     drop_zero_variance: bool = Field(
-        False, description="Do not train on groups whose advantages are all 0: their tokens count nowhere."
+        False, description="Leave out groups whose advantages are all 0, also from loss.denominator."
     )
     dynamic_sampling: Annotated[int, Field(ge=2)] | None = Field(
         None,
         description=(
             "Dynamic sampling (DAPO): replace groups whose advantages are all 0 by groups of the next "
-            "prompts. Limit: this many times prompts_per_step for a step. Default: no replacement."
+            "prompts. Value: the largest number of groups of a step, divided by prompts_per_step. Default: off."
         ),
     )
 
@@ -71,18 +71,18 @@ class EnvironmentConfig(Section):
         ),
     )
     python: PathText | None = Field(
-        None, description="Interpreter of its processes, such as /path/to/venv/bin/python; null: that of training."
+        None, description="Python of the environment processes, such as /path/to/venv/bin/python. Default: the run's."
     )
-    max_turns: PositiveInt = Field(8, description="Completions of an episode, at most.")
+    max_turns: PositiveInt = Field(8, description="Largest number of completions in an episode.")
     max_tokens: PositiveInt = Field(
         2048, description="Token limit of an episode after its first prompt, the environment's tokens included."
     )
     timeout_s: PositiveFloat = Field(
-        30.0, description="Deadline of each call of the environment; of an agent, between two of its completions."
+        30.0, description="Deadline in seconds of each call of the environment. For an agent: between two completions."
     )
-    num_workers: PositiveInt = Field(2, description="Processes of each engine that hold environments.")
-    memory_gib: PositiveFloat = Field(4.0, description="Memory limit of each process.")
-    pass_env: list[str] = Field([], description="Environment variables with secrets that the environment reads.")
+    num_workers: PositiveInt = Field(2, description="Environment processes of each engine.")
+    memory_gib: PositiveFloat = Field(4.0, description="Memory limit of each environment process, in GiB.")
+    pass_env: list[str] = Field([], description="Secret environment variables that the environment reads.")
 
 
 Environment = Annotated[EnvironmentConfig, BeforeValidator(as_section)]
@@ -92,7 +92,7 @@ class RewardConfig(Section):
     name: PathText = Field(description="A reward of rewards/builtin, or module:function.")
     weight: float = Field(1.0, description="Factor of this reward in the sum.")
     timeout_s: PositiveFloat = Field(
-        10.0, description="Wall-clock deadline of a group. For a built-in that calls no server: of a completion."
+        10.0, description="Deadline in seconds for a group. For a built-in that calls no server: for a completion."
     )
     pass_env: list[str] = Field(
         [],
@@ -114,7 +114,7 @@ class RewardConfig(Section):
         return checked(section, self.args, f"The reward {self.name}", key, "args")
 
     def longest_call_s(self, num_completions: int) -> float:
-        """Return how long a group may take by the clock, at most."""
+        """Return the longest time in seconds that a group may take."""
         if ":" in self.name or not REWARDS.find(self.name).is_one_by_one:
             return self.timeout_s
         # `rewards.scoring` stops a group once more than half of its completions missed the deadline.
@@ -127,8 +127,9 @@ class GradingConfig(Section):
     max_failed_fraction: Fraction = Field(
         0.1,
         description=(
-            "Stop the run if the rewards of a larger share of the last prompts (20 or more) failed. One failure is "
-            "always allowed. In training, missed deadlines count only if every prompt failed. 0: none may fail."
+            "Stop the run if rewards or environments failed for a larger share of the last prompts (20 or more). One "
+            "failure is allowed. In training, missed deadlines count only if every prompt failed. 0: every failure "
+            "stops the run."
         ),
     )
 
@@ -164,7 +165,7 @@ _OF_OTHER_KEYS = {
     "spec_.*": "engine.vllm.speculative_config",
     "enable_sleep_mode|sleep_.*|enable_cumem_allocator": "placement.colocate",
     "hf_token": "HF_TOKEN in the environment",
-    # Processes, and how weights and samples reach them: only so do they work with the learners and the driver.
+    # Processes, and the transport of weights and samples. Learners and driver depend on their values.
     "_.*|numa_bind.*|(data|pipeline|(prefill|decode)_context)_parallel_.*|nnodes|node_rank|master_.*|device_ids|.*elastic_ep.*|.*eplb.*"
     "|worker_cls|worker_extension_cls|distributed_executor_backend|scheduler_cls|scheduling_policy|enable_chunked_prefill"
     "|trust_remote_code|hf_overrides|load_format|model_class_overrides|model_loader_extra_config|skip_tokenizer_init"

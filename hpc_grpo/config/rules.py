@@ -74,7 +74,7 @@ def _lag_and_minibatches(config: Config) -> None:
 
 
 def _names(config: Config) -> None:
-    """Check names and settings of built-ins. A module of the user's is the job's to import."""
+    """Check names and settings of built-ins, and rewards and prompts of each source. Imports no user's module."""
     if config.needs.rollouts:
         for key, reward in config.rewards_by_key.items():
             REWARDS.check(reward.name)

@@ -37,12 +37,14 @@ class Every:
 
     @property
     def known_steps(self) -> int | None:
-        """Return the interval in steps; None if it has epochs or seconds, whose steps are not known in advance."""
+        """Return the interval in steps; None if it has epochs or seconds."""
         return self.steps if self.epochs is None and self.seconds is None else None
 
     @classmethod
     def read(cls, value: object) -> object:
-        """Parse text such as `50 steps, 30 min`. A number means steps. Raises ValueError.
+        """Parse text such as `50 steps, 30 min`. A whole number means steps. Returns None and an `Every` unchanged.
+
+        Raises ValueError.
 
         >>> Every.read("2 epochs, 30 min"), str(Every.read("0.5 h")), Every.read(5)
         (Every(steps=None, epochs=2, seconds=1800.0), '1800 s', Every(steps=5, epochs=None, seconds=None))
@@ -88,8 +90,8 @@ class CheckpointConfig(Section):
     every: Often | None = Field(
         Every(steps=50),
         description=(
-            "Interval of checkpoints: 50 steps, 2 epochs, 30 min (s, h), or several, whichever comes first. There is "
-            "always one after the first step and one at the end; null: only those. Time counts from each job's start."
+            "Interval of checkpoints: 50 steps, 2 epochs, 30 min (s, h), or several, whichever comes first. The first "
+            "step and the end always get a checkpoint. null: only these two. Time counts from each job's start."
         ),
     )
     behind_training: bool = Field(
@@ -99,25 +101,25 @@ class CheckpointConfig(Section):
             "memory. false: training waits for the disk."
         ),
     )
-    keep_last: PositiveInt = Field(2, description="Older checkpoints are removed.")
+    keep_last: PositiveInt = Field(2, description="Number of newest checkpoints to keep. Older ones are removed.")
     keep_batches: NonNegativeInt = Field(
-        0, description="Newest steps whose batches are kept for `hpc-grpo model replay`, 17 bytes a token. 0: none."
+        0, description="Keep the batches of the newest N steps for `hpc-grpo model replay`, 17 bytes a token. 0: none."
     )
     export_every: Often | None = Field(
         None, description="Interval of Hugging Face exports, written like `every`. Default: only at the end."
     )
     keep_exports: PositiveInt | None = Field(
-        None, description="Exports to keep. Older ones are removed, never the newest or the final one. null: all stay."
+        None, description="Exports to keep. Older ones are removed, except the newest and the final one. Default: all."
     )
 
 
 class DeadlinesConfig(Section):
-    """When to give up on a process, before and after its longest time is known."""
+    """Time limits after which a process or a phase counts as stuck."""
 
     start_s: PositiveFloat = Field(
         1800.0,
         description=(
-            "Deadline for the start of the driver and of each actor, and for an actor's first work. A "
+            "Seconds for the start of the driver and of each actor, and for an actor's first work. A "
             "checkpoint or export may take 2 times this, a resume 8 times. Before the longest time of a "
             "phase is known, a step's rollouts and its training may take 4 times, an eval 8 times."
         ),
@@ -125,8 +127,8 @@ class DeadlinesConfig(Section):
     silent_s: PositiveFloat = Field(
         60.0,
         description=(
-            "A learner, engine or grader is late after 10 times its longest pause in this run, and never "
-            "before this. For a phase of the driver the smallest deadline is 5 times this, for a publish 2 times."
+            "Smallest deadline in seconds for a learner, engine or grader that works. The deadline is 10 times its "
+            "longest pause in this run. A phase of the driver has at least 5 times this, a publish has 2 times."
         ),
     )
 
@@ -140,14 +142,14 @@ class EvalConfig(Section):
     every: Often | None = Field(
         None,
         description=(
-            "Interval of evals, written like checkpoint.every. There is always one at step 0 and "
-            "one at the end. null: no eval."
+            "Interval of evals, written like checkpoint.every. Evals also run at step 0 and at the end. "
+            "Default: no evals."
         ),
     )
     num_samples: PositiveInt = Field(
-        1, description="Completions per prompt, n of pass@k; k: powers of two up to n, and n."
+        1, description="Completions per prompt (n). Evals report pass@k for the powers of two below n, and for n."
     )
-    temperature: NonNegativeFloat = Field(1.0, description="0: greedy.")
+    temperature: NonNegativeFloat = Field(1.0, description="Sampling temperature of evals. 0: greedy.")
     top_p: TopP | None = Field(None, description="Nucleus sampling threshold. Default: rollout.top_p.")
     reward: PathText | None = Field(
         None,
@@ -188,7 +190,7 @@ class MetricsConfig(Section):
     completions: NonNegativeInt = Field(
         0,
         description=(
-            "Completions of each step in a table of W&B and TensorBoard, at most; of those that "
+            "Largest number of completions of a step in a table of W&B and TensorBoard. Only completions that "
             "rollout.logged_fraction keeps. 0: no text leaves the run directory."
         ),
     )
@@ -197,7 +199,7 @@ class MetricsConfig(Section):
         description="Naming scheme of the metrics in W&B, TensorBoard and the log. metrics.jsonl always has ours.",
     )
     profile_steps: tuple[PositiveInt, PositiveInt] | None = Field(
-        None, description="[a, b]: write torch traces and Python stacks of steps a to b, counted from 1, to profiles."
+        None, description="[a, b]: write torch traces and Python stacks of steps a to b to profiles. First step: 1."
     )
 
     @field_validator("wandb")

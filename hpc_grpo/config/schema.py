@@ -32,28 +32,30 @@ _NOT_OF_TASK: dict[str, tuple[str, ...]] = {
         "train.share_prompts", "lora.publish",
     ),
 }  # fmt: skip
-"""Tasks -> the sections and keys that the task lacks. Users cannot set them; the resolved config leaves them out.
+"""Task -> the sections and keys that the task lacks. Setting one is an error. The resolved config leaves them out.
 
 Under sft, `hpc-grpo model eval` samples with the keys that remain in `rollout`.
 """
 
 
 class Config(Section):
-    """Decides a run. Its resolved copy is config.yaml in the run directory."""
+    """The complete config of a run. The run directory has a copy, config.yaml."""
 
     run: RunConfig
-    task: Task = Field(GrpoTask(), description="sft: supervised fine-tuning; distill: on-policy distillation.")
+    task: Task = Field(
+        GrpoTask(), description="grpo, ppo (with a critic), sft (supervised fine-tuning), or distill (on-policy)."
+    )
     model: ModelConfig
     data: DataConfig
     rewards: list[RewardConfig] = Field(
         default_factory=lambda: [RewardConfig(name="correctness")],
-        description="Summed with their weights. With an environment the default is [].",
+        description="Rewards, summed with their weights. With an environment the default is [].",
     )
     environment: Environment | None = Field(
         None,
         description=(
             "Environment that the model acts in, turn by turn (docs/environments.md). Default: "
-            "none; a prompt has one answer."
+            "none. Each prompt has one completion."
         ),
     )
     grading: GradingConfig = GradingConfig()
@@ -74,7 +76,10 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_only_what_the_task_has(cls, values: Any) -> Any:
-        """Raise ConfigError for a key that the task does not have. null removes a key that a base file sets."""
+        """Raise ConfigError for a key that the task does not have. null removes a key that a base file sets.
+
+        With an environment, `rewards` defaults to [].
+        """
         if not isinstance(values, Mapping):
             return values
         kept, chosen = dict(values), as_section(values.get("task"))
@@ -108,7 +113,7 @@ class Config(Section):
 
     @property
     def task_args(self) -> OwnArgs:
-        """Return the task's args, and the defaults of those that the task lacks."""
+        """Return the task's args. Args that the task lacks have their defaults."""
         return OwnArgs.model_construct(**dict(getattr(self.task, "args", ())))
 
     @property
@@ -117,7 +122,7 @@ class Config(Section):
 
     @property
     def reference_is_base(self) -> bool:
-        """Tell whether the KL's reference is the policy without its adapter: no second model."""
+        """Return whether the KL's reference is the policy without its adapter. Then learners load no second model."""
         kl = self.loss.kl
         return self.needs.reference and self.lora is not None and kl.reference is None and kl.refresh_steps is None
 
@@ -158,7 +163,7 @@ class Config(Section):
         return items
 
     def optimizer_steps(self, steps: int) -> int:
-        """Return the optimizer steps of so many steps of the loop, under any task."""
+        """Return the number of optimizer steps in `steps` training steps."""
         return steps * self.train.num_minibatches
 
     def rewards_of(self, source: SourceConfig) -> list[RewardConfig]:
@@ -166,7 +171,9 @@ class Config(Section):
 
     @property
     def environments(self) -> dict[str, tuple[SourceConfig, Environment]]:
-        """Map the key of each source with an environment to both, in the order of `Prompt.environment`.
+        """Map the key of each source with an environment to (source, environment).
+
+        `Prompt.environment` is a position in this mapping.
 
         An eval set held out of data.train has the environment of its source.
         """
@@ -176,7 +183,7 @@ class Config(Section):
 
     @property
     def environment_functions(self) -> dict[str, str]:
-        """Map keys to the classes and tools of the user's that environments name."""
+        """Map each key that names a user's environment class or tool to its name."""
         named: dict[str, str] = {}
         for key, (_, own) in self.environments.items():
             if own.name.partition(":")[0] not in ENVIRONMENTS.names():

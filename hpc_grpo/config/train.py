@@ -25,7 +25,7 @@ _ADAMW = AdamwArgs(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
 
 
 def _completed(args: Any) -> Any:
-    """Add the defaults of the arguments that are not given. Raises ValueError for an unknown one."""
+    """Add the defaults of missing arguments. Raises ValueError for an unknown argument."""
     if isinstance(args, Mapping) and (unknown := [name for name in args if name not in _ADAMW]):
         raise ValueError(f"has no {unknown[0]!r}. It has: {', '.join(_ADAMW)}")
     return {**_ADAMW, **args} if isinstance(args, Mapping) else args
@@ -33,7 +33,7 @@ def _completed(args: Any) -> Any:
 
 class CallbackConfig(Section):
     name: PathText = Field(
-        description="Your function: on_step(step, metrics, evals, **args) returns None, or why the run is complete."
+        description="Your function: on_step(step, metrics, evals, **args) returns None, or a reason to end the run."
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the function.")
 
@@ -44,7 +44,9 @@ class TrainConfig(Section):
         _ADAMW, description="Arguments of torch.optim.AdamW. Biases and norms have no weight decay."
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are clipped to this global norm.")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="After the warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Learning rate after the warm-up: constant, linear or cosine."
+    )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="Optimizer steps of linear warm-up.")
     total_steps: PositiveInt | None = Field(None, description="Length of the run, in steps.")
     total_episodes: PositiveInt | None = Field(None, description="Length of the run, in rollouts.")
@@ -55,18 +57,18 @@ class TrainConfig(Section):
     num_minibatches: PositiveInt = Field(1, description="Optimizer steps in one step, each on a part of the batch.")
     zero_stage: Literal[1, 2, 3] = Field(2, description="DeepSpeed ZeRO stage.")
     offload_optimizer: Literal["none", "cpu"] = Field(
-        "none", description="cpu: optimizer states in host memory, updated there."
+        "none", description="cpu: keep optimizer states in host memory and update them on the CPU."
     )
     max_tokens_per_microbatch: PositiveInt = Field(8192, description="Token budget of a microbatch.")
     sequence_parallel: PositiveInt = Field(
         1,
-        description="Learners that share a microbatch, each with a slice of its tokens; must divide the learners of "
-        "the run and the attention heads. Not with flash_attention_2.",
+        description="Number of learners that share a microbatch, each with a slice of its tokens. Must divide the "
+        "learners of the run and the attention heads. Not with flash_attention_2.",
     )
     share_prompts: bool | None = Field(
         None,
-        description="Compute the prompt of a group's completions once, for all of them; not with flash_attention_2. "
-        "null: on CPU.",
+        description="Compute a prompt once for all completions of its group. Not with flash_attention_2. "
+        "Default: true if model.device is cpu.",
     )
     attention: Literal["sdpa", "varlen", "flash_attention_2"] = Field(
         "sdpa",
@@ -80,7 +82,7 @@ class TrainConfig(Section):
     )
     router_aux_loss_coef: NonNegativeFloat = Field(
         0.0,
-        description="Weight of the loss that balances the load of a mixture's experts, for each sequence by itself.",
+        description="Weight of the load-balancing loss of a mixture-of-experts model, computed for each sequence.",
     )
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU. Default: 1.")
 
@@ -91,8 +93,8 @@ class TrainConfig(Section):
 
 
 class LoraConfig(Section):
-    rank: Annotated[int, Field(ge=1, le=512)] = Field(16, description="Rank of the product added to each layer.")
-    alpha: PositiveFloat = Field(32.0, description="The product is multiplied by alpha / rank.")
+    rank: Annotated[int, Field(ge=1, le=512)] = Field(16, description="Rank of each adapter.")
+    alpha: PositiveFloat = Field(32.0, description="The adapter's output is multiplied by alpha / rank.")
     targets: Literal["all-linear"] | list[str] = Field(
         "all-linear", description="Layers that get an adapter: all-linear, or names such as [q_proj, v_proj]."
     )
@@ -100,18 +102,20 @@ class LoraConfig(Section):
         0.0, description="Dropout before an adapter; above 0 only with task: sft."
     )
     publish: Literal["merged", "adapter"] = Field(
-        "merged", description="merged: engines get whole weights; adapter: engines keep the base and swap the adapter."
+        "merged", description="merged: engines get all weights, adapter included. adapter: only the new adapter."
     )
 
 
 class PpoArgs(Args):
     critic: PathText | None = Field(
-        None, description="Folder of a critic that a run has exported, to begin with. Default: model.path, worth 0."
+        None, description="Folder of an exported critic to start from. Default: model.path with a value head of zeros."
     )
     critic_lr: PositiveFloat = Field(1e-5, description="Learning rate of the critic, constant over the run.")
-    discount: Fraction = Field(1.0, description="Gamma: worth of a reward one token later.")
-    gae_lambda: Fraction = Field(0.95, description="Lambda of the generalised advantages; 1: the whole return.")
-    value_clip: PositiveFloat | None = Field(0.2, description="Clip of a value's change in a step. null: no clip.")
+    discount: Fraction = Field(1.0, description="Gamma: discount factor of later rewards, per token.")
+    gae_lambda: Fraction = Field(0.95, description="Lambda of generalized advantage estimation. 1: the full return.")
+    value_clip: PositiveFloat | None = Field(
+        0.2, description="Clip range of a value's change in one step. null: no clip."
+    )
 
 
 class SftArgs(Args):
@@ -125,8 +129,8 @@ class DistillArgs(Args):
     reward_coef: NonNegativeFloat = Field(
         0.0,
         description=(
-            "Weight of the reward advantages of loss.advantage. The teacher's, log teacher - log policy, has weight 1. "
-            "0: rewards may be []."
+            "Weight of the advantages that loss.advantage makes of rewards. The teacher's advantage, log teacher - log "
+            "policy, has weight 1. 0: rewards may be []."
         ),
     )
 
@@ -161,7 +165,7 @@ class SftTask(Section):
 
 
 class OwnArgs(PpoArgs, DistillArgs, SftArgs):
-    """Those of all tasks: a user's algorithm may inherit from one of ours."""
+    """The args of all built-in tasks: a user's algorithm may inherit from any of them."""
 
 
 class OwnTask(Section):
@@ -171,7 +175,7 @@ class OwnTask(Section):
     @field_validator("name")
     @classmethod
     def _absolute(cls, name: str) -> str:
-        """Resolve a user's file: commands and jobs in other folders load this config too."""
+        """Make the path of a user's file absolute: commands and jobs in other folders load this config too."""
         path, _, attribute = name.rpartition(":")
         return f"{Path(path).absolute()}:{attribute}" if path.endswith(".py") else name
 

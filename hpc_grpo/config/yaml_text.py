@@ -38,7 +38,7 @@ class _Dumper(yaml.SafeDumper):
 
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _SHORT_FLOAT, list("-+0123456789"))
-    for _first in "-+0123456789":  # before YAML's own
+    for _first in "-+0123456789":  # before the resolvers of YAML
         _kind.yaml_implicit_resolvers[_first].insert(0, ("tag:yaml.org,2002:str", _CLOCK))
 
 

@@ -41,7 +41,7 @@ from hpc_grpo.run.pulse import PULSE
 class Row:
     """One item as a prompt. `fields` is the item as JSON; `completion_ids` are empty except for SFT.
 
-    `prompt_ids` have one token for each of the `images`; `num_image_tokens` more are what the model sees of them.
+    `prompt_ids` have one token for each of the `images`. The model expands these to `num_image_tokens` more tokens.
     """
 
     text: str

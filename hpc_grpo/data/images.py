@@ -72,7 +72,7 @@ def _turned(content: bytes) -> Image:
 
 
 def with_image_parts(messages: Sequence[Mapping[str, Any]], num_images: int) -> list[Mapping[str, Any]]:
-    """Turn text into parts, with `{"type": "image"}` where an image stands. Parts that are there stay.
+    """Turn text into parts, with `{"type": "image"}` for each mark. Content that has parts keeps them.
 
     Without any mark or part, the images stand at the front of the last message of the user. Raises ImageError if marks
     and parts are not as many as images.

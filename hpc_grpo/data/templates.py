@@ -229,8 +229,8 @@ class PromptTemplate:
     def render(self, item: Mapping[str, Any], number: int, num_images: int | None = None) -> str:
         """Render the model's input text for `item`, which is item `number` of its data set.
 
-        `num_images` is how many it has, None in a run without images. Raises ImageError if its prompt has places for
-        others.
+        `num_images` is the number of its images, None in a run without images. Raises ImageError if the prompt has
+        another number of places for images.
         """
         messages = opening(self._style, self.messages(item, number))
         if num_images is not None:

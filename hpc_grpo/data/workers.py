@@ -90,7 +90,7 @@ class _Worker:
         self.send(encoder)
 
     def send(self, message: Any) -> None:
-        with suppress(ConnectionError):  # `receive` reports how it ended
+        with suppress(ConnectionError):  # `receive` reports how the process ended
             self._connection.send(message)
 
     def receive(self) -> list[Row] | str:

@@ -70,7 +70,7 @@ def run_tiny(folder: Path, seed: int, overrides: Sequence[str] = ()) -> None:
 
 
 def _train(config: str, folder: Path, settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunDir:
-    """Run `hpc-grpo train` until the run is complete. Raises DemoFailedError otherwise."""
+    """Delete the earlier run and run `hpc-grpo train`. Raises DemoFailedError if the new run does not complete."""
     name = config.replace("_", "-")
     run = RunDir(folder / "runs" / name)
     refuse_if_held(run)

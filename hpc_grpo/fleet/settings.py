@@ -25,37 +25,49 @@ _JOBS = Holding("run code on every VM: the jobs of a fleet are in its folder", "
 
 
 class FleetSettings(Section):
-    """The keys of fleet.yaml. Times are seconds; every controller of a fleet must have the same."""
+    """The keys of fleet.yaml. Times are in seconds. All controllers of a fleet must have the same settings."""
 
     database: str = Field(
         default="",
-        description="SQLAlchemy's URL of the database, without a password; null is fleet.db in the fleet's folder. "
-        f"One with a password comes from {DATABASE_VARIABLE}.",
+        description="SQLAlchemy URL of the database, without a password. Default: fleet.db in the fleet's folder. "
+        f"Put a URL with a password into the variable {DATABASE_VARIABLE}.",
     )
     nats: str = Field(
         default="",
-        description="NATS that announces jobs, such as nats://localhost:4222; without one the sweep finds them.",
+        description="NATS server that announces jobs, such as nats://localhost:4222. Default: none; see sweep_s.",
     )
-    poll_s: float = Field(default=10.0, gt=0, description="Between two visits of a VM.")
-    sweep_s: float = Field(default=5.0, gt=0, description="Between two looks for jobs that nobody announced.")
-    visit_s: float = Field(default=20.0, gt=0, description="A visit that takes longer is given up.")
+    poll_s: float = Field(default=10.0, gt=0, description="Seconds between two visits of a VM.")
+    sweep_s: float = Field(
+        default=5.0, gt=0, description="Seconds between two searches for jobs that NATS did not announce."
+    )
+    visit_s: float = Field(default=20.0, gt=0, description="Deadline of a visit, in seconds.")
     start_s: float = Field(
-        default=60.0, ge=25, description="A claimed job that its VM does not have by then is queued."
+        default=60.0,
+        ge=25,
+        description="Seconds for a claimed job to reach its VM. A job that does not is queued again.",
     )
     stale_s: float = Field(default=60.0, gt=0, description="Seconds without a visit after which a VM gets no new jobs.")
     lease_s: float = Field(default=300.0, gt=0, description="Seconds without a visit after which a VM ends its jobs.")
-    end_s: float = Field(default=120.0, gt=0, description="Seconds that a job has for its checkpoint when it is ended.")
-    max_retries: int = Field(default=3, ge=0, description="Of a job whose row does not say.")
-    retry_s: float = Field(default=30.0, ge=0, description="Before the first retry; each further one waits twice that.")
-    max_retry_s: float = Field(default=3600.0, ge=0, description="The longest wait before a retry.")
+    end_s: float = Field(default=120.0, gt=0, description="Seconds that an ended job has to write its checkpoint.")
+    max_retries: int = Field(
+        default=3, ge=0, description="Retries of a failed job that was submitted without --retries."
+    )
+    retry_s: float = Field(
+        default=30.0, ge=0, description="Seconds before the first retry. Each further retry waits twice as long."
+    )
+    max_retry_s: float = Field(default=3600.0, ge=0, description="Longest wait before a retry, in seconds.")
     no_retry: tuple[re.Pattern[str], ...] = Field(
-        default=(), description="Regular expressions: a job whose failure_reason has a match is not tried again."
+        default=(), description="Regular expressions. A job whose failure_reason contains a match is not retried."
     )
-    free_memory_mib: int = Field(default=512, ge=0, description="A GPU with more in use is somebody else's.")
+    free_memory_mib: int = Field(
+        default=512, ge=0, description="MiB. A GPU with more memory in use belongs to somebody else."
+    )
     program: tuple[str, ...] = Field(
-        default=(), description="What runs a job on a VM instead of its hpc-grpo: the words before `train CONFIG …`."
+        default=(), description="Command and arguments that replace `hpc-grpo` on a VM, before `train CONFIG …`."
     )
-    env: dict[str, str] = Field(default={}, description="Variables of every job. No secrets: those belong on the VMs.")
+    env: dict[str, str] = Field(
+        default={}, description="Environment variables of every job. Set secrets on the VMs, not here."
+    )
 
     @property
     def lost_s(self) -> float:
