@@ -99,6 +99,7 @@ _OTHER_WORDS = {
     "evaluate": "model eval",
     "generate": "model sample",
     "run": "train",
+    "runs": "status",
     "sbatch": "submit",
     "sweep": "submit --sweep",
 }
@@ -190,7 +191,7 @@ def _without_option(error: click.NoSuchOption) -> click.UsageError:
     else:
         said += f" Options: {', '.join(each.opts[-1] for each in options)}."
     if "." not in name and any(each.name == "sbatch" for each in options):
-        said += f" Options of sbatch: --sbatch {name}=VALUE."
+        said += f" Options of sbatch: --sbatch {name if len(name) > 1 else 'KEY'}=VALUE."
     return click.UsageError(said, error.ctx)
 
 

@@ -17,7 +17,8 @@ import click
 from hpc_grpo.cli.chat import converse
 from hpc_grpo.cli.options import JSON, SET, echo, echo_json, find_run, runs_root, together
 from hpc_grpo.cli.request import load_request
-from hpc_grpo.config import Config, with_overrides
+from hpc_grpo.config import Config, SourceConfig, with_overrides
+from hpc_grpo.data.sources import open_source
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.freeze import freeze, working_dir
 from hpc_grpo.launch.supervisor.attempt import run_attempt
@@ -273,13 +274,16 @@ def _run_unless_model(target: str) -> RunDir | None:
 
 
 def _named_data(path: str) -> str:
-    """Return the value of --data for the config. Raises ConfigError for a file or a folder that is not there."""
+    """Return the value of --data for the config. Raises ConfigError for what is not there, or no data set."""
     if not is_generated(path) and (path.endswith(DATA_FILES) or path.startswith(("/", ".", "~"))):
         place = Path(path).expanduser()
         if not place.exists():
             raise ConfigError(f"--data = {path}: there is no {place.absolute()}. Give the path of a data set.")
         return str(place.absolute())
-    return _absolute(path)
+    named = _absolute(path)
+    if Path(named).is_file():
+        open_source(SourceConfig(path=named))  # refuses a file of another type
+    return named
 
 
 def _absolute(path: str, folder: Path | None = None) -> str:

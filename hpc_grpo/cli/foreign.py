@@ -14,6 +14,7 @@ from hpc_grpo.config.load import load_values
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.foreign.systems import SYSTEMS
 from hpc_grpo.foreign.table import Kind, Outcome, Translation
+from hpc_grpo.run.files import writing
 from hpc_grpo.system.readable import table
 
 _FILE = click.Path(path_type=Path)
@@ -61,7 +62,8 @@ def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str
     if options["out"] is None:
         echo(text, nl=False)
     else:
-        options["out"].write_text(text)
+        with writing(options["out"]):
+            options["out"].write_text(text)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from hpc_grpo.config import Config, SourceConfig, load_config
 from hpc_grpo.config.load import load_values
 from hpc_grpo.config.yaml_text import write_yaml
 from hpc_grpo.data.encoder import held_out_below, prompt_hashes
-from hpc_grpo.data.sources import read_items
+from hpc_grpo.data.sources import open_source, read_items
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.plan.fit import Plan, plan_of
@@ -27,7 +28,7 @@ from hpc_grpo.plan.memory import HARDWARE
 from hpc_grpo.plan.model import FAMILY, family_model, read_model
 from hpc_grpo.preflight.inputs import has_rows, missing_inputs
 from hpc_grpo.registry import REWARDS
-from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.files import write_atomic, writing
 from hpc_grpo.system.readable import counted
 
 _PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query")
@@ -79,14 +80,16 @@ def init(file: Path, **given: Any) -> None:
         values["rollout"] = {"prompts_per_step": 8, "group_size": 4, "max_new_tokens": 128}
     values, plan = _fitting(values | _length(values, hashes), gpus)
     REWARDS.check(reward)
-    write_atomic(file, _SHOWN.format(file=file, yaml=write_yaml(values)))
+    name = shlex.quote(str(file))
+    with writing(file):
+        write_atomic(file, _SHOWN.format(file=name, yaml=write_yaml(values)))
     config = load_config(str(file))
     echo(f"Wrote {file}: {_as_text(gpus, values)}")
     if plan is not None and not plan.fits:
-        echo(f"It does not fit: {'; '.join(plan.problems)}. `hpc-grpo plan {file}` says what to change.", err=True)
+        echo(f"It does not fit: {'; '.join(plan.problems)}. `hpc-grpo plan {name}` says what to change.", err=True)
     for _, says in missing_inputs(config, Path.cwd()):
         echo(f"Not there yet: {says}.", err=True)
-    echo(f"Next: hpc-grpo plan {file}; then hpc-grpo train {file}, or hpc-grpo submit {file} on Slurm.")
+    echo(f"Next: hpc-grpo plan {name}; then hpc-grpo train {name}, or hpc-grpo submit {name} on Slurm.")
 
 
 def is_asked() -> bool:
@@ -113,10 +116,14 @@ def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: st
 
 
 def _fields(data: str) -> dict[str, Any]:
-    """Return the keys that say which columns are prompt and answer, by the first row of a file."""
+    """Return the keys that say which columns are prompt and answer, by the first row of a file. Raises ConfigError."""
+    source = SourceConfig(path=data)
+    open_source(source)  # refuses a file of another type
     if not has_rows(Path(data)):
         return {}
-    row: Mapping[str, Any] = next(read_items(SourceConfig(path=data)), {})
+    row: Mapping[str, Any] | None = next(read_items(source), None)
+    if row is None:
+        raise ConfigError(f"Data set {data} is empty. It must hold at least one item.")
     answer = next((name for name in _ANSWERS if name in row), None)
     if "messages" in row:
         return {"messages_field": "messages", "answer_field": answer}

@@ -118,7 +118,8 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
     overrides = [f"{key}={json.dumps(options[name])}" for name, key in keys.items() if options.get(name) is not None]
     for pair in options.get("sbatch", ()):
         key, separator, value = pair.partition("=")
-        overrides.append(f"launch.slurm.extra.{key.replace('-', '_')}={json.dumps(value if separator else True)}")
+        key = key.lstrip("-").replace("-", "_")
+        overrides.append(f"launch.slurm.extra.{key}={json.dumps(value if separator else True)}")
     if options.get("setup"):
         overrides.append(f"launch.setup_lines+={json.dumps(list(options['setup']))}")
     if options.get("one_job"):

@@ -228,10 +228,11 @@ def export_checkpoint(run: RunDir, step: int | None, config: Config, *, merged: 
     from hpc_grpo.learner.learner import Learner
 
     found = {each.step: each for each in valid_checkpoints(run, check_hashes=False)}
-    if not found or (step is not None and step not in found):
-        there = ", ".join(map(str, sorted(found))) or "none"
-        asked = "" if step is None else f"--step = {step}: "
-        raise ConfigError(f"{asked}run {run.name} has whole checkpoints of these steps: {there}.")
+    if not found:
+        raise ConfigError(f"Run {run.name} has no whole checkpoint. A run writes its first one after its first step.")
+    if step is not None and step not in found:
+        there = ", ".join(map(str, sorted(found)))
+        raise ConfigError(f"--step = {step}: run {run.name} has whole checkpoints of these steps: {there}.")
     checkpoint = found[max(found) if step is None else step]
     learner = Learner(config, total_optimizer_steps=1)
     load_here(learner, checkpoint)

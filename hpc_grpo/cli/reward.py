@@ -100,7 +100,8 @@ def score(file: Path, name: str | None, rewards_of: str | None, workers: int, as
 
     A line is a group, as in training. Counts and shows failures. Exits with 78 if a reward breaks its contract.
     """
-    rows = list(_rows(file))
+    if not (rows := list(_rows(file))):
+        raise ConfigError(f"{file} is empty. It must hold one line or more, with prompt and completion.")
     with _opened(_rewards(name, rewards_of, **settings), workers) as pool:
         outcomes = [pool.submit(prompt, completions, columns) for prompt, completions, columns in rows]
         scored = [outcome.result() for outcome in outcomes]

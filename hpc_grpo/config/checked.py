@@ -102,6 +102,9 @@ def _explained(place: _Place, detail: Any, root: type[BaseModel]) -> str:
     key, value = ".".join(place.keys), "null" if detail["input"] is None else repr(detail["input"])
     if detail["type"] == "extra_forbidden":
         *parents, last = place.keys
+        name, colon, rest = last.partition(":")
+        if colon and name in place.valid:
+            return f"{key!r}: unknown key. Write a space after the colon: {name}: {rest}"
         meant = ours if (ours := _OTHER_WORDS.get(last)) in place.valid_below else last
         near, valid = nearest(str(meant), place.valid_below), ", ".join(place.valid)
         if near == "." and "extra" in place.valid:
@@ -175,6 +178,8 @@ def _as_section(kind: type[BaseModel], text: str) -> str:
 
 def in_plain_words(detail: Any) -> str:
     """Say what a value must be, from one error of pydantic."""
+    if detail["type"] == "string_type" and detail["input"] is None:
+        return "must be a text"
     message: str = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
     message = message.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return _IN_PLAIN_WORDS.get(detail["type"], message)

@@ -101,11 +101,14 @@ def find_config(name: str) -> Path:
             raise ConfigError(f"{name} is no config: {_NO_CONFIGS[found.suffix]} of one, such as my_run.yaml.")
         return found
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
-    beside = [str(p) for suffix in ("yaml", "yml", "sh") for p in Path(name).parent.glob(f"*.{suffix}")]
-    raise ConfigError(
-        f"No config {name!r}: there is no such file and no such shipped config{nearest(name, [*beside, *shipped])} "
-        f"Shipped configs: {', '.join(shipped)}."
+    beside = [str(p) for suffix in ("yaml", "yml", "sh") for p in Path(name).parent.glob(f"*.{suffix}") if p.is_file()]
+    close = nearest(name, [*beside, *shipped])
+    why = (
+        "this is a folder. Give a file."
+        if Path(name).is_dir()
+        else f"there is no such file and no such shipped config{close}"
     )
+    raise ConfigError(f"No config {name!r}: {why} Shipped configs: {', '.join(shipped)}.")
 
 
 def read_layers(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -142,9 +145,10 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    if not separator or not key or key != key.strip():
+    if not separator or key != key.strip() or not key.partition(".")[0].removesuffix("+").isidentifier():
         raise ConfigError(
-            f"Override {override!r} must have the form key.path=value, without spaces, such as train.lr=1e-6."
+            f"Override {override!r} must have the form key.path=value, without quotes or signs before the key and "
+            f"without spaces, such as train.lr=1e-6."
         )
     value = read_value(text, f"Override {override!r}")
     if key == "loss" and isinstance(value, str):

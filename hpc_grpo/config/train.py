@@ -39,7 +39,7 @@ class CallbackConfig(Section):
 
 
 class TrainConfig(Section):
-    lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
+    lr: PositiveFloat = Field(1e-6, allow_inf_nan=False, description="Peak learning rate.")
     adamw: Annotated[AdamwArgs, BeforeValidator(_completed)] = Field(
         _ADAMW, description="Arguments of torch.optim.AdamW. Biases and norms have no weight decay."
     )

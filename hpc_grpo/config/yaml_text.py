@@ -20,6 +20,14 @@ _MERGE = "tag:yaml.org,2002:merge"
 """<<, which a section may have several times."""
 
 
+_FIXES = {
+    "'\\t'": " Indent with spaces instead of tabs.",
+    "<block end>": " Indent all keys of a section by the same number of spaces.",
+    "mapping values are not allowed": " A key needs one colon and a space. Put a text with a colon in quotes.",
+}
+"""Part of YAML's message -> what to change."""
+
+
 class _Loader(yaml.SafeLoader):
     """Reads 1e-6 as a number, and '1e-6' and 24:00:00 as text. Refuses a key that a section has twice."""
 
@@ -60,7 +68,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         says = getattr(error, "problem", error)
-        fix = " Indent with spaces instead of tabs." if "'\\t'" in f"{says}" else ""
+        fix = next((fix for part, fix in _FIXES.items() if part in f"{says}"), "")
         raise ConfigError(f"Config {path}{where} is not valid YAML: {says}.{fix}") from error
     if not isinstance(values, dict):
         found = {type(None): "is empty", list: "holds a list"}.get(type(values), "holds text")

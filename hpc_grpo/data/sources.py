@@ -203,9 +203,10 @@ class JsonLines(Source):
                 f"{shown}"
             ) from error
         if not isinstance(value, dict):
+            array = " The name of a file with an array of objects must end in .json." if isinstance(value, list) else ""
             raise ConfigError(
                 f'{where} {offset}: must be a JSON object such as {{"question": "…", "answer": "…"}}, not '
-                f"{type(value).__name__}."
+                f"{type(value).__name__}.{array}"
             )
         return value
 

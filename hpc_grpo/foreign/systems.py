@@ -97,6 +97,8 @@ def counterpart(key: str, value: Any) -> str:
     if said := next((said for name, said in _SAID_OTHERWISE.items() if fnmatchcase(own, name)), ""):
         return said
     systems, (section, _, tail) = [SYSTEMS[name] for name in ("trl", "verl")], key.rpartition(".")
+    if any(key == row.ours for each in systems for row in each.rows):
+        return ""
     names = [(each, name) for each in systems for row in each.rows for name in (*row.names, *row.also)]
     tails = [(each, name) for each, name in names if name.rpartition(".")[2] == tail]
     if section in ("", "train"):

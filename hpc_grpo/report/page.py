@@ -18,7 +18,7 @@ from typing import Any
 
 from hpc_grpo.report.data import clean, read_values, run_data
 from hpc_grpo.report.samples import read_groups, rollout_files
-from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.files import write_atomic, writing
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import MetricColumns
 
@@ -42,7 +42,9 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
             rollouts.append((f"rollouts-{len(data)}-{step}", clean(groups)))
         found = run_data(run, name, columns, now)
         data.append({**found, "num_rollout_steps": len(found["rollout_steps"]), "rollout_steps": list(chosen)})
-    write_atomic(path, make_page({"made_at": now, "runs": data}, rollouts), mode=0o600)
+    page = make_page({"made_at": now, "runs": data}, rollouts)
+    with writing(path):
+        write_atomic(path, page, mode=0o600)
     return path
 
 

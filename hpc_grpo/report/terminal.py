@@ -50,7 +50,7 @@ def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
     metrics.read()
     curves = learning_curves(metrics)
     if not curves:
-        say(f"{run_dir.name}: no step has ended yet. hpc-grpo status --why says what became of its attempts.")
+        say(f"{run_dir.name}: no step has ended yet. hpc-grpo status --why {run_dir.path} says why.")
         return
     if importlib.util.find_spec("plotext"):  # missing in the light installation
         say(draw_text([curve for curve in curves if "/" not in curve.name.partition("@")[2]]))  # without single sources

@@ -23,6 +23,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.system.say import say
 
@@ -55,6 +56,15 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     except BaseException:  # no other process knows the name
         beside.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Raise ConfigError if `file`, which the user has named, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error.strerror}). Name another file.") from error
 
 
 def write_json_atomic(path: Path, value: Any) -> None:

@@ -124,6 +124,11 @@ def test_a_dry_run_prints_the_script_and_makes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_option_of_sbatch_may_have_its_dashes(tmp_path: Path) -> None:
+    script = call("submit", "local/debug", f"run.root={tmp_path}", "--sbatch", "--qos=long", "--dry-run").output
+    assert "#SBATCH --qos=long\n" in script
+
+
 def test_setup_lines_of_the_command_come_after_those_of_the_site(tmp_path: Path) -> None:
     site = "launch.setup_lines=[module load cuda]"
     options = ["--setup", "export A='x y'", "--setup", "ulimit -n 9", "--dry-run"]
@@ -162,6 +167,9 @@ def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
     assert (result.exit_code, "hpc-grpo fork" in result.stderr) == (EXIT_CONFIG, True)
 
 
+TRL_LACKS = ("--set", "rewards=[{name: math}]", "--set", "data.train.path=rows.jsonl")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -176,6 +184,19 @@ def test_a_complete_run_is_not_started_again(tmp_path: Path) -> None:
         ),
         (["config", "my.yaml", "--train.lr=1e-6"], "CONFIG and keys have no dashes: CONFIG train.lr=VALUE."),
         (["train", "my.yaml", "train.lr = 1e-6"], "without spaces, such as train.lr=1e-6"),
+        (["train", "my.yaml", "'train.lr=1e-6'"], "without quotes or signs before the key"),
+        (["train", "my.yaml", "+train.lr=1e-6"], "without quotes or signs before the key"),
+        (["train", "my.yaml", "--train.lr=1e-6"], "CONFIG train.lr=VALUE. `hpc-grpo init` writes a CONFIG."),
+        (["config", "folder.yaml"], "No config 'folder.yaml': this is a folder. Give a file. Shipped"),
+        (["config", "indent.yaml"], "Indent all keys of a section by the same number of spaces."),
+        (["config", "colon.yaml"], "A key needs one colon and a space."),
+        (["config", "space.yaml"], "'rollout.group_size:4': unknown key. Write a space after the colon: group_size: 4"),
+        (["config", "local/debug", "train.lr=inf"], "train.lr = 'inf': must be a finite number"),
+        (["config", "local/debug", "run.name="], "run.name = null: must be a text.\n"),
+        (["submit", "my.yaml", "-p", "gpu"], "Options of sbatch: --sbatch KEY=VALUE.\n"),
+        (["runs"], "No command 'runs'; did you mean 'status'?"),
+        (["config", "--from-trl", "trl.yaml", *TRL_LACKS, "--out", "rows.jsonl/a.yaml"], "a.yaml cannot be written ("),
+        (["reward", "score", "empty.yaml", "--reward", "math"], "empty.yaml is empty. It must hold one line or more"),
         (
             ["train", "--num_generations", "8"],
             "CONFIG train.lr=VALUE. num_generations is TRL's: here set rollout.group_s",
@@ -213,11 +234,16 @@ def test_a_newcomers_mistake_has_the_fix_in_its_error(
         "tab.yaml": "run:\n\tname: x\n",
         "twice.yaml": "train: {lr: 1e-6}\ntrain: {total_steps: 5}\n",
         "empty.yaml": "",
+        "indent.yaml": "run:\n  name: x\n root: y\n",
+        "colon.yaml": "run: {name: x}\ntrain {lr: 1, total_steps: 5}\n",
+        "space.yaml": "rollout: {group_size:4}\n",
         "list.yaml": "- run: {name: x}\n",
+        "trl.yaml": "model_name_or_path: org/m\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "folder.yaml").mkdir()
     result = call(*words)
     assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.stderr
     assert result.stderr.count("Reward '") <= 1
-    assert ("Nor is it a run" in result.stderr) == (words[1] == "nothing")
+    assert ("Nor is it a run" in result.stderr) == (words[-1] == "nothing")

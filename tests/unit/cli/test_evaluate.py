@@ -172,6 +172,7 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
         (["model", "eval", "MODEL"], "A MODEL has no eval set: give a data set (--data PATH)"),
         (["model", "eval", "MODEL", "--base", "--data", "org/d"], "--step and --base go with a RUN"),
         (["model", "eval", "RUN", "--data", "d.jsonl"], "--data = d.jsonl: there is no /"),
+        (["model", "eval", "RUN", "--data", "rows.csv"], "rows.csv: files must end in"),
         (["model", "eval", "RUN", "nothing"], "RUN = 'nothing' must be a run directory"),
         (["model", "sample", "RUN"], "Give prompts to answer, --interactive for a conversation, or --play N"),
         (["model", "sample", "RUN", "Hi", "--interactive"], "Give prompts to answer, --interactive"),
@@ -195,6 +196,7 @@ def test_what_cannot_be_evaluated_is_one_error_before_anything_starts(
     run: RunDir, started: Started, tmp_path: Path, model: Path, words: list[str], said: str
 ) -> None:
     names = {"RUN": str(run.path), "MODEL": str(model)}
+    (tmp_path / "rows.csv").touch()
     done = call(*(names.get(word, word) for word in words))
     assert (done.exit_code, done.stderr[:7], started.folders) == (EXIT_CONFIG, "error: ", [])
     assert said in done.stderr

@@ -103,15 +103,25 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
         (["--model", "org/m", "--data", "rows.jsonl", "--eval", "1e-9"], "would hold out 1e-09 of"),
         (["--model", "org/m", "--data", "one.jsonl"], "of 1 prompt, which is none of them or all. Give a file: --eval"),
         (["--model", "org/m", "--data", "odd.jsonl"], "has the columns x, and none is a prompt by its name"),
+        (["--model", "org/m", "--data", "empty.jsonl"], "empty.jsonl is empty. It must hold at least one item."),
+        (["--model", "org/m", "--data", "rows.csv"], "files must end in"),
+        (["rows.csv/a.yaml", "--model", "org/m-1B", "--data", "rows.jsonl"], "rows.csv/a.yaml cannot be written ("),
         (["--model", "org/m", "--data", "rows.jsonl", "--reward", "corectness"], "did you mean 'correctness'?"),
     ],
 )
 def test_what_cannot_be_written_is_one_error(tmp_path: Path, words: list[str], said: str) -> None:
     (tmp_path / "odd.jsonl").write_text('{"x": 1}\n')
     (tmp_path / "one.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "rows.csv").write_text("question,answer\n1 + 1?,2\n")
     result = call("init", *words)
     assert (result.exit_code, said in result.stderr) == (EXIT_CONFIG, True), result.stderr
     assert not (tmp_path / "my_run.yaml").exists()
+
+
+def test_a_name_with_a_space_is_quoted_in_the_next_commands() -> None:
+    result = call("init", "my runs/a.yaml", "--model", "org/m-1B", "--data", "rows.jsonl")
+    assert "Next: hpc-grpo plan 'my runs/a.yaml'; then hpc-grpo train 'my runs/a.yaml'," in result.output
 
 
 def test_what_is_not_there_yet_is_named(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_equal_metrics_are_said_to_be_equal_and_others_by_how_much_they_are_not(
     ]
 
 
-def test_an_export_of_a_step_without_a_checkpoint_is_an_error_with_those_that_have_one(run: RunDir) -> None:
+def test_an_export_of_a_run_without_a_checkpoint_says_when_there_is_one(run: RunDir) -> None:
     done = call("model", "export", str(run.path), "--step", "7")
     assert done.exit_code == EXIT_CONFIG
-    assert "--step = 7: run debug has whole checkpoints of these steps: none." in done.stderr
+    assert "Run debug has no whole checkpoint. A run writes its first one after its first step." in done.stderr

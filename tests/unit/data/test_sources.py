@@ -81,7 +81,10 @@ def test_max_items_stops_before_a_broken_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [(b"[1]", "line 2, byte 50: must be a JSON object"), (b'{"question": "\xff"}', "line 2, byte 64: not valid UTF-8")],
+    [
+        (b"[1]", 'line 2, byte 50: must be a JSON object such as {"question": "…", "answer": "…"}, not list. The name'),
+        (b'{"question": "\xff"}', "line 2, byte 64: not valid UTF-8"),
+    ],
 )
 def test_a_line_that_is_no_item_is_named(tmp_path: Path, line: bytes, words: str) -> None:
     path = tmp_path / "d.jsonl"

@@ -197,3 +197,11 @@ def test_a_damaged_config_hides_no_run(tmp_path: Path) -> None:
     built = finished_run(tmp_path / "adder")
     write_atomic(built.run.config, CONFIG[:40] + ": [")
     assert told(built)[0]["config"] == {}
+
+
+def test_a_page_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "adder").run
+    (tmp_path / "file").touch()
+    result = call("report", str(run.path), "--out", str(tmp_path / "file" / "a.html"))
+    assert (result.exit_code, result.stderr[:7]) == (78, "error: ")
+    assert f"{tmp_path}/file/a.html cannot be written (" in result.stderr

@@ -117,7 +117,7 @@ def test_a_run_without_metrics_says_so_and_one_of_sft_shows_its_loss(
     run_dir: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_report(run_dir)
-    assert "no step has ended yet" in capsys.readouterr().out
+    assert f"no step has ended yet. hpc-grpo status --why {run_dir.path} says why." in capsys.readouterr().out
     write_metrics(run_dir, {step: {"loss/policy": 3.0 / step} for step in (1, 2)})
     print_report(run_dir)
     assert "loss/policy: 3.000 (step 1) -> 1.500 (step 2)" in capsys.readouterr().out
