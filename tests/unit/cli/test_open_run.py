@@ -22,7 +22,7 @@ LOOK = {"status", "watch", "logs", "report", "disk du"}
 ACT = {
     "stop": (), "submit": (), "cluster shell": (), "cluster ray": ("status",), "model replay": ("--step", "1"),
     "model export": (), "disk clean": (), "plan": (), "config": (), "compare": ("theirs",), "model eval": (),
-    "model sample": ("hello",), "model serve": (), "fork": ("--step", "1"), "train": (),
+    "model sample": ("hello",), "model serve": (), "fork": ("--step", "1"), "train": (), "job-setup": (),
 }  # fmt: skip
 
 
