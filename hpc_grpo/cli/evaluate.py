@@ -275,12 +275,12 @@ def _run_unless_model(target: str) -> RunDir | None:
 
 def _named_data(path: str) -> str:
     """Return the value of --data for the config. Raises ConfigError for what is not there, or no data set."""
+    named = _absolute(path)
     if not is_generated(path) and (path.endswith(DATA_FILES) or path.startswith(("/", ".", "~"))):
         place = Path(path).expanduser()
         if not place.exists():
             raise ConfigError(f"--data = {path}: there is no {place.absolute()}. Give the path of a data set.")
-        return str(place.absolute())
-    named = _absolute(path)
+        named = str(place.absolute())
     if Path(named).is_file():
         open_source(SourceConfig(path=named))  # refuses a file of another type
     return named

@@ -35,6 +35,7 @@ _PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query")
 _ANSWERS = ("answer", "solution", "target", "output", "response", "label")
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])")
 _EVAL_PROMPTS, _LEAST_STEPS, _MANY_STEPS, _MOST_READ = 8, 20, 100, 10_000
+_CPU_MICROBATCH = 1024  # tokens; twice the longest sequence that `init` allows
 _SHOWN = """\
 # Written by `hpc-grpo init`. `hpc-grpo config {file}` has every key and what it means.
 # Evals count a completion as solved if the reward below gives it 1.0 (eval.solved_at) or more.
@@ -163,7 +164,9 @@ def _length(values: Mapping[str, Any], hashes: Sequence[int]) -> dict[str, Any]:
 def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | None]:
     """Add the numbers of learners and engines: the fewest learners with which the model fits, engines on other GPUs."""
     if gpus == 0:
-        return {**values, "model": {**values["model"], "device": "cpu", "dtype": "float32"}, **_shared(1, 1)}, None
+        model = {**values["model"], "device": "cpu", "dtype": "float32"}
+        train = {**values["train"], "max_tokens_per_microbatch": _CPU_MICROBATCH}
+        return {**values, "model": model, "train": train, **_shared(1, 1)}, None
     size, plan = _known_size(values["model"]["path"]), None
     for learners in range(1, max(gpus, 2)):
         chosen = {**values, **_shared(learners, max(1, gpus - learners), colocated=gpus == 1)}

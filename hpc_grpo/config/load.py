@@ -145,7 +145,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    if not separator or key != key.strip() or not key.partition(".")[0].removesuffix("+").isidentifier():
+    if not separator or key != key.strip() or not key[:1].isalpha():
         raise ConfigError(
             f"Override {override!r} must have the form key.path=value, without quotes or signs before the key and "
             f"without spaces, such as train.lr=1e-6."

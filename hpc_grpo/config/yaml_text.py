@@ -22,8 +22,12 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 _FIXES = {
     "'\\t'": " Indent with spaces instead of tabs.",
-    "<block end>": " Indent all keys of a section by the same number of spaces.",
-    "mapping values are not allowed": " A key needs one colon and a space. Put a text with a colon in quotes.",
+    "found '<block mapping start>'": " Indent all keys of a section by the same number of spaces.",
+    "found '<scalar>'": " Quotes must be around the whole text; write ' inside of '…' twice.",
+    "mapping values are not allowed": (
+        " Indent all keys of a section by the same number of spaces. A key needs one colon and a space. Put a text with a "
+        "colon in quotes."
+    ),
 }
 """Part of YAML's message -> what to change."""
 

@@ -18,8 +18,8 @@ from hpc_grpo import __version__
 from hpc_grpo.config import Config, with_overrides
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.chain import read_chain
-from hpc_grpo.run.checkpoint import find_checkpoint, valid_checkpoints
-from hpc_grpo.run.files import read_jsonl, read_record, write_record
+from hpc_grpo.run.checkpoint import find_checkpoint, has_trained
+from hpc_grpo.run.files import read_record, write_record
 from hpc_grpo.run.frozen_config import differences, read_config, rewrite_config, write_config
 from hpc_grpo.run.inputs import accept_changes
 from hpc_grpo.run.paths import RunDir, is_sweep
@@ -220,9 +220,7 @@ def _never_trained(run: RunDir) -> bool:
     """Return whether nothing depends on the config yet: no waiting job, no finished step and no checkpoint."""
     chain = read_chain(run)
     is_queued = bool(chain.links) and not chain.ended
-    has_steps = next(read_jsonl(run.ledger), None) is not None
-    has_checkpoint = next(valid_checkpoints(run, check_hashes=False), None) is not None  # also one of step 0
-    return not (is_queued or has_steps or has_checkpoint)
+    return not (is_queued or has_trained(run))
 
 
 def _resumable(values: dict[str, Any]) -> dict[str, Any]:

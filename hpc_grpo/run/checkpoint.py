@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.attempt import read_attempts
-from hpc_grpo.run.files import copy_path, read_record, write_record
+from hpc_grpo.run.files import copy_path, read_jsonl, read_record, write_record
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import read_state
 
@@ -92,6 +92,12 @@ def inspect_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[
 def valid_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint]:
     """Yield the run's valid checkpoints, as `inspect_checkpoints` does."""
     yield from (found for found in inspect_checkpoints(run_dir, check_hashes) if isinstance(found, Checkpoint))
+
+
+def has_trained(run_dir: RunDir) -> bool:
+    """Return whether the run has a finished step or a checkpoint, also one of step 0."""
+    has_steps = next(read_jsonl(run_dir.ledger), None) is not None
+    return has_steps or next(valid_checkpoints(run_dir, check_hashes=False), None) is not None
 
 
 def find_checkpoint(run_dir: RunDir, check_hashes: bool = True) -> tuple[Checkpoint | None, list[Damaged]]:

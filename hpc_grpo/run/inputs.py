@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.run.checkpoint import has_trained
 from hpc_grpo.run.files import read_record, write_record
 from hpc_grpo.run.paths import RunDir
 
@@ -55,13 +56,16 @@ def inherit_inputs(run: RunDir, fork: RunDir, is_compared: Callable[[str], bool]
 
 
 def refuse_changed(run: RunDir, now: Fingerprints) -> None:
-    """Raise ConfigError for inputs that changed since the first start, unless the user has accepted the change."""
+    """Raise ConfigError for inputs that changed since the first start.
+
+    A run that has not trained yet takes them, and so does one whose user has accepted the change.
+    """
     record = read_inputs(run)
     changed = changed_inputs(record.fingerprints, now)
-    if changed and not record.accepting:
+    if changed and not record.accepting and has_trained(run):
         listed = "\n".join(f"  {name}: {before} at the start, {after} now" for name, (before, after) in changed.items())
         raise ConfigError(
-            f"The inputs of the run in {run.path} have changed since it started: {listed} Training would mix "
+            f"The inputs of the run in {run.path} have changed since it started:\n{listed}\nTraining would mix "
             "both. Restore the files. To accept the change, add --accept-changes (train, submit), which "
             f"records it in {run.inputs.name}."
         )

@@ -134,7 +134,7 @@ def chosen_letter(completion: str, letters: str) -> str | None:
     """
     said, alone, another, listed = patterns_of(letters)
     text = answers.LATEX_TEXT.sub(r"\1", answers.plain_characters(answers.after_thoughts(completion)))
-    text = re.sub(r"\\[()\[\]]", "$", text)  # what delimits notation
+    text = re.sub(r"\\[(\[]\s*(\w)\s*\\[)\]]", r"$\1$", text)  # a letter in notation
     marked = answers.marked_answer(text)
     text = (text if marked is None else marked).strip()
     last = answers.last_line(text)

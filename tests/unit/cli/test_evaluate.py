@@ -173,6 +173,7 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
         (["model", "eval", "MODEL", "--base", "--data", "org/d"], "--step and --base go with a RUN"),
         (["model", "eval", "RUN", "--data", "d.jsonl"], "--data = d.jsonl: there is no /"),
         (["model", "eval", "RUN", "--data", "rows.csv"], "rows.csv: files must end in"),
+        (["model", "eval", "RUN", "--data", "./rows.csv"], "rows.csv: files must end in"),
         (["model", "eval", "RUN", "nothing"], "RUN = 'nothing' must be a run directory"),
         (["model", "sample", "RUN"], "Give prompts to answer, --interactive for a conversation, or --play N"),
         (["model", "sample", "RUN", "Hi", "--interactive"], "Give prompts to answer, --interactive"),

@@ -49,6 +49,7 @@ def test_a_config_fits_the_model_to_the_gpus_and_has_an_eval_set(
     assert (config.placement.learners_per_node, config.engine.engines_per_node) == (learners, engines)
     assert config.placement.colocate is colocates and (config.model.device == "cpu") == (gpus == 0)
     assert config.data.has_eval and config.eval.every is not None
+    assert config.train.max_tokens_per_microbatch == (1024 if gpus == 0 else 8192)
 
 
 @pytest.mark.parametrize("num_rows", [2, 5, 12, 100, 3000])

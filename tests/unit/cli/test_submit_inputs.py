@@ -478,3 +478,16 @@ def test_submit_refuses_a_run_whose_checkpoints_have_no_room(
     assert queue.requests == []
     monkeypatch.setattr(plan_disk, "room_in", lambda _: Room(900 * GIB, "free"))
     assert call("submit", *words).exit_code == 0
+
+
+def test_a_longrope_model_with_sequences_beyond_its_first_range_is_refused_before_it_queues(
+    queue: FakeQueue, tmp_path: Path
+) -> None:
+    (tmp_path / "phi").mkdir()
+    rope = {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 600}
+    (tmp_path / "phi" / "config.json").write_text(json.dumps(QWEN_7B | {"max_position_embeddings": 9000} | rope))
+    words = ["model.path=./phi", "data.max_prompt_tokens=512", "rollout.max_new_tokens=128"]
+    refused = submit(*words)
+    assert "has other rotary frequencies (longrope) in sequences of more than 600 tokens" in refused.stderr
+    assert (refused.exit_code, queue.requests) == (EXIT_CONFIG, [])
+    assert "(longrope)" not in submit(*words, "rollout.max_new_tokens=64").stderr

@@ -14,9 +14,25 @@ BEGUN = {"data.train.path": {"train.jsonl": "7 bytes"}, "model.path": {"tokenize
 CHANGED = {**BEGUN, "model.path": {"tokenizer.json": "8 bytes", "chat_template.jinja": "9 bytes"}}
 
 
-def test_a_change_is_refused_with_what_changed(tmp_path: Path) -> None:
+def begun(tmp_path: Path) -> RunDir:
+    """A run that has taken its inputs and one step."""
     run = RunDir(tmp_path)
     take_inputs(run, BEGUN)
+    run.ledger.write_text('{"step": 1, "attempt": 1, "ordinals": [0]}\n')
+    return run
+
+
+def test_a_run_that_has_not_trained_takes_changed_inputs(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    take_inputs(run, BEGUN)
+    take_inputs(run, CHANGED)
+    record = read_inputs(run)
+    assert record.fingerprints == CHANGED
+    assert record.accepted[0]["changed"] == {"model.path, chat_template.jinja": ["not there", "9 bytes"]}
+
+
+def test_a_change_is_refused_with_what_changed(tmp_path: Path) -> None:
+    run = begun(tmp_path)
     take_inputs(run, BEGUN)
     with pytest.raises(ConfigError, match=r"model\.path, chat_template\.jinja: not there at the start, 9 bytes now"):
         take_inputs(run, CHANGED)
@@ -24,8 +40,7 @@ def test_a_change_is_refused_with_what_changed(tmp_path: Path) -> None:
 
 
 def test_a_change_that_is_accepted_is_recorded_and_holds_for_one_start(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    take_inputs(run, BEGUN)
+    run = begun(tmp_path)
     accept_changes(run, ["hpc-grpo", "submit", "--accept-changes"])
     refuse_changed(run, CHANGED)
     take_inputs(run, CHANGED)

@@ -30,7 +30,10 @@ def render(request: JobRequest) -> str:
 
 
 def parameters(request: JobRequest) -> dict[str, Any]:
-    """Return submitit's parameters. Raises ConfigError for hosts, options that have their own key, and % in a path."""
+    """Return submitit's parameters.
+
+    Raises ConfigError for hosts, for options that have their own key, and for % or a backslash in the run's path.
+    """
     launch, run = request.launch, request.run
     refuse_hosts(launch, "Slurm chooses the nodes of the job")
     if {"%", "\\"} & {*str(run.path)}:  # The job would end without a word: the folder of its output does not exist.
@@ -82,7 +85,8 @@ def node_options(launch: LaunchConfig) -> dict[str, Any]:
 
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
     """Return `launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have their own key."""
-    extra = {key.replace("_", "-"): value for key, value in slurm.extra.items() if value is not False}
+    given = {key: value for key, value in slurm.extra.items() if value is not False and value is not None}
+    extra = {key.replace("_", "-"): value for key, value in given.items()}
     if owned := sorted(extra.keys() & _OWNED.keys()):
         told = "; ".join(f"{key}: {_OWNED[key]}" for key in owned)
         raise ConfigError(f"launch.slurm.extra must not hold {', '.join(owned)} ({told}).")

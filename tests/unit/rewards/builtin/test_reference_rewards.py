@@ -140,6 +140,8 @@ def test_gsm8k_refuses_a_reference_without_number() -> None:
         ("The answer is {D}", "D"),
         (r"The answer is \(B\).", "B"),
         (r"The correct choice is \[C\]", "C"),
+        (r"\[ B \]", "B"),
+        (r"The answer is \(A \cup B\).", None),
         ("The correct answer is **Option B**.", "B"),
         ("The correct answer is **option B: Paris**.", "B"),
         ("It is D because it fits.", "D"),

@@ -296,7 +296,8 @@ def test_a_light_installation_gives_a_shell_with_the_one_of_the_jobs() -> None:
 
 def test_a_shell_has_the_options_of_a_job_also_zero() -> None:
     """--mem=0 is all memory of the node."""
-    launch = LaunchConfig.model_validate({"slurm": {"extra": {"mem": 0, "exclusive": True, "requeue_hold": False}}})
+    extra = {"mem": 0, "exclusive": True, "requeue_hold": False, "requeue_reason": None}
+    launch = LaunchConfig.model_validate({"slurm": {"extra": extra}})
     command = allocation_command(launch)
     options = command[: command.index("srun")]
     assert {"--mem=0", "--exclusive"} <= {*options} and not any("requeue" in option for option in options)
