@@ -25,8 +25,8 @@ _FIXES = {
     "found '<block mapping start>'": " Indent all keys of a section by the same number of spaces.",
     "found '<scalar>'": " Quotes must be around the whole text; write ' inside of '…' twice.",
     "mapping values are not allowed": (
-        " Indent all keys of a section by the same number of spaces. A key needs one colon and a space. Put a text with "
-        "a colon in quotes."
+        " Indent all keys of a section by the same number of spaces. A key needs one colon and a space. Put a text "
+        "with a colon in quotes."
     ),
 }
 """Part of YAML's message -> what to change."""
