@@ -154,10 +154,8 @@ def training_rate(plan: Plan) -> Rate:
     assert load is not None
     parameters = trained_parameters(config, plan.model.num_parameters)
     active = plan.model.num_parameters - plan.model.shape.num_idle_parameters
-    reference = (plan.model.reference_parameters or active) * config.needs.reference
-    flops = _flops_per_token(config) * trained_parameters(config, active) + 2 * (
-        reference + plan.model.teacher_parameters
-    )
+    scoring = (plan.model.reference_parameters or active) * config.needs.reference + plan.model.teacher_parameters
+    flops = _flops_per_token(config) * trained_parameters(config, active) + 2 * scoring
     in_microbatch, in_step = _communicated_bytes(config)
     # One byte per parameter between all learners, in rings through each learner's own link.
     between_nodes = hardware.network_bytes_per_s * config.placement.learners_per_node

@@ -278,8 +278,12 @@ def fit(counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float
     both = Rate((cs * pp - ps * cp) / determinant, (cc * ps - cp * cs) / determinant)
     if min(both.fixed_s, both.part_s) < 0.0:
         return alone
-    left, left_alone = (_squared_errors(rate, counts, parts, seconds) for rate in (both, alone))
-    return both if left < _LESS * left_alone else alone
+
+    def squared_errors(rate: Rate) -> float:
+        rows = zip(counts, parts, seconds, strict=True)
+        return sum((rate.fixed_s * count + rate.part_s * part - own) ** 2 for count, part, own in rows)
+
+    return both if squared_errors(both) < _LESS * squared_errors(alone) else alone
 
 
 def _decode_steps(shares: Sequence[float], config: Config, scale: float, engines: int) -> float:
@@ -295,11 +299,6 @@ def _decode_steps(shares: Sequence[float], config: Config, scale: float, engines
             last = max(last, engine.end_of(engine.submit([[(length, 0.0)] for length in lengths], 0.0)))
         ends.append(last)
     return statistics.fmean(ends)
-
-
-def _squared_errors(rate: Rate, counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float]) -> float:
-    rows = zip(counts, parts, seconds, strict=True)
-    return sum((rate.fixed_s * count + rate.part_s * part - own) ** 2 for count, part, own in rows)
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:

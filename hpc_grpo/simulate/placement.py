@@ -76,9 +76,9 @@ def fastest_in_turn(splits: Sequence[Split]) -> Split:
     return min(splits, key=lambda split: (bool(split.plan.warnings), split.in_turn.step_s))
 
 
-def changed_settings(plan: Plan, split: Split) -> Settings:
-    """Return the keys that a split changes in the plan, with the split's values."""
-    values = ((key, attrgetter(key)(split.plan.config)) for key in _KEYS)
+def changed_settings(plan: Plan, other: Plan) -> Settings:
+    """Return the keys of a placement that another plan changes, with the other's values."""
+    values = ((key, attrgetter(key)(other.config)) for key in _KEYS)
     return tuple((key, value) for key, value in values if value != attrgetter(key)(plan.config))
 
 
@@ -105,10 +105,5 @@ def _plainest(plan: Plan, same_layout: Sequence[Plan]) -> Plan:
     """
     safe = [each for each in same_layout if not each.warnings] or same_layout
     in_turn_s = [sum(longest_step(each) or ()) for each in safe]
-    own = attrgetter(*_KEYS)(plan.config)
     equals = [(s, each) for s, each in zip(in_turn_s, safe, strict=True) if s <= min(in_turn_s) * _EQUAL]
-
-    def changes(found: tuple[float, Plan]) -> tuple[int, float]:
-        return sum(a != b for a, b in zip(attrgetter(*_KEYS)(found[1].config), own, strict=True)), found[0]
-
-    return min(equals, key=changes)[1]
+    return min(equals, key=lambda found: (len(changed_settings(plan, found[1])), found[0]))[1]

@@ -207,7 +207,7 @@ def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
     )
     rows = [(found, "", f"{_zero(plan)}, this config's") for found in ours]
     for split in splits:
-        if ours and {key for key, _ in changed_settings(plan, split)} <= {LAG}:
+        if ours and {key for key, _ in changed_settings(plan, split.plan)} <= {LAG}:
             continue
         note = f"{_zero(split.plan)}{', the default' if layout(split.plan) == placement.CARD_DEFAULT else ''}"
         rows += [(split.in_turn, "", note), (split.ahead, "", note)]
@@ -222,7 +222,7 @@ def _placement(plan: Plan, *, has_trained: bool) -> Iterator[str]:
     else:
         here = f"this config's takes {_seconds(own.step_s)} s" if own else "this config's does not fit"
         yield f"Recommended, {_seconds(best.ahead.step_s)} s a step ({here}):"
-        yield f"  {Change(changed_settings(plan, best), plan.num_nodes).text}"
+        yield f"  {Change(changed_settings(plan, best.plan), plan.num_nodes).text}"
     if has_trained:
         yield "A run that has trained may change learners and engines, not the ZeRO stage, the offload or the lag."
     in_turn = fastest_in_turn(splits)

@@ -34,7 +34,7 @@ def test_what_is_recommended_fits_uses_every_gpu_and_is_as_fast_as_any(size: str
 @pytest.mark.parametrize(("size", "num_nodes"), [("0.5B", 8), ("7B", 2), ("32B", 2)])
 def test_every_split_is_one_that_the_config_can_say_and_that_fits(size: str, num_nodes: int) -> None:
     for split in splits_of(size, num_nodes):
-        said = Change(changed_settings(plan_7b_config(size, num_nodes), split), num_nodes).text.split()
+        said = Change(changed_settings(plan_7b_config(size, num_nodes), split.plan), num_nodes).text.split()
         again = plan_7b_config(size, num_nodes, *said)
         assert again.fits
         assert simulated(again, again.config.rollout.max_policy_lag) == split.ahead
