@@ -74,9 +74,7 @@ class Dashboard(ThreadingHTTPServer):
         run = found[query["run"]]
         if path == "/api/run":
             with self._lock:  # only one thread at a time reads on in a column
-                columns = self._columns(run)
-                columns.read()
-                data = run_data(run, run.name, columns, time.time())
+                data = run_data(run, run.name, self._columns(run), time.time())
             data["eval_version"] = digest_of(data["held_out"])
             return data if query.get("evals") != data["eval_version"] else {**data, "held_out": None}
         if path == "/api/rollouts":
@@ -152,7 +150,6 @@ def ssh_line(port: int, environ: Mapping[str, str]) -> str:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    try:
+    with contextlib.suppress(OSError):
         return path.stat()
-    except OSError:
-        return None
+    return None

@@ -33,6 +33,7 @@ _ORDER = ("bringing up Ray", "loading the model", "generate", "train", "publish"
 
 def run_data(run: RunDir, name: str, columns: MetricColumns, now: float) -> dict[str, Any]:
     """Describe a run at `now`, in unix seconds. Reads `columns`. Omits rollouts of training."""
+    columns.read()
     records = read_records(run)
     config = {key: value for key, value in flat(read_values(run.config)).items() if value is not None}
     summary, last = summarize(records, now), columns.last()

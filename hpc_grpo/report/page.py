@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.report.data import clean, read_values, run_data
-from hpc_grpo.report.samples import read_groups, rollout_files
+from hpc_grpo.report.samples import evenly_spread, read_groups, rollout_files
 from hpc_grpo.run.files import write_atomic, writing
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import MetricColumns
@@ -33,16 +33,14 @@ def write_page(runs: Sequence[RunDir], path: Path) -> Path:
     data: list[dict[str, Any]] = []
     rollouts: list[tuple[str, Any]] = []
     for run, name in zip(runs, names_of(runs), strict=True):
-        columns = MetricColumns(run.metrics)
-        columns.read()
         chosen = _chosen(run, MOST_ROLLOUT_BYTES // len(runs))
         judged_by = judge_of(run)
         for step, file in chosen.items():
             groups = read_groups(file, judged_by, MOST_ROLLOUT_BYTES // len(runs) // len(chosen))
             rollouts.append((f"rollouts-{len(data)}-{step}", clean(groups)))
-        found = run_data(run, name, columns, now)
+        found = run_data(run, name, MetricColumns(run.metrics), now)
         data.append({**found, "num_rollout_steps": len(found["rollout_steps"]), "rollout_steps": list(chosen)})
-    page = make_page({"made_at": now, "runs": data}, rollouts)
+    page = make_page({"runs": data}, rollouts)
     with writing(path):
         write_atomic(path, page, mode=0o600)
     return path
@@ -89,14 +87,9 @@ def judge_of(run: RunDir) -> dict[str, Any]:
 def _chosen(run: RunDir, most_bytes: int) -> dict[int, Path]:
     """Return the files of all steps, or of as many evenly spread steps as fit into `most_bytes`."""
     files = rollout_files(run)
-    sizes = [path.stat().st_size for path in files.values()]
-    total = max(1, sum(sizes))
-    count = max(2, min(len(files), _MOST_STEPS, len(files) * most_bytes // total))
-    if count >= len(files):
-        return files
-    steps = list(files)
-    wanted = {steps[index * (len(steps) - 1) // (count - 1)] for index in range(count)}
-    return {step: files[step] for step in sorted(wanted)}
+    total = max(1, sum(path.stat().st_size for path in files.values()))
+    most = max(2, min(_MOST_STEPS, len(files) * most_bytes // total))
+    return {step: files[step] for step in evenly_spread(list(files), most)}
 
 
 def _json(values: Any) -> str:

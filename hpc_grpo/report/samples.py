@@ -61,13 +61,17 @@ def held_out(run: RunDir) -> list[dict[str, Any]]:
     found = []
     for name in ("", *sorted(path.name for path in folder.glob("*") if path.is_dir())):
         files = files_by_step(folder / name, "eval_step_")
-        steps = sorted(files)
-        if (num := len(steps)) > _MAX_EVALS:
-            steps = [steps[index * (num - 1) // (_MAX_EVALS - 1)] for index in range(_MAX_EVALS)]
+        steps = evenly_spread(sorted(files), _MAX_EVALS)
         stamps = tuple((step, files[step], files[step].stat().st_mtime_ns) for step in steps)
         if prompts := _through_time(stamps):
             found.append({"set": name, "steps": steps, "prompts": prompts})
     return found
+
+
+def evenly_spread(steps: list[int], most: int) -> list[int]:
+    """Return the steps, or `most` of them, among them the first and the last."""
+    last = len(steps) - 1
+    return steps if last < most else [steps[index * last // (most - 1)] for index in range(most)]
 
 
 @lru_cache(maxsize=16)
