@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from hpc_grpo.cli.hub import copy_export
+from hpc_grpo.cli.init import node_split
 from hpc_grpo.cli.options import OVERRIDES, echo
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.cli.train import run_until_over
@@ -22,13 +23,8 @@ from hpc_grpo.launch.place.local import LocalPlace
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir
 
-_CONFIG_FILE = "train_grpo.yaml"
-_RUN_NAME = "run"
 _GPUS_OF_A_LEARNER = 4
 """How many GPUs share one learner; the others sample, which takes most of a step's time."""
-
-_SHARE_OF_ONE_GPU = 0.4
-"""The engine's share of a GPU's memory where it takes turns with the learner, whose states stay there."""
 
 _REWARDS = {"correctness": "exact"}
 """Rewards of that script that have another name here: its correctness compares texts."""
@@ -70,8 +66,7 @@ def grpo(overrides: tuple[str, ...], **given: Any) -> None:
     if given["reward_function"] in _REWARDS:
         echo(f"--reward_function {given['reward_function']}: {_REWARDS[given['reward_function']]} here.", err=True)
     output = given["output_dir"].expanduser().absolute()
-    output.mkdir(parents=True, exist_ok=True)
-    file = output / _CONFIG_FILE
+    file = output / "train_grpo.yaml"
     write_atomic(file, to_yaml(config_values(given, output, LocalPlace().node_resources().num_gpus)))
     run = RunDir(load_request(str(file), overrides).config.run_path)
     code = run_until_over([sys.executable, "-m", "hpc_grpo.cli", "train", str(file), *overrides])
@@ -88,7 +83,7 @@ def config_values(given: Mapping[str, Any], output: Path, num_gpus: int) -> dict
     rank = given["lora_r"] or (_UNSLOTH_RANK if given["use_unsloth"] else None)
     return {
         **({"lora": {"rank": rank}} if rank else {}),
-        "run": {"name": _RUN_NAME, "root": str(output)},
+        "run": {"name": "run", "root": str(output)},
         "model": {"path": given["model"], **({} if num_gpus else {"device": "cpu", "dtype": "float32"})},
         "data": {
             "train": {"path": given["dataset"], "prompt_field": "prompt", "answer_field": "answer"},
@@ -103,11 +98,7 @@ def config_values(given: Mapping[str, Any], output: Path, num_gpus: int) -> dict
             "group_size": given["num_generations"],
             "max_new_tokens": given["max_completion_length"],
         },
-        "engine": {
-            "engines_per_node": max(1, num_gpus - learners),
-            **({"vllm": {"gpu_memory_utilization": _SHARE_OF_ONE_GPU}} if num_gpus == 1 else {}),
-        },
-        "placement": {"learners_per_node": learners, "colocate": num_gpus == 1},
+        **node_split(learners, max(1, num_gpus - learners), colocated=num_gpus == 1),
         "train": {
             "total_steps": given["max_steps"],
             "lr": given["learning_rate"],

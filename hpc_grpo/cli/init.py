@@ -166,10 +166,10 @@ def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | 
     if gpus == 0:
         model = {**values["model"], "device": "cpu", "dtype": "float32"}
         train = {**values["train"], "max_tokens_per_microbatch": _CPU_MICROBATCH}
-        return {**values, "model": model, "train": train, **_shared(1, 1)}, None
+        return {**values, "model": model, "train": train, **node_split(1, 1)}, None
     size, plan = _known_size(values["model"]["path"]), None
     for learners in range(1, max(gpus, 2)):
-        chosen = {**values, **_shared(learners, max(1, gpus - learners), colocated=gpus == 1)}
+        chosen = {**values, **node_split(learners, max(1, gpus - learners), colocated=gpus == 1)}
         chosen["launch"] = {"slurm": {"gpus_per_node": gpus}}
         plan = _planned(load_values(chosen, (), "This config"), size)
         if plan is None or plan.fits:
@@ -177,8 +177,9 @@ def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | 
     return chosen, plan
 
 
-def _shared(learners: int, engines: int, *, colocated: bool = False) -> dict[str, Any]:
-    # In turn on one GPU: the learner's states stay there, so that the engine takes less than usual.
+def node_split(learners: int, engines: int, *, colocated: bool = False) -> dict[str, Any]:
+    """Return the sections of a node's learners and engines; `colocated`: they take turns on one GPU."""
+    # The learner's states stay on the GPU, so that the engine takes less than usual.
     engine = {"engines_per_node": engines, **({"vllm": {"gpu_memory_utilization": 0.4}} if colocated else {})}
     return {"engine": engine, "placement": {"learners_per_node": learners, "colocate": colocated}}
 
