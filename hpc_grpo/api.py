@@ -128,23 +128,20 @@ class Job:
         was cancelled, or waits for a job that will not start, and TimeoutError after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        problem: str | None = None
-        while problem is None:
+        while True:
             records = read_records(self.run._dir)
-            summary = summarize(records, time.time())
+            summary = queued = summarize(records, time.time())
             if is_over(records, time.time()) and summary.state not in _ENDED_BADLY:
                 return self.run
             if summary.state in _ENDED_BADLY:
                 raise LaunchError(f"{self.run.path.name} is {summary.state}. {summary.problem}\n{self.run.explain()}")
             with suppress(LaunchError):  # a scheduler that does not answer is asked again later
                 (queued,) = ask_about([records]).corrected([summary])
-                if queued.problem != summary.problem:
-                    problem = queued.problem
-                    continue
+            if queued.problem != summary.problem:
+                raise LaunchError(f"{self.run.path.name} is {queued.state}. {queued.problem}")
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.run.path.name} is {summary.state} after {timeout_s:.0f} s.")
             time.sleep(_LOOK_S)
-        raise LaunchError(f"{self.run.path.name} is {self.state}. {problem}")
 
     def cancel(self) -> None:
         """End the run and all its jobs now; steps after the last checkpoint are lost."""
