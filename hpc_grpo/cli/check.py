@@ -143,6 +143,7 @@ def plan(
     nodes: tuple[int, ...],
     learners: tuple[int, ...],
     lags: tuple[int, ...],
+    size: str | None,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -154,7 +155,7 @@ def plan(
     node-hours. Uses the lengths and times that the run has measured. Needs the full installation, but no nodes.
     """
     if (run := run_unless_config(config_name)) is not None:
-        if any(value is not None for value in asked.values()) or overrides:
+        if any(value is not None for value in (size, *asked.values())) or overrides:
             raise click.UsageError("With a RUN: --nodes, --learners, --lag and --json alone.")
         config = read_config(run)
         settings = settings_of(config, nodes or (1, 2, 4, 8), learners or None, lags or None)
@@ -168,18 +169,13 @@ def plan(
         raise click.UsageError("--learners, --lag and several --nodes go with a RUN, which has measured its times.")
     request = load_request(config_name, overrides)
     start = inputs.start_of(request.config)
-    if asked["size"] is None:
+    if size is None:
         inputs.refuse_unsupported_model(request.config, start, request.environ)
     inputs.refuse_missing_inputs(request.config, start, only_functions=True)
     inputs.refuse_wrong_rewards(request.config, start)
     inputs.refuse_wrong_share(request.config, start)
-    planned = plan_of(
-        request.config,
-        request.environ,
-        _hardware(request.config, **asked),
-        nodes=next(iter(nodes), None),
-        size=asked["size"],
-    )
+    node = _hardware(request.config, **asked)
+    planned = plan_of(request.config, request.environ, node, nodes=next(iter(nodes), None), size=size)
     if as_json:
         budgets = {
             budget.device: {"gib": budget.num_bytes / GIB, "of": budget.capacity_bytes / GIB, "fits": budget.fits}
@@ -195,11 +191,7 @@ def plan(
 
 
 def _hardware(
-    config: Config,
-    size: str | None = None,
-    hardware: str | None = None,
-    gpu_memory_gib: float | None = None,
-    host_memory_gib: float | None = None,
+    config: Config, hardware: str | None, gpu_memory_gib: float | None, host_memory_gib: float | None
 ) -> Hardware:
     """Return the node to plan for, as the options say it, else as this machine is. Says what it assumes."""
     is_here, on_gpus = hardware is None, expects_gpus(config)
