@@ -159,8 +159,7 @@ ENVIRONMENTS = Registry(
 EVAL_METRICS = Registry("Eval metric")
 CALLBACKS = Registry("Callback")
 SOURCES = Registry(
-    "Data source",
-    {"data.sources": "arrow function hub json jsonl parquet", "data.reasoning_gym": "reasoning_gym"},
+    "Data source", {"data.sources": "arrow function hub json jsonl parquet", "data.reasoning_gym": "reasoning_gym"}
 )
 
 

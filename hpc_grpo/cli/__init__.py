@@ -164,8 +164,6 @@ class _Group(PlainGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        if self.words:
-            return super().invoke(ctx)
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:

@@ -18,7 +18,6 @@ from hpc_grpo.data.tokenizer import load_tokenizer, model_folder, stop_token_ids
 from hpc_grpo.run.adapter import with_model
 
 NEW = "/new"
-_HELP = f"Each line is a prompt; {NEW} begins a new conversation, Ctrl+C stops an answer, Ctrl+D ends."
 _MESSAGES = "messages"
 
 
@@ -113,7 +112,7 @@ def converse(config: Config, models: Mapping[str, str], chat_of: Callable[[Confi
     """Answer prompts by each of `models` (name -> path) until the input ends. Raises ConfigError as `Chat` does."""
     with redirect_stdout(sys.stderr):  # libraries report there when they are imported
         chats = {name: chat_of(with_model(config, path)) for name, path in models.items()}
-    echo(_HELP, err=True)
+    echo(f"Each line is a prompt; {NEW} begins a new conversation, Ctrl+C stops an answer, Ctrl+D ends.", err=True)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 - gives input() its editing and history

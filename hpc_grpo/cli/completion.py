@@ -53,7 +53,6 @@ def install(shell: str) -> str:
     """Write the script of a shell, and one line that reads it into the user's rc file; say what was done."""
     script, rc_name = _SHELLS[shell]
     file = Path.home() / ".local" / "share" / "hpc-grpo" / f"completion.{shell}"
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, script)
     rc = Path(os.environ.get("ZDOTDIR", Path.home()) if shell == "zsh" else Path.home()) / rc_name
     line = f"[ -r {file} ] && . {file}  # hpc-grpo\n"

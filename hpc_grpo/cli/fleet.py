@@ -100,7 +100,6 @@ def requeue(folder: Path | None, job_ids: tuple[str, ...], once: bool) -> None:
     if not job_ids:
         _run(folder, ["requeue"], once)
         return
-
     _, database = open_folder(folder)
     for job_id in job_ids:
         find_job(database, job_id)
@@ -119,7 +118,6 @@ def up(folder: Path | None) -> None:
 @click.pass_obj
 def watch(folder: Path | None) -> None:
     """Show VMs and jobs in a table that updates itself, until Ctrl+C."""
-
     with contextlib.suppress(KeyboardInterrupt):
         draw(open_folder(folder)[1], Console())
 

@@ -81,7 +81,6 @@ def table_text(translation: Translation) -> str:
     """Return a table for each kind of outcome, with a line for each key of the other system."""
     parts = []
     for kind in Kind:
-        found = translation.of(kind)
         rows = [
             (
                 outcome.theirs + ("" if outcome.is_given else " (its default)"),
@@ -89,7 +88,7 @@ def table_text(translation: Translation) -> str:
                 ", ".join(f"{key} = {_short(value)}" for key, value in outcome.ours.items()),
                 outcome.note,
             )
-            for outcome in found
+            for outcome in translation.of(kind)
         ]
         if rows:
             parts.append(f"{kind.value.upper()}\n{table(('THEIRS', 'VALUE', 'OURS', 'NOTE'), rows)}\n")

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -248,24 +249,21 @@ def _roots(root: Path | None = None) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    try:
+    with suppress(OSError):  # no folder, or somebody else's
         return sorted(folder.iterdir())
-    except OSError:  # no folder, or somebody else's
-        return []
+    return []
 
 
 def _is_sweep(path: Path) -> bool:
-    try:
+    with suppress(OSError, ValueError):  # somebody else's folder, or no name at all
         return is_sweep(path)
-    except (OSError, ValueError):  # somebody else's folder, or no name at all
-        return False
+    return False
 
 
 def _is_run(path: Path) -> bool:
-    try:
+    with suppress(OSError):  # somebody else's folder, or no name at all
         return RunDir(path).has_config()
-    except OSError:  # somebody else's folder, or no name at all
-        return False
+    return False
 
 
 def _no_such_run(argument: str, roots: Sequence[Path]) -> str:

@@ -34,10 +34,9 @@ def ray(run_name: str, words: tuple[str, ...]) -> None:
     if words[0] in _OF_THE_RUN:
         raise ConfigError(f"ray {words[0]} is not for the Ray of a run: {_OF_THE_RUN[words[0]]}.")
     run = open_run(run_name)
-    attempts = read_attempts(run)
-    if not attempts or attempts[-1].exit_kind != "running" or not attempts[-1].ray_address:
+    attempt = next(reversed(read_attempts(run)), None)
+    if attempt is None or attempt.exit_kind != "running" or not attempt.ray_address:
         raise ConfigError(f"No Ray of run {run.name} is up. `hpc-grpo status {run.path}` says where it stands.")
-    attempt = attempts[-1]
     address, head = attempt.ray_dashboard, attempt.nodes[0]
     if (words == ("dashboard",) or words[0] in _ASK_DASHBOARD) and not address:
         raise ConfigError(

@@ -75,10 +75,7 @@ def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) 
     help="Also write the model and its card to this new folder.",
 )
 @click.option(
-    "--push-to-hub",
-    "repository",
-    metavar="ORG/NAME",
-    help="Upload model and card. A new repository is private.",
+    "--push-to-hub", "repository", metavar="ORG/NAME", help="Upload model and card. A new repository is private."
 )
 @click.option("--public", "is_public", is_flag=True, help="Make a new repository of --push-to-hub public.")
 def export(

@@ -62,10 +62,7 @@ env -0
 
 @dataclass(frozen=True)
 class Request:
-    """A resolved config, the overrides that led to it, and the variables that a `.sh` config exported.
-
-    `told` says what is different from the options of another system.
-    """
+    """A resolved config, the overrides that led to it, and the variables that a `.sh` config exported."""
 
     config: Config
     overrides: list[str]

@@ -147,9 +147,7 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, nu
 @click.command("report")
 @click.argument("run_names", nargs=-1, required=True, metavar="RUN...")
 @click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The page. Default: report.html in the first run.",
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. Default: report.html in the first run."
 )
 def report(run_names: tuple[str, ...], out: Path | None) -> None:
     """Show what runs have learned, in the terminal and as one HTML page. The page needs no network.

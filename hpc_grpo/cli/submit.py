@@ -81,10 +81,7 @@ from hpc_grpo.types import GIB
     help="Submit a run for each value, as one array. Several: a run for each combination.",
 )
 @click.option(
-    "--seeds",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Train each cell of a sweep with N seeds, from run.seed on.",
+    "--seeds", type=click.IntRange(1), metavar="N", help="Train each cell of a sweep with N seeds, from run.seed on."
 )
 @click.option(
     "--at-once",

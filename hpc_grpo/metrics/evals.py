@@ -167,12 +167,12 @@ def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, 
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+def mean_interval(values: Sequence[float], z: float = _Z) -> tuple[float, float]:
     """Return the 95% interval of the mean of prompts' means, m -+ z * s / sqrt(N). Needs two prompts.
 
     Prompts are the unit of sampling: completions of one prompt form a cluster (Miller 2024, arXiv:2411.00640, sec. 2).
     """
-    half = _Z * math.sqrt(variance(values) / len(values))
+    half = z * math.sqrt(variance(values) / len(values))
     return fmean(values) - half, fmean(values) + half
 
 
@@ -183,8 +183,7 @@ def few_interval(values: Sequence[float]) -> tuple[float, float]:
     """
     if len(values) < 2:
         return math.nan, math.nan
-    half = _students_t(len(values) - 1) * math.sqrt(variance(values) / len(values))
-    return fmean(values) - half, fmean(values) + half
+    return mean_interval(values, _students_t(len(values) - 1))
 
 
 def _students_t(freedom: int) -> float:

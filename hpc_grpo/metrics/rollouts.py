@@ -137,11 +137,9 @@ def selection_metrics(num_sampled: int, num_passed_over: int, dropped: Sequence[
         "groups/dropped_masked": float(len(graded) - len(alike)),
         "groups/dropped_alike": float(len(alike)),
     }
-    return metrics | (
-        {"groups/alike_reward_mean": _mean(r for own in alike for r in compress(own.rewards, own.is_scored))}
-        if alike
-        else {}
-    )
+    if alike:
+        metrics["groups/alike_reward_mean"] = _mean(r for own in alike for r in compress(own.rewards, own.is_scored))
+    return metrics
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -171,10 +172,9 @@ def _is_logged_in(environ: Mapping[str, str]) -> bool:
     """Return whether `wandb login` left a key in ~/.netrc for W&B's server, or for WANDB_BASE_URL."""
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc  # with its port, as W&B writes it
     path = environ.get("NETRC") or f"{environ.get('HOME', '')}/.netrc"
-    try:
+    with suppress(OSError, netrc.NetrcParseError):
         return netrc.netrc(path).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    return False
 
 
 class WandbSink:

@@ -19,7 +19,6 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 from hpc_grpo.system.readable import one_line, table
 
-_NAMES_A_RUN = ("run.name", "run.root")
 _WIDTH = 40
 
 
@@ -56,7 +55,7 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
         raise ConfigError(f"{len(runs)} runs: a comparison needs two or more, such as runs/a and runs/b.")
     names, configs, metrics = names_of(runs), [read_config(run) for run in runs], [_lines(run) for run in runs]
     keys = [flat(config.model_dump(mode="json")) for config in configs]
-    every = sorted({key for own in keys for key in own} - {*_NAMES_A_RUN})
+    every = sorted({key for own in keys for key in own} - {"run.name", "run.root"})
     values = {key: tuple(own.get(key) for own in keys) for key in every}
     last = [last_values(lines) for lines in metrics]
     differences: dict[str, dict[str, float]] = {}

@@ -30,8 +30,6 @@ _WIDTH = 110
 
 
 class Advice(NamedTuple):
-    """A cause, and what the user should do."""
-
     cause: str
     todo: str
 

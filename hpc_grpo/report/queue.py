@@ -45,11 +45,11 @@ class QueueReport:
         found = []
         for summary, jobs in zip(summaries, self.jobs, strict=True):
             waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]
-            problem = summary.problem
             if summary.state in ("submitted", "waiting") and waits and all(job.is_over for job in waits):
                 ended = ", ".join(f"{job.job_id} ({job.state})" for job in waits)
                 problem = f"Its job will not start, Slurm says: {ended}. Submit it again: hpc-grpo submit {summary.run}"
-            found.append(replace(summary, problem=problem))
+                summary = replace(summary, problem=problem)
+            found.append(summary)
         return found
 
 

@@ -95,8 +95,7 @@ def find_alerts(records: RunRecords, summary: RunSummary, last: Mapping[str, Any
         alerts.append(f"no sign of life for {duration(summary.heartbeat_age_s)}")
     eta_s, walltime_s = summary.eta_s, summary.walltime_left_s
     if eta_s is not None and walltime_s is not None and eta_s > walltime_s and not records.waiting_job:
-        left_s = eta_s - walltime_s
-        alerts.append(f"no job waits to train the last {duration(left_s)}: hpc-grpo submit RUN")
+        alerts.append(f"no job waits to train the last {duration(eta_s - walltime_s)}: hpc-grpo submit RUN")
     alerts += [text for text in (summary.slow_node, summary.on_step) if text is not None]
     limits = _EPISODE_CUTS if "episode/turns" in last else _CUTS
     found = (text for name, (most, text) in _LIMITS.items() if (last.get(name) or 0.0) >= most)
