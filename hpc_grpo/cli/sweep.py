@@ -93,12 +93,11 @@ def load_sweep(
     refuse_shared(root)
     if RunDir(root).has_config():
         raise ConfigError(f"{root} is a run, and a sweep needs a folder for its runs. Give another name: --name NAME")
-    cells_by_name = grid(sweeps, words, base.config.run.seed, num_seeds)
-    named = [[*words, *own, f"run.root={root}", f"run.name={name}"] for name, own in cells_by_name.items()]
-    requests = [load_request(config_name, own).for_queue(queue) for own in named]
-    cells = {RunDir(request.config.run_path): request for request in requests}
-    own_values = (dict(word.split("=", 1) for word in own) for own in cells_by_name.values())
-    values = dict(zip(cells, own_values, strict=True))
+    cells, values = dict[RunDir, Request](), dict[RunDir, dict[str, str]]()
+    for name, own in grid(sweeps, words, base.config.run.seed, num_seeds).items():
+        request = load_request(config_name, [*words, *own, f"run.root={root}", f"run.name={name}"]).for_queue(queue)
+        run = RunDir(request.config.run_path)
+        cells[run], values[run] = request, dict(word.split("=", 1) for word in own)
     os.environ.update(base.exported)
     task = RunDir(root / CELLS / TASK)
     numbers = task_numbers(root, [*cells])

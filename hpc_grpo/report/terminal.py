@@ -74,7 +74,7 @@ def _curve_of(name: str, metrics: MetricColumns) -> Series:
     return Series(name, points, "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]")
 
 
-def draw_text(curves: Sequence[Series], num_columns: int = 80, num_rows: int = 18) -> str:
+def draw_text(curves: Sequence[Series]) -> str:
     """Draw lines of braille dots, with a mark at each point of marked series and the legend below.
 
     Uses no colours: a job's log has none, and some readers cannot distinguish them.
@@ -84,7 +84,7 @@ def draw_text(curves: Sequence[Series], num_columns: int = 80, num_rows: int = 1
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)  # not limited by this terminal, because the output may go to a file
-    plotext.plotsize(num_columns, num_rows)
+    plotext.plotsize(80, 18)  # columns, rows
     lines = {curve.name: (_thinned(list(curve.points)), _thinned(list(curve.points.values()))) for curve in curves}
     marks = list(zip(_MARKS, (curve.name for curve in curves if curve.is_marked), strict=False))
     for line in lines.values():
