@@ -103,11 +103,11 @@ def find_config(name: str) -> Path:
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
     beside = [str(p) for suffix in ("yaml", "yml", "sh") for p in Path(name).parent.glob(f"*.{suffix}") if p.is_file()]
     close = nearest(name, [*beside, *shipped])
-    why = (
-        "this is a folder. Give a file."
-        if Path(name).is_dir()
-        else f"there is no such file and no such shipped config{close}"
-    )
+    why = f"there is no such file and no such shipped config{close}"
+    if Path(name).is_dir():
+        why = "this is a folder. Give a file."
+    elif "=" in name:
+        why = "KEY=VALUE comes after a CONFIG."
     raise ConfigError(f"No config {name!r}: {why} Shipped configs: {', '.join(shipped)}.")
 
 

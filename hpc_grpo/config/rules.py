@@ -258,7 +258,8 @@ def check_vllm_names(config: Config) -> None:
     names = _vllm_names()
     if unknown := [name for name in config.engine.vllm if names and name not in names]:
         free = [name for name in names if owner_of(name) is None]
-        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{nearest(unknown[0], free)}")
+        near, usual = nearest(unknown[0], free), ", ".join(VllmArgs.__annotations__)
+        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{near} The usual ones: {usual}.")
 
 
 def _vllm_names() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -28,11 +29,12 @@ from hpc_grpo.driver.remote import connect, run_driver
 from hpc_grpo.driver.rollouts import DriverState, RolloutScheduler
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, train_length, wait_for_ray
 from hpc_grpo.driver.weights import Canary
-from hpc_grpo.errors import EngineLostError, HpcGrpoError, WeightSyncError
+from hpc_grpo.errors import EndAskedError, EngineLostError, HpcGrpoError, WeightSyncError
 from hpc_grpo.metrics.record import phase_name
 from hpc_grpo.metrics.timing import BETWEEN, StepTimer
+from hpc_grpo.run.checkpoint import newest_step
 from hpc_grpo.run.compiled import save_behind
-from hpc_grpo.run.files import write_atomic
+from hpc_grpo.run.files import space_awaited_while, write_atomic
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.inputs import take_inputs
 from hpc_grpo.run.paths import RunDir
@@ -60,7 +62,7 @@ def train(run_dir: RunDir) -> bool:
     stop.listen()
     times = StepTimes.after(before)
     journal = Journal(config, run_dir, length, times, timer)
-    try:
+    with space_awaited_while(partial(_refuse_where_stop_is_asked, stop, run_dir)), closing(journal):
         with timer.phase("start"):
             workers = Workers(config, reserve_nodes(config), inputs, config.optimizer_steps(length.total_steps))
             workers.start()
@@ -85,13 +87,16 @@ def train(run_dir: RunDir) -> bool:
             with timer.phase("checkpoint"):
                 checkpoints.export(state)
         journal.publish_state(state.step, "complete" if is_complete else "stopped")
-    finally:
-        journal.close()
     if is_complete:
         write_atomic(run_dir.complete_marker, f"step {state.step}\n{session.end_reason}".rstrip() + "\n")
         print(f"COMPLETE after {state.step} steps. Model: {run_dir.export(state.step)}", flush=True)
         print(f"Delete {run_dir.checkpoints} to free disk, unless you extend, fork or replay the run.", flush=True)
     return is_complete
+
+
+def _refuse_where_stop_is_asked(stop: StopRequest, run_dir: RunDir) -> None:
+    if (reason := stop.reason(0.0)) is not None:
+        raise EndAskedError(f"the disk is full ({reason})", newest_step(run_dir))
 
 
 def _begin(said: set[str], phase: str) -> None:

@@ -121,7 +121,7 @@ class JsonlSink:
         when_there_is_space(self._file.flush, "metrics.jsonl")  # unwritten data stays in the buffer
 
     def close(self) -> None:
-        self._file.close()
+        when_there_is_space(self._file.close, "metrics.jsonl")
 
 
 class TensorBoardSink:

@@ -31,7 +31,11 @@ class StepTimer:
         self.start_over()
 
     def start_over(self) -> None:
-        """Begin a step now, and forget the phases so far."""
+        """Begin the first step now, and forget all times so far."""
+        self._recent.clear()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
         self._step_started = self._clock()
         self._phases: dict[str, float] = {}
 
@@ -47,9 +51,9 @@ class StepTimer:
             self._on_phase(BETWEEN)
 
     def finish_step(self) -> dict[str, float]:
-        """Return `time/<phase>_s` of every phase and `time/step_s`, the seconds since `start_over`; start over."""
+        """Return `time/<phase>_s` of every phase and the seconds of the step, `time/step_s`. Begin the next step."""
         times, began = {f"time/{name}_s": seconds for name, seconds in self._phases.items()}, self._step_started
-        self.start_over()
+        self._begin_step()
         self._recent.append(self._step_started - began)
         return {**times, "time/step_s": self._recent[-1]}
 

@@ -45,7 +45,14 @@ from hpc_grpo.rewards import Group
 from hpc_grpo.run.adapter import refuse_wrong_lora
 from hpc_grpo.run.inputs import read_inputs, refuse_changed
 from hpc_grpo.run.paths import RunDir
-from hpc_grpo.system.hugging_face import dataset_folders, datasets_cache, find_model, hub_cache, is_offline
+from hpc_grpo.system.hugging_face import (
+    dataset_folders,
+    datasets_cache,
+    find_model,
+    hub_cache,
+    is_offline,
+    weight_files,
+)
 from hpc_grpo.system.readable import counted
 from hpc_grpo.types import GIB
 from hpc_grpo.weights.contract import (
@@ -388,7 +395,7 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError for an empty data set, a data file of unknown type, or a bad row.
+    """Raise ConfigError for an empty data set, a model's folder, a data file of unknown type, or a bad row.
 
     Checks rows of .jsonl and .json files, at most `_MAX_CHECKED_ROWS` of a file. The job checks the other rows, and
     lengths in tokens.
@@ -397,6 +404,8 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
         if place is None:
             continue
         is_empty = place.is_dir() and not any(files for _, _, files in os.walk(place, followlinks=True))
+        if place.is_dir() and weight_files(place):
+            raise ConfigError(f"Data set {place} is the folder of a model. Give a file, or the folder of a data set.")
         if place.is_file():
             open_source(source)  # the type of a file
         if place.is_file() and place.suffix in _TEXT_ROWS:

@@ -55,12 +55,11 @@ class Item:
 def items_of(config: Config, working_dir: Path) -> list[Item]:
     """Return the items of a run, the model first, because data are tokenized with it.
 
-    `working_dir` is the run's working folder. A folder there named like ORGANISATION/NAME overrides the hub.
+    `working_dir` is the run's working folder. A path there named like ORGANISATION/NAME overrides the hub.
     """
     items = []
     for key, path in config.models.items():
-        is_folder = is_there(working_dir / path) and (working_dir / path).is_dir()
-        items.append(Item(key, path, hugging_face.is_no_hub_name(path) or is_folder))
+        items.append(Item(key, path, hugging_face.is_no_hub_name(path) or is_there(working_dir / path)))
     for key, source in [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]:
         path = source.path
         is_path = hugging_face.is_no_hub_name(path) or path.endswith(DATA_FILES) or is_there(working_dir / path)

@@ -122,14 +122,22 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
     log = tail(folder / DRIVER_LOG, **_READ) if folder else ""
     error, printed = (reason_to_stop(log), "") if kind in _NO_ERROR else (last_error(log), printed)
     texts = (printed, error, record.why, "\n".join(log.splitlines()[-_END_LINES:]))
+    advice = None if is_running else advise(kind, *texts, has_jobs=record.source == "slurm")
     return Explanation(
         record=record,
         kind=kind,
         duration_s=None if end is None else end - record.started_at,
         num_steps=_num_steps(records, index),
         error=error or printed,
-        advice=None if is_running else advise(kind, *texts, has_jobs=record.source == "slurm"),
+        advice=advice and advice._replace(todo=advice.todo.replace("hpc-grpo submit RUN", _command(records, record))),
     )
+
+
+def _command(records: RunRecords, record: AttemptRecord) -> str:
+    """Return the command that starts the run again as this attempt was started."""
+    if record.source == "slurm" and records.chain.links:
+        return "hpc-grpo submit RUN"
+    return "the same command" if record.source == "joined" else "hpc-grpo train RUN"
 
 
 def _kind(record: AttemptRecord, sign: float | None, printed: str) -> str:

@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_grpo.config import Config
+from hpc_grpo.run.evals import REQUEST
 from hpc_grpo.run.frozen_config import read_config
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.processes import tie_to_parent
@@ -157,6 +159,11 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(text), descriptors
 
 
+def is_needed(kind: str, config: Config, run: RunDir) -> bool:
+    """Return whether the run starts actors of this kind. An eval starts no learner, and some tasks no engine."""
+    return config.needs.rollouts if kind == "engine" else not (run.path / REQUEST).is_file()
+
+
 def main(path: Path, modules: Sequence[str]) -> None:
     """Import the modules and serve as a template at the socket `path`. A fork continues as the requested worker.
 
@@ -193,6 +200,7 @@ def main(path: Path, modules: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     tie_to_parent(int(sys.argv[1]), signal.SIGTERM)
-    actor_kind, run_config = sys.argv[3], read_config(RunDir(Path(sys.argv[4])))
-    if actor_kind == "learner" or run_config.needs.rollouts:
+    actor_kind, run = sys.argv[3], RunDir(Path(sys.argv[4]))
+    run_config = read_config(run)
+    if is_needed(actor_kind, run_config, run):
         main(Path(sys.argv[2]), prepare(actor_kind, run_config))

@@ -94,7 +94,12 @@ class Driver:
             fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
 
     def forward(self, sig: int) -> None:
-        """Forward a signal. A signal that needs a handler goes only to a driver that has one: it would kill others."""
+        """Forward a signal. A signal that needs a handler goes only to a driver that has one: it would kill others.
+
+        A driver that has no handlers yet gets SIGTERM for SIGINT: Python would answer SIGINT with a traceback.
+        """
+        if sig == signal.SIGINT and not catches(self.program.pid, signal.SIGTERM):
+            sig = signal.SIGTERM
         is_request = sig in (signal.SIGUSR1, STACKS_SIGNAL)
         if not is_request or catches(self.program.pid, sig):
             if sig == signal.SIGKILL and hold_on(self.program.pid) == "stopped":

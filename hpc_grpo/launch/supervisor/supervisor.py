@@ -83,7 +83,8 @@ class Supervisor:
             finally:
                 self._processes.tear_down()
                 self.record.save(self._dir)
-        say(self._why_without_what_was_printed())
+        if not (is_eval and self.record.exit_kind == "complete"):
+            say(self._why_without_what_was_printed())
         assert self.record.exit_code is not None
         return self.record.exit_code
 

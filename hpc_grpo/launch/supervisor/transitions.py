@@ -398,7 +398,7 @@ def _try_again_or_end(state: State, end: End, facts: RunFacts) -> Reaction:
                 return _restarted(state, end.why)
             return replace(state, phase="forming", ending=end), [Do.FORM_AGAIN]
     if end.kind == "resumable" and facts.stop_asked:
-        why = "Stopped and checkpointed, as the STOP file asks; hpc-grpo submit takes it up again."
+        why = "Stopped and checkpointed, as the STOP file asks; start it again to carry on."
         end = replace(end, kind="stopped", why=why)
     return replace(state, phase="over"), [end]
 

@@ -188,6 +188,8 @@ TRL_LACKS = ("--set", "rewards=[{name: math}]", "--set", "data.train.path=rows.j
         (["train", "my.yaml", "+train.lr=1e-6"], "without quotes or signs before the key"),
         (["train", "my.yaml", "--train.lr=1e-6"], "CONFIG train.lr=VALUE. `hpc-grpo init` writes a CONFIG."),
         (["config", "folder.yaml"], "No config 'folder.yaml': this is a folder. Give a file. Shipped"),
+        (["config", "engine.vllm.foo=1"], "No config 'engine.vllm.foo=1': KEY=VALUE comes after a CONFIG. Shipped"),
+        (["config", "local/debug", "nope=1"], "nope: unknown key. Valid here: "),
         (["config", "indent.yaml"], "Indent all keys of a section by the same number of spaces."),
         (["config", "deep.yaml"], "Indent all keys of a section by the same number of spaces."),
         (["config", "quote.yaml"], "write ' inside of '…' twice."),

@@ -222,6 +222,19 @@ def test_a_reward_may_need_columns_of_data_that_is_elsewhere(queue: FakeQueue, t
     assert "the columns of the data set, which are unknown until it is read. A last" in refused
 
 
+def test_a_file_of_data_is_no_model_and_the_folder_of_a_model_is_no_data(queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    (tmp_path / "qwen").mkdir()
+    (tmp_path / "qwen" / "config.json").write_text("{}")
+    (tmp_path / "qwen" / "model.safetensors").touch()
+    refused = submit("model.path=rows.jsonl", "--dry-run")
+    assert refused.exit_code == EXIT_CONFIG
+    assert f"model.path = rows.jsonl: there is no {tmp_path}/rows.jsonl/config.json" in refused.stderr
+    refused = submit("model.path=org/m", "data.train.path=qwen", "--dry-run")
+    assert refused.exit_code == EXIT_CONFIG
+    assert f"Data set {tmp_path}/qwen is the folder of a model." in refused.stderr
+
+
 def test_an_offline_job_needs_its_inputs_in_the_cache(queue: FakeQueue, tmp_path: Path) -> None:
     words = ["model.path=org/m", f"launch.env.HF_HOME={tmp_path}/cache"]
     warned = submit(*words, "--dry-run")

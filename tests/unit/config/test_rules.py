@@ -238,7 +238,7 @@ ARGUMENTS = "x = 1\n\nclass EngineArgs:\n    block_size: int = 1\n    def go(sel
 @pytest.mark.parametrize(
     ("source", "launch", "error"),
     [
-        (ARGUMENTS, {}, "engine.vllm.blok_size: vLLM has no such argument; did you mean 'block_size'?"),
+        (ARGUMENTS, {}, "blok_size: vLLM has no such argument; did you mean 'block_size'? The usual ones: max_num_"),
         (ARGUMENTS, {"python": "/opt/other/bin/python"}, None),
         (ARGUMENTS, {"container": {"image": "hpc-grpo"}}, None),
         ("", {}, None),

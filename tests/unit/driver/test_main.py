@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -11,10 +13,12 @@ import pytest
 from hpc_grpo.config import Config
 from hpc_grpo.driver import main as train
 from hpc_grpo.driver.rollouts import DriverState
+from hpc_grpo.driver.schedule import TrainLength
 from hpc_grpo.driver.weights import Canary
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import EXIT_RESUMABLE, ConfigError, EndAskedError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import PULSE_VARIABLE
+from hpc_grpo.run.files import wait_for_space
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.pulse import Beat, read_pulse
 from hpc_grpo.types import Prompt
@@ -36,6 +40,29 @@ def test_the_driver_shows_its_phase_while_it_reads_the_inputs(tmp_path: Path, mo
     with pytest.raises(ConfigError, match="the end of the test"):
         train.train(RunDir(tmp_path))
     assert [(beat.work, beat.limit_s) for beat in shown] == [("inputs", 7.0)]
+
+
+@pytest.mark.parametrize("is_signal", [True, False], ids=["SIGTERM", "STOP"])
+def test_a_driver_that_waits_for_space_can_be_stopped(
+    is_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, looks = RunDir(tmp_path), [0, 0, 0]
+
+    def loop(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM) if is_signal else run_dir.stop_marker.touch()
+        wait_for_space(tmp_path, 1, "A checkpoint", lambda _: looks.pop(), retry_s=0.0)
+
+    parts = "load_inputs take_inputs fingerprints connect reserve_nodes Workers save_behind Checkpoints"
+    for part in parts.split():
+        monkeypatch.setattr(train, part, MagicMock())
+    monkeypatch.setattr(train, "read_config", lambda _: minimal_config())
+    monkeypatch.setattr(train, "train_length", lambda *_: TrainLength(9, 1, 9))
+    monkeypatch.setattr(train, "wait_for_ray", lambda _: "10.0.0.1:6379")
+    monkeypatch.setattr(train, "newest_step", lambda _: 5)
+    monkeypatch.setattr(train, "_run_loop", loop)
+    with pytest.raises(EndAskedError, match="the disk is full") as ended:
+        train.train(run_dir)
+    assert (ended.value.exit_code, len(looks)) == (EXIT_RESUMABLE, 2)
 
 
 def test_a_phase_is_said_when_it_begins_for_the_first_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import MagicMock
@@ -12,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hpc_grpo.config import Config
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.errors import ConfigError, EndAskedError
 from hpc_grpo.metrics.console import ConsoleSink
 from hpc_grpo.metrics.record import StepRecord
 from hpc_grpo.metrics.sinks import (
@@ -27,6 +28,7 @@ from hpc_grpo.metrics.sinks import (
     wandb_mode,
     wandb_run_id,
 )
+from hpc_grpo.run.files import space_awaited_while
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.progress import read_metrics
 from tests.support.configs import minimal_config
@@ -325,3 +327,12 @@ def test_wandb_gets_nothing_of_launch_but_the_number_of_nodes() -> None:
     assert shown["launch"] == {"num_nodes": 2}
     assert shown["train"]["lr"] > 0
     assert "of-the-site" not in str(shown)
+
+
+def test_a_full_disk_does_not_hide_why_the_wait_for_it_ended(run_dir: RunDir, record: StepRecord) -> None:
+    def refuse() -> None:
+        raise EndAskedError("the disk is full", step=5)
+
+    run_dir.metrics.symlink_to("/dev/full")
+    with pytest.raises(EndAskedError), space_awaited_while(refuse), closing(JsonlSink(run_dir.metrics)) as sink:
+        sink.write(record)

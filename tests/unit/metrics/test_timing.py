@@ -34,6 +34,18 @@ def test_phase_that_raises_is_counted_and_raises_on() -> None:
     assert timer.finish_step()["time/train_s"] == 2.0
 
 
+def test_what_comes_before_the_first_step_does_not_count_for_the_eta() -> None:
+    clock = Clock()
+    timer = StepTimer(clock)
+    clock.now += 500.0
+    timer.finish_step()  # the eval before the first step
+    timer.start_over()
+    assert timer.eta_s(10) is None
+    clock.now += 2.0
+    timer.finish_step()
+    assert timer.eta_s(10) == 20.0
+
+
 def test_eta_is_not_moved_by_one_slow_step() -> None:
     clock = Clock()
     timer = StepTimer(clock)

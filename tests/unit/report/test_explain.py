@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,28 @@ def test_the_end_of_the_log_counts_where_no_error_stands_out(built: RunBuilder) 
     built.log(built.attempt(1, "crash"), "step 1\n[rank0]: NCCL watchdog: collective operation timeout\n")
     built.log(built.attempt(2, "crash"), "NCCL timed out\n" + "step\n" * 100)
     assert causes(built) == ["nodes stopped talking (NCCL or Gloo)", "not recognised"]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_submitted", "command"),
+    [
+        ("slurm", True, "hpc-grpo submit RUN"),
+        ("slurm", False, "hpc-grpo train RUN"),
+        ("local", False, "hpc-grpo train RUN"),
+        ("ssh", False, "hpc-grpo train RUN"),
+        ("joined", False, "the same command"),
+    ],
+)
+def test_the_command_to_go_on_is_the_one_that_started_the_attempt(
+    built: RunBuilder, source: str, is_submitted: bool, command: str
+) -> None:
+    record = built.attempt(1, "crash")
+    replace(record, source=source).save(built.folder(record))
+    if is_submitted:
+        built.chain("11")
+    (entry,) = explained(built)
+    assert entry.advice is not None
+    assert f"{command} tries again from the last checkpoint." in entry.advice.todo
 
 
 def test_a_resumable_attempt_shows_why_its_driver_stopped(built: RunBuilder) -> None:

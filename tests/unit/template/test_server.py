@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from hpc_grpo.run.evals import EvalRequest
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.template import client
-from hpc_grpo.template.server import why_not_forked
+from hpc_grpo.template.server import is_needed, why_not_forked
+from tests.support.configs import minimal_config
 from tests.support.processes import wait_until
 
 PROGRAM = """
@@ -135,6 +138,25 @@ def test_a_worker_that_ray_gives_up_while_the_template_imports_is_not_forked(
 def test_a_template_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     words = ["-m", "hpc_grpo.template.server", "1", str(tmp_path / "socket"), "engine", str(tmp_path)]
     assert subprocess.run([sys.executable, *words], timeout=60, check=False).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "is_eval", "expected"),
+    [
+        ("learner", "grpo", False, True),
+        ("learner", "grpo", True, False),
+        ("learner", "sft", False, True),
+        ("engine", "grpo", False, True),
+        ("engine", "grpo", True, True),
+        ("engine", "sft", False, False),
+    ],
+)
+def test_a_template_is_needed_only_for_actors_that_the_run_starts(
+    tmp_path: Path, kind: str, task: str, is_eval: bool, expected: bool
+) -> None:
+    if is_eval:
+        EvalRequest({"m": "m"}).save(RunDir(tmp_path))
+    assert is_needed(kind, minimal_config(task=task), RunDir(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, 
 TOKEN_VARIABLE = "HPC_GRPO_TOKEN"
 MAGIC = b"hpc-grpo join 1\n"
 HANDSHAKE_S = 10.0
-"""Limit for each read of the handshake. After that, the connection is closed."""
+"""Limit of a handshake, with the hello after it. After that, the connection is closed."""
 
 _USER_TIMEOUT_S = 30  # Seconds without acknowledgement of sent data after which the other side counts as gone.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
@@ -44,13 +44,13 @@ def prove_to_head(connection: socket.socket, token: bytes) -> None:
 
     Raises EOFError if the head hangs up without a word: it has no place for this worker now.
     """
-    connection.settimeout(HANDSHAKE_S)
-    challenge = read_exactly(connection, len(MAGIC) + NONCE_BYTES)
+    deadline = time.monotonic() + HANDSHAKE_S
+    challenge = read_exactly(connection, len(MAGIC) + NONCE_BYTES, deadline)
     if not challenge.startswith(MAGIC):
         raise NotProvedError("who listens there is no head of hpc-grpo")
     said, expected = answer(token, MAGIC, challenge[len(MAGIC) :])
     connection.sendall(said)
-    answered = read_exactly(connection, PROOF_BYTES)
+    answered = read_exactly(connection, PROOF_BYTES, deadline)
     if answered == REFUSAL:
         raise NotProvedError("the head refuses it: its token is another one")
     if not hmac.compare_digest(answered, expected):
@@ -58,23 +58,27 @@ def prove_to_head(connection: socket.socket, token: bytes) -> None:
     connection.settimeout(None)
 
 
-def prove_to_worker(connection: socket.socket, token: bytes) -> bool:
+def prove_to_worker(connection: socket.socket, token: bytes, deadline: float) -> bool:
     """Do the head's part of the handshake. Return whether the worker knows the token.
 
-    Raises EOFError and OSError if the worker leaves.
+    Raises EOFError and OSError if the worker leaves, and TimeoutError after the deadline.
     """
-    connection.settimeout(HANDSHAKE_S)
     nonce = os.urandom(NONCE_BYTES)
     connection.sendall(MAGIC + nonce)
-    proof = judge(token, MAGIC, nonce, read_exactly(connection, NONCE_BYTES + PROOF_BYTES))
+    proof = judge(token, MAGIC, nonce, read_exactly(connection, NONCE_BYTES + PROOF_BYTES, deadline))
     connection.sendall(proof)
     return proof != REFUSAL
 
 
-def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    """Read exactly `num_bytes`. Raises EOFError if the connection ends before, and TimeoutError."""
+def read_exactly(connection: socket.socket, num_bytes: int, deadline: float | None = None) -> bytes:
+    """Read exactly `num_bytes`. Raises EOFError if the connection ends before, and TimeoutError.
+
+    `deadline` is a time of `time.monotonic()`. Default: the timeout of the connection, for each read.
+    """
     data = b""
     while len(data) < num_bytes:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
         part = connection.recv(num_bytes - len(data))
         if not part:
             raise EOFError("the connection ended")
@@ -82,13 +86,16 @@ def read_exactly(connection: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
-def read_line(connection: socket.socket, most_bytes: int) -> bytes:
-    """Read one line and no byte after it. Raises EOFError if the connection ends, or the line is too long."""
+def read_line(connection: socket.socket, most_bytes: int, deadline: float | None = None) -> bytes:
+    """Read one line and no byte after it. Raises EOFError if the connection ends, or the line is too long.
+
+    `deadline` as in `read_exactly`.
+    """
     line = b""
     while not line.endswith(b"\n"):
         if len(line) == most_bytes:
             raise EOFError(f"a line has more than {most_bytes} bytes")
-        line += read_exactly(connection, 1)
+        line += read_exactly(connection, 1, deadline)
     return line
 
 

@@ -1,7 +1,7 @@
 """The gate of the head: one port that workers dial, and the connections of workers that have proved the token.
 
 Threads check callers and let workers in, so workers may come and go at any time. A caller without the token learns
-nothing. Each of its reads has ten seconds, and it shares a few places with other callers of its address.
+nothing. It has ten seconds for its proof and its hello, and it shares a few places with other callers of its address.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpc_grpo.errors import EXIT_CONFIG, NodesUnavailableError
-from hpc_grpo.launch.place.joined.connection import Hello, farewell, how_ended, notice_cuts, prove_to_worker, read_line
+from hpc_grpo.launch.place.joined.connection import (
+    HANDSHAKE_S,
+    Hello,
+    farewell,
+    how_ended,
+    notice_cuts,
+    prove_to_worker,
+    read_line,
+)
 from hpc_grpo.system.proof import ProvedServer
 from hpc_grpo.system.say import say
 
@@ -165,10 +173,10 @@ class _Caller(socketserver.BaseRequestHandler):
     server: Gate
 
     def handle(self) -> None:
-        gate, connection = self.server, self.request
+        gate, connection, deadline = self.server, self.request, time.monotonic() + HANDSHAKE_S
         with contextlib.suppress(OSError, EOFError, ValueError):  # it has left, is late, or sends no hello
-            if prove_to_worker(connection, gate.token):
+            if prove_to_worker(connection, gate.token, deadline):
                 gate.leave_unproved(connection)
-                gate.let_in(connection, read_line(connection, _MOST_HELLO_BYTES))
+                gate.let_in(connection, read_line(connection, _MOST_HELLO_BYTES, deadline))
             else:
                 gate.note_stranger(self.client_address[0])

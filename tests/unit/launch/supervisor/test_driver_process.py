@@ -82,6 +82,15 @@ def test_a_request_spares_a_driver_that_does_not_handle_it(start_driver: StartDr
     assert driver.program.process.wait(DEADLINE_S) == -signal.SIGTERM
 
 
+def test_an_interrupt_ends_a_driver_without_handlers_and_it_prints_no_traceback(start_driver: StartDriver) -> None:
+    driver = start_driver(READY)
+    pump_until(driver, lambda: "ready" in driver.printed)
+    driver.forward(signal.SIGINT)
+    assert driver.program.process.wait(DEADLINE_S) == -signal.SIGTERM
+    driver.pump()
+    assert driver.printed == "ready\n"
+
+
 def test_a_request_reaches_a_driver_that_handles_it(start_driver: StartDriver) -> None:
     driver = start_driver(f"import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75)); {READY}")
     pump_until(driver, lambda: "ready" in driver.printed)

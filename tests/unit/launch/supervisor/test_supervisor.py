@@ -224,6 +224,22 @@ def test_an_attempt_that_waits_for_space_can_be_ended(
     )
 
 
+@pytest.mark.parametrize("is_eval", [True, False])
+def test_only_a_run_of_training_is_said_to_be_complete(
+    scene: Scene, is_eval: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.run.path.mkdir()
+    scene.run.complete_marker.touch()
+    if is_eval:
+        EvalRequest({"m": "m"}).save(scene.run)
+    monkeypatch.setattr(supervisor_module, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(supervisor_module, "descendants", lambda _pid: [])
+    place = FakePlace(allocation("n1"))
+    setup = AttemptSetup(scene.run, LaunchConfig(), place, place.allocation(), 1, scene.run.path.parent)
+    assert Supervisor(setup, FakeNodes("n1", is_ready=True), ["true"]).run() == 0
+    assert ("The run is complete." in capsys.readouterr().out) == (not is_eval)
+
+
 def test_a_driver_without_progress_and_its_nodes_are_asked_for_stacks(scene: Scene) -> None:
     nodes = FakeNodes("n1", is_ready=True)
     hangs = (

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hpc_grpo.errors import NodesUnavailableError
-from hpc_grpo.launch.place.joined import connection
+from hpc_grpo.launch.place.joined import gate as gate_module
 from hpc_grpo.launch.place.joined.connection import MAGIC, Hello, NotProvedError, prove_to_head, read_exactly
 from hpc_grpo.launch.place.joined.gate import Gate
-from hpc_grpo.system.proof import MOST_OF_ADDRESS, MOST_UNPROVED, NONCE_BYTES, REFUSAL, answer, proof
+from hpc_grpo.system.proof import MOST_OF_ADDRESS, MOST_UNPROVED, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer, proof
 
 TOKEN = b"a token of the run, long enough"
 
@@ -83,10 +83,20 @@ def test_a_heads_proof_does_not_serve_as_a_workers() -> None:
 
 
 def test_who_says_nothing_is_hung_up_on(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(gate_module, "HANDSHAKE_S", 0.2)
     silent = dial(gate)
     read_exactly(silent, len(MAGIC) + NONCE_BYTES)
     assert silent.recv(1) == b""
+
+
+def test_who_sends_a_byte_now_and_then_is_hung_up_on(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "HANDSHAKE_S", 0.5)
+    slow = dial(gate)
+    read_exactly(slow, len(MAGIC) + NONCE_BYTES)
+    with pytest.raises(ConnectionError):
+        for _ in range(NONCE_BYTES + PROOF_BYTES - 1):
+            slow.sendall(b"x")
+            time.sleep(0.1)
 
 
 def is_open(connection: socket.socket) -> bool:
