@@ -83,6 +83,12 @@ def node_options(launch: LaunchConfig) -> dict[str, Any]:
     return {key: value for key, value in wanted.items() if value is not None}
 
 
+def long_options(launch: LaunchConfig) -> dict[str, Any]:
+    """Return all options of a job under Slurm's names. Raises ConfigError as `extra_options`."""
+    nodes = {name.replace("_", "-"): value for name, value in node_options(launch).items()}
+    return nodes | extra_options(launch.slurm)
+
+
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
     """Return `launch.slurm.extra` under Slurm's names. Raises ConfigError for options that have their own key."""
     given = {key: value for key, value in slurm.extra.items() if value is not False and value is not None}
