@@ -23,12 +23,13 @@ from typing import IO
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.launch.agent import ray_command
-from hpc_grpo.launch.agent.folders import OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
-from hpc_grpo.launch.agent.program import RayProcess, end_containers, inside_of
+from hpc_grpo.launch.agent.folders import SHM, OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
+from hpc_grpo.launch.agent.program import RayProcess, inside_of
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order, hand_over
 from hpc_grpo.launch.agent.stage import ATTEMPT_NAME, make_copies, take_run
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
+from hpc_grpo.launch.place.container import labels_of
 from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
 from hpc_grpo.system.processes import adopt_orphans, hold_on, write_no_core_dumps
@@ -138,8 +139,8 @@ class NodeAgent:
                 return ray, ray.poll() or 0
         self._is_up.set()
         address = spec.head_address or f"{ip}:{ports.gcs}"
-        up = NodeReport("up", spec.node, ip=ip, interface=interface, address=address, temp_dir=str(temp_dir))
-        up = replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, dashboard=ports.dashboard)
+        num_gpus = resources.num_gpus
+        up = NodeReport("up", spec.node, ip=ip, address=address, num_gpus=num_gpus, dashboard=ports.dashboard)
         self._write(up.to_line())
         return ray, None
 
@@ -230,8 +231,10 @@ class NodeAgent:
         for copy in self._copies:
             with not_worth_the_run(f"{copy.path} was not removed", sys.stderr):
                 copy.leave()
-        if self._lease.ended_by or self._is_urgent:
-            end_containers(self._spec)
+        if self._spec.container and (self._lease.ended_by or self._is_urgent):
+            # A dead supervisor may have left the driver's container, and its folder in shared memory.
+            self._spec.container.end(labels_of(self._spec.tag))
+            sweep(SHM)
 
     def _end_ray(self) -> None:
         if self._ray is not None:
