@@ -38,9 +38,6 @@ from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, ExitKind
 FOLLOWERS = 2
 """Jobs that wait behind a running link."""
 
-_NOTHING_LEFT: tuple[ExitKind, ...] = ("complete", "config", "stopped")
-"""After these another job could do nothing."""
-
 
 @dataclass(frozen=True)
 class News:
@@ -176,7 +173,7 @@ Succession = Literal["end the chain", "have one wait", "keep it off lost nodes",
 
 def decide_succession(attempt: AttemptRecord, stop_asked: bool) -> Succession:
     """Decide what happens to the successor after the attempt. A waiting successor also avoids the lost nodes."""
-    if attempt.exit_kind in _NOTHING_LEFT or stop_asked:
+    if attempt.exit_kind in ("complete", "config", "stopped") or stop_asked:  # another job could do nothing
         return "end the chain"
     if not attempt.signalled:
         return "have one wait"

@@ -31,6 +31,7 @@ MAGIC = b"hpc-grpo join 1\n"
 HANDSHAKE_S = 10.0
 """Limit for each read of the handshake. After that, the connection is closed."""
 
+_MOST_LINE_BYTES = 65536
 _USER_TIMEOUT_S = 30  # Seconds without acknowledgement of sent data after which the other side counts as gone.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 
@@ -134,9 +135,6 @@ def find_token(file: Path, environ: Mapping[str, str]) -> bytes | None:
             )
         return given.encode()
     return file.read_bytes().strip() if file.is_file() else None
-
-
-_MOST_LINE_BYTES = 65536
 
 
 @dataclass(frozen=True)
