@@ -107,7 +107,6 @@ class SshPlace(LocalPlace):
         return list(command) if is_here else self._hosts[node].command(shlex.join(command))
 
     def carried_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the allowed variables, without those that describe this machine."""
         kept = {name: value for name, value in environ.items() if is_allowed(name, self._pass_env)}
         return {name: value for name, value in kept.items() if name not in _OF_THE_MACHINE}
 

@@ -224,7 +224,6 @@ class SlurmJob:
         return int(self.fields.get("NumNodes", "1").partition("-")[0])
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
-        """Let a waiting job avoid nodes. Raises LaunchError if too few nodes of its partition would be left."""
         excluded = [*([self.fields["ExcNodeList"]] if "ExcNodeList" in self.fields else []), *nodes]
         names = self.fields["Partition"].split(",")
         partitions = [text.fields(self.ask(["scontrol", "--all", "show", "partition", name])) for name in names]
