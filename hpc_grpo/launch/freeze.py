@@ -99,10 +99,7 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
 def new_source(
     run: RunDir, config: Config, folder: Path, argv: Sequence[str], overrides: Sequence[str], **facts: Any
 ) -> None:
-    """Write the origin and the snapshot of a new run. The config's paths are relative to `folder`.
-
-    `facts` are further entries of source.json.
-    """
+    """Write a new run's snapshot, and source.json with `facts`. The config's paths are relative to `folder`."""
     source = {**_origin(folder, argv, overrides), **facts, "resumed": [], **take_snapshot(run, config, folder)}
     write_record(run.source, source, keep_copy=True)
 

@@ -116,10 +116,7 @@ class NodeAgent:
         return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / log}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> tuple[RayProcess, int | None]:
-        """Start Ray, and report it once it is up. Return Ray with None.
-
-        Return Ray with its exit code if it ended before, with 0 if this agent must end.
-        """
+        """Start Ray and report it. Return it with its exit code: None once it is up, 0 if this agent must end."""
         spec = self._spec
         interface, ip = ray_command.node_address(spec)
         resources = find_place().node_resources()
@@ -205,10 +202,7 @@ class NodeAgent:
         return self._is_deaf or self._is_told  # SIGKILL may be near
 
     def _own_dirs(self) -> tuple[Path, Path]:
-        """Return the folders of Ray and of the weight store. The first call creates both.
-
-        The first call also removes leftovers of dead agents.
-        """
+        """Return Ray's folder and the weight store's. The first call makes both and sweeps leftovers away."""
         paths = (ray_command.temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
         if not self._dirs:
             for path in paths:

@@ -218,10 +218,7 @@ def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hou
 
 
 def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
-    """Return `launch` with the walltime that `used` node-hours leave.
-
-    Raises ConfigError if less than `launch.bringup_deadline_s` is left.
-    """
+    """Return `launch` with the walltime that `used` node-hours leave. Raises ConfigError below `bringup_deadline_s`."""
     slurm = launch.slurm
     if slurm.max_node_hours is None:
         return launch

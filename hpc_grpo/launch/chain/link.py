@@ -90,10 +90,7 @@ class ChainLink:
 
     @cached_property
     def _asked(self) -> LaunchConfig:
-        """The request for the jobs behind this one, at first the record's; the config's for a job by hand.
-
-        Raises OSError.
-        """
+        """The request for the next jobs: at first the record's, for a job by hand the config's. Raises OSError."""
         return self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
 
     def _ask_what_was_given(self, queue: JobQueue) -> None:

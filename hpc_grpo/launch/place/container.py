@@ -225,10 +225,7 @@ def _limit(name: str) -> str:
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the folders in `texts`; for other paths, the nearest existing parent.
-
-    Leaves out nested folders and folders of the system.
-    """
+    """Return the outermost folders of the paths in `texts`, or of their nearest parents, without the system's."""
     folders: list[Path] = []
     for text in texts:
         with suppress(OSError, ValueError):  # text that is no path, or too long for one

@@ -88,10 +88,7 @@ class SshPlace(LocalPlace):
         self._allocation: Allocation | None = None
 
     def allocation(self) -> Allocation:
-        """Return this machine and the other hosts, whose CPUs it queries by ssh.
-
-        Raises NodesUnavailableError, and ConfigError if no host is this machine.
-        """
+        """Query the hosts' CPUs by ssh. Raises NodesUnavailableError, and ConfigError if no host is this machine."""
         if self._allocation is None:
             head = self._own_host()
             others = [host for host in self._hosts.values() if host != head]

@@ -60,10 +60,7 @@ def prove_to_head(connection: socket.socket, token: bytes) -> None:
 
 
 def prove_to_worker(connection: socket.socket, token: bytes) -> bool:
-    """Do the head's part of the handshake. Return whether the worker knows the token.
-
-    Raises EOFError and OSError if the worker leaves.
-    """
+    """Do the head's part of the handshake. Return whether the worker knows the token. Raises EOFError and OSError."""
     connection.settimeout(HANDSHAKE_S)
     nonce = os.urandom(NONCE_BYTES)
     connection.sendall(MAGIC + nonce)

@@ -70,8 +70,7 @@ class SlurmQueue:
     def submit(self, request: JobRequest) -> str:
         """Queue the job. sbatch may fail after the queue took it, so a failed job is looked up by its name.
 
-        A retry looks it up first. If the user set a comment of their own, the job has no name to look up. Raises
-        JobInDoubtError if the queue may have taken the job.
+        A retry looks it up first. If the user set a comment of their own, the job has no name to look up.
         """
         script = sbatch.render(request)
         if request.may_be_queued and (job_id := self._queued(request)):
@@ -202,10 +201,7 @@ class SlurmJob:
         return launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})
 
     def _given(self) -> given.Options:
-        """Return the options given to sbatch. If the site keeps no command lines, use the job's resources instead.
-
-        Prints a message in this case.
-        """
+        """Return the options given to sbatch. If the site keeps no command lines, use the job's resources instead."""
         script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
         if submitted := next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), ""):
             name = Path(self.fields.get("Command", "")).name

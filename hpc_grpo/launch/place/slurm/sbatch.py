@@ -30,10 +30,7 @@ def render(request: JobRequest) -> str:
 
 
 def parameters(request: JobRequest) -> dict[str, Any]:
-    """Return submitit's parameters.
-
-    Raises ConfigError for hosts, for options that have their own key, and for % or a backslash in the run's path.
-    """
+    """Return submitit's parameters. Raises ConfigError for hosts, as `extra_options`, and for % or \\ in the path."""
     launch, run = request.launch, request.run
     refuse_hosts(launch, "Slurm chooses the nodes of the job")
     if {"%", "\\"} & {*str(run.path)}:  # The job would end without a word: the folder of its output does not exist.
