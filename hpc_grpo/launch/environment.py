@@ -305,8 +305,7 @@ def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
 
 def report_text(variables: Sequence[Variable]) -> str:
     """Write the report for a terminal: dropped variables by reason, without values."""
-    outcomes: tuple[Outcome, ...] = ("passed", "set", "dropped")
-    passed, fixed, dropped = ([each for each in variables if each.outcome == outcome] for outcome in outcomes)
+    passed, fixed, dropped = ([v for v in variables if v.outcome == kind] for kind in ("passed", "set", "dropped"))
     lines = [f"Reach Ray, the driver and the actors, from this environment ({len(passed)}):", *map(_line, passed)]
     lines += ["", f"Set for them, whatever this environment says ({len(fixed)}):", *map(_line, fixed)]
     lines += ["", f"Dropped ({len(dropped)}):"]

@@ -244,10 +244,7 @@ class ChainLink:
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
     def withdraw(self) -> None:
-        """If the user submitted this job by hand beside the job that holds the run, remove it from the chain.
-
-        Cancels the followers of this job and removes them too.
-        """
+        """Another job holds the run: if this one is by hand, remove it and its followers, cancelled, from the chain."""
         if self._job.by_hand:
             with not_worth_the_run(_NO_RECORD):
                 record, own = self._cancel_followers(), self._job.job_id
