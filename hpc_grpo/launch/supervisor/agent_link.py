@@ -118,8 +118,7 @@ class AgentLink(NodeProcess):
 
     def release(self) -> None:
         """End the lease. The agent tears down and exits, even if it was stopped."""
-        if not self.stdin.closed:
-            self.stdin.close()
+        self.stdin.close()
         self.process.send_signal(signal.SIGCONT)
 
     def wait(self, deadline: float) -> bool:

@@ -178,13 +178,11 @@ class _Sending:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self.closed = False
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def close(self) -> None:
-        self.closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
