@@ -244,7 +244,7 @@ class ChainLink:
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
     def withdraw(self) -> None:
-        """Another job holds the run: if this one is by hand, remove it and its followers, cancelled, from the chain."""
+        """Another job holds the run: remove a job by hand from the chain, with its followers, which are cancelled."""
         if self._job.by_hand:
             with not_worth_the_run(_NO_RECORD):
                 record, own = self._cancel_followers(), self._job.job_id
