@@ -155,7 +155,7 @@ def is_denied(name: str) -> bool:
 
 def filtered(
     environ: Mapping[str, str],
-    pass_env: Iterable[str] = (),
+    pass_env: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     nodes: Iterable[str] = (),
 ) -> dict[str, str]:
@@ -164,10 +164,8 @@ def filtered(
     `env` (launch.env) is set on top, with `$NAME` expanded from this node's environment. Proxies are dropped unless
     `pass_env` or `env` names them. In that case no_proxy gets the `nodes` (names, addresses, networks of the run).
     """
-    wanted = list(pass_env)
-    kept = {name: value for name, value in environ.items() if is_allowed(name, wanted)}
-    for name, value in (env or {}).items():
-        kept[name] = expand(value, environ)
+    kept = {name: value for name, value in environ.items() if is_allowed(name, pass_env)}
+    kept |= {name: expand(value, environ) for name, value in (env or {}).items()}
     if any(name.lower() in PROXIES for name in kept):
         direct = [part for part in environ.get("no_proxy", environ.get("NO_PROXY", "")).split(",") if part]
         kept["no_proxy"] = kept["NO_PROXY"] = ",".join(dict.fromkeys([*direct, "localhost", "127.0.0.1", *nodes]))
@@ -203,7 +201,6 @@ def check_resolved(env: Mapping[str, str], environ: Mapping[str, str]) -> None:
 Outcome = Literal["passed", "set", "dropped"]
 
 ON_NODE = "(chosen on each node)"
-ALL_NODES = "(names and network of the run's nodes)"
 
 NODE_VALUES: dict[str, str] = {
     "RAY_AUTH_TOKEN_PATH": "the run's own token, in a file of mode 0600",
@@ -245,7 +242,7 @@ def environment_report(
     environ: Mapping[str, str], launch: LaunchConfig, engine_settings: Mapping[str, str] | None = None
 ) -> list[Variable]:
     """Report on each variable of `environ`, launch.env and our own. Engines set `engine_settings` themselves."""
-    kept = filtered(environ, launch.pass_env, launch.env, [ALL_NODES])
+    kept = filtered(environ, launch.pass_env, launch.env, ["(names and network of the run's nodes)"])
     left_out = set() if launch.stage.model else {WEIGHTS_DIR_VARIABLE}
     kept |= {name: value for name, (value, _) in RAY_SETTINGS.items()}
     kept |= {name: ON_NODE for name in NODE_VALUES if name not in left_out}
@@ -308,8 +305,7 @@ def redacted(name: str, value: str, secrets: Iterable[str]) -> str:
 
 def report_text(variables: Sequence[Variable]) -> str:
     """Write the report for a terminal: dropped variables by reason, without values."""
-    outcomes: tuple[Outcome, ...] = ("passed", "set", "dropped")
-    passed, fixed, dropped = ([each for each in variables if each.outcome == outcome] for outcome in outcomes)
+    passed, fixed, dropped = ([v for v in variables if v.outcome == kind] for kind in ("passed", "set", "dropped"))
     lines = [f"Reach Ray, the driver and the actors, from this environment ({len(passed)}):", *map(_line, passed)]
     lines += ["", f"Set for them, whatever this environment says ({len(fixed)}):", *map(_line, fixed)]
     lines += ["", f"Dropped ({len(dropped)}):"]

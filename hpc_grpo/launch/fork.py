@@ -21,6 +21,7 @@ from hpc_grpo.run.frozen_config import differences, read_config, write_config
 from hpc_grpo.run.inputs import inherit_inputs
 from hpc_grpo.run.paths import RunDir
 
+_POSITION = "the checkpoint holds a position in the data"
 KEPT: dict[str, str] = {
     **dict.fromkeys(("model.", "lora."), "the checkpoint holds the weights"),
     "task.name": "the checkpoint holds the parts of the task",
@@ -29,22 +30,10 @@ KEPT: dict[str, str] = {
     "train.num_minibatches": "the checkpoint counts optimizer steps",
     **dict.fromkeys(("train.zero_stage", "train.offload_optimizer"), "decides the files of the checkpoint"),
     "data.curriculum.": "the checkpoint holds its state",
-    **dict.fromkeys(
-        (
-            "data.train.",
-            "data.held_out",
-            "data.max_prompt_tokens",
-            "data.drop_long_prompts",
-            "data.deduplicate",
-            "data.shuffle",
-        ),
-        "the checkpoint holds a position in the data",
-    ),
+    **dict.fromkeys(("data.train.", "data.held_out", "data.deduplicate", "data.shuffle"), _POSITION),
+    **dict.fromkeys(("data.max_prompt_tokens", "data.drop_long_prompts"), _POSITION),
 }
 """Keys that a fork cannot change, and why. Written like the entries of `launch.freeze.CHANGEABLE`."""
-
-_BEFORE_THE_FORK = 0
-"""Number of the attempt in the copied lines: attempts of the new run count from 1."""
 
 
 def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) -> RunDir:
@@ -77,7 +66,8 @@ def fork(run: RunDir, step: int, argv: Sequence[str], overrides: Sequence[str]) 
             _refuse_without_checkpoint(run, step)  # a run that trains may have removed it meanwhile
         for source, target in ((run.metrics, new.metrics), (run.ledger, new.ledger)):
             lines = [line for line in read_jsonl(source) if isinstance(line.get("step"), int) and line["step"] <= step]
-            write_atomic(target, "".join(f"{json.dumps({**line, 'attempt': _BEFORE_THE_FORK})}\n" for line in lines))
+            # Attempts of the new run count from 1.
+            write_atomic(target, "".join(f"{json.dumps({**line, 'attempt': 0})}\n" for line in lines))
         # The fork's model and training data are compared with those of the other run.
         inherit_inputs(run, new, lambda key: is_listed(key, KEPT) and key.endswith((".path", ".items")))
         new_source(new, config, folder, argv, overrides, forked_from={"run": str(run.path), "step": step})

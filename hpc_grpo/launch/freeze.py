@@ -67,6 +67,11 @@ The learning rate may not change: a run has one schedule. `hpc-grpo fork` begins
 
 _MAY_CHANGE = f"What may change in it: {', '.join(f'{key}*' if key.endswith('.') else key for key in CHANGEABLE)}."
 
+_GIT_DEADLINE_S = 10.0
+"""Limits all git commands together: git looks at every file of the checkout, on a file system that may be busy."""
+_MAX_DIFF_CHARACTERS = 4_000_000
+_SHOWN = 4
+
 
 def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, accepts_changes: bool = False) -> RunDir:
     """Create the run directory, or resume the existing one. A run that never trained accepts another config.
@@ -94,12 +99,8 @@ def freeze(config: Config, argv: Sequence[str], overrides: Sequence[str], *, acc
 def new_source(
     run: RunDir, config: Config, folder: Path, argv: Sequence[str], overrides: Sequence[str], **facts: Any
 ) -> None:
-    """Write the origin and the snapshot of a new run. The config's paths are relative to `folder`.
-
-    `facts` are further entries of source.json.
-    """
-    origin = _origin(folder, argv, overrides)
-    source = {**origin, **facts, "resumed": [], **take_snapshot(run, config, folder)}
+    """Write a new run's snapshot, and source.json with `facts`. The config's paths are relative to `folder`."""
+    source = {**_origin(folder, argv, overrides), **facts, "resumed": [], **take_snapshot(run, config, folder)}
     write_record(run.source, source, keep_copy=True)
 
 
@@ -237,12 +238,6 @@ def refuse_secrets(config: Config) -> None:
         )
 
 
-_GIT_DEADLINE_S = 10.0
-"""Limits all git commands together: git looks at every file of the checkout, on a file system that may be busy."""
-_MAX_DIFF_CHARACTERS = 4_000_000
-_SHOWN = 4
-
-
 def take_snapshot(run: RunDir, config: Config, folder: Path) -> dict[str, Any]:
     """Copy the package and the user's functions, relative to `folder`, into the run. Return facts for source.json."""
     git, diff = git_state(PACKAGE.parent)
@@ -273,10 +268,8 @@ def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folde
     prefix = f"{PACKAGE.name}/"
     copied = {name: digest for name, digest in written_sums(run).items() if name.startswith(prefix)}
     if copied != {f"{prefix}{name}": digest for name, digest in sums_of(PACKAGE).items()}:
-        say(
-            f"The run goes on with its own copy of hpc-grpo; the installed one differs. To take that: {again}",
-            sys.stderr,
-        )
+        told = f"The run goes on with its own copy of hpc-grpo; the installed one differs. To take that: {again}"
+        say(told, sys.stderr)
 
 
 def git_state(checkout: Path) -> tuple[dict[str, Any] | None, str]:

@@ -61,9 +61,9 @@ def run_command(
     """
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context(open(os.memfd_create("output"), "w+", errors="replace")) for _ in range(3)]  # noqa: PTH123
-        files[0].write(stdin or "")
-        files[0].seek(0)
         given, output, errors = files
+        given.write(stdin or "")
+        given.seek(0)
         try:
             process = subprocess.Popen(
                 argv, env=environ, cwd=cwd, stdin=None if stdin is None else given, stdout=output, stderr=errors

@@ -34,10 +34,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes and files that may still be written, with a description of what limits each.
-
-    `num_files` is None if neither the file system nor a quota counts files.
-    """
+    """Bytes and files that may still be written, and what limits each. `num_files` is None if nothing counts files."""
 
     num_bytes: int
     limit: str
@@ -57,10 +54,7 @@ class Quota:
 
 
 def room_in(folder: Path, run: Run = run_command) -> Room:
-    """Return the room in `folder`, or in its nearest existing parent: the tightest limit of each kind.
-
-    Raises ConfigError if the file system does not report it.
-    """
+    """Return the tightest limits in `folder` or its nearest existing parent. Raises ConfigError if they are unknown."""
     there = existing(folder)
     try:
         found = os.statvfs(there)

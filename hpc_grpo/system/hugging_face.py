@@ -17,7 +17,6 @@ WEIGHT_FORMS = ("model.safetensors", "pytorch_model.bin")
 """Weight files that transformers loads, the preferred one first. NAME.index.json lists the parts of a split file."""
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
-_TRUE = ("1", "on", "yes", "true")
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -31,7 +30,7 @@ class WeightsHeader:
 
 def is_offline(environ: Mapping[str, str]) -> bool:
     """Return whether a variable of `environ` keeps the libraries off the network."""
-    return any(environ.get(name, "").lower() in _TRUE for name in OFFLINE_VARIABLES)
+    return any(environ.get(name, "").lower() in ("1", "on", "yes", "true") for name in OFFLINE_VARIABLES)
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -50,8 +49,7 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def datasets_cache(environ: Mapping[str, str]) -> Path:
-    named = environ.get("HF_DATASETS_CACHE")
-    return Path(named).expanduser() if named else home(environ) / "datasets"
+    return Path(environ.get("HF_DATASETS_CACHE") or home(environ) / "datasets").expanduser()
 
 
 def dataset_folders(name: str, environ: Mapping[str, str]) -> tuple[Path, Path]:
@@ -105,10 +103,7 @@ def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the model's weight files, [] for none. Parts that an index names need not exist.
-
-    Raises ConfigError for a damaged index.
-    """
+    """Return the model's weight files; parts of an index may be missing. Raises ConfigError for a damaged index."""
     for name in WEIGHT_FORMS:
         index = folder / f"{name}.index.json"
         if index.is_file():

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 
-_CGROUPS = Path("/sys/fs/cgroup")
 _NAMES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -25,7 +24,7 @@ class Memory:
     available: int
 
 
-def host_memory(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) -> Memory:
+def host_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Memory:
     """Return the memory of the node or of this process's cgroup, whichever has less left.
 
     Slurm limits a job's memory by cgroups (`ConstrainRAMSpace`): the kernel kills a process above the limit, even if

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 
 _LISTENS = "0A"
-_TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def descendants(root: int, depth: float = math.inf) -> list[int]:
@@ -47,18 +46,17 @@ def session_members(session: int) -> list[int]:
 
 def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
     """Send SIGTERM to the processes of `find`, and SIGKILL to the rest after `grace_s`. Return how many got SIGKILL."""
-    _signal_all(find(), signal.SIGTERM)
+    signal_all(find(), signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline:
-        if not find():
-            return 0
-        time.sleep(0.05)
-    killed = find()
-    deadline = time.monotonic() + 5.0
     while (left := find()) and time.monotonic() < deadline:
-        _signal_all(left, signal.SIGKILL)
         time.sleep(0.05)
-    return len(killed)
+    num_killed = len(left)
+    deadline = time.monotonic() + 5.0
+    while left and time.monotonic() < deadline:
+        signal_all(left, signal.SIGKILL)
+        time.sleep(0.05)
+        left = find()
+    return num_killed
 
 
 def reap_adopted(keep: Collection[int]) -> None:
@@ -71,7 +69,8 @@ def reap_adopted(keep: Collection[int]) -> None:
         return  # no child is left, or another Popen object has reaped it
 
 
-def _signal_all(pids: Iterable[int], sig: int) -> None:
+def signal_all(pids: Iterable[int], sig: int) -> None:
+    """Send a signal to the processes that still exist."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sig)
@@ -80,7 +79,7 @@ def _signal_all(pids: Iterable[int], sig: int) -> None:
 def listeners(port: int) -> dict[int, int]:
     """Return the sockets that listen on a TCP port, on any address: inode -> user. Linux only."""
     found: dict[int, int] = {}
-    for table in map(Path, _TCP_TABLES):
+    for table in map(Path, ("/proc/net/tcp", "/proc/net/tcp6")):
         rows = table.read_text().splitlines()[1:] if table.exists() else []
         for _, local, _, state, _, _, _, user, _, inode, *_ in (row.split() for row in rows):
             if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:

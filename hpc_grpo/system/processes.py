@@ -146,7 +146,6 @@ class ProcessIdentity:
 
     @staticmethod
     def of_this_process() -> ProcessIdentity:
-        """Return this process's identity."""
         pid = os.getpid()
         return ProcessIdentity(
             socket.gethostname(),
@@ -176,8 +175,7 @@ class ProcessIdentity:
 
 def catches(pid: int, sig: int) -> bool:
     """Return whether the process has a handler for `sig`. Without one the signal would kill it."""
-    masks = [line.split()[1] for line in _read(Path(f"/proc/{pid}/status")).splitlines() if line.startswith(b"SigCgt:")]
-    return any(int(mask, 16) >> (sig - 1) & 1 for mask in masks)
+    return bool(int(_status(pid).get(b"SigCgt", b"0"), 16) >> (sig - 1) & 1)
 
 
 def children(pid: int) -> list[int]:
@@ -191,10 +189,15 @@ def children(pid: int) -> list[int]:
 
 def hold_on(pid: int) -> Literal["", "stopped", "traced"]:
     """Return what stops a process: a stop signal or a debugger; "" if nothing does, or the process is gone."""
-    fields = dict(line.split(b":\t", 1) for line in _read(Path(f"/proc/{pid}/status")).splitlines() if b":\t" in line)
-    if fields.get(b"TracerPid", b"0").strip() != b"0":
+    status = _status(pid)
+    if status.get(b"TracerPid", b"0") != b"0":
         return "traced"
-    return "stopped" if fields.get(b"State", b"").startswith(b"T") else ""
+    return "stopped" if status.get(b"State", b"").startswith(b"T") else ""
+
+
+def _status(pid: int) -> dict[bytes, bytes]:
+    lines = _read(Path(f"/proc/{pid}/status")).splitlines()
+    return dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
 
 
 def _read(path: Path) -> bytes:

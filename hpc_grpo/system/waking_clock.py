@@ -11,10 +11,7 @@ LOOK_S = 5.0
 
 
 class WakingClock:
-    """Counts time, at most `most_s` between two reads.
-
-    One thread without other work reads it regularly; any thread may read.
-    """
+    """Counts time, at most `most_s` between two reads. One idle thread reads it regularly; any thread may read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most_s: float = 2 * LOOK_S) -> None:
         self._clock, self._most_s = clock, most_s

@@ -23,12 +23,13 @@ from typing import IO
 
 from hpc_grpo.errors import HpcGrpoError, LaunchError
 from hpc_grpo.launch.agent import ray_command
-from hpc_grpo.launch.agent.folders import OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
-from hpc_grpo.launch.agent.program import RayProcess, end_containers, inside_of
+from hpc_grpo.launch.agent.folders import SHM, OwnedDir, SharedDir, keep_ray_logs, shm_dir_path, sweep
+from hpc_grpo.launch.agent.program import RayProcess, inside_of
 from hpc_grpo.launch.agent.protocol import ALIVE, Lease, NodeReport, NodeSpec, Order, hand_over
 from hpc_grpo.launch.agent.stage import ATTEMPT_NAME, make_copies, take_run
 from hpc_grpo.launch.agent.watch import Late, Watch, ask_for_stacks, kill, watched_on_node
 from hpc_grpo.launch.place import find_place
+from hpc_grpo.launch.place.container import labels_of
 from hpc_grpo.run.pulse import PULSES_NAME
 from hpc_grpo.system.process_tree import descendants, end_processes, reap_adopted
 from hpc_grpo.system.processes import adopt_orphans, hold_on, write_no_core_dumps
@@ -115,10 +116,7 @@ class NodeAgent:
         return f"ray start failed {_MAX_RAY_STARTS} times; see {self._log_dir / log}. Its last lines:\n{tail}"
 
     def _start_ray(self, skip_ports: int) -> tuple[RayProcess, int | None]:
-        """Start Ray, and report it once it is up. Return Ray with None.
-
-        Return Ray with its exit code if it ended before, with 0 if this agent must end.
-        """
+        """Start Ray and report it. Return it with its exit code: None once it is up, 0 if this agent must end."""
         spec = self._spec
         interface, ip = ray_command.node_address(spec)
         resources = find_place().node_resources()
@@ -138,8 +136,8 @@ class NodeAgent:
                 return ray, ray.poll() or 0
         self._is_up.set()
         address = spec.head_address or f"{ip}:{ports.gcs}"
-        up = NodeReport("up", spec.node, ip=ip, interface=interface, address=address, temp_dir=str(temp_dir))
-        up = replace(up, num_cpus=resources.num_cpus, num_gpus=resources.num_gpus, dashboard=ports.dashboard)
+        num_gpus = resources.num_gpus
+        up = NodeReport("up", spec.node, ip=ip, address=address, num_gpus=num_gpus, dashboard=ports.dashboard)
         self._write(up.to_line())
         return ray, None
 
@@ -204,10 +202,7 @@ class NodeAgent:
         return self._is_deaf or self._is_told  # SIGKILL may be near
 
     def _own_dirs(self) -> tuple[Path, Path]:
-        """Return the folders of Ray and of the weight store. The first call creates both.
-
-        The first call also removes leftovers of dead agents.
-        """
+        """Return Ray's folder and the weight store's. The first call makes both and sweeps leftovers away."""
         paths = (ray_command.temp_dir_path(self._spec, os.environ), shm_dir_path(self._spec.tag))
         if not self._dirs:
             for path in paths:
@@ -230,8 +225,10 @@ class NodeAgent:
         for copy in self._copies:
             with not_worth_the_run(f"{copy.path} was not removed", sys.stderr):
                 copy.leave()
-        if self._lease.ended_by or self._is_urgent:
-            end_containers(self._spec)
+        if self._spec.container and (self._lease.ended_by or self._is_urgent):
+            # A dead supervisor may have left the driver's container, and its folder in shared memory.
+            self._spec.container.end(labels_of(self._spec.tag))
+            sweep(SHM)
 
     def _end_ray(self) -> None:
         if self._ray is not None:

@@ -14,13 +14,12 @@ from typing import IO, Any
 
 import psutil
 
-from hpc_grpo.launch.agent.folders import SHM, sweep
 from hpc_grpo.launch.agent.protocol import NodeSpec
 from hpc_grpo.launch.agent.ray_command import STARTED_LINE
 from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.container import Container, exit_code, labels_of, node_command
 from hpc_grpo.run.source import command_anywhere
-from hpc_grpo.system.process_tree import descendants, end_processes, session_members
+from hpc_grpo.system.process_tree import descendants, end_processes, session_members, signal_all
 from hpc_grpo.system.processes import die_with_parent, start_time
 from hpc_grpo.system.say import say
 
@@ -49,16 +48,6 @@ class Inside:
 def inside_of(spec: NodeSpec, program: str, folder: Path) -> Inside | None:
     """Return the container of a program on this node, None for no container."""
     return Inside(spec.container, spec.tag, program, folder) if spec.container else None
-
-
-def end_containers(spec: NodeSpec) -> None:
-    """End all containers of this node's attempt, and remove leftovers in shared memory.
-
-    A dead supervisor may have left the driver's container.
-    """
-    if spec.container:
-        spec.container.end(labels_of(spec.tag))
-        sweep(SHM)
 
 
 class Program:
@@ -101,8 +90,7 @@ class Program:
     def send(self, number: int) -> None:
         """Send a signal to a living program, directly: the client cannot forward all signals."""
         if self.process.poll() is None and self._lives():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            signal_all([self.pid], number)
 
     def end(self, grace_s: float) -> None:
         """End the program, if it still runs, and all processes left in its session or its container."""
@@ -159,8 +147,7 @@ class RayProcess(Program):
 
     def terminate(self, grace_s: Callable[[], float]) -> None:
         """Send Ray SIGTERM and wait up to `grace_s()` seconds, which may shrink. Then end its container, if any."""
-        if self.process.poll() is None:
-            self.process.terminate()
+        self.process.terminate()
         begun = time.monotonic()
         while self.process.poll() is None and time.monotonic() - begun < grace_s():
             time.sleep(0.05)

@@ -37,6 +37,12 @@ HEAD = b"head "
 ALIVE = b"alive\n"
 """Shows the supervisor that the agent is not stopped and, once Ray runs, that its loop runs."""
 
+_LIMIT_S, _URGENT_S = 20.0, 2.0  # time to send the logs
+_BEGIN = b'{"log"'  # of a line with a part of a log
+_PART_BYTES = 1 << 18
+_MAX_FILE_BYTES = 8 << 20  # of a larger log only the end is sent
+_MAX_BYTES = 64 << 20
+
 
 class Order(enum.Enum):
     """Orders of the supervisor to an agent. The value is the line that is sent."""
@@ -144,11 +150,8 @@ class NodeReport:
     node: str
     why: str = ""
     ip: str = ""
-    interface: str = ""
     address: str = ""
-    temp_dir: str = ""
     dashboard: int = 0
-    num_cpus: int = 0
     num_gpus: int = 0
 
     def to_line(self) -> bytes:
@@ -226,13 +229,6 @@ class Lease:
             self._heard = time.monotonic()
             self._buffer += data
         return bool(data)
-
-
-_LIMIT_S, _URGENT_S = 20.0, 2.0
-_BEGIN = b'{"log"'
-_PART_BYTES = 1 << 18
-_MAX_FILE_BYTES = 8 << 20  # of a larger log only the end is sent
-_MAX_BYTES = 64 << 20
 
 
 def hand_over(folder: Path, stdout: IO[bytes], kept: Path, *, is_urgent: bool) -> None:

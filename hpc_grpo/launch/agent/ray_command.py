@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions, requires
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -41,8 +42,14 @@ RAY_LOG_NAME = "ray_start.log"
 DASHBOARD_HOST = "127.0.0.1"
 """The dashboard asks for Ray's token but is not encrypted, so only ssh reaches it."""
 
+LOOPBACK_IP = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by an address that it finds by a probe of 8.8.8.8. It keeps other addresses of 127/8."""
+
 _MAX_SOCKET_PATH_BYTES = 107
 _SESSION_PATH_BYTES = len("/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+_LOWEST_PORT = 10240
+_HIGHEST_PORT = 65535
+_NUM_FIXED_PORTS = 7
 
 
 def ray_environment(
@@ -166,13 +173,6 @@ def temp_dir_path(spec: NodeSpec, environ: Mapping[str, str]) -> Path:
     return path
 
 
-LOOPBACK_IP = "127.0.0.2"
-"""Ray replaces 127.0.0.1 by an address that it finds by a probe of 8.8.8.8. It keeps other addresses of 127/8."""
-
-_LOWEST_PORT = 10240
-_HIGHEST_PORT = 65535
-
-
 def _interfaces() -> dict[str, ipaddress.IPv4Interface]:
     """Return every interface with an IPv4 address. Uses the first address, and no alias such as eth0:1."""
     found: dict[str, ipaddress.IPv4Interface] = {}
@@ -236,9 +236,6 @@ class RayPorts:
     last_worker: int
 
 
-_NUM_FIXED_PORTS = 7
-
-
 def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None = None) -> RayPorts:
     """Return a free block of ports, outside the ephemeral range if possible. Raises LaunchError if none is free.
 
@@ -247,16 +244,13 @@ def choose_ports(tag: str, num_cpus: int, skip: int = 0, dashboard: int | None =
     """
     preferred = dashboard if dashboard and not skip and _is_free(dashboard) else None
     stride = _NUM_FIXED_PORTS + 64 + 2 * num_cpus
-    for base in block_starts(tag, stride, _ephemeral_ports()):
-        if not all(_is_free(port) for port in range(base, base + stride)):
-            continue
-        if skip:
-            skip -= 1
-            continue
-        gcs, objects, nodes, http, grpc, env, drawn = range(base, base + _NUM_FIXED_PORTS)
-        first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
-        return RayPorts(gcs, objects, nodes, http, grpc, env, preferred or drawn, first_worker, last_worker)
-    raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}.")
+    bases = block_starts(tag, stride, _ephemeral_ports())
+    free = (base for base in bases if all(map(_is_free, range(base, base + stride))))
+    if (base := next(islice(free, skip, None), None)) is None:
+        raise LaunchError(f"No {stride} consecutive free ports from {_LOWEST_PORT} to {_HIGHEST_PORT}.")
+    gcs, objects, nodes, http, grpc, env, drawn = range(base, base + _NUM_FIXED_PORTS)
+    first_worker, last_worker = base + _NUM_FIXED_PORTS, base + stride - 1
+    return RayPorts(gcs, objects, nodes, http, grpc, env, preferred or drawn, first_worker, last_worker)
 
 
 def block_starts(tag: str, stride: int, ephemeral: range) -> Iterator[int]:

@@ -17,8 +17,6 @@ import sys
 import time
 from pathlib import Path
 
-_UNUSED = ("ray.serve", "ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli")
-
 _TEMPLATE = "--template="
 
 
@@ -34,7 +32,7 @@ def start() -> None:
         with Path(template["log"]).open("ab") as log:
             command = [*template["program"], str(os.getpid()), *template["words"]]
             templates.append(subprocess.Popen(command, stdout=log, stderr=log))
-    for name in _UNUSED:
+    for name in ("ray.serve", "ray.serve.scripts", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli"):
         sys.modules[name] = None  # type: ignore[assignment]  # the import fails, and Ray goes on without
     from ray.scripts import scripts
 

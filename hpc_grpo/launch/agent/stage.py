@@ -10,13 +10,13 @@ starts Ray, so a node that reads this token sees the disk.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.agent.folders import SharedDir, shared_dir, shared_dir_path
@@ -34,6 +34,7 @@ from hpc_grpo.system.say import say
 _MAX_OTHER_FILE_BYTES = 64 << 20
 """Larger files beside a model's weights are other formats of the same weights."""
 _TOLD_BYTES = 500
+_SHOWS_UP_S = 90.0  # a network file system may show an outdated file for a minute
 ATTEMPT_NAME = "attempt"
 """The folder in which a node with its own disk keeps the attempt's files until they are sent."""
 
@@ -135,8 +136,7 @@ def _run(command: Sequence[str], what: str, goes_on: Callable[[], bool]) -> bool
     """Run a program that copies. Return False if `goes_on` ended it. Raises LaunchError with the end of its stderr."""
     with tempfile.TemporaryFile() as said:
         try:
-            options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
-            program = subprocess.Popen(command, preexec_fn=die_with_parent(), **options)  # type: ignore[call-overload]
+            program = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=said, preexec_fn=die_with_parent())
         except FileNotFoundError:
             raise LaunchError(f"{what}: {command[0]} is not installed there. Give a folder instead.") from None
         with program:
@@ -152,9 +152,6 @@ def _run(command: Sequence[str], what: str, goes_on: Callable[[], bool]) -> bool
         f"{what} was not copied by {command[0]} (exit code {program.returncode}): {words}. Set launch.local_dir to a "
         f"folder with room for it on every node, or leave launch.stage out."
     )
-
-
-_SHOWS_UP_S = 90.0  # a network file system may show an outdated file for a minute
 
 
 def take_run(spec: NodeSpec, own_dir: Path, goes_on: Callable[[], bool], shows_up_s: float = _SHOWS_UP_S) -> NodeSpec:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpc_grpo.run.pulse import PULSES_NAME, Beat, read_pulse
 from hpc_grpo.run.stacks import STACKS_SIGNAL
-from hpc_grpo.system.process_tree import descendants
+from hpc_grpo.system.process_tree import descendants, signal_all
 from hpc_grpo.system.processes import catches, hold_on, start_time
 from hpc_grpo.system.waking_clock import WakingClock
 
@@ -42,9 +42,8 @@ class Watched:
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it is gone and another process may have its id."""
-        with suppress(ProcessLookupError):
-            if start_time(self.pid) == self.born:
-                os.kill(self.pid, number)
+        if start_time(self.pid) == self.born:
+            signal_all([self.pid], number)
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,4 @@ def _actors(folder: Path) -> Iterator[Watched]:
 
 def ask_for_stacks(pids: Iterable[int]) -> None:
     """Send STACKS_SIGNAL to the processes that have a handler for it. It would kill the others."""
-    for pid in pids:
-        if catches(pid, STACKS_SIGNAL):
-            with suppress(ProcessLookupError):  # it has ended since
-                os.kill(pid, STACKS_SIGNAL)
+    signal_all((pid for pid in pids if catches(pid, STACKS_SIGNAL)), STACKS_SIGNAL)

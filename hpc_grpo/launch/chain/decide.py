@@ -38,9 +38,6 @@ from hpc_grpo.run.attempt import NEAR_THE_LIMIT_S, AttemptRecord, ExitKind
 FOLLOWERS = 2
 """Jobs that wait behind a running link."""
 
-_NOTHING_LEFT: tuple[ExitKind, ...] = ("complete", "config", "stopped")
-"""After these another job could do nothing."""
-
 
 @dataclass(frozen=True)
 class News:
@@ -176,7 +173,7 @@ Succession = Literal["end the chain", "have one wait", "keep it off lost nodes",
 
 def decide_succession(attempt: AttemptRecord, stop_asked: bool) -> Succession:
     """Decide what happens to the successor after the attempt. A waiting successor also avoids the lost nodes."""
-    if attempt.exit_kind in _NOTHING_LEFT or stop_asked:
+    if attempt.exit_kind in ("complete", "config", "stopped") or stop_asked:  # another job could do nothing
         return "end the chain"
     if not attempt.signalled:
         return "have one wait"
@@ -221,10 +218,7 @@ def node_hours_when_over(attempts: Sequence[AttemptRecord], job_id: str, job_hou
 
 
 def within_node_hours(launch: LaunchConfig, used: float) -> LaunchConfig:
-    """Return `launch` with the walltime that `used` node-hours leave.
-
-    Raises ConfigError if less than `launch.bringup_deadline_s` is left.
-    """
+    """Return `launch` with the walltime that `used` node-hours leave. Raises ConfigError below `bringup_deadline_s`."""
     slurm = launch.slurm
     if slurm.max_node_hours is None:
         return launch

@@ -90,10 +90,7 @@ class ChainLink:
 
     @cached_property
     def _asked(self) -> LaunchConfig:
-        """The request for the jobs behind this one, at first the record's; the config's for a job by hand.
-
-        Raises OSError.
-        """
+        """The request for the next jobs: at first the record's, for a job by hand the config's. Raises OSError."""
         return self._launch if self._job.by_hand else read_chain(self._run).launch(self._launch)
 
     def _ask_what_was_given(self, queue: JobQueue) -> None:
@@ -247,10 +244,7 @@ class ChainLink:
             self._again_at = min(self._again_at, self._clock() + _DISK_AGAIN_S)
 
     def withdraw(self) -> None:
-        """If the user submitted this job by hand beside the job that holds the run, remove it from the chain.
-
-        Cancels the followers of this job and removes them too.
-        """
+        """Another job holds the run: remove a job by hand from the chain, with its followers, which are cancelled."""
         if self._job.by_hand:
             with not_worth_the_run(_NO_RECORD):
                 record, own = self._cancel_followers(), self._job.job_id

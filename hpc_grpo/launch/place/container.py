@@ -127,14 +127,13 @@ class Container:
             told = {f"APPTAINERENV_{name}": value for name, value in passed.items() if name != "HOME"}
             options = ["--cleanenv", f"--pwd={cwd}", *(f"--bind={mount}" for mount in mounts), *gpus]
             return [program, "exec", *options, *self.args, self.image, *inner], {**os.environ, **told}
+        by_name = {name: value for name, value in passed.items() if name not in _OF_THE_CLIENT}
+        told = {**os.environ, **by_name}
+        variables = [f"--env={name}" if name in by_name else f"--env={name}={value}" for name, value in passed.items()]
         if self.engine == "enroot":
-            mounts = ["{}:{}:none:x-create=auto,rbind,{}".format(*f"{mount}:rw".split(":")[:3]) for mount in mounts]
-        by_value = [f"--env={name}={value}" for name, value in passed.items() if name in _OF_THE_CLIENT]
-        by_name = [name for name in passed if name not in _OF_THE_CLIENT]
-        told = {**os.environ, **{name: passed[name] for name in by_name}}
-        variables = [*by_value, *(f"--env={name}" for name in by_name)]
-        if self.engine == "enroot":
-            options = [*(f"--mount={mount}" for mount in mounts), *gpus, *variables, *self.args]
+            parts = [f"{mount}:rw".split(":")[:3] for mount in mounts]
+            mounts = ["--mount={}:{}:none:x-create=auto,rbind,{}".format(*part) for part in parts]
+            options = [*mounts, *gpus, *variables, *self.args]
             start = [program, "start", "--rw", f"--rc={_ENROOT_RC}"]  # what programs write stays in memory
             return [*start, *options, self.image, str(cwd), *inner], told
         options = [
@@ -226,10 +225,7 @@ def _limit(name: str) -> str:
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the folders in `texts`; for other paths, the nearest existing parent.
-
-    Leaves out nested folders and folders of the system.
-    """
+    """Return the outermost folders of the paths in `texts`, or of their nearest parents, without the system's."""
     folders: list[Path] = []
     for text in texts:
         with suppress(OSError, ValueError):  # text that is no path, or too long for one

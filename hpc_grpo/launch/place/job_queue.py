@@ -132,13 +132,10 @@ class JobQueue(Protocol):
 
 
 def job_python(launch: LaunchConfig) -> str:
-    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError if this one lacks Ray.
-
-    In a container, training uses the image's Python.
-    """
+    """Return the Python of jobs: `launch.python`, else this one. Raises ConfigError if this one lacks Ray."""
     if launch.python is not None:
         return launch.python
-    if launch.container is None and find_spec("ray") is None:
+    if launch.container is None and find_spec("ray") is None:  # in a container, training uses the image's
         raise ConfigError(
             f"This Python has no Ray, and jobs would run it: {sys.executable}. Set launch.python to that of an "
             f"installation with Ray (pip install -e '.[gpu]') on a file system that the nodes see."

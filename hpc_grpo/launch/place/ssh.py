@@ -88,10 +88,7 @@ class SshPlace(LocalPlace):
         self._allocation: Allocation | None = None
 
     def allocation(self) -> Allocation:
-        """Return this machine and the other hosts, whose CPUs it queries by ssh.
-
-        Raises NodesUnavailableError, and ConfigError if no host is this machine.
-        """
+        """Query the hosts' CPUs by ssh. Raises NodesUnavailableError, and ConfigError if no host is this machine."""
         if self._allocation is None:
             head = self._own_host()
             others = [host for host in self._hosts.values() if host != head]
@@ -107,7 +104,6 @@ class SshPlace(LocalPlace):
         return list(command) if is_here else self._hosts[node].command(shlex.join(command))
 
     def carried_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the allowed variables, without those that describe this machine."""
         kept = {name: value for name, value in environ.items() if is_allowed(name, self._pass_env)}
         return {name: value for name, value in kept.items() if name not in _OF_THE_MACHINE}
 

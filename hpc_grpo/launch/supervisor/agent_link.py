@@ -22,7 +22,6 @@ from hpc_grpo.launch.supervisor.transitions import Loss
 from hpc_grpo.run.files import when_there_is_space
 from hpc_grpo.system.waking_clock import WakingClock
 
-_AGENT = "hpc_grpo.launch.agent.agent"
 HEARTBEAT_S = 5.0
 SILENT_AGENT_S = 60.0
 """Equal to the agent's lease: supervisor and agent give each other up after the same silence."""
@@ -52,7 +51,7 @@ class AgentLink(NodeProcess):
         self._log = log_dir / "agent.log"
         when_there_is_space(lambda: log_dir.mkdir(parents=True, exist_ok=True), f"the log of node {node}")
         with when_there_is_space(lambda: self._log.open("ab"), f"the log of node {node}") as log:
-            super().__init__(place, node, _AGENT, stderr=log, may_miss_copy=has_own_disk)
+            super().__init__(place, node, "hpc_grpo.launch.agent.agent", stderr=log, may_miss_copy=has_own_disk)
         os.set_blocking(self.stdin.fileno(), False)
 
     def send_spec(self, spec: NodeSpec) -> None:
@@ -107,23 +106,20 @@ class AgentLink(NodeProcess):
         Silence counts from the first heartbeat: a place may take long to start an agent.
         """
         why = self._failure
+        if not why and self.process.poll() is None:
+            silent_s = self._now - self._heard_at
+            if not self._has_begun or silent_s <= SILENT_AGENT_S:
+                return None
+            return Loss(f"its agent gave no sign of life for {silent_s:.0f} s", is_machine=True)
         if not why:
-            if self.process.poll() is None:
-                silent_s = self._now - self._heard_at
-                if not self._has_begun or silent_s <= SILENT_AGENT_S:
-                    return None
-                return Loss(f"its agent gave no sign of life for {silent_s:.0f} s", is_machine=True)
-            said = self._log.read_text(errors="replace").strip().splitlines()[-3:]
-            why = f"{AGENT_ENDED} {self.process.returncode}"
-            why += f": {' / '.join(said)}" if said else ""
+            said = " / ".join(self._log.read_text(errors="replace").strip().splitlines()[-3:])
+            why = f"{AGENT_ENDED} {self.process.returncode}" + (f": {said}" if said else "")
         return Loss(why, is_machine=self._place.is_node_failure(why))
 
     def release(self) -> None:
         """End the lease. The agent tears down and exits, even if it was stopped."""
-        if not self.stdin.closed:
-            self.stdin.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
+        self.stdin.close()
+        self.process.send_signal(signal.SIGCONT)
 
     def wait(self, deadline: float) -> bool:
         """Wait until the agent has ended. After `deadline` (monotonic), kill its step and return False."""
@@ -133,11 +129,10 @@ class AgentLink(NodeProcess):
         if self.process.poll() is None:
             self._was_killed = True
             self.process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=10.0)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self.process.kill()
+            self.process.wait()
         self.read_reports()
         return not self._was_killed
 

@@ -128,22 +128,18 @@ class AttemptSetup:
         if self.has_private_disks:
             begun_at = read_record(self.run.source, lambda values: float(values["created_at"]))
             needs = needed_everywhere(read_config(self.run), inf if begun_at is None else begun_at)
-            source = packed_source(self.run)
-            own_disk = OwnDisk(str(self.run.path), token, source, sums_digest(self.run), needs)
+            own_disk = OwnDisk(str(self.run.path), token, packed_source(self.run), sums_digest(self.run), needs)
         return replace(self.node_spec(node, None), token_digest=digest_of(token), own_disk=own_disk)
 
 
 def stage_of(config: Config, working_dir: Path, environ: Mapping[str, str]) -> Stage:
     """Return the copies that a run's nodes make on their own disks. Raises ConfigError for a model that is not here."""
-    asked, weights, compiled = config.launch.stage, "", ""
+    asked, weights = config.launch.stage, ""
     if asked.model:
         beside = working_dir / config.model.path
-        found = find_model(
-            str(beside) if beside.is_dir() else config.model.path, job_environ(environ, config.launch.env)
-        )
-        weights = str(found.absolute())
-    if config.needs.rollouts:
-        compiled = str(archive_of(config))
+        path = str(beside) if beside.is_dir() else config.model.path
+        weights = str(find_model(path, job_environ(environ, config.launch.env)).absolute())
+    compiled = str(archive_of(config)) if config.needs.rollouts else ""
     environment = str(working_dir / asked.environment) if asked.environment else ""
     return Stage(environment, weights, compiled, version_of(*map(Path, filter(None, [environment, weights]))))
 

@@ -52,10 +52,7 @@ class Nodes:
         return self._setup.allocation.nodes
 
     def start(self) -> None:
-        """Write a new Ray token, start an agent on every node, and send the specs.
-
-        Raises ConfigError if Ray's dashboard is requested and not installed.
-        """
+        """Write Ray's token and start an agent on every node. Raises ConfigError if an asked dashboard is missing."""
         if self._setup.launch.ray_dashboard and self._setup.container is None:
             refuse_without_dashboard()
         self._begun = time.monotonic()

@@ -39,6 +39,8 @@ from hpc_grpo.system.say import say
 from hpc_grpo.system.signals import Signals
 
 _LOOK_S = 1.0
+_TEARDOWN_DEADLINE_S = 45.0
+_REFORM_DEADLINE_S = 30.0  # a node whose agent has not ended in order by then is taken for lost
 
 
 class Supervisor:
@@ -49,8 +51,7 @@ class Supervisor:
         self._signals = Signals()
         self._next_look = 0.0
         step = newest_step(setup.run)
-        grace_s = setup.place.stop_grace_s
-        self._state = State(setup.max_stalled_restarts, setup.dir / STACKS_NAME, grace_s, step=step)
+        self._state = State(setup.max_stalled_restarts, setup.dir / STACKS_NAME, setup.place.stop_grace_s, step=step)
         self.chore: Callable[[str], None] = lambda work: None
         self.record = setup.new_record(first_step=step)
         self._processes = Processes(setup, nodes, driver_command, self.record)
@@ -145,10 +146,6 @@ class Supervisor:
     def _facts(self) -> RunFacts:
         run = self._run
         return RunFacts(newest_step(run), is_complete=run.is_complete(), stop_asked=run.stop_marker.exists())
-
-
-_TEARDOWN_DEADLINE_S = 45.0
-_REFORM_DEADLINE_S = 30.0  # a node whose agent has not ended in order by then is taken for lost
 
 
 class Processes:
@@ -268,9 +265,8 @@ class Processes:
         try:
             anew = self.nodes.anew(self.goes_on)
         except (NodesUnavailableError, EndAskedError) as error:
-            return transitions.FormedAgain(
-                is_enough=False, error=error, stop_asked=self._setup.run.stop_marker.exists()
-            )
+            stop_asked = self._setup.run.stop_marker.exists()
+            return transitions.FormedAgain(is_enough=False, error=error, stop_asked=stop_asked)
         if anew is None:
             return transitions.FormedAgain(is_enough=False)
         self._record.ray_address = self._record.ray_dashboard = ""

@@ -295,14 +295,13 @@ def _on_signal(state: State, number: int, now: float) -> Reaction:
     actions: list[Action] = [Forward(asked), Do.SAVE_RECORD]
     if state.signalled:
         return replace(state, kill_at=now), actions
-    if asked == signal.SIGTERM and state.phase != "bring_up":
-        actions.append(Do.ASK_QUEUE)
     name = signal.Signals(number).name
-    kill_at = now + state.stop_grace_s if asked == signal.SIGTERM else state.kill_at
-    state = replace(state, signalled=name, kill_at=kill_at)
+    state = replace(state, signalled=name)
     if state.phase == "bring_up":
         return replace(state, phase="over"), [*actions, Fail(EndAskedError(f"Ray is not up yet ({name})", state.step))]
-    return state, actions
+    if asked != signal.SIGTERM:
+        return state, actions
+    return replace(state, kill_at=now + state.stop_grace_s), [*actions, Do.ASK_QUEUE]
 
 
 def _on_told_nodes(state: State, now: float) -> Reaction:

@@ -31,6 +31,7 @@ MAGIC = b"hpc-grpo join 1\n"
 HANDSHAKE_S = 10.0
 """Limit of a handshake, with the hello after it. After that, the connection is closed."""
 
+_MOST_LINE_BYTES = 65536
 _USER_TIMEOUT_S = 30  # Seconds without acknowledgement of sent data after which the other side counts as gone.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 
@@ -143,9 +144,6 @@ def find_token(file: Path, environ: Mapping[str, str]) -> bytes | None:
     return file.read_bytes().strip() if file.is_file() else None
 
 
-_MOST_LINE_BYTES = 65536
-
-
 @dataclass(frozen=True)
 class Hello:
     """A worker's description of itself, after it has proved the token.
@@ -190,13 +188,11 @@ class _Sending:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self.closed = False
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def close(self) -> None:
-        self.closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 

@@ -58,8 +58,7 @@ class Gate(ProvedServer):
         self._told: set[str] = set()
         self._named: set[str] = set()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever, args=(_TURN_S,), name="gate", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, args=(_TURN_S,), name="gate", daemon=True).start()
 
     def waiting(self) -> dict[str, Hello]:
         """Return the workers that wait, by name and in the order of their names."""

@@ -44,8 +44,7 @@ _REDIAL_S = 20.0  # a worker whose agent has ended dials again within this time
 _FIRST_WAIT_S = 1800.0  # people may start workers by hand
 _FIRST_WAIT = 15  # times `launch.rejoin_s`, if that is longer
 _FAREWELL_S = 20.0
-_ENDS_WORKERS = ("complete", "stopped", "config", "crash")
-"""Ends of an attempt after which workers end too. After other ends the head may restart."""
+_ENDS_S = 120.0  # time for an orderly teardown, before the rest is killed
 
 
 @place_kind
@@ -128,7 +127,7 @@ class JoinedPlace(Place):
 
     def close(self, end: End) -> None:
         """Close the gate. If no head returns after this end, tell the workers first."""
-        if end.kind in _ENDS_WORKERS:
+        if end.kind in ("complete", "stopped", "config", "crash"):  # after other ends the head may restart
             names = self._allocation.nodes[1:] if self._allocation is not None else self._known_names()
             line = farewell(end.kind, end.code, end.why)
             with suppress(NodesUnavailableError):  # Another head has the port, and informs its workers.
@@ -199,9 +198,6 @@ def _found(head: str, here: Sequence[str], expected: int, known: Sequence[str]) 
     number = expected - len(here)
     named = ", ".join(_missing(here, known)[:number]) or counted(number, "worker")
     return f"{1 + len(here)} of {1 + expected} nodes are here ({', '.join([head, *here])}), missing: {named}"
-
-
-_ENDS_S = 120.0  # time for an orderly teardown, before the rest is killed
 
 
 @contextmanager

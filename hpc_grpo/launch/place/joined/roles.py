@@ -17,7 +17,6 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.local import is_own_address
 
 Environ = Mapping[str, str]
-RUNPOD_DOMAIN = "runpod.internal"
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def _runpod(environ: Environ) -> Role:
     pod = environ.get("HEAD_POD_ID", "")
     if flag == "1" and not pod:
         raise ConfigError("HEAD_POD_ID is not set, and RAY_WORKER=1: export the head's pod id on every worker.")
-    head = f"{pod}.{RUNPOD_DOMAIN}" if pod else ""
+    head = f"{pod}.runpod.internal" if pod else ""
     return Role(flag == "0", head, _nodes_of(environ), default_nodes=2)
 
 

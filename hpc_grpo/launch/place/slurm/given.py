@@ -7,12 +7,12 @@ may not use. A successor requests the given options again, on top of the config.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import LaunchConfig
-from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options
+from hpc_grpo.launch.place.slurm.sbatch import long_options
 from hpc_grpo.launch.place.slurm.text import minutes
 
 Options = dict[str, Any]
@@ -26,9 +26,6 @@ _VARIABLES = {
     ).split()
 } | {"SBATCH_MEM_PER_NODE": "mem", "SBATCH_TIMELIMIT": "time"}
 """sbatch's variables for nodes, time and account -> the option of each."""
-
-_KEYS = {"time_min": "time"}
-"""Keys of launch.slurm whose default looks like a user's choice -> the option of each."""
 
 _NAMES = dict(
     pair.split("=")
@@ -83,20 +80,15 @@ def from_variables(environ: Mapping[str, str]) -> Options:
 def overlaid(launch: LaunchConfig, given: Options) -> LaunchConfig:
     """Return `launch` with the given options on top."""
     given = {name: value for name, value in given.items() if name not in _OF_ONE_JOB}
-    return _asking_for(launch, _merged(_said(launch, left_out=()), given))
+    return _asking_for(launch, _merged(long_options(launch), given))
 
 
 def where_silent(launch: LaunchConfig, given: Options) -> LaunchConfig:
     """Return `launch` with the given options only where it has none itself."""
-    chosen = {option for key, option in _KEYS.items() if key in launch.slurm.model_fields_set}
-    given = {name: value for name, value in given.items() if name not in chosen}
-    return _asking_for(launch, _merged(given, _said(launch, left_out=set(_KEYS.values()) - chosen)))
-
-
-def _said(launch: LaunchConfig, left_out: Collection[str]) -> Options:
-    """Return the options that a config requests, without the node options in `left_out`."""
-    nodes = {name.replace("_", "-"): value for name, value in node_options(launch).items()}
-    return {name: value for name, value in nodes.items() if name not in left_out} | extra_options(launch.slurm)
+    said = long_options(launch)
+    if "time_min" not in launch.slurm.model_fields_set:  # its default looks like a user's choice
+        del said["time"]
+    return _asking_for(launch, _merged(given, said))
 
 
 def _merged(*sources: Options) -> Options:

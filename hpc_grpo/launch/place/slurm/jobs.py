@@ -70,8 +70,7 @@ class SlurmQueue:
     def submit(self, request: JobRequest) -> str:
         """Queue the job. sbatch may fail after the queue took it, so a failed job is looked up by its name.
 
-        A retry looks it up first. If the user set a comment of their own, the job has no name to look up. Raises
-        JobInDoubtError if the queue may have taken the job.
+        A retry looks it up first. If the user set a comment of their own, the job has no name to look up.
         """
         script = sbatch.render(request)
         if request.may_be_queued and (job_id := self._queued(request)):
@@ -202,10 +201,7 @@ class SlurmJob:
         return launch.model_copy(update={"slurm": launch.slurm.model_copy(update={"extra": extra})})
 
     def _given(self) -> given.Options:
-        """Return the options given to sbatch. If the site keeps no command lines, use the job's resources instead.
-
-        Prints a message in this case.
-        """
+        """Return the options given to sbatch. If the site keeps no command lines, use the job's resources instead."""
         script = self.ask(["scontrol", "write", "batch_script", self.job_id, "-"])
         if submitted := next(filter(None, _accounted(self.ask, self.sleep, self.job_id, "SubmitLine")), ""):
             name = Path(self.fields.get("Command", "")).name
@@ -224,7 +220,6 @@ class SlurmJob:
         return int(self.fields.get("NumNodes", "1").partition("-")[0])
 
     def exclude_nodes(self, nodes: Sequence[str]) -> None:
-        """Let a waiting job avoid nodes. Raises LaunchError if too few nodes of its partition would be left."""
         excluded = [*([self.fields["ExcNodeList"]] if "ExcNodeList" in self.fields else []), *nodes]
         names = self.fields["Partition"].split(",")
         partitions = [text.fields(self.ask(["scontrol", "--all", "show", "partition", name])) for name in names]

@@ -106,8 +106,7 @@ def parse_partitions(text: str) -> list[Partition]:
 
 def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Partition | None:
     """Return the config's partition, else the site's default; None if it does not exist."""
-    wanted = [p for p in partitions if (p.name == slurm.partition if slurm.partition else p.is_default)]
-    return wanted[0] if wanted else None
+    return next((p for p in partitions if (p.name == slurm.partition if slurm.partition else p.is_default)), None)
 
 
 def refuse_what_cannot_start(launch: LaunchConfig) -> None:

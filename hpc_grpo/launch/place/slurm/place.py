@@ -19,7 +19,7 @@ from hpc_grpo.launch.place.job_queue import JobQueue, job_of_task, path_line, se
 from hpc_grpo.launch.place.local import count_nvidia_gpus
 from hpc_grpo.launch.place.slurm import text
 from hpc_grpo.launch.place.slurm.jobs import SlurmQueue
-from hpc_grpo.launch.place.slurm.sbatch import extra_options, node_options, submission_environment
+from hpc_grpo.launch.place.slurm.sbatch import long_options, submission_environment
 from hpc_grpo.system.gpus import visible_gpus
 
 _JOB_ID = "SLURM_JOB_ID"
@@ -180,8 +180,7 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def allocation_command(launch: LaunchConfig) -> list[str]:
     """Return the salloc command for `launch`, with a shell on the first node. Raises ConfigError as `extra_options`."""
-    nodes = {key.replace("_", "-"): value for key, value in node_options(launch).items()}
-    wanted = {"job-name": "hpc-grpo-shell", **nodes, **extra_options(launch.slurm)}
+    wanted = {"job-name": "hpc-grpo-shell", **long_options(launch)}
     options = [f"--{key}" if value is True else f"--{key}={value}" for key, value in wanted.items()]
     # Sites differ in where salloc's shell runs. Our own step always runs on the first node.
     return ["salloc", *options, *_SHELL_STEP, "--relative=0", "--pty", *_shell(setup_lines(launch), launch.python)]

@@ -30,10 +30,7 @@ def render(request: JobRequest) -> str:
 
 
 def parameters(request: JobRequest) -> dict[str, Any]:
-    """Return submitit's parameters.
-
-    Raises ConfigError for hosts, for options that have their own key, and for % or a backslash in the run's path.
-    """
+    """Return submitit's parameters. Raises ConfigError for hosts, as `extra_options`, and for % or \\ in the path."""
     launch, run = request.launch, request.run
     refuse_hosts(launch, "Slurm chooses the nodes of the job")
     if {"%", "\\"} & {*str(run.path)}:  # The job would end without a word: the folder of its output does not exist.
@@ -81,6 +78,12 @@ def node_options(launch: LaunchConfig) -> dict[str, Any]:
         "cpus_per_task": slurm.cpus_per_node,
     }
     return {key: value for key, value in wanted.items() if value is not None}
+
+
+def long_options(launch: LaunchConfig) -> dict[str, Any]:
+    """Return all options of a job under Slurm's names. Raises ConfigError as `extra_options`."""
+    nodes = {name.replace("_", "-"): value for name, value in node_options(launch).items()}
+    return nodes | extra_options(launch.slurm)
 
 
 def extra_options(slurm: SlurmConfig) -> dict[str, Any]:
