@@ -27,16 +27,8 @@ from common import load_average, median, print_table
 
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.node_group import NodeGroup
-from hpc_grpo.weights.store import (
-    PUBLISHER_RANK,
-    GroupMembership,
-    StoredVersion,
-    StoreSpec,
-    WeightStore,
-    bucket_layout,
-    views,
-)
+from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership, NodeGroup
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, bucket_layout, views
 
 _DEADLINE_S = 120.0
 _BUCKET_BYTES = 256 * 2**20

@@ -25,8 +25,8 @@ from hpc_grpo.learner.learner import score_apart
 from hpc_grpo.learner.model import gathered, load_policy, parameter_specs
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.template.environment import prepare
-from hpc_grpo.weights.node_group import NodeGroup
-from hpc_grpo.weights.store import GroupMembership, StoreSpec, WeightStore, bucket_layout
+from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
+from hpc_grpo.weights.store import StoreSpec, WeightStore, bucket_layout
 from tests.integration.crowded_engine import END, group_requests, sample
 
 _KEY, _BUCKET_BYTES, _CHANGE = 7, 2**14, 0.2

@@ -24,7 +24,8 @@ from hpc_grpo.types import (
     ParameterSpec,
     SamplingSpec,
 )
-from hpc_grpo.weights.store import GroupMembership, StoredVersion, StoreSpec, WeightStore, bucket_layout
+from hpc_grpo.weights.node_group import GroupMembership
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, WeightStore, bucket_layout
 from tests.support.configs import minimal_config
 
 REQUESTS = [GroupRequest(ordinal, (1,), (0,), SamplingSpec(1)) for ordinal in range(3)]

@@ -10,7 +10,8 @@ import pytest
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.store import GroupMembership, StoredVersion, StoreSpec, bucket_layout
+from hpc_grpo.weights.node_group import GroupMembership
+from hpc_grpo.weights.store import StoredVersion, StoreSpec, bucket_layout
 
 pytest.importorskip("vllm")
 

@@ -16,8 +16,8 @@ import torch
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.learner.publish import WeightPublisher
 from hpc_grpo.types import ParameterSpec
-from hpc_grpo.weights.node_group import NodeGroup
-from hpc_grpo.weights.store import GroupMembership, StoreSpec, WeightStore, bucket_layout
+from hpc_grpo.weights.node_group import GroupMembership, NodeGroup
+from hpc_grpo.weights.store import StoreSpec, WeightStore, bucket_layout
 
 SIZE = 3
 DEADLINE_S = 60.0
