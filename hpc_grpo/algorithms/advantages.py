@@ -25,8 +25,10 @@ from hpc_grpo.section import Args, ByName, Fraction, PathText, Section
 _STD_EPS = 1e-4
 """Added to the standard deviation, as in TRL: a group of almost equal rewards must not explode."""
 
-Groups = Sequence[Sequence[float]]
-Flags = Sequence[Sequence[bool]]
+Rewards = Sequence[float]
+Valid = Sequence[bool]
+Groups = Sequence[Rewards]
+Flags = Sequence[Valid]
 NormalizeStd = Annotated[bool, Field(description="Divide by the standard deviation of the step.")]
 
 
@@ -42,9 +44,7 @@ class AdvantageSettings(Section):
         """Compute the advantages of all groups that a step trains on, each `[G]`."""
         return [self.of_rewards(own, flags) for own, flags in zip(rewards, valid, strict=True)]
 
-    def of_group(
-        self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
-    ) -> Sequence[types.Advantage]:
+    def of_group(self, rewards: Rewards, valid: Valid, turn_rewards: Groups = ()) -> Sequence[types.Advantage]:
         """Compute the advantages `[G]` of the rollouts of one prompt.
 
         `turn_rewards` holds the environment's reward of each turn of each rollout; () without an environment. Raises
@@ -52,7 +52,7 @@ class AdvantageSettings(Section):
         """
         return self.of_rewards(rewards, valid)
 
-    def of_rewards(self, rewards: Sequence[float], valid: Sequence[bool]) -> Sequence[float]:
+    def of_rewards(self, rewards: Rewards, valid: Valid) -> Sequence[float]:
         """Compute the advantages `[G]` from one reward for each rollout."""
         counted = over_valid(rewards, valid)
         # Compared, not subtracted: the rounding error of the mean must not become a gradient.
@@ -108,9 +108,7 @@ class TurnsAdvantage(_Centred):
     name: Literal["turns"] = "turns"
     args: TurnsArgs = TurnsArgs()
 
-    def of_group(
-        self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
-    ) -> Sequence[types.Advantage]:
+    def of_group(self, rewards: Rewards, valid: Valid, turn_rewards: Groups = ()) -> Sequence[types.Advantage]:
         """Compute A_ik = (R_ik - mean over k) / (std over k + eps),   R_ik = sum over j >= k of discount^(j-k) * r_ij
 
         for turn k of rollout i. Mean and std are over the group's valid rollouts that have a turn k. If only one
@@ -261,9 +259,7 @@ class OwnAdvantage(AdvantageSettings):
     def check(self) -> None:
         self._with_args(())
 
-    def of_group(
-        self, rewards: Sequence[float], valid: Sequence[bool], turn_rewards: Groups = ()
-    ) -> Sequence[types.Advantage]:
+    def of_group(self, rewards: Rewards, valid: Valid, turn_rewards: Groups = ()) -> Sequence[types.Advantage]:
         """Call the user's function. If it has a parameter `turn_rewards`, pass the result of `rewards_by_turn`.
 
         Raises ConfigError if the function raises, or returns something else than numbers.
@@ -295,7 +291,7 @@ Advantage = Annotated[
 ]
 
 
-def rewards_by_turn(rewards: Sequence[float], turn_rewards: Groups) -> list[tuple[float, ...]]:
+def rewards_by_turn(rewards: Rewards, turn_rewards: Groups) -> list[tuple[float, ...]]:
     """Return the reward of each turn of each rollout. A rollout's turns add up to its reward.
 
     The last turn gets all rewards that are not the environment's.
@@ -327,12 +323,12 @@ def of_each_turn(advantage: types.Advantage, num_turns: int) -> tuple[float, ...
     return advantage if isinstance(advantage, tuple) else (advantage,) * num_turns
 
 
-def _discounted(rewards: Sequence[float], discount: float) -> tuple[float, ...]:
+def _discounted(rewards: Rewards, discount: float) -> tuple[float, ...]:
     """Return the discounted return of each turn: its reward plus the discounted rewards of later turns."""
     return tuple(accumulate(reversed(rewards), lambda later, own: own + discount * later))[::-1]
 
 
-def over_valid(rewards: Sequence[float], valid: Sequence[bool]) -> list[float]:
+def over_valid(rewards: Rewards, valid: Valid) -> list[float]:
     """Return the valid rewards. Raises ValueError if the lengths differ or a valid reward is not finite."""
     if len(rewards) != len(valid):
         raise ValueError(f"{len(rewards)} rewards but {len(valid)} validity flags")

@@ -18,6 +18,8 @@ from hpc_grpo.config import Config
 from hpc_grpo.registry import ALGORITHMS
 from hpc_grpo.types import Advantage, Completion, Demonstration, GroupGrades, GroupSamples, Needs, TrainSequence
 
+Advantages = Sequence[Advantage]
+
 
 class Algorithm(ABC):
     """The base class of tasks. A step trains on `items_per_step` prompts or demonstrations.
@@ -44,11 +46,11 @@ class Algorithm(ABC):
     def objective(self) -> Objective:
         """Return the objective of the learner's optimizer steps."""
 
-    def advantages(self, grades: GroupGrades) -> Sequence[Advantage]:
+    def advantages(self, grades: GroupGrades) -> Advantages:
         """Compute the advantages `[G]` of a group, in the driver: one number for each rollout, or one for each turn."""
         raise NotImplementedError(f"{type(self).__name__} trains on no groups")
 
-    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Advantages]:
         """Compute the advantages of all groups of a step. Override it for a method that compares groups."""
         return [self.advantages(grades) for grades in step]
 
@@ -67,9 +69,7 @@ class Algorithm(ABC):
         """Count, in the driver, the sequences that `sequences` will return."""
         return sum(n for n, valid in zip(grades.num_sequences or grades.valid, grades.valid, strict=True) if valid)
 
-    def sequences(
-        self, samples: GroupSamples, advantages: Sequence[Advantage], valid: Sequence[bool]
-    ) -> list[TrainSequence]:
+    def sequences(self, samples: GroupSamples, advantages: Advantages, valid: Sequence[bool]) -> list[TrainSequence]:
         """Make the training sequences of a group's valid rollouts, in the learner: token arrays never pass the driver.
 
         Consecutive turns form one sequence. A turn that starts a new context begins a new sequence. Each sampled token
@@ -143,7 +143,7 @@ class Grpo(Algorithm):
         penalties = (overlong_penalty(n, longest, buffer) for n in grades.num_completion_tokens)
         return [reward + penalty for reward, penalty in zip(grades.rewards, penalties, strict=True)]
 
-    def advantages(self, grades: GroupGrades) -> Sequence[Advantage]:
+    def advantages(self, grades: GroupGrades) -> Advantages:
         return self.config.loss.advantage.of_group(self.shaped_rewards(grades), grades.valid, grades.turn_rewards)
 
     def teaches(self, grades: GroupGrades) -> bool:
@@ -152,7 +152,7 @@ class Grpo(Algorithm):
         pairs = zip(self.shaped_rewards(grades), grades.valid, strict=True)
         return len({reward for reward, valid in pairs if valid}) > 1
 
-    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Advantages]:
         if not self.config.loss.advantage.compares_groups:
             return super().step_advantages(step)
         rewards = [self.shaped_rewards(grades) for grades in step]
@@ -171,15 +171,13 @@ class Ppo(Grpo):
     def needs(self) -> Needs:
         return replace(super().needs, critic=True)
 
-    def advantages(self, grades: GroupGrades) -> Sequence[Advantage]:
-        rewards: Sequence[Advantage] = self.shaped_rewards(grades)
+    def advantages(self, grades: GroupGrades) -> Advantages:
+        rewards: Advantages = self.shaped_rewards(grades)
         if grades.turn_rewards:
             rewards = rewards_by_turn(grades.rewards, grades.turn_rewards)
         return [reward if valid else 0.0 for reward, valid in zip(rewards, grades.valid, strict=True)]
 
-    def sequences(
-        self, samples: GroupSamples, advantages: Sequence[Advantage], valid: Sequence[bool]
-    ) -> list[TrainSequence]:
+    def sequences(self, samples: GroupSamples, advantages: Advantages, valid: Sequence[bool]) -> list[TrainSequence]:
         """Make the sequences. If another sequence of the rollout follows, the last token also gets all later rewards.
 
         `advantages` holds rewards. The critic sees one sequence at a time, so the state after a sequence has value 0.
@@ -210,10 +208,9 @@ class Distill(Grpo):
         return replace(super().needs, teacher=True, rewards=self.config.task_args.reward_coef > 0.0)
 
     def objective(self) -> Objective:
-        settings = self.config.loss
-        return policy_objective(settings, partial(taught_loss, settings.term))
+        return policy_objective(self.config.loss, partial(taught_loss, self.config.loss.term))
 
-    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Sequence[Advantage]]:
+    def step_advantages(self, step: Sequence[GroupGrades]) -> Sequence[Advantages]:
         coef = self.config.task_args.reward_coef
         if coef == 0.0:
             return [(0.0,) * len(grades.rewards) for grades in step]

@@ -21,8 +21,7 @@ from hpc_grpo.driver.remote import ActorLostError, Deadline, all_errors, death, 
 from hpc_grpo.engine.sampler import Sampler
 from hpc_grpo.errors import ConfigError, HpcGrpoError, PromptError, WeightSyncError
 from hpc_grpo.types import Completion, GroupRequest, Prompt, SamplingSpec
-from hpc_grpo.weights.node_group import PUBLISHER_RANK, GroupMembership
-from hpc_grpo.weights.store import StoredVersion, StoreSpec, bucket_layout
+from hpc_grpo.weights.store import PUBLISHER_RANK, GroupMembership, StoredVersion, StoreSpec, bucket_layout
 
 if TYPE_CHECKING:
     from hpc_grpo.types import Float32Array

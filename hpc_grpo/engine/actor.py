@@ -31,8 +31,7 @@ from hpc_grpo.system.usage import METER, Usage
 from hpc_grpo.types import Completion, GroupRequest, GroupSamples
 
 if TYPE_CHECKING:
-    from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec
+    from hpc_grpo.weights.store import BucketLayout, GroupMembership, StoredVersion, StoreSpec
 
 T = TypeVar("T")
 _SAMPLING = "sampling"

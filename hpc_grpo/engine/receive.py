@@ -29,8 +29,8 @@ from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.types import ParameterSpec
 from hpc_grpo.weights.contract import contract_differences
 from hpc_grpo.weights.cuda import StagedOnGpu, open_store
-from hpc_grpo.weights.node_group import LOAD_FAILED, GroupMembership, NodeGroup
-from hpc_grpo.weights.store import BucketLayout, StoredVersion, StoreSpec
+from hpc_grpo.weights.node_group import LOAD_FAILED, NodeGroup
+from hpc_grpo.weights.store import BucketLayout, GroupMembership, StoredVersion, StoreSpec
 
 _LEARNERS_NAMES = (
     (".experts.routed_experts.w13_weight", ".experts.gate_up_proj"),

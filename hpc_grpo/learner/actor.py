@@ -6,8 +6,6 @@ beside training. The actor fetches samples by their references: token arrays nev
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -32,8 +30,7 @@ from hpc_grpo.types import Minibatch, ParameterSpec, RemoteGroup, TrainSequence
 if TYPE_CHECKING:
     from hpc_grpo.metrics.reductions import Reduction
     from hpc_grpo.types import Float32Array
-    from hpc_grpo.weights.node_group import GroupMembership
-    from hpc_grpo.weights.store import StoredVersion, StoreSpec
+    from hpc_grpo.weights.store import GroupMembership, StoredVersion, StoreSpec
 
 
 WRITING = "writing"
@@ -91,9 +88,8 @@ class LearnerActor:
             if record is not None and self._rank % degree == 0:
                 from hpc_grpo.learner.record import save_share
 
-                share = self._rank // degree, self._world_size // degree
-                save = functools.partial(save_share, self._learner.files.disk, record, *share)
-                when_there_is_space(functools.partial(save, fetched), "the step's batch")
+                disk, share = self._learner.files.disk, (self._rank // degree, self._world_size // degree)
+                when_there_is_space(lambda: save_share(disk, record, *share, fetched), "the step's batch")
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def microbatches(self) -> tuple[int, int]:
@@ -105,13 +101,10 @@ class LearnerActor:
         return METER.read()
 
     def start_profile(self) -> None:
-        self._profiles: dict[str, StackProfile | TorchTrace] = {
-            "stacks.html": StackProfile(),
-            "trace.json.gz": TorchTrace(),
-        }
+        self._stacks, self._trace = StackProfile(), TorchTrace()
 
     def stop_profile(self) -> dict[str, bytes]:
-        return {suffix: profile.stop() for suffix, profile in self._profiles.items()}
+        return {"stacks.html": self._stacks.stop(), "trace.json.gz": self._trace.stop()}
 
     def free_cached_memory(self) -> None:
         """Free torch's cached GPU memory for the engine that shares the GPU."""
@@ -191,8 +184,8 @@ class LearnerActor:
             replace(samples, images=ray.get(samples.images)) if samples.images else samples
             for samples in ray.get([group.samples for group in groups])
         ]
-        made = [
-            self._algorithm.sequences(samples, group.advantages, group.valid)
+        return [
+            sequence
             for group, samples in zip(groups, fetched, strict=True)
+            for sequence in self._algorithm.sequences(samples, group.advantages, group.valid)
         ]
-        return list(itertools.chain(*made))

@@ -26,16 +26,16 @@ from hpc_grpo.learner.checkpoint import copy_tokenizer, full_weights, settings_o
 from hpc_grpo.learner.model import gathered_parameters, parameter_specs
 from hpc_grpo.learner.optimizer_step import optimizer_step
 from hpc_grpo.learner.packing import PackedBatch, pack_equalised
-from hpc_grpo.learner.parts import LearnerPart
+from hpc_grpo.learner.parts import LearnerPart, Minibatches
 from hpc_grpo.learner.setup import deepspeed_config, load_trained, sharded_loading
+from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import Mean, Reduction
 from hpc_grpo.run.checkpoint import read_manifest
 from hpc_grpo.run.pulse import PULSE
 from hpc_grpo.system.say import say
-from hpc_grpo.types import Minibatch, TrainSequence
+from hpc_grpo.types import TrainSequence
 
 if TYPE_CHECKING:
-    from hpc_grpo.learner.staging import StagedFiles
     from hpc_grpo.types import Float32Array
 
 _TAG = "critic"  # DeepSpeed's folder of the critic in a checkpoint
@@ -49,9 +49,7 @@ class Critic(LearnerPart):
         self._engine = build_value_engine(config, world_size, device)
         self.ds_engines.append(self._engine)
 
-    def before_step(
-        self, minibatches: Sequence[Minibatch[TrainSequence]]
-    ) -> tuple[Sequence[Minibatch[TrainSequence]], Mapping[str, Reduction]]:
+    def before_step(self, minibatches: Minibatches) -> tuple[Minibatches, Mapping[str, Reduction]]:
         """Value all sequences, train on their returns, and return the sequences with advantages.
 
         The sequences arrive with rewards in `advantages`.

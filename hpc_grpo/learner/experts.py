@@ -34,10 +34,9 @@ class Routers:
 
         Gradient checkpointing recomputes layers after the block, so recomputed logits are not added.
         """
-        logits: list[Tensor] = []
-        self._logits = logits
+        self._logits = []
         try:
-            yield logits
+            yield self._logits
         finally:
             self._logits = None
 

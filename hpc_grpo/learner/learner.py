@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpc_grpo.algorithms.objective import Preparation, TokenWeights
+from hpc_grpo.algorithms.objective import TokenWeights
 from hpc_grpo.algorithms.tasks import algorithm_of
 from hpc_grpo.algorithms.terms import LossInputs, LossOutput, interpolated_proximal, kl_k3
 from hpc_grpo.config import Config
@@ -137,8 +137,7 @@ class Learner:
         learning_rates, grad_norms = [], []
         for minibatch, batches, proximal in zip(minibatches, packed, self._proximal_logprobs(packed), strict=True):
             learning_rates.append(self.ds_engine.get_lr()[0])
-            degree = self.config.train.sequence_parallel
-            of_minibatch = _prepare(self._objective.preparations, batches, proximal, degree)
+            of_minibatch = self._prepared(batches, proximal)
             loss_sum = partial(self._loss_sum, accumulator, first_version, of_minibatch)
             losses = [partial(loss_sum, *each) for each in zip(batches, proximal, strict=True)]
             divisor = self._objective.divisor(minibatch)
@@ -183,6 +182,27 @@ class Learner:
             known.append([score(self.model, batch) if is_computed else None for batch in batches])
         return known
 
+    def _prepared(self, batches: Sequence[PackedBatch], proximal: Sequence[Tensor | None]) -> dict[str, Any]:
+        """Return the results of `prepare` of loss and correction, over all tokens of an optimizer step on all ranks.
+
+        A collective. Learners of a sequence-parallel group have the same tokens.
+        """
+        preparations = self._objective.preparations
+        if not preparations:
+            return {}
+        columns = [
+            torch.stack([anchor, batch.engine_logprobs, batch.advantages, batch.draws, batch.mask])
+            for batch, anchor in zip(batches, proximal, strict=True)
+            if anchor is not None
+        ]
+        rows = of_all_ranks(torch.cat(columns, dim=1), every=self.config.train.sequence_parallel)
+        is_trained = rows[-1] > 0.0
+        # A step with only weightless microbatches still runs its passes.
+        anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
+        one_sequence = torch.zeros_like(anchors, dtype=torch.int64)
+        inputs = LossInputs(anchors, anchors, engine, None, advantages, one_sequence, draws=draws)
+        return {name: prepare(inputs) for name, prepare in preparations.items()}
+
     def _loss_sum(
         self,
         accumulator: MetricAccumulator,
@@ -222,32 +242,6 @@ class Learner:
         accumulator.add(batch.mask, output, weights)
         self.microbatches = self.microbatches[0] + 1, self.microbatches[1]
         return torch.dot(output.per_token, weights.of_tokens)
-
-
-def _prepare(
-    preparations: Mapping[str, Preparation],
-    batches: Sequence[PackedBatch],
-    proximal: Sequence[Tensor | None],
-    sequence_parallel: int,
-) -> dict[str, Any]:
-    """Return the results of `prepare` of loss and correction, over all tokens of an optimizer step on all ranks.
-
-    A collective. Groups of `sequence_parallel` neighbouring ranks have the same tokens.
-    """
-    if not preparations:
-        return {}
-    columns = [
-        torch.stack([anchor, batch.engine_logprobs, batch.advantages, batch.draws, batch.mask])
-        for batch, anchor in zip(batches, proximal, strict=True)
-        if anchor is not None
-    ]
-    rows = of_all_ranks(torch.cat(columns, dim=1), every=sequence_parallel)
-    is_trained = rows[-1] > 0.0
-    # A step with only weightless microbatches still runs its passes.
-    anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
-    one_sequence = torch.zeros_like(anchors, dtype=torch.int64)
-    inputs = LossInputs(anchors, anchors, engine, None, advantages, one_sequence, draws=draws)
-    return {name: prepare(inputs) for name, prepare in preparations.items()}
 
 
 def score_apart(

@@ -298,7 +298,7 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
         )
 
 
-def _from_pretrained(path: str, source: str, *, has_images: bool = False, **kwargs: Any) -> Any:
+def _from_pretrained(path: str, source: str, *, has_images: bool, **kwargs: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,12 +18,12 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, gathered, parameter_specs, score
 from hpc_grpo.learner.packing import PackedBatch
 from hpc_grpo.learner.setup import build_frozen
+from hpc_grpo.learner.staging import StagedFiles
 from hpc_grpo.metrics.reductions import Reduction
 from hpc_grpo.types import Minibatch, TrainSequence
 from hpc_grpo.weights.store import bucket_layout
 
-if TYPE_CHECKING:
-    from hpc_grpo.learner.staging import StagedFiles
+Minibatches = Sequence[Minibatch[TrainSequence]]
 
 
 class LearnerPart:
@@ -40,9 +40,7 @@ class LearnerPart:
     def change_policy(self, policy: PolicyModel) -> None:
         """Change the loaded policy before its optimizer is built. The optimizer gets what still requires a gradient."""
 
-    def before_step(
-        self, minibatches: Sequence[Minibatch[TrainSequence]]
-    ) -> tuple[Sequence[Minibatch[TrainSequence]], Mapping[str, Reduction]]:
+    def before_step(self, minibatches: Minibatches) -> tuple[Minibatches, Mapping[str, Reduction]]:
         """Return the minibatches for the policy, with this part's advantages, and the part's metrics."""
         return minibatches, {}
 

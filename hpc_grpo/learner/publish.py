@@ -17,8 +17,8 @@ import torch
 
 from hpc_grpo.errors import WeightSyncError
 from hpc_grpo.weights.cuda import SideStream
-from hpc_grpo.weights.node_group import PUBLISHER_RANK, NodeGroup
-from hpc_grpo.weights.store import BucketLayout, StoredVersion, WeightStore
+from hpc_grpo.weights.node_group import NodeGroup
+from hpc_grpo.weights.store import PUBLISHER_RANK, BucketLayout, StoredVersion, WeightStore
 
 Gather = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, torch.Tensor]]]
 

@@ -37,7 +37,6 @@ ALSO_LANGUAGE_MODELS = frozenset((
 ))  # fmt: skip
 """Values of `model_type`: models of images that transformers also loads as causal language models."""
 
-
 VISION_MODELS = ("qwen2_5_vl", "idefics3")
 """Values of `model_type`: models of images and text that train with `data.images`."""
 

@@ -7,40 +7,22 @@ node-local shared memory, so no port is open to strangers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
 
 from hpc_grpo.errors import WeightSyncError
-from hpc_grpo.weights.store import StoredVersion
+from hpc_grpo.weights.store import PUBLISHER_RANK, GroupMembership, StoredVersion
 
-if TYPE_CHECKING:  # the driver, which only counts the members, has no torch
-    import torch
-    import torch.distributed as dist
-
-PUBLISHER_RANK = 0
 LOAD_FAILED = -1  # acknowledged instead of a version
 RENDEZVOUS = "rendezvous"  # the file in the store's folder through which members find each other
-
-
-@dataclass(frozen=True)
-class GroupMembership:
-    """A process's place in its node's group; `generation` changes when a group is rebuilt."""
-
-    folder: Path
-    rank: int
-    size: int
-    deadline_s: float
-    generation: int = 0
 
 
 class NodeGroup:
     """Carries announcements to the workers and acknowledgements back. Every wait has the deadline."""
 
     def __init__(self, membership: GroupMembership) -> None:
-        import torch.distributed as dist
-
         self._membership = membership
         store = dist.FileStore(str(membership.folder / RENDEZVOUS), membership.size)
         options = dist.ProcessGroupGloo._Options()
@@ -55,13 +37,9 @@ class NodeGroup:
 
     def announce(self, stored: StoredVersion) -> None:
         """Tell every worker the version in the store. Only the publisher calls this."""
-        import torch
-
         self._broadcast(torch.tensor([stored.version, *stored.checksums], dtype=torch.int64))
 
     def receive_announcement(self, num_blocks: int) -> StoredVersion:
-        import torch
-
         message = torch.empty(1 + num_blocks, dtype=torch.int64)
         self._broadcast(message)
         version, *checksums = message.tolist()
@@ -69,16 +47,12 @@ class NodeGroup:
 
     def acknowledge(self, loaded_version: int) -> list[int]:
         """Send this member's version, or LOAD_FAILED, to all members; return the values of all, by rank."""
-        import torch
-
         own = torch.tensor([loaded_version], dtype=torch.int64)
         answers = [torch.empty(1, dtype=torch.int64) for _ in range(self._membership.size)]
         self._wait(self._group.allgather([answers], [own]))
         return [int(answer) for answer in answers]
 
     def _broadcast(self, message: torch.Tensor) -> None:
-        import torch.distributed as dist
-
         options = dist.BroadcastOptions()
         options.rootRank = PUBLISHER_RANK
         self._wait(self._group.broadcast([message], options))

@@ -33,6 +33,8 @@ _BUCKET_BYTES = 256 * 2**20  # gathered at once under ZeRO-3
 _BLOCK_BYTES = 16 * 2**20  # small enough to share the work evenly, large enough for few checksums
 _PIECE_BYTES = 512 * 1024  # copied, then read for its checksum while it is still in a core's cache
 
+PUBLISHER_RANK = 0  # in a node's weight group
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -131,6 +133,17 @@ class StoreSpec:
 
     layout: BucketLayout
     key: int
+
+
+@dataclass(frozen=True)
+class GroupMembership:
+    """A process's place in its node's group (`node_group.py`). `generation` changes when a group is rebuilt."""
+
+    folder: Path
+    rank: int
+    size: int
+    deadline_s: float
+    generation: int = 0
 
 
 class WeightStore:
