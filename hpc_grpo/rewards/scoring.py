@@ -14,9 +14,9 @@ import os
 import resource
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -151,14 +151,12 @@ class Scorer:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+_scorers: defaultdict[int, Scorer] = defaultdict(Scorer)
+
+
 def scorer() -> Scorer:
     """Return this process's scorer. A fork has another one than its parent."""
-    return _scorer_of(os.getpid())
-
-
-@cache
-def _scorer_of(pid: int) -> Scorer:
-    return Scorer()
+    return _scorers[os.getpid()]
 
 
 def end_of(code: int) -> str:
