@@ -153,13 +153,13 @@ def end_attempt(
     }
     if connection.execute(sa.update(jobs).where(_is_current(key)).values(values)).rowcount != 1:
         return None
-    connection.execute(sa.update(gpus).where(_is_of(key, gpus)).values(job_id=None, attempt=None))
+    connection.execute(sa.update(gpus).where(is_of(key, gpus)).values(job_id=None, attempt=None))
     claimed, share = _claimed_gpus(connection, key)
     if share:
         is_shared = sa.and_(gpus.c.vm_id == row["vm_id"], gpus.c.gpu_index.in_(claimed))
         connection.execute(sa.update(gpus).where(is_shared).values(claimed_mib=gpus.c.claimed_mib - share))
     closed = {"ended_at": now, "outcome": end.kind, "exit_code": end.code, "reason": why}
-    connection.execute(sa.update(attempts).where(_is_of(key, attempts)).values(closed))
+    connection.execute(sa.update(attempts).where(is_of(key, attempts)).values(closed))
     return verdict
 
 
@@ -167,7 +167,7 @@ def mark_started(connection: sa.Connection, key: AttemptKey, now: float) -> None
     """Note that the VM has the attempt."""
     is_new = sa.and_(_is_current(key), jobs.c.started_at.is_(None))
     if connection.execute(sa.update(jobs).where(is_new).values(started_at=now)).rowcount:
-        connection.execute(sa.update(attempts).where(_is_of(key, attempts)).values(started_at=now))
+        connection.execute(sa.update(attempts).where(is_of(key, attempts)).values(started_at=now))
 
 
 def cancel(db: Database, job_id: str) -> JobState:
@@ -202,17 +202,17 @@ def queue_again(db: Database, job_id: str) -> JobState:
         return state
 
 
-def _is_of(key: AttemptKey, table: sa.Table) -> sa.ColumnElement[bool]:
+def is_of(key: AttemptKey, table: sa.Table) -> sa.ColumnElement[bool]:
     return sa.and_(table.c.job_id == key.job_id, table.c.attempt == key.attempt)
 
 
 def _is_current(key: AttemptKey) -> sa.ColumnElement[bool]:
-    return sa.and_(_is_of(key, jobs), jobs.c.status == JobState.RUNNING)
+    return sa.and_(is_of(key, jobs), jobs.c.status == JobState.RUNNING)
 
 
 def _claimed_gpus(connection: sa.Connection, key: AttemptKey) -> tuple[tuple[int, ...], int]:
     """Return the indices of an attempt's GPUs, and its MiB on each; 0 for exclusive GPUs."""
-    found = sa.select(attempts.c.gpus, attempts.c.gpu_memory_mib).where(_is_of(key, attempts))
+    found = sa.select(attempts.c.gpus, attempts.c.gpu_memory_mib).where(is_of(key, attempts))
     row = connection.execute(found).first()
     return (tuple(json.loads(row.gpus)), row.gpu_memory_mib) if row else ((), 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -63,7 +64,8 @@ class Dispatcher:
             specs = await asyncio.to_thread(self._specs, rows)
             return Orders(start=tuple(specs)) if specs else None
 
-        try:
+        # Without the database the claims stay; once their start is overdue, the poller revokes them.
+        with contextlib.suppress(DatabaseAwayError):
             try:
                 outcome = await controller.visit(vm, Request(vm.work_dir, vm.nvidia_smi, with_logs=False), decide)
                 await asyncio.to_thread(self._note, outcome)
@@ -71,8 +73,6 @@ class Dispatcher:
                 if error.is_before_orders:
                     reason = f"{vm.name} was not reached: {error}"
                     await asyncio.to_thread(give_back, controller.db, keys, reason, settings)
-        except DatabaseAwayError:
-            return  # the claims stay; once their start is overdue, the poller revokes them
 
     def _specs(self, rows: Mapping[AttemptKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the specs for the VM. A job whose row has nothing to run fails permanently."""

@@ -28,11 +28,9 @@ class JobLogs:
         path = self.path(*seen.key)
         if seen.log:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                os.pwrite(descriptor, seen.log, offset)
-            finally:
-                os.close(descriptor)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.seek(offset)
+                file.write(seen.log)
             link = self.path(seen.key.job_id)
             # An older attempt's log may come after a newer one's.
             if offset == 0 and not (link.is_symlink() and int(link.readlink().stem) > seen.key.attempt):

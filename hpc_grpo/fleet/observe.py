@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hpc_grpo.fleet.claims import end_attempt, is_foreign, mark_started
+from hpc_grpo.fleet.claims import end_attempt, is_foreign, is_of, mark_started
 from hpc_grpo.fleet.db import Database
 from hpc_grpo.fleet.machine import Vm
 from hpc_grpo.fleet.messages import AttemptKey, Observation, Orders
@@ -161,8 +161,7 @@ def end_revoked(db: Database, keys: tuple[AttemptKey, ...], settings: FleetSetti
     """
     with db.write() as connection:
         for key in keys:
-            is_it = sa.and_(jobs.c.job_id == key.job_id, jobs.c.attempt == key.attempt)
-            had_begun = connection.scalar(sa.select(jobs.c.started_at).where(is_it)) is not None
+            had_begun = connection.scalar(sa.select(jobs.c.started_at).where(is_of(key, jobs))) is not None
             why = "its VM no longer knows of it" if had_begun else "it was claimed, and its start never reached the VM"
             ending = Ending("lost" if had_begun else "not_started", why=why)
             end_attempt(connection, key, ending, settings, db.now(connection))

@@ -90,17 +90,13 @@ class Poller:
 
     def _keep_logs(self, seen: Sequence[AttemptSeen], offsets: dict[str, int]) -> tuple[frozenset[AttemptKey], bool]:
         """Write the pieces of logs. Return the attempts whose log is complete, and whether a VM has more."""
-        complete, has_more = set(), False
+        is_complete: dict[AttemptKey, bool] = {}
         for one in seen:
             try:
-                is_complete = self._controller.logs.add(one, offsets.get(one.key.folder, 0))
+                is_complete[one.key] = self._controller.logs.add(one, offsets.get(one.key.folder, 0))
             except OSError as error:
                 say(f"The log of {one.key.job_id} could not be kept: {error}")
-                continue
-            has_more = has_more or not is_complete
-            if is_complete:
-                complete.add(one.key)
-        return frozenset(complete), has_more
+        return frozenset(key for key, whole in is_complete.items() if whole), not all(is_complete.values())
 
 
 class Requeuer:

@@ -279,11 +279,6 @@ def _critic(value: Any, theirs: Theirs) -> dict[str, Any]:
     return {}
 
 
-def _train_data(value: Any, _theirs: Theirs) -> Any:
-    ours = below("data.train", {"path": value, **_DATA_SETS.get(str(value), {})})
-    return Differs(ours, "the reward is in AReaL's script: rewards.0.name is correctness here")
-
-
 def _eval_data(value: Any, theirs: Theirs) -> dict[str, Any]:
     ours = {"path": value, **_DATA_SETS.get(str(value), {}), "split": theirs.get("valid_dataset.split")}
     is_read = any(theirs.get(f"{kind}_{unit}") for kind in ("evaluator.freq", "exp_ctrl.eval_freq")
@@ -428,7 +423,9 @@ ROWS = (
         **({} if value is None else {"data.drop_long_prompts": True})}, default=None,  # AReaL's loaders drop them
         also={"sglang.context_length": 32768, "vllm.max_model_len": 32768, "actor.sglang.context_length": None}),
     Row("vllm.* sglang.*", note="of AReaL's server; engine.* has what vLLM needs"),
-    Row("train_dataset.path dataset.path", convert=_train_data),
+    Row("train_dataset.path dataset.path", convert=lambda value, _: Differs(
+        below("data.train", {"path": value, **_DATA_SETS.get(str(value), {})}),
+        "the reward is in AReaL's script: rewards.0.name is correctness here")),
     Row("train_dataset.batch_size dataset.train_bs_n_seqs", "rollout.prompts_per_step", default=1),
     Row("train_dataset.shuffle shuffle_dataset", "data.shuffle", default=True),
     Row("train_dataset.split", "data.train.split", default="train"),

@@ -83,12 +83,12 @@ def _processes(value: Any, theirs: Theirs) -> dict[str, Any]:
     return {**learners, "placement.colocate": True, "engine.engines_per_node": int(value)}
 
 
-def _batches(steps: Any, theirs: Theirs, key: str) -> Any:
-    """Convert TRL's steps, which are optimizer steps, to our steps of rollouts."""
+def _batches(steps: Any, theirs: Theirs, key: str) -> Differs:
+    """Convert TRL's steps, which are optimizer steps, to our steps of rollouts. No note: the steps divide evenly."""
     updates = _updates(theirs)
     batches, exact = max(1, round(int(steps) / updates)), int(steps) / updates
-    note = f"{steps} optimizer steps are {exact:g} batches of {updates}"
-    return {key: batches} if batches == exact else Differs({key: batches}, note)
+    note = "" if batches == exact else f"{steps} optimizer steps are {exact:g} batches of {updates}"
+    return Differs({key: batches}, note)
 
 
 def _length(value: Any, theirs: Theirs) -> Any:
@@ -107,7 +107,7 @@ def _share_of_steps(value: Any, theirs: Theirs, key: str) -> int:
     return math.ceil(table.share_of_steps(value, max(0, int(theirs.get("max_steps"))), key))
 
 
-def _every(steps: Any, theirs: Theirs, key: str) -> Any:
+def _every(steps: Any, theirs: Theirs, key: str) -> Differs:
     return _batches(_share_of_steps(steps, theirs, key), theirs, key)
 
 
@@ -138,7 +138,7 @@ def _eval(value: Any, theirs: Theirs) -> Any:
     if value == "epoch" or not steps:
         return {**common, "eval.every": "1 epoch"}
     every = _every(steps, theirs, "eval.every")
-    return Differs({**common, **every.ours}, every.note) if isinstance(every, Differs) else {**common, **every}
+    return Differs({**common, **every.ours}, every.note)
 
 
 def _graded_by(value: Any, theirs: Theirs) -> Any:
@@ -238,8 +238,7 @@ def _refresh(value: Any, theirs: Theirs) -> Any:
     if not value:
         return {}
     every = _batches(theirs.get("ref_model_sync_steps"), theirs, "loss.kl.refresh_steps")
-    mixup = {"loss.kl.mixup": float(theirs.get("ref_model_mixup_alpha"))}
-    return Differs({**every.ours, **mixup}, every.note) if isinstance(every, Differs) else {**every, **mixup}
+    return Differs({**every.ours, "loss.kl.mixup": float(theirs.get("ref_model_mixup_alpha"))}, every.note)
 
 
 def _correction(value: Any, theirs: Theirs) -> Any:

@@ -22,7 +22,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import LifoQueue, SimpleQueue
@@ -37,9 +37,9 @@ from hpc_grpo.errors import ConfigError, HpcGrpoError, RewardAwayError, RewardEr
 from hpc_grpo.grading.worker import Call, CallResult, Preparation
 from hpc_grpo.registry import REWARDS
 from hpc_grpo.rewards import Group
+from hpc_grpo.rewards.scoring import FROM_OUTSIDE, end_of
 from hpc_grpo.system.processes import hold_on, kill_group, start_program
 from hpc_grpo.system.secret import environ_for
-from hpc_grpo.system.signals import signal_name
 from hpc_grpo.system.usage import Meter, Usage
 
 _RESUME_S = 600.0
@@ -52,7 +52,6 @@ _GRACE_S = 5.0
 
 _MAX_TRIES = 2
 """If something else than the call killed a worker, the call is retried once. After a second death the reward fails."""
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,6 @@ class RewardOutcome:
     timed_out: bool = False
 
 
-@dataclass(frozen=True)
-class _QueuedCall:
-    call: Call | Preparation
-    timeout_s: float
-    result: Future[CallResult] = field(default_factory=Future)
-
-
 class RewardPool:
     """Runs the rewards of a config in `num_workers` processes, each started by its first call."""
 
@@ -98,7 +90,7 @@ class RewardPool:
             self._idle.put(slot)
         # A worker dies with the thread that started it (PDEATHSIG), so these threads live as long as the pool. They
         # are daemons: a process that ends without `close` would wait for an executor's threads and their queued calls.
-        self._queue: SimpleQueue[_QueuedCall | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Call | Preparation, float, Future[CallResult]] | None] = SimpleQueue()
         self._threads = [Thread(target=self._run, name="reward-slot", daemon=True) for _ in range(num_workers)]
         for thread in self._threads:
             thread.start()
@@ -159,19 +151,20 @@ class RewardPool:
     def _put(self, call: Call | Preparation, timeout_s: float) -> Future[CallResult]:
         if self._closed:
             raise HpcGrpoError("The reward pool is closed.")
-        queued = _QueuedCall(call, timeout_s)
-        self._queue.put(queued)
-        return queued.result
+        answer: Future[CallResult] = Future()
+        self._queue.put((call, timeout_s, answer))
+        return answer
 
     def _run(self) -> None:
         while (queued := self._queue.get()) is not None:
-            if queued.result.set_running_or_notify_cancel():
+            call, timeout_s, answer = queued
+            if answer.set_running_or_notify_cancel():
                 try:
-                    result = self._serve(queued.call, queued.timeout_s)
+                    result = self._serve(call, timeout_s)
                 except BaseException as error:  # noqa: BLE001 - raised by whoever waits for this call
-                    queued.result.set_exception(error)
+                    answer.set_exception(error)
                 else:
-                    queued.result.set_result(result)
+                    answer.set_result(result)
 
     def _serve(self, call: Call | Preparation, timeout_s: float) -> CallResult:
         slot = self._idle.get()  # there are as many threads as slots
@@ -249,7 +242,7 @@ class WorkerSlot:
         with self._lock:
             self._closed = True
             if self._worker is not None:
-                self._worker.kill()
+                kill_group(self._worker.process.pid)
 
     def usage(self) -> Usage | None:
         """Return the worker's usage since the last call. None without a running worker."""
@@ -330,9 +323,8 @@ class WorkerSlot:
             code = self.end_worker()
             if self._closed:
                 raise HpcGrpoError("The reward pool was closed during a call.") from error
-            end = f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
-            end += "; out of memory?" if code == -signal.SIGKILL else ""
-            is_calls_fault = took_message and code not in _FROM_OUTSIDE
+            end = end_of(code) + ("; out of memory?" if code == -signal.SIGKILL else "")
+            is_calls_fault = took_message and code not in FROM_OUTSIDE
             raise _WorkerLostError(f"ended its process ({end})", is_calls_fault=is_calls_fault) from error
 
 
@@ -349,12 +341,8 @@ class _WorkerProcess:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(part * 1e6)))
 
-    def kill(self) -> None:
-        """Kill the worker and all processes that its rewards have started."""
-        kill_group(self.process.pid)
-
     def end(self) -> int:
-        self.kill()
+        kill_group(self.process.pid)
         self.connection.close()
         self._socket.close()
         return int(self.process.wait())

@@ -12,10 +12,12 @@ import contextlib
 import json
 import os
 from http.server import BaseHTTPRequestHandler
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Any
 
 from hpc_grpo.errors import RewardError
 from hpc_grpo.grading.pool import RewardPool
+from hpc_grpo.rewards import Group
 from hpc_grpo.rewards.proved import MAGIC
 from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, ProvedServer, judge
 
@@ -29,13 +31,6 @@ class RewardServer(ProvedServer):
     def __init__(self, address: tuple[str, int], pool: RewardPool, token: str) -> None:
         super().__init__(address, _Handler)
         self.pool, self.token = pool, token.encode()
-
-
-class _Group(NamedTuple):
-    prompt: str
-    completions: list[str]
-    fields: dict[str, Any]
-    images: tuple[bytes, ...]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -111,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Write no log line for each request."""
 
 
-def _groups(body: Any) -> list[_Group]:
+def _groups(body: Any) -> list[Group]:
     """Split a request into runs of one prompt and one item, for the pool. Raises ValueError and similar errors."""
     prompts, completions, fields = body["prompts"], body["completions"], body.get("fields", {})
     if not all(isinstance(text, str) for text in [*prompts, *completions]) or len(prompts) != len(completions):
@@ -119,11 +114,6 @@ def _groups(body: Any) -> list[_Group]:
     if any(len(values) != len(completions) for values in fields.values()):
         raise ValueError("each of fields is a list with one value per completion")
     images = tuple(base64.b64decode(image, validate=True) for image in body.get("images", ()))
-    groups: list[_Group] = []
-    for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        item = {name: values[index] for name, values in fields.items()}
-        if groups and groups[-1].prompt == prompt and groups[-1].fields == item:
-            groups[-1].completions.append(completion)
-        else:
-            groups.append(_Group(prompt, [completion], item, images))
-    return groups
+    items = [{name: values[index] for name, values in fields.items()} for index in range(len(prompts))]
+    runs = groupby(zip(prompts, items, completions, strict=True), key=lambda row: row[:2])
+    return [Group(prompt, tuple(row[2] for row in run), item, images=images) for (prompt, item), run in runs]

@@ -18,7 +18,7 @@ from hpc_grpo.launch.place.base import Place
 from hpc_grpo.launch.place.job_queue import JobRequest
 from hpc_grpo.launch.place.slurm import partition
 from hpc_grpo.preflight import login
-from hpc_grpo.preflight.findings import Context, Group, failure, from_json, has_failure, skipped
+from hpc_grpo.preflight.findings import Context, Finding, Group, failure, from_json, has_failure, skipped
 from hpc_grpo.preflight.folders import own_folder, remove_own_folder
 from hpc_grpo.preflight.nodes import NODES, examine
 from hpc_grpo.run.files import write_atomic
@@ -41,25 +41,23 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
     try:
         allocation = place.allocation()
     except LaunchError as error:
-        return [Group(NODES, (failure(str(error), "leave this shell for a login node's").of("allocation"),))]
+        return [_about_nodes("allocation", failure(str(error), "leave this shell for a login node's"))]
     num_nodes = max(asked_nodes or 1, context.launch.num_nodes)
     partitions = partition.ask_partitions() if place.queue is None else None
     login_group = login.login_group(context, num_nodes, partitions)
-    if partitions is None:
-        if asked_nodes is not None and asked_nodes > len(allocation.nodes):
-            raise ConfigError(
-                f"--nodes {asked_nodes}: job {allocation.job_id} has {len(allocation.nodes)} nodes. Give at most so "
-                f"many, or leave the job and ask from a login node."
-            )
+    if partitions is None and asked_nodes is not None and asked_nodes > len(allocation.nodes):
+        raise ConfigError(
+            f"--nodes {asked_nodes}: job {allocation.job_id} has {len(allocation.nodes)} nodes. Give at most so many, "
+            f"or leave the job and ask from a login node."
+        )
+    if partitions is None or (asked_nodes is None and partitions.is_absent):
         return [login_group, *examine_here(place, allocation.nodes[:asked_nodes], context)]
-    if asked_nodes is None and partitions.is_absent:
-        return [login_group, *examine_here(place, allocation.nodes, context)]
     if asked_nodes is None:
         why = "a login node: --nodes N examines N compute nodes in a short job"
-        return [login_group, Group(NODES, (skipped(why).of("nodes"),))]
+        return [login_group, _about_nodes("nodes", skipped(why))]
     if stopped := [f.check for f in login_group.findings if f.status == "failure" and f.check in login.NEEDED_BY_A_JOB]:
         why = f"no job was submitted; first mend: {', '.join(stopped)}"
-        return [login_group, Group(NODES, (skipped(why).of("nodes"),))]
+        return [login_group, _about_nodes("nodes", skipped(why))]
     os.environ.update(context.environ)  # a job starts with what a .sh config exports
     return [login_group, *examine_in_job(context, asked_nodes, wait_min, tell)]
 
@@ -75,7 +73,7 @@ def examine_here(place: Place, nodes: Sequence[str], context: Context) -> list[G
         return examine(place, nodes, context, own_folder(context.root))
     except OSError as error:
         fix = "look at the allocation by hand: srun --overlap hostname"
-        return [Group(NODES, (failure(f"no process could be started on the nodes: {error}", fix).of("answers"),))]
+        return [_about_nodes("answers", failure(f"no process could be started on the nodes: {error}", fix))]
 
 
 def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Callable[[str], None]) -> list[Group]:
@@ -85,7 +83,7 @@ def examine_in_job(context: Context, num_nodes: int, wait_min: float, tell: Call
         job_id = _submit(context, run, num_nodes)
     except (HpcGrpoError, OSError) as error:
         remove_own_folder(run.path)
-        return _job_failure(str(error), "correct what it names: launch.*, run.root")
+        return [_about_nodes("job", failure(str(error), "correct what it names: launch.*, run.root"))]
     nodes = counted(num_nodes, "node")
     tell(f"Job {job_id} examines {nodes}; waiting up to {wait_min:g} min for it, then it is called off.")
     try:
@@ -127,13 +125,13 @@ def _findings(run: RunDir, job_id: str, wait_min: float) -> list[Group]:
             except OSError as error:
                 said = f"its output cannot be read ({error.strerror})"
             says = f"job {job_id} ended without findings: {said or 'it printed nothing'}"
-            return _job_failure(says, f"its output is in {log}")
+            return [_about_nodes("job", failure(says, f"its output is in {log}"))]
         time.sleep(_LOOK_S)
-    return _job_failure(
+    says = (
         f"job {job_id} left no findings in {run.path} within {wait_min:g} min: it waited in the queue, or its nodes do "
-        f"not share that folder. {_call_off(job_id)}",
-        f"--wait-min waits longer; its output, if it ran, is in {log}",
+        f"not share that folder. {_call_off(job_id)}"
     )
+    return [_about_nodes("job", failure(says, f"--wait-min waits longer; its output, if it ran, is in {log}"))]
 
 
 def _call_off(job_id: str) -> str:
@@ -144,5 +142,5 @@ def _call_off(job_id: str) -> str:
     return f"Job {job_id} was cancelled."
 
 
-def _job_failure(says: str, fix: str) -> list[Group]:
-    return [Group(NODES, (failure(says, fix).of("job"),))]
+def _about_nodes(check: str, finding: Finding) -> Group:
+    return Group(NODES, (finding.of(check),))

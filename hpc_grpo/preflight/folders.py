@@ -20,11 +20,7 @@ _LEAST_FREE_GIB = 20.0
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
-    """Return the type of the file system of `path`. `mounts` has the format of /proc/self/mounts.
-
-    >>> file_system(Path("/x/y"), "a / ext4 rw 0 0\\nb /x lustre rw 0 0\\n")
-    'lustre'
-    """
+    """Return the type of the file system of `path`. `mounts` has the format of /proc/self/mounts."""
     return mount_of(path.resolve(), read_mounts() if mounts is None else mounts).kind
 
 

@@ -98,12 +98,12 @@ def refusals(
     errors of one check of the doctor. `asks_slurm`: also check the GPUs and the partition of a job to submit.
     """
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
-    runs = [(RunDir(config.run_path), config) for config in configs]
     checks: list[tuple[str, Callable[[], object]]] = []
-    for run, config in runs:
-        if run.has_config():  # first: the paths of another run's config are relative to another folder
-            refusers = (partial(refuse_other_config, run, config), partial(working_dir, run))
-            checks += [("run folder", refuse) for refuse in refusers]
+    for config in configs:
+        if (run := RunDir(config.run_path)).has_config():
+            # First: the paths of another run's config are relative to another folder.
+            checks.append(("run folder", partial(refuse_other_config, run, config)))
+            checks.append(("run folder", partial(working_dir, run)))
     for config in unlike.values():
         start = start_of(config)
         checks += [

@@ -12,6 +12,7 @@ import shutil
 import socket
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -162,10 +163,8 @@ def _versions() -> dict[str, str]:
     """Return the versions of packages, Python and hpc-grpo, from metadata, without imports."""
     found = {"hpc-grpo": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -14,9 +14,9 @@ import os
 import resource
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError, described
 from hpc_grpo.system.processes import hold_on, tie_to_parent
+from hpc_grpo.system.signals import signal_name
 
 if TYPE_CHECKING:
     from hpc_grpo.rewards import BuiltIn, Group
@@ -34,7 +35,7 @@ _MAX_MEMORY_BYTES = 4 << 30
 
 _Kind = Literal["score", "end", "exhausted", "crashed", "raised", "refused", "late"]
 
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class ScoringError(Exception):
@@ -57,8 +58,7 @@ class Scorer:
     """Owns the child process."""
 
     def __init__(self) -> None:
-        self._child: int | None = None
-        self._connection: Connection | None = None
+        self._child: tuple[int, Connection] | None = None
         self._loaded: set[str] = set()
         self._lock = threading.RLock()
         """Held by the thread that uses the child: answers have no names."""
@@ -107,7 +107,7 @@ class Scorer:
 
     def _messages(self, built_in: BuiltIn, settings: Section, group: Group) -> Iterator[tuple[_Kind, Any]]:
         """Yield the child's messages. The last one says how the scoring ended."""
-        connection = self._connection or self._start()
+        child, connection = self._child or self._start()
         try:
             connection.send((built_in.name, settings, group))
             kind: _Kind = "score"
@@ -121,16 +121,14 @@ class Scorer:
             if status == -signal.SIGPROF:
                 yield "exhausted", f"took more than {_limit_s(settings):g} s of processor time"
             else:
-                how = f"exit code {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
-                is_crash = status < 0 and status not in _FROM_OUTSIDE
-                yield "crashed" if is_crash else "raised", f"ended its process ({how})"
+                is_crash = status < 0 and status not in FROM_OUTSIDE
+                yield "crashed" if is_crash else "raised", f"ended its process ({end_of(status)})"
             return
-        assert self._child is not None
-        kind = "raised" if hold_on(self._child) == "stopped" else "late"  # who was stopped is not to blame
+        kind = "raised" if hold_on(child) == "stopped" else "late"  # who was stopped is not to blame
         self.close()
         yield kind, f"did not return within {group.timeout_s:g} s; its process was killed"
 
-    def _start(self) -> Connection:
+    def _start(self) -> tuple[int, Connection]:
         ours, theirs = Pipe()
         parent = os.getpid()
         if (child := os.fork()) == 0:
@@ -140,28 +138,30 @@ class Scorer:
             finally:
                 os._exit(1)  # never back into the worker's loop
         theirs.close()
-        self._child, self._connection = child, ours
-        return ours
+        self._child = child, ours
+        return self._child
 
     def close(self) -> int:
         """Kill the child, if there is one. Return its exit status, which is its own if it was already ending."""
-        child, connection = self._child, self._connection
-        self._child = self._connection = None
-        if child is None or connection is None:
+        if self._child is None:
             return 0
+        (child, connection), self._child = self._child, None
         connection.close()
         os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+_scorers: defaultdict[int, Scorer] = defaultdict(Scorer)
+
+
 def scorer() -> Scorer:
     """Return this process's scorer. A fork has another one than its parent."""
-    return _scorer_of(os.getpid())
+    return _scorers[os.getpid()]
 
 
-@cache
-def _scorer_of(pid: int) -> Scorer:
-    return Scorer()
+def end_of(code: int) -> str:
+    """Return how a process ended, by its exit code: negative for a signal."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 def _limit_s(settings: Section) -> float:

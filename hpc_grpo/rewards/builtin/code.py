@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import answer_blocks
-from hpc_grpo.rewards.sandbox.isolation import CHOICES, UNIT_TESTS, Limits, describe, find_isolation, run_job
+from hpc_grpo.rewards.sandbox.isolation import UNIT_TESTS, Choice, Limits, describe, find_isolation, run_job
 from hpc_grpo.section import Section
 
 _PYTHON = ("python", "python3", "py", "py3")
@@ -30,9 +30,7 @@ class CodeSettings(Section):
     with_prompt: bool = Field(False, description="Put the row's own prompt in front of the program.")
     prompt_field: str = Field("prompt", description="Column with the prompt of each row, for with_prompt.")
     partial: bool = Field(False, description="Score the share of cases that passed.")
-    isolation: Literal[CHOICES] = Field(  # type: ignore[valid-type]
-        "strong", description="strong: namespaces or bubblewrap; limits: neither of them."
-    )
+    isolation: Choice = Field("strong", description="strong: namespaces or bubblewrap; limits: neither of them.")
     parallel: PositiveInt = Field(8, description="Programs that run at the same time, at most one on each core.")
     time_s: PositiveFloat = Field(2.0, description="Processor seconds of one case; three times as many by the clock.")
     memory_mib: PositiveInt = Field(512, description="Memory of one case.")

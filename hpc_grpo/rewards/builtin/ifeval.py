@@ -53,7 +53,10 @@ def ifeval(group: Group, settings: IfevalSettings) -> Iterator[float]:
     `</think>` is not judged. With `loose`, an instruction also counts as followed by the text without its first line,
     its last line, or both, each with and without asterisks.
     """
-    checks = _checks_of(group.column_of(settings, "ids_field", list), group.column_of(settings, "kwargs_field", list))
+    names, arguments = group.column_of(settings, "ids_field", list), group.column_of(settings, "kwargs_field", list)
+    if not names or len(names) != len(arguments) or not all(isinstance(each, dict | None) for each in arguments):
+        raise ConfigError(f"the instructions {names!r} need a mapping of arguments each, not {arguments!r}.")
+    checks = [_check(name, given or {}) for name, given in zip(names, arguments, strict=True)]
     for completion in group.completions:
         said = after_thoughts(completion).strip()
         texts = [text for text in (_variants(said) if settings.mode == "loose" else [said]) if text.strip()]
@@ -61,14 +64,8 @@ def ifeval(group: Group, settings: IfevalSettings) -> Iterator[float]:
         yield sum(followed) / len(followed) if settings.partial else float(all(followed))
 
 
-def _checks_of(names: list[Any], arguments: list[Any]) -> list[Check]:
-    """Return the item's checks, with their arguments. Raises ConfigError for an unknown check or a missing argument."""
-    if not names or len(names) != len(arguments) or not all(isinstance(each, dict | None) for each in arguments):
-        raise ConfigError(f"the instructions {names!r} need a mapping of arguments each, not {arguments!r}.")
-    return [_check(name, given or {}) for name, given in zip(names, arguments, strict=True)]
-
-
 def _check(name: str, arguments: Mapping[str, Any]) -> Check:
+    """Return a check with its arguments. Raises ConfigError for an unknown check, or missing or wrong arguments."""
     if name not in _CHECKS:
         raise ConfigError(f"there is no instruction {name!r}. There are: {', '.join(sorted(_CHECKS))}.")
     given = {key: value for key, value in arguments.items() if value is not None}

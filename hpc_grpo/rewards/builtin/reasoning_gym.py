@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -22,7 +22,7 @@ from hpc_grpo.data.reasoning_gym import make_task, read_metadata
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.rewards import Group, reward
 from hpc_grpo.rewards.answers import final_answer
-from hpc_grpo.rewards.sandbox.isolation import CHOICES, Limits, SandboxedScorer, SandboxError, describe, find_isolation
+from hpc_grpo.rewards.sandbox.isolation import Choice, Limits, SandboxedScorer, SandboxError, describe, find_isolation
 from hpc_grpo.section import Section
 
 _COLUMNS = ("task", "task_args", "metadata", "question", "answer")
@@ -42,7 +42,7 @@ _OF_PARSER = frozenset({"Float", "Function", "Integer", "Rational", "Symbol"})
 
 class ReasoningGymSettings(Section):
     partial: bool = Field(True, description="Keep scores between 0 and 1; false: only a full score counts.")
-    isolation: Literal[CHOICES] = Field(  # type: ignore[valid-type]
+    isolation: Choice = Field(
         "strong", description="Where answers are scored. strong: namespaces or bubblewrap; limits: neither of them."
     )
     time_s: PositiveFloat = Field(2.0, description="Processor seconds of one completion, which scores 0 beyond them.")

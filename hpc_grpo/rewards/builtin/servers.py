@@ -44,8 +44,18 @@ class UnansweredError(AnswerError, TimeoutError):
     """The server did not answer in time."""
 
 
-def check_secrets(server: Server) -> None:
-    """Raise ConfigError for a missing key or token, and for a token with a server that takes none."""
+def load() -> None:
+    import httpx  # noqa: F401
+
+
+def open_client(server: Server) -> httpx.AsyncClient:
+    """Return a client for the server, which gets the key. A token is not sent: both sides prove it.
+
+    Proxies of the environment are for https alone: they could read the rest. Raises ConfigError for a missing key or
+    token, and for a token with a server that takes none.
+    """
+    import httpx
+
     for key, variable in (("api_key_env", server.api_key_env), ("token_env", server.token_env)):
         if variable and not os.environ.get(variable):
             raise ConfigError(
@@ -57,19 +67,6 @@ def check_secrets(server: Server) -> None:
             f"token_env = {server.token_env} is for an hpc-grpo reward serve: url = {server.url!r} must begin with "
             f"http://, and api_key_env must be left out."
         )
-
-
-def load() -> None:
-    import httpx  # noqa: F401
-
-
-def open_client(server: Server) -> httpx.AsyncClient:
-    """Return a client for the server, which gets the key. A token is not sent: both sides prove it.
-
-    Proxies of the environment are for https alone: they could read the rest.
-    """
-    import httpx
-
     if server.token_env:
         from hpc_grpo.rewards.proved import ProvedTransport
 
@@ -84,7 +81,6 @@ async def ask_all(server: Server, path: str, bodies: Sequence[Any], timeout_s: f
 
     Raises ConfigError if the server refuses for good, AnswerError if one is not answered within `timeout_s`.
     """
-    check_secrets(server)
     deadline = time.monotonic() + timeout_s - _MARGIN_S
     gate = asyncio.Semaphore(server.concurrency)
     async with open_client(server) as client:
@@ -103,7 +99,6 @@ async def wait_for(server: Server, path: str, timeout_s: float, *, is_resume: bo
     ConfigError. Before a resume it waits ten minutes, because a server that answered once is likely to return. Then it
     raises RewardAwayError.
     """
-    check_secrets(server)
     timeout_s = _RESUME_S if is_resume else min(timeout_s, _START_S)
     async with open_client(server) as client:
         try:
@@ -187,21 +182,20 @@ async def remote(group: Group, settings: RemoteSettings) -> list[float]:
     group without an answer by then is masked, and never scored 0.
     """
     count = len(group.completions)
-    prompts, files = [group.prompt] * count, [base64.b64encode(image).decode() for image in group.images]
+    prompts = [group.prompt] * count
+    images: list[Any] = [base64.b64encode(image).decode() for image in group.images]
     if settings.protocol == "hpc_grpo":
-        path = settings.path or "/score"
+        path = "/score"
         fields = {name: [value] * count for name, value in group.fields.items()}
         body: dict[str, Any] = {"prompts": prompts, "completions": group.completions, "fields": fields}
-        if group.images:
-            body["images"] = files
     else:
-        path = settings.path or "/get_reward"
+        path, images = "/get_reward", [images] * count
         label = group.column(settings.label_field, "Set rewards.N.args.label_field.")
         queries = [group.prompt + completion for completion in group.completions]
         body = {"query": queries, "prompts": prompts, "labels": [label] * count}
-        if group.images:
-            body["images"] = [files] * count
-    [answer] = await ask_all(settings, path, [body], group.timeout_s)
+    if group.images:
+        body["images"] = images
+    [answer] = await ask_all(settings, settings.path or path, [body], group.timeout_s)
     scores = answer.get("scores", answer.get("rewards")) if isinstance(answer, dict) else answer
     if not isinstance(scores, list):
         raise AnswerError(f"{settings.url} answers {str(answer)[:200]!r}, and not a list of scores.")

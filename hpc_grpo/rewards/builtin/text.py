@@ -83,9 +83,7 @@ def regex(group: Group, settings: RegexSettings) -> Iterator[float]:
 
     A dot also matches a newline, because completions have several lines.
     """
-    wanted: Any = settings.pattern
-    if wanted is None:
-        wanted = group.column_of(settings, "pattern_field", str)
+    wanted = group.column_of(settings, "pattern_field", str) if settings.pattern is None else settings.pattern
     try:
         compiled = re.compile(wanted, re.DOTALL | (re.IGNORECASE if settings.ignore_case else 0))
     except re.error as error:
@@ -106,9 +104,8 @@ def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[floa
     """Count keywords, as whole words. They come from `keyword_list`, else from the column `keyword_field`: a list of
     texts or one text with commas. An item without keywords scores 1.0.
     """
-    wanted: Any = settings.keyword_list
-    if wanted is None:
-        wanted = group.column_of(settings, "keyword_field", str, list, NoneType)
+    own = settings.keyword_list
+    wanted = group.column_of(settings, "keyword_field", str, list, NoneType) if own is None else own
     flags = 0 if settings.case_sensitive else re.IGNORECASE
     values = wanted.split(",") if isinstance(wanted, str) else wanted or []
     keywords = [keyword for value in values if (keyword := str(value).strip())]
@@ -144,9 +141,8 @@ def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
     import jsonschema
     from referencing import Registry
 
-    wanted: Any = settings.wanted
-    if wanted is None:
-        wanted = group.column_of(settings, "schema_field", dict, bool, str)
+    own = settings.wanted
+    wanted: Any = group.column_of(settings, "schema_field", dict, bool, str) if own is None else own
     try:
         wanted = json.loads(wanted) if isinstance(wanted, str) else wanted
         of_draft = jsonschema.validators.validator_for(wanted, jsonschema.Draft202012Validator)
@@ -193,8 +189,7 @@ def length(group: Group, settings: LengthSettings) -> Iterator[float]:
         size = len(text.split()) if settings.unit == "words" else len(text)
         if settings.target is not None:
             yield max(0.0, 1.0 - abs(size - settings.target) / settings.target)
-        else:
-            assert settings.most is not None
+        elif settings.most is not None:
             yield -min(1.0, max(0, size - settings.most) / (settings.over or settings.most))
 
 

@@ -177,19 +177,17 @@ def _mount_proc() -> None:
 
 def _pivot_root(new: str, old: str) -> None:
     number = _SYS_PIVOT_ROOT[os.uname().machine]
-    if _LIBC.syscall(number, new.encode(), old.encode()) != 0:
-        raise OSError(ctypes.get_errno(), f"pivot_root {new}: {os.strerror(ctypes.get_errno())}")
+    _call("syscall", number, new.encode(), old.encode(), step=f"pivot_root {new}")
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    words = [word.encode() if word is not None else None for word in (source, target, kind)]
-    if _LIBC.mount(*words, ctypes.c_ulong(flags), data.encode() if data is not None else None) != 0:
-        raise OSError(ctypes.get_errno(), f"mount {target}: {os.strerror(ctypes.get_errno())}")
+    *words, options = [word.encode() if word is not None else None for word in (source, target, kind, data)]
+    _call("mount", *words, ctypes.c_ulong(flags), options, step=f"mount {target}")
 
 
-def _call(name: str, *arguments: object) -> None:
+def _call(name: str, *arguments: object, step: str = "") -> None:
     if getattr(_LIBC, name)(*arguments) != 0:
-        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), f"{step or name}: {os.strerror(ctypes.get_errno())}")
 
 
 if __name__ == "__main__":

@@ -106,16 +106,15 @@ def _empty_folder() -> None:
 
 
 def _run(job: dict[str, Any], case: str) -> dict[str, str]:
-    """Run one case.
-
-    Return how it ended (`exit N`, `signal N`, `time`, `memory`, `processes`, `output`) and its outputs.
+    """Run a case. Return how it ended (`exit N`, `signal N`, `time`, `memory`, `processes`, `output`) and its outputs.
 
     `refused` means that a scorer raised ValueError for its `given`; stderr then holds the error.
     """
     limits, score, address_bytes = dict(job["limits"]), None, job["limits"]["memory_bytes"]
     if "scorer" in job:
         try:
-            score = _scorer(job)
+            sys.path += [path for path in job["path"] if path not in sys.path]
+            score = _made(job["scorer"], json.dumps(job["given"]))  # before a fork sees a model's text
         except ValueError as error:
             return {"ended": "refused", "stdout": "", "stderr": str(error), "verdict": ""}
         own_address_bytes, own_bytes = _memory_bytes("self")
@@ -150,12 +149,6 @@ def _run(job: dict[str, Any], case: str) -> dict[str, str]:
             os.close(key.fd)
     kept = int(limits["output_bytes"])
     return {"ended": ended, **{name: data[:kept].decode("utf-8", "replace") for name, data in written.items()}}
-
-
-def _scorer(job: dict[str, Any]) -> Callable[[str], float]:
-    """Return the job's scorer. The scorer is imported and made before a fork sees a model's text."""
-    sys.path += [path for path in job["path"] if path not in sys.path]
-    return _made(job["scorer"], json.dumps(job["given"]))
 
 
 @functools.lru_cache(64)

@@ -14,17 +14,17 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import Any
+from typing import Any, Literal
 
 from hpc_grpo.errors import ConfigError
 
 STRONG = ("namespaces", "bubblewrap")
-CHOICES = ("strong", *STRONG, "limits")
+Choice = Literal["strong", "namespaces", "bubblewrap", "limits"]
 
 _ENTER = Path(__file__).with_name("enter.py")
 _INSIDE = Path(__file__).with_name("inside.py")
@@ -245,14 +245,11 @@ def _command(isolation: str, limits: Limits) -> list[str]:
     return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(arguments)]
 
 
-@contextlib.contextmanager
-def _folder(isolation: str) -> Iterator[str]:
-    """Yield the start folder of a sandbox: without namespaces a new one, since its programs write there."""
-    if isolation != "limits":
-        yield "/"
-        return
-    with TemporaryDirectory(prefix="hpc-grpo-code-") as folder:
-        yield folder
+def _folder(isolation: str) -> contextlib.AbstractContextManager[str]:
+    """Return the start folder of a sandbox: without namespaces a new one, since its programs write there."""
+    if isolation == "limits":
+        return TemporaryDirectory(prefix="hpc-grpo-code-")
+    return contextlib.nullcontext("/")
 
 
 def _surroundings(folder: str) -> dict[str, Any]:

@@ -21,16 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _INLINE = {type(None), bool, float, str, int}
-_INLINE_BITS = 64
+_LEAST, _MOST = -(1 << 64) + 1, (1 << 64) - 1
 _FEW = 100
-_LEAST, _MOST = -(1 << _INLINE_BITS) + 1, (1 << _INLINE_BITS) - 1
-_FILLED: dict[type, str] = {
-    list: "list", set: "set", deque: "deque", dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter",
-    defaultdict: "defaultdict",
-}  # fmt: skip
+_FILLED: set[Any] = {list, set, deque, dict, OrderedDict, Counter, defaultdict}
 """Containers that are made empty and filled later: they may hold themselves."""
-_FROZEN: dict[type, str] = {tuple: "tuple", frozenset: "frozenset", range: "range", slice: "slice"}
-_MAKERS: dict[str, Any] = {name: kind for kind, name in {**_FILLED, **_FROZEN}.items()}
+_FROZEN: set[Any] = {tuple, frozenset, range, slice}
+_MAKERS: dict[str, Any] = {kind.__name__: kind for kind in _FILLED | _FROZEN}
 _NAMED: dict[tuple[str, str], Callable[[Any], Sequence[Any]]] = {
     ("fractions", "Fraction"): lambda value: (value.numerator, value.denominator),
     ("decimal", "Decimal"): lambda value: (str(value),),
@@ -100,9 +96,10 @@ def pack(
 
     nodes = []
     for value in packed:
-        if kind := _FILLED.get(type(value)) or _FROZEN.get(type(value)):
+        kind = type(value)
+        if kind in _FILLED or kind in _FROZEN:
             parts = _parts(value)
-            nodes.append([kind, *(_in_one(parts) or (parts if are_inline(parts) else map(reference, parts)))])
+            nodes.append([kind.__name__, *(_in_one(parts) or (parts if are_inline(parts) else map(reference, parts)))])
         else:
             nodes.append(_leaf(value) or describe(value))
     same = [(place, numbers[id(value)]) for place, value in enumerate(packed) if numbers and id(value) in numbers]
@@ -206,7 +203,7 @@ def _fill(container: Any, parts: list[Any]) -> None:
 
 def _is_inline(value: Any) -> bool:
     kind = type(value)
-    return value is None or kind in (bool, float, str) or (kind is int and value.bit_length() <= _INLINE_BITS)
+    return kind in _INLINE and (kind is not int or _LEAST <= value <= _MOST)
 
 
 def _parts(value: Any) -> list[Any]:

@@ -51,12 +51,10 @@ _BINARY = (
 )  # fmt: skip
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "bool": bool, "hash": hash, "len": len, "iter": iter, "next": next, "str": str, "repr": repr, "int": int,
-    "float": float,
-    "complex": complex, "index": operator.index, "abs": abs, "neg": operator.neg, "pos": operator.pos,
+    "float": float, "complex": complex, "index": operator.index, "abs": abs, "neg": operator.neg, "pos": operator.pos,
     "invert": operator.invert, "round": round, "format": format, "reversed": reversed, "dir": dir,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
-    "contains": operator.contains,
-    "copy": copy.copy, "deepcopy": lambda value, _: copy.deepcopy(value),
+    "contains": operator.contains, "copy": copy.copy, "deepcopy": lambda value, _: copy.deepcopy(value),
     "enter": lambda value: type(value).__enter__(value),
     "exit": lambda value, *error: type(value).__exit__(value, *error),
     "instancecheck": lambda kind, value: isinstance(value, kind),
