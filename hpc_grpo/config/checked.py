@@ -165,10 +165,7 @@ def _example(place: _Place, detail: Any) -> str:
 
 
 def _as_section(kind: type[BaseModel], text: str) -> str:
-    """Return an example of the section as text, with `text` as its path or name; "" if it has neither.
-
-    Looks for these keys in required sections too.
-    """
+    """Return an example of the section, with `text` as its path or name, or that of a required section in it; or ""."""
     if key := next((each for each in ("path", "name") if each in kind.model_fields), ""):
         return f"{{{key}: {text}}}"
     fields = kind.model_fields.items()

@@ -53,10 +53,7 @@ class TrainLength:
 
 
 def train_length(config: Config, items_per_epoch: int) -> TrainLength:
-    """Compute the length from train.total_steps, total_episodes (rollouts, demonstrations) or total_epochs.
-
-    Default: one epoch.
-    """
+    """Return the length by train.total_steps, total_episodes (rollouts, demonstrations) or total_epochs (default 1)."""
     train, algorithm = config.train, algorithm_of(config)
     items_per_step = algorithm.items_per_step
     if train.total_steps is not None:
@@ -118,8 +115,7 @@ class StepTimes:
         self.steps.add(times["time/step_s"] - apart_s)
 
     def step_and_save_s(self, *, evaluates: bool, num_saves: int = 1) -> float:
-        """Return the seconds that one more step and its saves may take: p95 of each, and of the eval if the step
-        `evaluates`.
+        """Return the seconds that one more step and its saves may take: p95 of each, and of an eval if it `evaluates`.
 
         Before an attempt's first step, step and eval count as 0: one slow step in the past must not stop all later
         attempts.
