@@ -50,8 +50,7 @@ class InvalidConfigError(ConfigError):
 
     def __init__(self, origin: str, lines: Mapping[str, tuple[str, Any] | None]) -> None:
         super().__init__("\n  ".join([f"{origin} is not a valid config:", *lines]))
-        self.origin = origin
-        self.lines = lines
+        self.origin, self.lines = origin, lines
 
 
 def checked(

@@ -173,10 +173,7 @@ def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
 
 
 def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
-    """Return the token limit of one engine step.
-
-    vLLM needs one token for each request that may decode, and one for each guessed token of a request.
-    """
+    """Return the token limit of an engine's step: at least one for each request that decodes, and for each guess."""
     engine, given = config.engine, config.engine.vllm.get("max_num_batched_tokens")
     decoded = engine.max_num_seqs * (1 + (engine.ngram_tokens or 0))
     if on_gpu:

@@ -76,10 +76,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_only_what_the_task_has(cls, values: Any) -> Any:
-        """Raise ConfigError for a key that the task does not have. null removes a key that a base file sets.
-
-        With an environment, `rewards` defaults to [].
-        """
+        """Raise ConfigError for a key that the task does not have. null removes a key that a base file sets."""
         if not isinstance(values, Mapping):
             return values
         kept, chosen = dict(values), as_section(values.get("task"))

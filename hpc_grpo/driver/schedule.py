@@ -133,8 +133,7 @@ class Schedule:
 
     def __init__(self, every: Every | None, length: TrainLength, clock: Callable[[], float] = time.monotonic) -> None:
         self._every = every or Every()
-        self._length = length
-        self._clock = clock
+        self._length, self._clock = length, clock
         self._last_s = clock()
 
     def is_due(self, step: int, in_s: float = 0.0) -> bool:
@@ -189,14 +188,11 @@ class StopRequest:
 
 
 def wait_for_ray(is_stopping: Callable[[], bool]) -> str | None:
-    """Return the address of the run's Ray, or None when asked to stop.
-
-    Has no deadline: the supervisor ends this process if Ray does not start.
-    """
+    """Return the address of the run's Ray once it has started, or None when asked to stop."""
     path = Path(os.environ[RAY_ADDRESS_FILE_VARIABLE])
     while not path.exists():
         if is_stopping():
             return None
         time.sleep(_POLL_S)
-        PULSE.beat()  # The supervisor has a deadline for Ray's start, so this wait counts as progress.
+        PULSE.beat()  # The supervisor has the deadline for Ray's start, so this wait counts as progress.
     return path.read_text()

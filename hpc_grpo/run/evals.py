@@ -42,10 +42,7 @@ _NO_JUDGEMENT: dict[str, Any] = {"name": "length", "args": {"most": _MANY, "unit
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """`models` maps labels to folders or names.
-
-    With `prompts`, the eval returns their completions and no metrics. With `plays`, it returns episodes.
-    """
+    """`models` maps labels to folders or names. `prompts`: the eval returns only completions; `plays`: episodes."""
 
     models: Mapping[str, str]
     prompts: Sequence[str] = ()
