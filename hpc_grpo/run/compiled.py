@@ -75,9 +75,9 @@ def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
         say(f"Engines compile anew: {archive} is damaged ({error}).", sys.stderr)
 
 
-def save_behind(environ: Mapping[str, str]) -> None:
+def save_behind() -> None:
     """Save this node's folder to its archive in a thread. Does nothing on a node without a writable folder."""
-    folder, archive = environ.get(COMPILED_DIR_VARIABLE), environ.get(COMPILED_ARCHIVE_VARIABLE)
+    folder, archive = os.environ.get(COMPILED_DIR_VARIABLE), os.environ.get(COMPILED_ARCHIVE_VARIABLE)
     if folder and archive and os.access(folder, os.W_OK):
 
         def save_quietly() -> None:
