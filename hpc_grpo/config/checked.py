@@ -50,8 +50,7 @@ class InvalidConfigError(ConfigError):
 
     def __init__(self, origin: str, lines: Mapping[str, tuple[str, Any] | None]) -> None:
         super().__init__("\n  ".join([f"{origin} is not a valid config:", *lines]))
-        self.origin = origin
-        self.lines = lines
+        self.origin, self.lines = origin, lines
 
 
 def checked(
@@ -165,10 +164,7 @@ def _example(place: _Place, detail: Any) -> str:
 
 
 def _as_section(kind: type[BaseModel], text: str) -> str:
-    """Return an example of the section as text, with `text` as its path or name; "" if it has neither.
-
-    Looks for these keys in required sections too.
-    """
+    """Return an example of the section, with `text` as its path or name, or that of a required section in it; or ""."""
     if key := next((each for each in ("path", "name") if each in kind.model_fields), ""):
         return f"{{{key}: {text}}}"
     fields = kind.model_fields.items()

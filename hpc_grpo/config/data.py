@@ -132,7 +132,7 @@ class EvalSetConfig(DatasetConfig):
     @property
     def own_settings(self) -> dict[str, Any]:
         """Return the keys of `eval` that this set overrides."""
-        return self.model_dump(include={"num_samples", "temperature", "top_p"}, exclude_none=True)
+        return self.model_dump(exclude=set(DatasetConfig.model_fields), exclude_none=True)
 
 
 class CurriculumConfig(Section):

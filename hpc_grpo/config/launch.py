@@ -154,8 +154,7 @@ class LaunchConfig(Section):
         ),
     )
     ray_dashboard: bool = Field(
-        False,
-        description="Start Ray's dashboard on the head. `hpc-grpo cluster ray RUN dashboard` prints its address.",
+        False, description="Start Ray's dashboard on the head. `hpc-grpo cluster ray RUN dashboard` prints its address."
     )
     disks: Literal["shared", "private"] | None = Field(
         None,

@@ -67,17 +67,13 @@ def load_values(
     base: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
-    """Merge `values`, which come from no file, over `base`, apply `overrides`, and check the result.
-
-    Raises ConfigError, which names `origin`.
-    """
+    """Merge `values` over `base`, apply `overrides`, and check the result. Raises ConfigError, which names `origin`."""
     return _validated(overridden(_merge(base or {}, values), overrides), origin, Loading(environ))
 
 
 def to_yaml(config: Config | Mapping[str, Any]) -> str:
     """Write the resolved config, or part of one, as YAML. Loading the YAML gives an equal config."""
-    values = config.model_dump(mode="json") if isinstance(config, Config) else config
-    return write_yaml(values)
+    return write_yaml(config.model_dump(mode="json") if isinstance(config, Config) else config)
 
 
 def overridden(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -102,8 +98,7 @@ def find_config(name: str) -> Path:
         return found
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
     beside = [str(p) for suffix in ("yaml", "yml", "sh") for p in Path(name).parent.glob(f"*.{suffix}") if p.is_file()]
-    close = nearest(name, [*beside, *shipped])
-    why = f"there is no such file and no such shipped config{close}"
+    why = f"there is no such file and no such shipped config{nearest(name, [*beside, *shipped])}"
     if Path(name).is_dir():
         why = "this is a folder. Give a file."
     elif "=" in name:
@@ -114,8 +109,7 @@ def find_config(name: str) -> Path:
 def read_layers(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a config and merge it over its base files: `base: other.yaml`, or a list.
 
-    `above` are the files whose `base` led here.
-    Raises ConfigError for a base that is no file, is `path`, or is in `above`.
+    `above` are the files whose `base` led here. Raises ConfigError for a base that is no file, `path` or in `above`.
     """
     values = read_yaml(path)
     if "loss" in values:

@@ -24,9 +24,8 @@ _MOVED = {
     "sft.completion_field": ("data.train.answer_field", "{}"),
     **{
         f"engine.{key}": (f"engine.vllm.{key}", "{}")
-        for key in ("enforce_eager", "async_scheduling", "max_num_batched_tokens", "max_num_seqs")
+        for key in "enforce_eager async_scheduling gpu_memory_utilization max_num_batched_tokens max_num_seqs".split()
     },
-    "engine.gpu_memory_utilization": ("engine.vllm.gpu_memory_utilization", "{}"),
     "engine.prefix_caching": ("engine.vllm.enable_prefix_caching", "{}"),
     "engine.ngram_tokens": ("engine.vllm.speculative_config", "'{{method: ngram, num_speculative_tokens: {}}}'"),
     **{f"metrics.wandb_{key}": (f"metrics.wandb.{key}", "{}") for key in ("project", "entity", "mode")},
@@ -94,9 +93,8 @@ def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collec
     chosen variant: a key that moved to `args` is explained if the variant has it there.
     """
     section = key.rpartition(".")[0]
-    general = re.sub(
-        r"^(?:data\..+\.)?(environment|rewards)\.(?:\d+\.)?", r"\1.", key
-    )  # a source has these sections too
+    # A source has these sections too.
+    general = re.sub(r"^(?:data\..+\.)?(environment|rewards)\.(?:\d+\.)?", r"\1.", key)
     if key in _EVERY:
         yield _explain_every(*_EVERY[key], beside)
     elif general in _MOVED:

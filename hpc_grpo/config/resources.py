@@ -159,9 +159,7 @@ def weight_bytes(config: Config, num_parameters: int) -> int:
 
 def weight_store_bytes(config: Config, num_parameters: int) -> int:
     """Return the size of a node's weight store in /dev/shm; 0 without engines, its only readers."""
-    if not engines_per_node(config):
-        return 0
-    return DTYPE_BYTES[config.engine_dtype] * num_parameters
+    return DTYPE_BYTES[config.engine_dtype] * num_parameters if engines_per_node(config) else 0
 
 
 def object_store_bytes(wanted_gib: float, free_bytes: float) -> int:
@@ -175,15 +173,11 @@ def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
 
 
 def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
-    """Return the token limit of one engine step.
-
-    vLLM needs one token for each request that may decode, and one for each guessed token of a request.
-    """
+    """Return the token limit of an engine's step: at least one for each request that decodes, and for each guess."""
     engine, given = config.engine, config.engine.vllm.get("max_num_batched_tokens")
     decoded = engine.max_num_seqs * (1 + (engine.ngram_tokens or 0))
     if on_gpu:
         most = engine.max_num_seqs * config.max_model_len
         return given or min(max(_GPU_BATCHED_TOKENS, decoded), most)
     # On CPU a prompt is never split (engine/sampler.py), so the longest sequence must fit into one step.
-    wanted = given or _CPU_BATCHED_TOKENS
-    return max(wanted, config.max_model_len, decoded)
+    return max(given or _CPU_BATCHED_TOKENS, config.max_model_len, decoded)

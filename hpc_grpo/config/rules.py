@@ -75,42 +75,45 @@ def _lag_and_minibatches(config: Config) -> None:
 
 def _names(config: Config) -> None:
     """Check names and settings of built-ins, and rewards and prompts of each source. Imports no user's module."""
-    if config.needs.rollouts:
-        for key, reward in config.rewards_by_key.items():
-            REWARDS.check(reward.name)
-            reward.settings(key)
-        for _, environment in config.environments.values():
-            if environment.name.partition(":")[0] not in ENVIRONMENTS.names():  # textarena:Sokoban is built in, too
-                ENVIRONMENTS.check(environment.name)
-        for key, source in config.data.sources():
-            if key in config.environments:
-                if config.environments[key][1].name == "tools" and not config.rewards_of(source):
-                    raise ConfigError(
-                        f"{key} uses the environment tools, which gives no reward, and rewards is empty. The "
-                        "model would learn nothing. Add a reward, such as math or correctness."
-                    )
-                continue
-            if config.needs.rewards and not config.rewards_of(source):
+    if not config.needs.rollouts:
+        return
+    for key, reward in config.rewards_by_key.items():
+        REWARDS.check(reward.name)
+        reward.settings(key)
+    environments = config.environments
+    for _, environment in environments.values():
+        if environment.name.partition(":")[0] not in ENVIRONMENTS.names():  # textarena:Sokoban is built in, too
+            ENVIRONMENTS.check(environment.name)
+    for key, source in config.data.sources():
+        has_rewards = bool(config.rewards_of(source))
+        if key in environments:
+            if environments[key][1].name == "tools" and not has_rewards:
                 raise ConfigError(
-                    f"rewards is empty, and {key} has no environment that gives rewards. Name one, such as correctness."
+                    f"{key} uses the environment tools, which gives no reward, and rewards is empty. The model would "
+                    "learn nothing. Add a reward, such as math or correctness."
                 )
-            if source.prompt_field is None and source.messages_field is None:
-                raise ConfigError(
-                    f"{key}.prompt_field = null is for sources with an environment, which makes the prompt. Name the "
-                    f"column with the prompts, or set environment."
-                )
+        elif config.needs.rewards and not has_rewards:
+            raise ConfigError(
+                f"rewards is empty, and {key} has no environment that gives rewards. Name one, such as correctness."
+            )
+        elif source.prompt_field is None and source.messages_field is None:
+            raise ConfigError(
+                f"{key}.prompt_field = null is for sources with an environment, which makes the prompt. Name the "
+                f"column with the prompts, or set environment."
+            )
 
 
 def _eval(config: Config) -> None:
-    key = "eval.every"
     if config.eval.every is None:
         return
     if not config.needs.rollouts:
-        raise ConfigError(f"{key} is set, but task {config.task.name} has no engines to sample with. Set it to null.")
+        raise ConfigError(
+            f"eval.every is set, but task {config.task.name} has no engines to sample with. Set it to null."
+        )
     if not config.data.has_eval:
         raise ConfigError(
-            f"{key} is set, but data.eval is not. Set data.eval, hold out a share of data.train "
-            f"(data.held_out=0.05), or set {key} to null."
+            "eval.every is set, but data.eval is not. Set data.eval, hold out a share of data.train "
+            "(data.held_out=0.05), or set eval.every to null."
         )
     sources = config.data.judged_sources
     names = [reward.name for _, source in sources for reward in config.rewards_of(source)]
@@ -478,28 +481,8 @@ def _distillation(config: Config) -> None:
 
 
 _RULES = (
-    _names,
-    _run_name,
-    _one_length,
-    _nodes,
-    _lag_and_minibatches,
-    _mixes,
-    _eval_data,
-    _eval,
-    _curriculum,
-    _engine,
-    _lora,
-    _images,
-    _sequence_lengths,
-    _attention,
-    _sequence_parallel,
-    _colocation,
-    _staged_environment,
-    _importance_weights,
-    _rewards,
-    _advantages,
-    _proximal,
-    _kl,
-    _distillation,
-)
+    _names, _run_name, _one_length, _nodes, _lag_and_minibatches, _mixes, _eval_data, _eval, _curriculum, _engine,
+    _lora, _images, _sequence_lengths, _attention, _sequence_parallel, _colocation, _staged_environment,
+    _importance_weights, _rewards, _advantages, _proximal, _kl, _distillation,
+)  # fmt: skip
 """The rules in order. Names come first: other rules read what the named algorithm needs."""

@@ -76,10 +76,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_only_what_the_task_has(cls, values: Any) -> Any:
-        """Raise ConfigError for a key that the task does not have. null removes a key that a base file sets.
-
-        With an environment, `rewards` defaults to [].
-        """
+        """Raise ConfigError for a key that the task does not have. null removes a key that a base file sets."""
         if not isinstance(values, Mapping):
             return values
         kept, chosen = dict(values), as_section(values.get("task"))
@@ -138,10 +135,7 @@ class Config(Section):
 
     @property
     def models(self) -> dict[str, str]:
-        """Map each key that names a model of the run to that model.
-
-        `model.path` comes first, then models that learners add.
-        """
+        """Map each key that names a model of the run to that model: `model.path`, then those that learners add."""
         needs, named = self.needs, {"model.path": self.model.path}
         if needs.reference and self.loss.kl.reference is not None:
             named["loss.kl.reference"] = self.loss.kl.reference
@@ -173,9 +167,7 @@ class Config(Section):
     def environments(self) -> dict[str, tuple[SourceConfig, Environment]]:
         """Map the key of each source with an environment to (source, environment).
 
-        `Prompt.environment` is a position in this mapping.
-
-        An eval set held out of data.train has the environment of its source.
+        `Prompt.environment` is a position in this mapping. A held-out eval set has the environment of its source.
         """
         sources = self.data.sources() if self.needs.rollouts else []
         chosen = {key: (source, source.environment or self.environment) for key, source in sources}

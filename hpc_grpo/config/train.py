@@ -81,8 +81,7 @@ class TrainConfig(Section):
         None, description="Recompute activations in the backward pass. Default: on with a GPU, off on CPU."
     )
     router_aux_loss_coef: NonNegativeFloat = Field(
-        0.0,
-        description="Weight of the load-balancing loss of a mixture-of-experts model, computed for each sequence.",
+        0.0, description="Weight of the load-balancing loss of a mixture-of-experts model, computed for each sequence."
     )
     num_threads: PositiveInt | None = Field(None, description="Threads of one learner on CPU. Default: 1.")
 

@@ -53,8 +53,7 @@ class Rows:
             # Arrow's own way imports pandas, which takes a second of each start.
             return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])
 
-        self.folder = folder
-        self.digest = digest
+        self.folder, self.digest = folder, digest
         self._table = ipc.open_file(memory_map(str(folder / _ROWS))).read_all()
         self.num_prompt_tokens = as_numpy(compute.list_value_length(self._table["prompt_ids"]))
         if "num_image_tokens" in self._table.column_names:

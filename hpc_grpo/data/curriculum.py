@@ -20,7 +20,7 @@ from hpc_grpo.config import CurriculumConfig
 from hpc_grpo.data.order import Place
 from hpc_grpo.data.stream import Part, PromptStream
 from hpc_grpo.errors import ConfigError
-from hpc_grpo.system.readable import number_or_none
+from hpc_grpo.system.readable import finite_or_none
 from hpc_grpo.types import GroupGrades
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def difficulty_ranks(part: Part, field: str) -> NDArray[np.float64]:
     values = np.empty(len(part.numbers))
     for position, number in enumerate(part.numbers):
         value = json.loads(part.rows[int(number)].fields).get(field)
-        found = None if isinstance(value, bool) else number_or_none(value)
-        if found is None or not math.isfinite(found):
+        found = None if isinstance(value, bool) else finite_or_none(value)
+        if found is None:
             raise ConfigError(
                 f"Item {number} of {part.source.path} (counted from 0): {field!r} (data.curriculum.difficulty_field) "
                 f"must be a number, larger for harder prompts, not {value!r}. Give it one, or name another column."

@@ -1,5 +1,4 @@
-"""Turn items into rows: check, render and tokenize. This is the slow part of a first start, so the cache keeps the
-rows.
+"""Turn items into rows: check, render and tokenize. This is the slow part of a first start, so rows are cached.
 
 An error names the source and the item's number, before anything starts. A login node uses the checks and `prompt_hash`
 too: they need no numpy.
@@ -57,20 +56,17 @@ class Encoder:
     """Makes the rows of one source. Raises ConfigError with the item's number for an item that cannot be used."""
 
     def __init__(self, config: Config, source: SourceConfig, tokenizer: Tokenizer) -> None:
-        self._config = config
-        self._source = source
-        self._tokenizer = tokenizer
+        self._config, self._source, self._tokenizer = config, source, tokenizer
         self._template = PromptTemplate(config.data, source, tokenizer)
         self._processor = None if config.data.images is None else load_processor(config)
 
     def identity(self) -> dict[str, Any]:
         """Return all that the rows depend on, besides the items and the tokenizer."""
-        source, needs_labels = self._source, self._config.needs.labels
-        data = self._config.data
+        source, data = self._source, self._config.data
         return {
             "style": asdict(prompt_style(data, source)),
             "columns": [source.prompt_field, source.answer_field, source.messages_field],
-            "completion": needs_labels,
+            "completion": self._config.needs.labels,
             "max_items": source.max_items,
             **({"images": [data.images, data.max_pixels]} if data.images is not None else {}),
         }
@@ -121,14 +117,12 @@ class Encoder:
         path = Path(source.path)
         folder = path if path.is_dir() else path.parent if path.is_file() else Path()
         try:
-            if source.messages_field is not None and isinstance(item[source.messages_field], str):
-                item = {**item, source.messages_field: json.loads(item[source.messages_field])}
-            if source.messages_field is not None:
-                check_messages(item[source.messages_field], source, number)
-            in_messages = column == source.messages_field
-            images = images_of(
-                images_in(item[column]) if in_messages else item[column], folder, self._config.data.max_pixels
-            )
+            if (field := source.messages_field) is not None:
+                if isinstance(item[field], str):
+                    item = {**item, field: json.loads(item[field])}
+                check_messages(item[field], source, number)
+            held = images_in(item[column]) if column == field else item[column]
+            images = images_of(held, folder, self._config.data.max_pixels)
             text = self._template.render(item, number, len(images))
             assert self._processor is not None
             sizes = [image_size(image) for image in images]
@@ -230,8 +224,7 @@ def completion_text(source: SourceConfig, item: Item, number: int) -> str:
 
 
 def prompt_hash(source: SourceConfig, item: Item, images: Sequence[str] = ()) -> int:
-    """Hash the text of an item's prompt and its `images`' digests to 64 bits. Text in a column and in messages gives
-    the same hash.
+    """Hash an item's prompt and its `images`' digests to 64 bits. Text in a column and in messages has the same hash.
 
     Templates, white space and system messages do not count. A message's content may be a list of parts, or None beside
     tool calls.

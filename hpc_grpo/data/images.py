@@ -9,6 +9,7 @@ import base64
 import io
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,12 +91,9 @@ def with_image_parts(messages: Sequence[Mapping[str, Any]], num_images: int) -> 
 def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return the images that parts of messages hold, as OpenAI's, Qwen's and OpenRLHF-M's data have them."""
     found = []
-    for part in (
-        part for message in messages for part in message["content"] or () if not isinstance(message["content"], str)
-    ):
-        if is_image(part):
-            held = part.get("image", part.get("image_url", part.get("path", part.get("url"))))
-            found.append(held.get("url") if isinstance(held, Mapping) and "url" in held else held)
+    for part in filter(is_image, chain.from_iterable(message["content"] or () for message in messages)):
+        held = part.get("image", part.get("image_url", part.get("path", part.get("url"))))
+        found.append(held.get("url") if isinstance(held, Mapping) and "url" in held else held)
     return found
 
 
@@ -113,7 +111,6 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _file(value: Any, folder: Path) -> bytes:
-    """Return the bytes of an image's file."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes):

@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Streams:
-    """The run's stream and its eval sets by name. `digests` maps config keys to digests of the items.
-
-    The name "" means `data.eval` or `data.held_out`.
-    """
+    """The run's stream, its eval sets by name ("": data.eval or data.held_out), and digests of items by config key."""
 
     train: PromptStream | DemonstrationStream
     evals: Mapping[str, PromptStream]
@@ -45,11 +42,7 @@ class Streams:
 
 
 def load_streams(
-    config: Config,
-    tokenizer: Tokenizer,
-    *,
-    context: int | None = None,
-    tokenizer_id: Mapping[str, str] | None = None,
+    config: Config, tokenizer: Tokenizer, *, context: int | None = None, tokenizer_id: Mapping[str, str] | None = None
 ) -> Streams:
     """Load all data of the run. `tokenizer_id` replaces the hash of the tokenizer's files if there are none.
 
@@ -120,8 +113,7 @@ class _Loader:
     """Loads sources through the cache, and keeps the digests of their items by config key."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokenizer_id: Mapping[str, str] | None) -> None:
-        self._config = config
-        self._tokenizer = tokenizer
+        self._config, self._tokenizer = config, tokenizer
         self._identity = tokenizer_identity(config, os.environ) if tokenizer_id is None else tokenizer_id
         self.digests: dict[str, str] = {}
 

@@ -35,11 +35,8 @@ class MixOrder:
     """Maps ordinals, counted from 0 over the whole run, to items. `sizes` are the sources' numbers of items."""
 
     def __init__(self, sizes: Sequence[int], places: Sequence[int], seed: int, shuffle: bool) -> None:
-        self._sizes = sizes
-        self._places = places
+        self._sizes, self._places, self._seed, self._shuffle = sizes, places, seed, shuffle
         self._ends = list(accumulate(places))
-        self._seed = seed
-        self._shuffle = shuffle
         # Engines that sample ahead need at most the end of one epoch and the start of the next.
         self._permutation = lru_cache(2 * len(sizes) + 2)(epoch_permutation)
         self._shuffled = lru_cache(2)(self._shuffled_epoch)

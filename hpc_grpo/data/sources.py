@@ -33,10 +33,7 @@ _LEFT_BY_DATASETS = ("cache-", "tmp")
 
 
 def open_source(config: SourceConfig) -> Source:
-    """Return the source of `config.path`.
-
-    Raises ConfigError for a file type without a reader, and for arguments that the source does not take.
-    """
+    """Return the source. Raises ConfigError for a file type without a reader, and for args that it does not take."""
     kind = _kind(config.path)
     if config.args and kind not in _TAKE_ARGS:
         raise ConfigError(
@@ -138,10 +135,7 @@ class Source(ABC):
         """Yield all items. Raises ConfigError if they cannot be read."""
 
     def identity(self) -> Mapping[str, str] | None:
-        """Return a value that changes when the items change; None if only reading the items shows that.
-
-        Raises ConfigError.
-        """
+        """Return a value that changes when the items change; None if only the items show that. Raises ConfigError."""
         self.check_readable()
         return of_files(self.path, whole=True)
 

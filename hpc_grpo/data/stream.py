@@ -41,10 +41,7 @@ class Part:
 
 
 class Stream:
-    """Maps ordinals to items of one or more sources. With one source, each item comes once in an epoch.
-
-    Evals are not shuffled.
-    """
+    """Maps ordinals to items of sources. With one source, each item comes once in an epoch. Evals are not shuffled."""
 
     def __init__(self, parts: Sequence[Part], seed: int, *, shuffle: bool, for_eval: bool = False) -> None:
         self.parts = parts

@@ -28,10 +28,7 @@ _R1_TASK = (
 
 
 class Tokenizer(Protocol):
-    """The methods that we use of a transformers tokenizer.
-
-    With this Protocol, data and rewards need not import transformers.
-    """
+    """The methods that we use of a transformers tokenizer, so that data and rewards need not import transformers."""
 
     chat_template: Any
     eos_token_id: int | None
@@ -55,10 +52,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """The texts around the prompts of one source. `template` is chat or plain.
-
-    `chat_template` is a text; None: the tokenizer's.
-    """
+    """The texts around a source's prompts. `template` is chat or plain; `chat_template` None is the tokenizer's."""
 
     template: str
     prompt_format: str
@@ -173,10 +167,7 @@ def check_template(style: PromptStyle, tokenizer: Tokenizer) -> None:
 
 
 def opening(style: PromptStyle, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Put `prompt_format` around a lone message of the user, and the configured system message before all.
-
-    A system message that the messages begin with wins.
-    """
+    """Put `prompt_format` around a lone message of the user, and the system message first unless messages have one."""
     if len(messages) == 1 and messages[0]["role"] == "user" and style.prompt_format != _PLACEHOLDER:
         # Not str.format: prompts and formats are full of LaTeX braces.
         content = style.prompt_format.replace(_PLACEHOLDER, messages[0]["content"])
@@ -218,8 +209,7 @@ class PromptTemplate:
 
     def __init__(self, config: DataConfig, source: SourceConfig, tokenizer: Tokenizer) -> None:
         self._style = style = prompt_style(config, source)
-        self._source = source
-        self._tokenizer = tokenizer
+        self._source, self._tokenizer = source, tokenizer
         check_template(style, tokenizer)
         if source.messages_field is not None and style.template == "plain":
             raise ConfigError("messages_field needs data.template = chat. With plain, use prompt_field.")
@@ -253,9 +243,7 @@ class PromptTemplate:
         field = self._source.messages_field
         if field is not None:
             return check_messages(item[field], self._source, number)
-        prompt = source_text(self._source, item)
-        check_text(prompt, self._source, number)
-        return [{"role": "user", "content": prompt}]
+        return [{"role": "user", "content": check_text(source_text(self._source, item), self._source, number)}]
 
 
 def encode_completions(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

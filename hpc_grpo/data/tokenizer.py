@@ -25,11 +25,10 @@ def import_without_torch(config: Config) -> None:
     transformers then offers no models in this process. If the config names functions of the user's, nothing happens:
     they may need models.
     """
-    sources = [*config.data.sources(for_eval=False), *config.data.sources(for_eval=True)]
     named = [config.task.name, *(config.loss.functions | config.eval.functions | config.train.functions).values()]
-    if any(map(names_function, [*named, *(source.path for _, source in sources)])) or "torch" in sys.modules:
-        return
-    if config.data.images is not None:  # processors need torch
+    named += [source.path for _, source in config.data.sources()]
+    needs_torch = config.data.images is not None  # for the processor
+    if needs_torch or "torch" in sys.modules or any(map(names_function, named)):
         return
     quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}.items() - os.environ.items()  # no warning that torch is missing
     os.environ.update(quiet)

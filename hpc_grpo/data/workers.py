@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.system.processes import start_program
 
 if TYPE_CHECKING:
     from hpc_grpo.data.encoder import Encoder, Row
@@ -37,8 +35,6 @@ Each worker needs up to 600 MiB, including libraries that all share.
 
 _ALONE = 20
 """Batches that are encoded here first: less than a process takes to start."""
-
-_PROGRAM = "import sys; sys.path[:] = sys.argv[2].split(chr(10)); from hpc_grpo.data.workers import main; main()"
 
 
 def encode_batches(
@@ -77,16 +73,9 @@ class _Worker:
     """A process that encodes one batch at a time. So neither side blocks on a full pipe."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self._connection, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), "\n".join(sys.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a library prints
-                pass_fds=[theirs.fileno()],
-                # The processes have the cores already.
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            )
+        environ = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the processes have the cores already
+        self._process, ours = start_program("hpc_grpo.data.workers", environ, output=2)  # what a library prints
+        self._connection = Connection(ours.detach())
         self.send(encoder)
 
     def send(self, message: Any) -> None:
@@ -110,12 +99,12 @@ class _Worker:
             self._process.kill()
 
 
-def main() -> None:
+def main(descriptor: int, _parent_pid: int) -> None:
     """Receive the encoder, then encode batches until the connection ends."""
-    # The parent handles them: a signal may go to the whole process group.
+    # The parent handles them: a scheduler may signal all processes of a job.
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(sig, signal.SIG_IGN)
-    with Connection(int(sys.argv[1])) as connection, suppress(EOFError, ConnectionError):
+    with Connection(descriptor) as connection, suppress(EOFError, ConnectionError):
         encoder: Encoder = connection.recv()
         while True:
             items, first = connection.recv()

@@ -213,10 +213,7 @@ def _check(advantages: Sequence[Advantage], grades: GroupGrades) -> None:
 
 
 def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterator[dict[str, Any]]:
-    """Describe each rollout of a group whose texts were kept (`rollout.logged_fraction`).
-
-    Dropped groups have no advantages.
-    """
+    """Describe each rollout whose text was kept (`rollout.logged_fraction`). Dropped groups have no advantages."""
     grades, turns = group.grades, lines_of_turns(group.grades)
     for index, text in enumerate(grades.texts):
         yield {

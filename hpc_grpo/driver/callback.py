@@ -46,10 +46,7 @@ class StepCallback:
             self._evals[step] = found
 
     def ask(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Return why the run is complete after `step`, or why the function is off; "" for neither. Print the reason.
-
-        Sets `end_reason` if the run is complete.
-        """
+        """Print and return why the run is complete (also in `end_reason`) or the function is off; "" for neither."""
         self.note(step, metrics)
         if self._trouble:
             return self._trouble

@@ -44,8 +44,7 @@ class RemoteActor:
     def __init__(self, start: Callable[[], Any], address: str) -> None:
         """`start` creates the actor on the node at `address`."""
         self._start, self._address = start, address
-        self._num_counted = 0
-        self.num_restarts = 0
+        self._num_counted = self.num_restarts = 0
         self.actor = start()
 
     def replace(self, deadline: Deadline, error: Exception) -> None:

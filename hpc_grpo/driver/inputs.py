@@ -92,9 +92,7 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
 
 
 def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[Stream]) -> None:
-    """Begin each environment once, with its first row. Raises ConfigError if it cannot begin, or if the chat template
-    cannot show its messages.
-    """
+    """Begin each environment once, with its first row. Raises ConfigError if the row or its messages are refused."""
     environments = list(config.environments.items())
     for part in (part for stream in streams for part in stream.parts):
         if part.environment is None:

@@ -192,10 +192,7 @@ class Session:
             self.checkpoints.save_if_due(state)
 
     def save_before_ending(self, state: DriverState, record: Callable[[], None] | None) -> None:
-        """Record the last step, if it is not recorded yet, and save.
-
-        Print an error instead of raising it: another error ends the run.
-        """
+        """Call `record`, if given, for the last step, and save. Only print an error: another error ends the run."""
         try:
             if record:
                 record()

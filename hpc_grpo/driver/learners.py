@@ -228,9 +228,6 @@ class Checkpoints:
 
 
 def refuse_without_checkpoint(run_dir: RunDir) -> None:
-    """Raise ConfigError if the run has saved and no checkpoint is valid. Checks file sizes, not hashes.
-
-    Called before any actor starts.
-    """
+    """Raise ConfigError, before any actor starts, if the run has saved and no checkpoint is valid by file sizes."""
     restore_dirs(run_dir.checkpoints)
     find_checkpoint(run_dir, check_hashes=False)

@@ -84,8 +84,7 @@ class TrainingLoop:
                 self.profiles.before(state.step + 1)
             with self._saved_if_it_fails(state):
                 batch = self.batches.take_step(policy_version, timer)
-            if self.weights is not None and session.config.placement.colocate:
-                with self._saved_if_it_fails(state):
+                if self.weights is not None and session.config.placement.colocate:
                     self.weights.put_engines_to_sleep()
             with timer.phase("train"):
                 metrics = {**batch.metrics, **self.learners.train(batch, session.batch_record(state.step + 1))}
@@ -132,8 +131,7 @@ class TrainingLoop:
 
     def _publish(self, state: DriverState) -> tuple[int, dict[str, float]]:
         """Publish the learners' weights. Return their version, which counts optimizer steps, and metrics."""
-        config = self.session.config
-        policy_version = config.optimizer_steps(state.step)
+        policy_version = self.session.config.optimizer_steps(state.step)
         if self.weights is None:
             return policy_version, {}
         with self.session.timer.phase("publish"):

@@ -7,7 +7,6 @@ user's inputs while Ray starts. Then it starts the actors, resumes, and runs the
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import closing
 from functools import partial
@@ -66,7 +65,7 @@ def train(run_dir: RunDir) -> bool:
         with timer.phase("start"):
             workers = Workers(config, reserve_nodes(config), inputs, config.optimizer_steps(length.total_steps))
             workers.start()
-        save_behind(os.environ)
+        save_behind()
         checkpoints = Checkpoints(config, run_dir, workers.learners, times.saves, length)
         on_step, deadline_s = config.train.on_step, config.deadlines.silent_s
         callback = StepCallback(on_step, deadline_s) if on_step is not None else None
@@ -79,7 +78,7 @@ def train(run_dir: RunDir) -> bool:
             with timer.phase("checkpoint"):
                 checkpoints.close()
             raise
-        save_behind(os.environ)
+        save_behind()
         is_complete = state.step >= length.total_steps or bool(session.end_reason)
         with timer.phase("checkpoint"):
             checkpoints.save(state)

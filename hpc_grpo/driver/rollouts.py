@@ -33,9 +33,7 @@ _WINDOW = 20
 
 @dataclass(frozen=True)
 class DriverState:
-    """The driver's state for a resume: finished steps, the first unused ordinal, the curriculum's state, and the
-    ordinals chosen `ahead` of their steps.
-    """
+    """The state for a resume: finished steps, first unused ordinal, curriculum, ordinals chosen `ahead` of steps."""
 
     step: int = 0
     next_ordinal: int = 0
@@ -169,10 +167,7 @@ class RolloutScheduler:
         return [*(group.prompt.ordinal for group in self._started), *self._chosen]
 
     def _start(self, count: int, policy_version: int) -> None:
-        """Start the next `count` prompts, at most a step's prompts in one call.
-
-        Starts fewer if all others rest forever.
-        """
+        """Start the next `count` prompts, at most a step's in one call; fewer if all others rest forever."""
         rollout = self._config.rollout
         while count > 0:
             prompts: list[Prompt] = []

@@ -53,10 +53,7 @@ class TrainLength:
 
 
 def train_length(config: Config, items_per_epoch: int) -> TrainLength:
-    """Compute the length from train.total_steps, total_episodes (rollouts, demonstrations) or total_epochs.
-
-    Default: one epoch.
-    """
+    """Return the length by train.total_steps, total_episodes (rollouts, demonstrations) or total_epochs (default 1)."""
     train, algorithm = config.train, algorithm_of(config)
     items_per_step = algorithm.items_per_step
     if train.total_steps is not None:
@@ -118,8 +115,7 @@ class StepTimes:
         self.steps.add(times["time/step_s"] - apart_s)
 
     def step_and_save_s(self, *, evaluates: bool, num_saves: int = 1) -> float:
-        """Return the seconds that one more step and its saves may take: p95 of each, and of the eval if the step
-        `evaluates`.
+        """Return the seconds that one more step and its saves may take: p95 of each, and of an eval if it `evaluates`.
 
         Before an attempt's first step, step and eval count as 0: one slow step in the past must not stop all later
         attempts.
@@ -137,8 +133,7 @@ class Schedule:
 
     def __init__(self, every: Every | None, length: TrainLength, clock: Callable[[], float] = time.monotonic) -> None:
         self._every = every or Every()
-        self._length = length
-        self._clock = clock
+        self._length, self._clock = length, clock
         self._last_s = clock()
 
     def is_due(self, step: int, in_s: float = 0.0) -> bool:
@@ -193,14 +188,11 @@ class StopRequest:
 
 
 def wait_for_ray(is_stopping: Callable[[], bool]) -> str | None:
-    """Return the address of the run's Ray, or None when asked to stop.
-
-    Has no deadline: the supervisor ends this process if Ray does not start.
-    """
+    """Return the address of the run's Ray once it has started, or None when asked to stop."""
     path = Path(os.environ[RAY_ADDRESS_FILE_VARIABLE])
     while not path.exists():
         if is_stopping():
             return None
         time.sleep(_POLL_S)
-        PULSE.beat()  # The supervisor has a deadline for Ray's start, so this wait counts as progress.
+        PULSE.beat()  # The supervisor has the deadline for Ray's start, so this wait counts as progress.
     return path.read_text()

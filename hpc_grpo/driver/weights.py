@@ -207,10 +207,7 @@ class WeightSync:
             engines = self._replace(self._failures(calls, [], waiting_for))
 
     def _announce(self, version: int) -> tuple[dict[RemoteEngine, Exception], dict[RemoteEngine, Any]]:
-        """Let every engine load the staged weights.
-
-        Return the failed engines (none once all hold the weights) and the calls.
-        """
+        """Let every engine load the staged version. Return the failed engines (none once all hold it) and the calls."""
         probe = self._canary.request
         loading = {engine: engine.actor.receive_weights.remote(version, probe) for engine in self._engines}
         announcing = [learner.announce_weights.remote() for learner in self._learners]

@@ -39,10 +39,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`driver_state` is the driver's JSON for a resume: next ordinal, step and more.
-
-    `policy_version` counts the optimizer steps of the weights.
-    """
+    """`policy_version` counts the weights' optimizer steps. `driver_state` is the driver's `DriverState` as JSON."""
 
     policy_version: int
     world_size: int

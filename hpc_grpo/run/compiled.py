@@ -32,12 +32,9 @@ _MODEL_INFOS = "modelinfos"
 """vLLM's notes about its classes. They are small, may stay in the home folder, and take seconds to make."""
 
 _KEPT = (
-    "vllm/torch_compile_cache",
-    "vllm/deep_gemm",
-    "vllm/flashinfer_autotune_cache",
-    CACHES["TRITON_CACHE_DIR"],
-    CACHES["TORCHINDUCTOR_CACHE_DIR"],
-)
+    "vllm/torch_compile_cache", "vllm/deep_gemm", "vllm/flashinfer_autotune_cache",
+    CACHES["TRITON_CACHE_DIR"], CACHES["TORCHINDUCTOR_CACHE_DIR"],
+)  # fmt: skip
 """Folders in the archive. Other files of vLLM describe a node's GPUs and free memory: each node makes them itself."""
 
 _UNUSED_S = 90 * 24 * 3600.0
@@ -78,9 +75,9 @@ def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
         say(f"Engines compile anew: {archive} is damaged ({error}).", sys.stderr)
 
 
-def save_behind(environ: Mapping[str, str]) -> None:
+def save_behind() -> None:
     """Save this node's folder to its archive in a thread. Does nothing on a node without a writable folder."""
-    folder, archive = environ.get(COMPILED_DIR_VARIABLE), environ.get(COMPILED_ARCHIVE_VARIABLE)
+    folder, archive = os.environ.get(COMPILED_DIR_VARIABLE), os.environ.get(COMPILED_ARCHIVE_VARIABLE)
     if folder and archive and os.access(folder, os.W_OK):
 
         def save_quietly() -> None:

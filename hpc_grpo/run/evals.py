@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_grpo.config import Config, SourceConfig
+from hpc_grpo.config.data import DatasetConfig, EvalSetConfig
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.run.adapter import with_model
 from hpc_grpo.run.files import write_json_atomic
@@ -27,7 +28,6 @@ _OF_SOURCE = (
 )  # fmt: skip
 """Keys of the first training source that other data have too, unless they set their own."""
 
-_OF_SETS = ("num_samples", "temperature", "top_p")
 _MANY = 2**31
 _NO_TRAINING: dict[str, Any] = {
     "task": "grpo",
@@ -42,10 +42,7 @@ _NO_JUDGEMENT: dict[str, Any] = {"name": "length", "args": {"most": _MANY, "unit
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """`models` maps labels to folders or names.
-
-    With `prompts`, the eval returns their completions and no metrics. With `plays`, it returns episodes.
-    """
+    """`models` maps labels to folders or names. `prompts`: the eval returns only completions; `plays`: episodes."""
 
     models: Mapping[str, str]
     prompts: Sequence[str] = ()
@@ -114,7 +111,8 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     if not sets and not of_data["held_out"]:
         raise ConfigError("The run has no eval set (data.eval, data.held_out): name a data set with --data PATH.")
     if not of_data["held_out"]:  # The eval reads nothing else of data.train, so its rewards are not needed.
-        of_data["train"] = {key: value for key, value in sets[0].items() if key not in _OF_SETS}
+        own_settings = EvalSetConfig.model_fields.keys() - DatasetConfig.model_fields.keys()
+        of_data["train"] = {key: value for key, value in sets[0].items() if key not in own_settings}
     of_data["cache_dir"] = str(tokenized_data(config))
     values |= _NO_TRAINING
     values["run"] |= {"root": str(folder.path.parent), "name": folder.path.name}

@@ -94,10 +94,7 @@ def read_record(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
 
 
 def from_known(record: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
-    """Return a function that builds the dataclass from values, and ignores unknown fields.
-
-    A newer version of this package may have written more fields.
-    """
+    """Return a function that makes the dataclass from values. Ignores unknown fields: newer versions may have more."""
     names = {entry.name for entry in fields(record)}  # type: ignore[arg-type]
     return lambda values: record(**{key: value for key, value in values.items() if key in names})
 
@@ -153,10 +150,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 def staging_path(final: Path) -> Path:
-    """Return the path where folder `final` is prepared.
-
-    It is beside `final`: only a rename within a file system is atomic.
-    """
+    """Return where folder `final` is prepared: beside it, because only a rename within a file system is atomic."""
     return final.with_name(f".{final.name}{_STAGED}")
 
 

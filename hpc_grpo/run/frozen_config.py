@@ -146,10 +146,7 @@ def _frozen(run: RunDir) -> Config:
 
 
 def _written(run: RunDir, path: Path) -> Config:
-    """Load a config that some version of the package wrote.
-
-    For another version's, raises ConfigError with how to start it.
-    """
+    """Load a config. Raises ConfigError, with how to start the run, if another version's config does not load here."""
     try:
         return load_resolved(path)
     except ConfigError as error:

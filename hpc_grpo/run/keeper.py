@@ -28,14 +28,9 @@ class Keeper:
         """Write a chunk at its offset, creating the file if needed. Repeating a write does no harm."""
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            rest = memoryview(chunk)
-            while rest:
-                written = os.pwrite(descriptor, rest, offset)
-                rest, offset = rest[written:], offset + written
-        finally:
-            os.close(descriptor)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644), "wb") as file:
+            file.seek(offset)
+            file.write(chunk)
 
     def commit(self, sent: FileEntry, final: str) -> None:
         """Sync a file to the disk and rename it to `final`. Raises HpcGrpoError if it differs from what was `sent`."""
@@ -56,11 +51,9 @@ class Keeper:
 
     def read(self, name: str, offset: int) -> bytes:
         """Return the chunk of a file from `offset`; b"" at its end."""
-        descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            return os.pread(descriptor, CHUNK_BYTES, offset)
-        finally:
-            os.close(descriptor)
+        with os.fdopen(os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            file.seek(offset)
+            return file.read(CHUNK_BYTES)
 
     def _path(self, name: str) -> Path:
         parts = PurePath(name)

@@ -20,9 +20,7 @@ from hpc_grpo.run.paths import RunDir
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """`ordinals` are all ordinals of the step. Of these, `num_dropped` were sampled but not trained on, and
-    `num_passed_over` were not sampled.
-    """
+    """`ordinals` are all of the step: `num_dropped` were sampled but not trained on, `num_passed_over` not sampled."""
 
     step: int
     attempt: int
@@ -35,8 +33,7 @@ class Ledger:
     """Appends a line for every finished step. `append` returns after a sync, because a checkpoint follows."""
 
     def __init__(self, run_dir: RunDir, attempt: int) -> None:
-        self._path = run_dir.ledger
-        self._attempt = attempt
+        self._path, self._attempt = run_dir.ledger, attempt
         drop_torn_line(self._path)
 
     def append(

@@ -41,10 +41,7 @@ _YIELD_S = 90.0
 
 @dataclass(frozen=True)
 class EndedJob:
-    """The previous job, which has ended according to its queue.
-
-    `is_gone`: its processes too, which may survive on a lost node.
-    """
+    """The previous job, over according to its queue. `is_gone`: its processes too, which may survive on a lost node."""
 
     job_id: str
     is_gone: bool
@@ -117,8 +114,7 @@ class RunLock:
     """The lease on a run. A thread renews it from `take` to `release`."""
 
     def __init__(self, run: RunDir, owner: LockOwner) -> None:
-        self._run = run
-        self._owner = owner
+        self._run, self._owner = run, owner
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._keep_beating, name="hold", daemon=True)
         self._thread.start()

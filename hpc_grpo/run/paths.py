@@ -90,7 +90,6 @@ class RunDir:
         return self.path / "rollouts" / eval_set / f"eval_step_{step}.jsonl"
 
     def profiles(self, first: int, last: int) -> Path:
-        """The profiles of steps `first` to `last`."""
         return self.path / "profiles" / f"steps_{first}_{last}"
 
     def batches(self, step: int) -> Path:
@@ -121,10 +120,7 @@ class RunDir:
         return steps[max(steps)] if steps else None
 
     def create(self) -> None:
-        """Create the directory, for this user alone.
-
-        Raises ConfigError if it cannot be written, or if others may write it.
-        """
+        """Create the directory, for this user alone. Raises ConfigError if others may write it, or this user cannot."""
         refuse_shared(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

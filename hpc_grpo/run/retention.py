@@ -130,18 +130,16 @@ def refuse_unless_newest_is_whole(run: RunDir, items: Sequence[Removable]) -> No
         )
 
 
-def prune_exports(run: RunDir, newest: int, keep: int | None) -> list[int]:
+def prune_exports(run: RunDir, newest: int, keep: int | None) -> None:
     """Remove the oldest exports before step `newest` until `keep` are left, including the newest; None keeps all.
 
     Exports of step `newest` and later stay. Later ones may be from steps that a crash undid.
     """
     if keep is None:
-        return []
+        return
     older = sorted(step for step in step_dirs(run.exports) if step < newest)
-    removed = older[: max(0, len(older) - (keep - 1))]
-    for step in removed:
+    for step in older[: max(0, len(older) - (keep - 1))]:
         shutil.rmtree(run.export(step))
-    return removed
 
 
 def _steps(parent: Path) -> str:

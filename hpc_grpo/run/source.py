@@ -22,7 +22,7 @@ import shutil
 import stat
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_grpo.config import Config
@@ -64,10 +64,7 @@ def entry(run: RunDir) -> list[str]:
 
 
 def become_copy(run: RunDir, words: Sequence[str]) -> None:
-    """Replace this process by the run's copy with the arguments `words`.
-
-    Returns if there is no copy, or this is the copy.
-    """
+    """Replace this process by the run's copy with the arguments `words`. Return if there is no copy, or this is it."""
     if (run.source_dir / SUMS).is_file() and PACKAGE.parent != run.source_dir.resolve():
         flags = ["-E"] if sys.flags.ignore_environment else []
         sys.stdout.flush()
@@ -75,22 +72,16 @@ def become_copy(run: RunDir, words: Sequence[str]) -> None:
 
 
 def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
-    """Write the run's copy again. `functions` maps names in the config to the user's files.
-
-    Returns the digest of its SHA256SUMS.
-    """
+    """Write the run's copy again. Return `sums_digest`. `functions` maps names in the config to the user's files."""
     staging = start_staging(run.source_dir)
     shutil.copytree(PACKAGE, staging / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
     for copied in (staging / PACKAGE.name, *(staging / PACKAGE.name).rglob("*")):
         # Otherwise the copy of a read-only installation could not be removed.
         copied.chmod(copied.stat().st_mode | stat.S_IWUSR)
     shutil.copy(_ENTRY, staging / "__main__.py")
-    for name, file in functions.items():
-        folder = (staging / copied_as(name)).parent
-        for imported in imported_files(file):
-            target = folder / imported.relative_to(file.parent)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(imported, target)
+    for file, target in _copies(functions, staging):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
     write_atomic(staging / DIFF, diff)
     sums = sums_of(staging)
     write_atomic(staging / SUMS, "".join(f"{digest}  {name}\n" for name, digest in sums.items()))
@@ -196,14 +187,16 @@ def copyable(config: Config, folder: Path) -> dict[str, Path]:
 
 def changed_functions(run: RunDir, config: Config, folder: Path) -> list[str]:
     """Return the user's files that differ from the run's copies of them."""
-    changed = []
-    for name, file in copyable(config, folder).items():
-        copies = (run.source_dir / copied_as(name)).parent
+    pairs = _copies(copyable(config, folder), run.source_dir)
+    return [str(file) for file, copy in pairs if not copy.is_file() or copy.read_bytes() != file.read_bytes()]
+
+
+def _copies(functions: Mapping[str, Path], source_dir: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield each file of the user's `functions`, by name in the config, with the path of its copy in `source_dir`."""
+    for name, file in functions.items():
+        folder = (source_dir / copied_as(name)).parent
         for imported in imported_files(file):
-            copy = copies / imported.relative_to(file.parent)
-            if not copy.is_file() or copy.read_bytes() != imported.read_bytes():
-                changed.append(str(imported))
-    return changed
+            yield imported, folder / imported.relative_to(file.parent)
 
 
 def imported_files(file: Path) -> list[Path]:

@@ -22,10 +22,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 
 def dump_stacks_on_signal(role: str) -> None:
-    """From now on, write the stacks of this process's threads on STACKS_SIGNAL, in the attempt's folder.
-
-    Does nothing outside of an attempt.
-    """
+    """In an attempt: from now on, write the stacks of this process's threads to its folder on STACKS_SIGNAL."""
     if folder := os.environ.get(ATTEMPT_DIR_VARIABLE):
         path = Path(folder) / STACKS_NAME / f"{socket.gethostname()}-{os.getpid()}-{role}.txt"
         what = "the file of a process's stacks"
