@@ -11,6 +11,18 @@ from hpc_grpo.config.run import EvalConfig, MetricsConfig
 from hpc_grpo.config.schema import Config
 
 __all__ = [
-    "Config", "CurriculumConfig", "DataConfig", "EvalConfig", "LaunchConfig", "MetricsConfig", "RewardConfig",
-    "SlurmConfig", "SourceConfig", "load_config", "load_launch", "load_resolved", "to_yaml", "with_overrides",
-]  # fmt: skip
+    "Config",
+    "CurriculumConfig",
+    "DataConfig",
+    "EvalConfig",
+    "LaunchConfig",
+    "MetricsConfig",
+    "RewardConfig",
+    "SlurmConfig",
+    "SourceConfig",
+    "load_config",
+    "load_launch",
+    "load_resolved",
+    "to_yaml",
+    "with_overrides",
+]

@@ -24,8 +24,9 @@ _MOVED = {
     "sft.completion_field": ("data.train.answer_field", "{}"),
     **{
         f"engine.{key}": (f"engine.vllm.{key}", "{}")
-        for key in "enforce_eager async_scheduling gpu_memory_utilization max_num_batched_tokens max_num_seqs".split()
+        for key in ("enforce_eager", "async_scheduling", "max_num_batched_tokens", "max_num_seqs")
     },
+    "engine.gpu_memory_utilization": ("engine.vllm.gpu_memory_utilization", "{}"),
     "engine.prefix_caching": ("engine.vllm.enable_prefix_caching", "{}"),
     "engine.ngram_tokens": ("engine.vllm.speculative_config", "'{{method: ngram, num_speculative_tokens: {}}}'"),
     **{f"metrics.wandb_{key}": (f"metrics.wandb.{key}", "{}") for key in ("project", "entity", "mode")},

@@ -481,8 +481,28 @@ def _distillation(config: Config) -> None:
 
 
 _RULES = (
-    _names, _run_name, _one_length, _nodes, _lag_and_minibatches, _mixes, _eval_data, _eval, _curriculum, _engine,
-    _lora, _images, _sequence_lengths, _attention, _sequence_parallel, _colocation, _staged_environment,
-    _importance_weights, _rewards, _advantages, _proximal, _kl, _distillation,
-)  # fmt: skip
+    _names,
+    _run_name,
+    _one_length,
+    _nodes,
+    _lag_and_minibatches,
+    _mixes,
+    _eval_data,
+    _eval,
+    _curriculum,
+    _engine,
+    _lora,
+    _images,
+    _sequence_lengths,
+    _attention,
+    _sequence_parallel,
+    _colocation,
+    _staged_environment,
+    _importance_weights,
+    _rewards,
+    _advantages,
+    _proximal,
+    _kl,
+    _distillation,
+)
 """The rules in order. Names come first: other rules read what the named algorithm needs."""

@@ -17,9 +17,17 @@ from hpc_grpo.run.source import functions_of, imported_files, used_file
 from hpc_grpo.system.hugging_face import find_model, weight_files
 
 _TOKENIZER_FILES = (
-    "config.json", "generation_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json",
-    "added_tokens.json", "chat_template*", "*.model", "tokenization_*.py",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.model",
+    "tokenization_*.py",
+)
 
 
 def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -32,9 +32,12 @@ _MODEL_INFOS = "modelinfos"
 """vLLM's notes about its classes. They are small, may stay in the home folder, and take seconds to make."""
 
 _KEPT = (
-    "vllm/torch_compile_cache", "vllm/deep_gemm", "vllm/flashinfer_autotune_cache",
-    CACHES["TRITON_CACHE_DIR"], CACHES["TORCHINDUCTOR_CACHE_DIR"],
-)  # fmt: skip
+    "vllm/torch_compile_cache",
+    "vllm/deep_gemm",
+    "vllm/flashinfer_autotune_cache",
+    CACHES["TRITON_CACHE_DIR"],
+    CACHES["TORCHINDUCTOR_CACHE_DIR"],
+)
 """Folders in the archive. Other files of vLLM describe a node's GPUs and free memory: each node makes them itself."""
 
 _UNUSED_S = 90 * 24 * 3600.0
