@@ -32,7 +32,7 @@ _GRACE_S = 5.0
 _TOGETHER_S = 0.5
 """Extra seconds before late calls are ended: all hanging agents of a wave are late by then, and end together."""
 _TICK_S = 0.1
-_LOAD_S = 120.0
+_LOAD_S = 300.0
 """Seconds to import the environment: long on a shared file system with a cold cache."""
 _MAX_PRINTED = 1 << 20
 
@@ -234,7 +234,10 @@ class _Process:
             line = await asyncio.wait_for(reader.readline(), _LOAD_S)
         except TimeoutError:
             self.kill(f"did not import {name} within {_LOAD_S:g} s")
-            raise ConfigError(f"Environment {name!r} was not imported within {_LOAD_S:g} s.") from None
+            raise ConfigError(
+                f"Environment {name!r} was not imported within {_LOAD_S:g} s. Import it by hand on a compute node, and "
+                f"move slow work from its module and constructor to its first call."
+            ) from None
         if not line:
             await self._read(reader)
             raise EnvironmentLostError(f"its process {self.end}")

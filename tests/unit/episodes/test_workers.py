@@ -189,6 +189,12 @@ def test_an_environment_that_cannot_be_made_is_refused(name, told):
         play(name)
 
 
+def test_an_environment_that_is_not_imported_in_time_is_refused(monkeypatch):
+    monkeypatch.setattr("hpc_grpo.episodes.workers._LOAD_S", 0.01)
+    with pytest.raises(ConfigError, match=r"was not imported within 0\.01 s\. Import it by hand"):
+        play("Guess")
+
+
 def test_sessions_that_begin_together_are_spread_over_the_processes():
     async def spread():
         with workers_of("Bad", num_workers=4) as workers:
