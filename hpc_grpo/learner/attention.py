@@ -239,13 +239,15 @@ def packed_sdpa(
     keys, values = (layout.rows(heads, with_prompts=True) for heads in (key, value))
     outputs = [
         functional.scaled_dot_product_attention(
-            *own_heads,
+            own_queries,
+            own_keys,
+            own_values,
             attn_mask=mask,
             is_causal=mask is None,
             scale=options.get("scaling"),
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        for mask, *own_heads in zip(masks, queries, keys, values, strict=True)
+        for mask, own_queries, own_keys, own_values in zip(masks, queries, keys, values, strict=True)
     ]
     return layout.tokens(outputs), None
 

@@ -71,8 +71,7 @@ def open_client(server: Server) -> httpx.AsyncClient:
         from hpc_grpo.rewards.proved import ProvedTransport
 
         return httpx.AsyncClient(transport=ProvedTransport(os.environ[server.token_env].encode()))
-    key = server.api_key_env
-    headers = {"Authorization": f"Bearer {os.environ[key]}"} if key else {}
+    headers = {"Authorization": f"Bearer {os.environ[server.api_key_env]}"} if server.api_key_env else {}
     return httpx.AsyncClient(headers=headers, trust_env=server.url.startswith("https://"))
 
 
