@@ -31,7 +31,11 @@ class RolloutConfig(Section):
         0, description="Optimizer steps that rollouts may be behind the learner. 0: synchronous."
     )
     logged_fraction: Fraction = Field(1.0, description="Share of groups written to rollouts/step_N.jsonl.")
-    mask_truncated: bool = Field(False, description="Completions that reach max_new_tokens give no gradient.")
+    mask_truncated: bool = Field(
+        False,
+        description="Completions that reach max_new_tokens, and episodes that a limit of `environment` cuts, give no "
+        "gradient.",
+    )
     overlong_tokens: PositiveInt | None = Field(
         None,
         description=(
