@@ -70,9 +70,9 @@ class BuiltIn:
     """A built-in reward: its function, and the class of its settings.
 
     `prepare(settings, timeout_s, is_resume)` is called at each start of an attempt. It raises ConfigError if the reward
-    cannot work, and returns a note for the user, or None. `load` imports the reward's libraries and their data, once in each
-    worker: this time must not count for a completion. If completions run in other processes with their
-    own limits, `settings` have no `completion_s`. `least` and `most` bound its scores: a completion over its limit gets
+    cannot work, and returns a note for the user, or None. `load` imports the reward's libraries and their data, once in
+    each worker: this time must not count for a completion. If completions run in other processes with their own limits,
+    `settings` have no `completion_s`. `least` and `most` bound its scores: a completion over its limit gets
     the bound that lowers the weighted reward.
     """
 
