@@ -117,10 +117,11 @@ class LossSettings(Section):
 
     @property
     def is_still_without_advantage(self) -> bool:
-        """Return whether `scales_advantage` holds with the correction and the entropy bonus.
+        """Return whether a token of advantage 0 has no gradient and changes no other token's gradient.
 
         Ignores the KL to a reference: callers check whether the run has a reference. Returns False for a user's
-        correction, which may depend on other tokens.
+        correction, which may depend on other tokens. Also returns False with an entropy bonus, and for a term or a
+        correction that compares all tokens of an optimizer step.
         """
         compares = self.compares_minibatch or self.correction.compares_minibatch
         is_built_in = ":" not in self.correction.name

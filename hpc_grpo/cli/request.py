@@ -62,7 +62,10 @@ env -0
 
 @dataclass(frozen=True)
 class Request:
-    """A resolved config, the overrides that led to it, and the variables that a `.sh` config exported."""
+    """A resolved config, the overrides that led to it, and the variables that a `.sh` config exported.
+
+    `told` says what is different from the options of another system.
+    """
 
     config: Config
     overrides: list[str]
