@@ -43,7 +43,7 @@ def hostile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 def load_model(config: Any) -> None:
     from hpc_grpo.learner.model import _from_pretrained
 
-    _from_pretrained(config.model.path, f"model.path = {config.model.path}")
+    _from_pretrained(config.model.path, f"model.path = {config.model.path}", has_images=False)
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, check_context_length, load_model])
