@@ -175,7 +175,8 @@ def run_unless_config(argument: str) -> RunDir | None:
         try:
             return find_run(argument)
         except ConfigError as no_run:
-            if argument.endswith((".yaml", ".yml", ".sh")) or "=" in argument or Path(argument).is_file():
+            is_pair = "=" in argument.partition("/")[0]
+            if is_pair or argument.endswith((".yaml", ".yml", ".sh")) or Path(argument).is_file():
                 raise error from None
             raise ConfigError(f"{error}\nNor is it a run: {no_run}") from None
     return None

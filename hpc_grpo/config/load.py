@@ -101,7 +101,7 @@ def find_config(name: str) -> Path:
     why = f"there is no such file and no such shipped config{nearest(name, [*beside, *shipped])}"
     if Path(name).is_dir():
         why = "this is a folder. Give a file."
-    elif "=" in name:
+    elif "=" in name.partition("/")[0]:
         why = "KEY=VALUE comes after a CONFIG."
     raise ConfigError(f"No config {name!r}: {why} Shipped configs: {', '.join(shipped)}.")
 

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,9 @@ class Journal:
             self._write_state(replace(self._state, phase="training", trained=trained, num_microbatches=total))
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        with ExitStack() as closing:  # closes the others where one raises
+            for sink in self._sinks:
+                closing.callback(sink.close)
 
     def _write_state(self, state: RunState) -> None:
         self._state, self._published_at = state, time.monotonic()

@@ -95,7 +95,9 @@ def train(run_dir: RunDir) -> bool:
 
 def _refuse_where_stop_is_asked(stop: StopRequest, run_dir: RunDir) -> None:
     if (reason := stop.reason(0.0)) is not None:
-        raise EndAskedError(f"the disk is full ({reason})", newest_step(run_dir))
+        step = newest_step(run_dir)
+        print(f"Stopping after step {step}: the disk is full ({reason}). No later step is saved.", flush=True)
+        raise EndAskedError(f"the disk is full ({reason})", step)
 
 
 def _begin(said: set[str], phase: str) -> None:

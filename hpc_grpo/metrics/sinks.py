@@ -121,7 +121,8 @@ class JsonlSink:
         when_there_is_space(self._file.flush, "metrics.jsonl")  # unwritten data stays in the buffer
 
     def close(self) -> None:
-        when_there_is_space(self._file.close, "metrics.jsonl")
+        when_there_is_space(self._file.flush, "metrics.jsonl")
+        self._file.close()
 
 
 class TensorBoardSink:

@@ -44,7 +44,7 @@ def test_the_driver_shows_its_phase_while_it_reads_the_inputs(tmp_path: Path, mo
 
 @pytest.mark.parametrize("is_signal", [True, False], ids=["SIGTERM", "STOP"])
 def test_a_driver_that_waits_for_space_can_be_stopped(
-    is_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_signal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir, looks = RunDir(tmp_path), [0, 0, 0]
 
@@ -63,6 +63,7 @@ def test_a_driver_that_waits_for_space_can_be_stopped(
     with pytest.raises(EndAskedError, match="the disk is full") as ended:
         train.train(run_dir)
     assert (ended.value.exit_code, len(looks)) == (EXIT_RESUMABLE, 2)
+    assert "Stopping after step 5: the disk is full" in capsys.readouterr().out
 
 
 def test_a_phase_is_said_when_it_begins_for_the_first_time(capsys: pytest.CaptureFixture[str]) -> None:

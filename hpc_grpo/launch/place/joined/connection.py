@@ -233,4 +233,9 @@ class JoinedProcess:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    kill = terminate
+    def kill(self) -> None:
+        """Close the connection, and drop what was not read: `poll` waits for that."""
+        self.terminate()
+        with contextlib.suppress(OSError):
+            while self._connection.recv(65536):
+                pass

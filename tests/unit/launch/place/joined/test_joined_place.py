@@ -114,6 +114,17 @@ def test_a_program_of_a_worker_has_the_connection_as_its_pipes(place: JoinedPlac
     assert place.is_node_failure(f"its agent ended with exit code {LOST_CODE}: {log.read_text()}")
 
 
+def test_a_killed_program_of_a_worker_ends_whatever_it_still_said(place: JoinedPlace, tmp_path: Path) -> None:
+    held = [worker(place, "pod2"), worker(place, "pod3")]
+    place.allocation()
+    with (tmp_path / "agent.log").open("wb") as file:
+        process = place.connection("pod2", ["python", "-m", "hpc_grpo.x"], file)
+    assert process is not None
+    held[0].sendall(b"more than anybody reads\n" * 100)
+    process.kill()
+    assert process.wait(timeout=60.0) == LOST_CODE
+
+
 def test_the_head_itself_has_an_agent_of_its_own(place: JoinedPlace) -> None:
     assert place.connection("pod1", ["agent"], io.BytesIO()) is None
     assert place.start_command("pod1", ["agent"]) == ["agent"]
