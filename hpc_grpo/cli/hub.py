@@ -76,6 +76,7 @@ class HubRepository:
             operations = [CommitOperationAdd(name, content) for name, content in every.items()]
             self._api.create_commit(self._name, operations, commit_message=message)
         except Exception as error:
+            # The client raises whatever its libraries do. `_explained` says what the user can do.
             raise self._explained(error) from error
         return f"{self._api.endpoint}/{self._name}"
 

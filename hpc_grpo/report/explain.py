@@ -199,7 +199,7 @@ def advise(kind: str, *texts: str, has_jobs: bool = True) -> Advice | None:
 _BY_KIND = {
     "resumable": Advice(
         "stopped in time",
-        "Nothing is wrong: it wrote a checkpoint. If no job of its chain waits, hpc-grpo submit RUN continues.",
+        "Nothing is wrong. If no job of its chain waits, hpc-grpo submit RUN continues from its last checkpoint.",
     ),
     "stopped": Advice("stopped by request", "hpc-grpo submit RUN continues from its checkpoint."),
     "cancelled": Advice(
@@ -220,7 +220,7 @@ _BY_KIND = {
 """Looked up first: other messages in the log are consequences."""
 
 _WITHOUT_JOBS = {
-    "resumable": Advice("stopped in time", "Nothing is wrong: it wrote a checkpoint. The same command continues."),
+    "resumable": Advice("stopped in time", "Nothing is wrong. The same command continues from its last checkpoint."),
     "stopped": Advice("stopped by request", "The same command continues from its checkpoint."),
     "cancelled": Advice(
         "cancelled", "If that was not you, ask who ended it. The same command continues from the last checkpoint."

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -193,3 +194,12 @@ def test_a_resumed_run_asks_the_callback_again_after_the_step_of_its_checkpoint(
         assert evals == {0: {"eval/pass@1": 0.25}}
         assert metrics.keys() >= {"reward/mean", "tokens/completion_total"}
         assert not [name for name in metrics if name in ("step", "attempt") or name.startswith("time")]
+
+
+def test_a_sink_that_cannot_be_closed_leaves_no_other_open(make_journal: Callable[[StepTimes], Journal]) -> None:
+    journal, first, last = make_journal(StepTimes.after(None)), MagicMock(), MagicMock()
+    first.close.side_effect = last.close.side_effect = OSError("the disk is full")
+    journal._sinks = [first, MagicMock(), last]
+    with pytest.raises(OSError, match="the disk is full"):
+        journal.close()
+    assert [sink.close.call_count for sink in journal._sinks] == [1, 1, 1]
