@@ -70,4 +70,5 @@ def table() -> str:
 
 def test_the_table_of_differences_in_the_docs_is_up_to_date() -> None:
     print(f"\n{table()}")
-    assert table() in DOCS.read_text(encoding="utf-8")
+    assert table().split("\n\n")[0] in DOCS.read_text(encoding="utf-8")
+    assert " ".join(table().split()) in " ".join(DOCS.read_text(encoding="utf-8").split())
