@@ -57,7 +57,8 @@ class Inputs:
 def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True) -> Inputs:
     """Load and check the inputs, including the user's functions. Raises ConfigError for the first error.
 
-    On a resume, waits for the servers of rewards, and raises RewardAwayError if one does not answer.
+    On a resume, waits for the servers of rewards, and raises RewardAwayError if one does not answer. Raises LaunchError
+    if the process of an environment, which has begun before, is lost.
     """
     import_without_torch(config)
     tokenizer = load_tokenizer(config)
@@ -87,11 +88,13 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
     if config.needs.rollouts:
         config.loss.advantage.check()  # the loss is the learners' to import: it needs torch
     streams = load_streams(config, tokenizer, context=context_length(config))
-    _check_environments(config, tokenizer, [streams.train, *streams.evals.values()])
+    _check_environments(config, tokenizer, [streams.train, *streams.evals.values()], is_resume=is_resume)
     return Inputs(tokenizer, stop_ids, streams.evals, streams.train, streams.digests)
 
 
-def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[Stream]) -> None:
+def _check_environments(
+    config: Config, tokenizer: Tokenizer, streams: Iterable[Stream], *, is_resume: bool = False
+) -> None:
     """Begin each environment once, with its first row. Raises ConfigError if the row or its messages are refused."""
     environments = list(config.environments.items())
     for part in (part for stream in streams for part in stream.parts):
@@ -100,7 +103,7 @@ def _check_environments(config: Config, tokenizer: Tokenizer, streams: Iterable[
         key, (source, environment) = environments[part.environment]
         dialogue = Dialogue(tokenizer, prompt_style(config.data, source))
         row = reward_fields(json.loads(part.rows[int(part.numbers[0])].fields), source.answer_field)
-        answer = first_answer(key, environment, row)
+        answer = first_answer(key, environment, row, is_resume=is_resume)
         if answer is None:  # an agent makes its own prompts
             continue
         messages = answer.messages or PromptTemplate(config.data, source, tokenizer).messages(row, 0)

@@ -22,7 +22,7 @@ from typing import Any
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes import Message
 from hpc_grpo.episodes.host import MAX_LINE_BYTES
-from hpc_grpo.errors import ConfigError, HpcGrpoError
+from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
 from hpc_grpo.system.processes import hold_on, kill_group, start_program
 from hpc_grpo.system.secret import environ_for
 from hpc_grpo.system.signals import signal_name
@@ -226,18 +226,21 @@ class _Process:
         return max(call.left_s(), freed_at + self._environment.timeout_s - self._clock())
 
     async def _start(self) -> None:
-        """Connect, and wait until the environment is imported. Raises ConfigError if it cannot be created."""
+        """Connect, and wait until the environment is imported.
+
+        Raises ConfigError if it cannot be created, and EnvironmentLostError if its process ends or the import is late.
+        """
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
         self._writer.write(self._environment.model_dump_json().encode() + b"\n")
         name = self._environment.name
         try:
             line = await asyncio.wait_for(reader.readline(), _LOAD_S)
         except TimeoutError:
-            self.kill(f"did not import {name} within {_LOAD_S:g} s")
-            raise ConfigError(
-                f"Environment {name!r} was not imported within {_LOAD_S:g} s. Import it by hand on a compute node, and "
-                f"move slow work from its module and constructor to its first call."
-            ) from None
+            self.kill(
+                f"did not import {name} within {_LOAD_S:g} s. Import it by hand on a compute node, and move slow work "
+                f"from its module and constructor to its first call"
+            )
+            raise EnvironmentLostError(f"its process {self.end}") from None
         if not line:
             await self._read(reader)
             raise EnvironmentLostError(f"its process {self.end}")
@@ -282,10 +285,13 @@ class _Process:
         self._process.wait()
 
 
-def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any]) -> Answer | None:
+def first_answer(
+    key: str, environment: EnvironmentConfig, row: Mapping[str, Any], *, is_resume: bool = False
+) -> Answer | None:
     """Begin and end one session in a process. Return the first answer; None for an agent, which is not called.
 
-    Raises ConfigError if the environment cannot begin. `key` is the source's key in the config.
+    Raises ConfigError if the environment cannot begin. On a resume it has begun before: a process that ends, or imports
+    too slowly, is then a LaunchError. `key` is the source's key in the config.
     """
 
     async def begin() -> Answer | None:
@@ -295,7 +301,8 @@ def first_answer(key: str, environment: EnvironmentConfig, row: Mapping[str, Any
     try:
         return asyncio.run(begin())
     except (EnvironmentFailedError, EnvironmentLostError) as error:
-        raise ConfigError(
+        may_pass = is_resume and isinstance(error, EnvironmentLostError)
+        raise (LaunchError if may_pass else ConfigError)(
             f"Environment {environment.name!r} cannot begin with the first row of {key}: {error}. Fix the "
             f"environment, environment.args, or the row."
         ) from error

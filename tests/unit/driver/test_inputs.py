@@ -38,7 +38,7 @@ def test_an_environment_is_tried_with_the_row_that_training_gives_it(
     )
     tokenizer, tried = make_tokenizer(chat_template), list[Any]()
 
-    def begin(key: str, environment: Any, row: Any) -> Answer:
+    def begin(key: str, environment: Any, row: Any, **_: Any) -> Answer:
         tried.append(row)
         return Answer([])
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.config.rollout import EnvironmentConfig
-from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers
-from hpc_grpo.errors import ConfigError
+from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers, first_answer
+from hpc_grpo.errors import ConfigError, LaunchError
 
 FILE = Path(__file__).with_name("playing.py")
 
@@ -189,10 +189,25 @@ def test_an_environment_that_cannot_be_made_is_refused(name, told):
         play(name)
 
 
-def test_an_environment_that_is_not_imported_in_time_is_refused(monkeypatch):
+@pytest.mark.parametrize(("is_resume", "kind"), [(False, ConfigError), (True, LaunchError)])
+def test_an_import_that_is_late_is_an_error_of_the_config_only_before_a_resume(monkeypatch, is_resume, kind):
     monkeypatch.setattr("hpc_grpo.episodes.workers._LOAD_S", 0.01)
-    with pytest.raises(ConfigError, match=r"was not imported within 0\.01 s\. Import it by hand"):
-        play("Guess")
+    environment = EnvironmentConfig(name=f"{FILE}:Guess", num_workers=1)
+    with pytest.raises(kind, match=r"did not import .* within 0\.01 s\. Import it by hand") as caught:
+        first_answer("data.train", environment, {"what": "a number"}, is_resume=is_resume)
+    assert caught.value.exit_code == kind.exit_code
+
+
+def test_an_import_that_is_late_when_a_killed_process_is_replaced_loses_the_episode(monkeypatch):
+    async def played():
+        with workers_of("Guess") as workers:
+            session, _ = await workers.reset({"what": "a number"}, 1)
+            session._process.kill("was killed")
+            monkeypatch.setattr("hpc_grpo.episodes.workers._LOAD_S", 0.01)
+            await workers.reset({"what": "a number"}, 1)
+
+    with pytest.raises(EnvironmentLostError, match=r"did not import .* within 0\.01 s"):
+        asyncio.run(played())
 
 
 def test_sessions_that_begin_together_are_spread_over_the_processes():
