@@ -9,7 +9,7 @@ whether repeating the same command can help.
     1        a crash, or an end without a checkpoint                    may help
     69       the machine lacks something: a node, a GPU, a package      may help, once the machine has it
     73       another attempt holds the run                              helps, once that attempt has ended
-    75       stopped early with a checkpoint                            resumes
+    75       stopped early with a checkpoint, or on a full disk         resumes
     78       the user must change something                             ends in the same way
     128 + n  the driver was ended by signal n                           may help
 """
@@ -96,9 +96,10 @@ class NodesUnavailableError(LaunchError):
 
 
 class EndAskedError(LaunchError):
-    """The end was requested while the run waited for nodes or their servers: no process could write a checkpoint.
+    """The end was requested while the run waited for nodes, servers or space: no process could write a checkpoint.
 
-    `step` is the step of the newest checkpoint: with one, another attempt resumes; without one, the code is 1.
+    `step` is the step of the newest checkpoint: with one, another attempt resumes; without one, the code is 1. A driver
+    that waited for space ends with 75 in both cases.
     """
 
     exit_code = EXIT_RESUMABLE

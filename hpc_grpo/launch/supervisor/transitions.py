@@ -397,7 +397,7 @@ def _try_again_or_end(state: State, end: End, facts: RunFacts) -> Reaction:
                 return _restarted(state, end.why)
             return replace(state, phase="forming", ending=end), [Do.FORM_AGAIN]
     if end.kind == "resumable" and facts.stop_asked:
-        why = "Stopped and checkpointed, as the STOP file asks; start it again to carry on."
+        why = "Stopped, as the STOP file asks; start it again to carry on."
         end = replace(end, kind="stopped", why=why)
     return replace(state, phase="over"), [end]
 
@@ -418,8 +418,8 @@ def end_of_driver(ended: DriverEnded, signalled: str, lost: Mapping[str, str], t
     if ended.facts.is_complete:  # Complete, however the driver ended after that.
         return End("complete", EXIT_COMPLETE, "The run is complete.")
     if returncode == EXIT_RESUMABLE:
-        why = f"{told} Checkpointed in time: the next job carries on." if told else ""
-        return End("resumable", EXIT_RESUMABLE, why or "Checkpointed with more to do; start it again to carry on.")
+        why = f"{told} Stopped in time: the next job carries on." if told else ""
+        return End("resumable", EXIT_RESUMABLE, why or "Stopped with more to do; start it again to carry on.")
     if lost:
         named = "; ".join(f"{node}: {why}" for node, why in lost.items())
         return End("node_lost", EXIT_CRASH, f"Lost {len(lost)} node(s) while training. {named}")
