@@ -27,6 +27,7 @@ from pydantic import TypeAdapter
 from hpc_grpo import __version__
 from hpc_grpo.errors import LaunchError
 from hpc_grpo.launch.place.container import Container
+from hpc_grpo.run.files import from_known
 from hpc_grpo.run.stacks import STACKS_NAME
 from hpc_grpo.system.processes import ProcessIdentity
 from hpc_grpo.system.say import say
@@ -164,7 +165,8 @@ def report_from_line(line: bytes) -> NodeReport | None:
         values: Any = json.loads(line)
     except ValueError:
         return None
-    return NodeReport(**values) if isinstance(values, dict) and "event" in values else None
+    is_report = isinstance(values, dict) and {"event", "node"} <= values.keys()
+    return from_known(NodeReport)(values) if is_report else None
 
 
 class Lease:

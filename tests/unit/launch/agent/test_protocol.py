@@ -77,6 +77,12 @@ def test_a_report_survives_the_way_and_other_output_is_passed_over() -> None:
     assert report_from_line(report.to_line()) == report
     assert report_from_line(b"Currently Loaded Modules:") is None
     assert report_from_line(b"17") is None
+    assert report_from_line(b'{"event": "module loaded"}') is None
+
+
+def test_a_report_of_another_version_with_more_fields_is_read() -> None:
+    line = NodeReport("failed", "n1", why="another version").to_line().replace(b"{", b'{"disk": "full", ', 1)
+    assert report_from_line(line) == NodeReport("failed", "n1", why="another version")
 
 
 def test_orders_are_taken_once_and_whole() -> None:
