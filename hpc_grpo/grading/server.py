@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
+import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from itertools import groupby
 from typing import Any
@@ -19,7 +22,7 @@ from hpc_grpo.errors import RewardError
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.rewards import Group
 from hpc_grpo.rewards.proved import MAGIC
-from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, ProvedServer, judge
+from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, REFUSAL, ProvedServer, judge, read_exactly
 
 MAX_BODY_BYTES = 64 << 20
 _HANDSHAKE_S, _REQUEST_S = 10.0, 300.0
@@ -35,24 +38,26 @@ class RewardServer(ProvedServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = _HANDSHAKE_S
     server: RewardServer
     is_proved = False
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # the caller has disconnected, or was silent too long
-            if self.rfile.peek(1)[:1] == MAGIC[:1]:  # type: ignore[attr-defined]
-                if self.rfile.read(len(MAGIC)) != MAGIC:
+        read = partial(read_exactly, self.connection, deadline=time.monotonic() + _HANDSHAKE_S)
+        with contextlib.suppress(OSError, EOFError):  # the caller has disconnected, or is late
+            if (begin := read(1)) == MAGIC[:1]:
+                if begin + read(len(MAGIC) - 1) != MAGIC:
                     return
                 nonce = os.urandom(NONCE_BYTES)
                 self.wfile.write(nonce)
-                answer = judge(self.server.token, MAGIC, nonce, self.rfile.read(NONCE_BYTES + PROOF_BYTES))
+                answer = judge(self.server.token, MAGIC, nonce, read(NONCE_BYTES + PROOF_BYTES))
                 self.wfile.write(answer)
                 if answer == REFUSAL:
                     return
                 self.is_proved = True
                 self.server.leave_unproved(self.connection)
                 self.connection.settimeout(_REQUEST_S)
+            else:  # a request without a proof, which is refused whatever follows
+                self.rfile = io.BytesIO(begin + self.connection.recv(io.DEFAULT_BUFFER_SIZE))
             super().handle()
 
     def do_GET(self) -> None:

@@ -19,6 +19,7 @@ import random
 import socket
 import socketserver
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -51,6 +52,22 @@ def judge(token: bytes, purpose: bytes, listener_nonce: bytes, said: bytes) -> b
     if not hmac.compare_digest(proved, proof(token, purpose, b"caller", listener_nonce, caller_nonce)):
         return REFUSAL
     return proof(token, purpose, b"listener", listener_nonce, caller_nonce)
+
+
+def read_exactly(connection: socket.socket, num_bytes: int, deadline: float | None = None) -> bytes:
+    """Read exactly `num_bytes`. Raises EOFError if the connection ends before, and TimeoutError.
+
+    `deadline` is a time of `time.monotonic()`. Default: the timeout of the connection, for each read.
+    """
+    data = b""
+    while len(data) < num_bytes:
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise EOFError("the connection ended")
+        data += part
+    return data
 
 
 class ProvedServer(socketserver.ThreadingTCPServer):

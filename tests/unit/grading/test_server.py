@@ -9,17 +9,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
 from hpc_grpo.config import RewardConfig
 from hpc_grpo.errors import ConfigError
+from hpc_grpo.grading import server as server_module
 from hpc_grpo.grading.pool import RewardPool
 from hpc_grpo.grading.server import RewardServer
 from hpc_grpo.rewards import Group, finished, score
@@ -183,6 +186,19 @@ def test_a_caller_with_another_token_is_refused(reward_server: str, monkeypatch:
     with pytest.raises(AnswerError, match="has another token"):
         ask("ab", url=reward_server, token_env="OTHER", level=2, timeout_s=1.5)
     assert ask("ab", url=reward_server, token_env=KEY, level=2) == [1.0]
+
+
+@pytest.mark.parametrize("begin", [MAGIC, b"GET /health HTTP/1.1\r\n"], ids=["a proof", "a request"])
+def test_who_sends_a_byte_now_and_then_is_hung_up_on(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_HANDSHAKE_S", 0.5)
+    with RewardServer(("127.0.0.1", 0), MagicMock(), TOKEN) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        slow = socket.create_connection(server.server_address, timeout=60.0)
+        with pytest.raises(ConnectionError):
+            for byte in [*begin, *bytes(60)]:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.1)
+        server.shutdown()
 
 
 def test_a_thousand_idle_strangers_do_not_stop_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

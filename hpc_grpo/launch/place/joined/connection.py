@@ -24,7 +24,7 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.launch.place.base import LOST_CODE
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.owner import make_private_dir
-from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer, judge
+from hpc_grpo.system.proof import LEAST_TOKEN_LENGTH, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer, judge, read_exactly
 
 TOKEN_VARIABLE = "HPC_GRPO_TOKEN"
 MAGIC = b"hpc-grpo join 1\n"
@@ -69,22 +69,6 @@ def prove_to_worker(connection: socket.socket, token: bytes, deadline: float) ->
     proof = judge(token, MAGIC, nonce, read_exactly(connection, NONCE_BYTES + PROOF_BYTES, deadline))
     connection.sendall(proof)
     return proof != REFUSAL
-
-
-def read_exactly(connection: socket.socket, num_bytes: int, deadline: float | None = None) -> bytes:
-    """Read exactly `num_bytes`. Raises EOFError if the connection ends before, and TimeoutError.
-
-    `deadline` is a time of `time.monotonic()`. Default: the timeout of the connection, for each read.
-    """
-    data = b""
-    while len(data) < num_bytes:
-        if deadline is not None:
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        part = connection.recv(num_bytes - len(data))
-        if not part:
-            raise EOFError("the connection ended")
-        data += part
-    return data
 
 
 def read_line(connection: socket.socket, most_bytes: int, deadline: float | None = None) -> bytes:

@@ -10,9 +10,18 @@ import pytest
 
 from hpc_grpo.errors import NodesUnavailableError
 from hpc_grpo.launch.place.joined import gate as gate_module
-from hpc_grpo.launch.place.joined.connection import MAGIC, Hello, NotProvedError, prove_to_head, read_exactly
+from hpc_grpo.launch.place.joined.connection import MAGIC, Hello, NotProvedError, prove_to_head
 from hpc_grpo.launch.place.joined.gate import Gate
-from hpc_grpo.system.proof import MOST_OF_ADDRESS, MOST_UNPROVED, NONCE_BYTES, PROOF_BYTES, REFUSAL, answer, proof
+from hpc_grpo.system.proof import (
+    MOST_OF_ADDRESS,
+    MOST_UNPROVED,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    REFUSAL,
+    answer,
+    proof,
+    read_exactly,
+)
 
 TOKEN = b"a token of the run, long enough"
 

@@ -21,11 +21,12 @@ from hpc_grpo.errors import EXIT_COMPLETE, EXIT_CRASH, EXIT_RESUMABLE, ConfigErr
 from hpc_grpo.launch.place import find_place
 from hpc_grpo.launch.place.base import LOST_CODE, End
 from hpc_grpo.launch.place.joined import place as module
-from hpc_grpo.launch.place.joined.connection import LEFT, Hello, find_token, make_token, prove_to_head, read_exactly
+from hpc_grpo.launch.place.joined.connection import LEFT, Hello, find_token, make_token, prove_to_head
 from hpc_grpo.launch.place.joined.place import HEAD_VARIABLE, JoinedPlace
 from hpc_grpo.launch.place.joined.worker import Worker
 from hpc_grpo.run.attempt import AttemptRecord
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.system.proof import read_exactly
 
 TOKEN = "0123456789abcdef"
 ENVIRON = {HEAD_VARIABLE: "1", "HPC_GRPO_TOKEN": TOKEN, "RUNPOD_POD_ID": "pod1", "CUDA_VISIBLE_DEVICES": ""}
