@@ -44,19 +44,17 @@ def session_members(session: int) -> list[int]:
     return found
 
 
-def end_processes(find: Callable[[], list[int]], grace_s: float) -> int:
-    """Send SIGTERM to the processes of `find`, and SIGKILL to the rest after `grace_s`. Return how many got SIGKILL."""
+def end_processes(find: Callable[[], list[int]], grace_s: float) -> None:
+    """Send SIGTERM to the processes of `find`, and SIGKILL to the rest after `grace_s`."""
     signal_all(find(), signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while (left := find()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    num_killed = len(left)
     deadline = time.monotonic() + 5.0
     while left and time.monotonic() < deadline:
         signal_all(left, signal.SIGKILL)
         time.sleep(0.05)
         left = find()
-    return num_killed
 
 
 def reap_adopted(keep: Collection[int]) -> None:

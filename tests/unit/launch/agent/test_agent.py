@@ -29,7 +29,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeAgent
 
     With the supervisor's ends of its pipes.
     """
-    monkeypatch.setattr(node, "end_processes", lambda *_: 0)
+    monkeypatch.setattr(node, "end_processes", lambda *_: None)
     (tmp_path / "full").touch()
     handlers = {sig: signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     orders, supervisor = os.pipe()
