@@ -76,7 +76,7 @@ class Bucket(Block):
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """The buckets of all published parameters, in the model's order. With adapters, only their parameters."""
+    """The buckets of all published parameters, in the model's order. A publish of adapters has only theirs."""
 
     buckets: tuple[Bucket, ...]
 
