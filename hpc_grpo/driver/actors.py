@@ -61,7 +61,7 @@ _KEEPER_THREADS = 8
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """A node's reservation: the bundles of learners, then of engines. SFT has no engines, `hpc-grpo eval` no learners.
+    """A node's reservation: the bundles of learners, then of engines. SFT has no engines, `model eval` no learners.
 
     If learners and engines share GPUs, engine i is in the bundle of learner i.
     """
@@ -94,7 +94,7 @@ def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
     )
     expected = int(os.environ.get(NUM_NODES_VARIABLE, "1"))
     if len(nodes) < expected:
-        raise NodesUnavailableError(f"Of the attempt's {expected} nodes only {len(nodes)} are in Ray: one was lost.")
+        raise NodesUnavailableError(f"Only {len(nodes)} of the attempt's {expected} nodes are in Ray: a node was lost.")
     slots = [_reserve(config, node["NodeManagerAddress"], node["Resources"], trains) for node in nodes]
     waiting = [slot.group.ready() for slot in slots]
     granted, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_RESERVE_DEADLINE_S)

@@ -101,7 +101,7 @@ class Call:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the called actor was replaced in the meantime."""
+        """Whether another actor has replaced the called actor."""
         return self.actor is not self.of.actor
 
 
@@ -136,7 +136,7 @@ class StartedGroup:
         return self.sampling if self.state == "sampling" else self.grading
 
     def sample(self, call: str, index: int) -> None:
-        """Request the samples of request `index` in `call` from the engine, and their grades from the grader."""
+        """Ask the engine for the samples of request `index` of `generate`'s `call`, and the grader for their grades."""
         actor = self.engine.actor
         self.samples, over = actor.samples.remote(call, index)
         self.sampling = Call(self.engine, actor, over)

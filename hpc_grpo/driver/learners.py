@@ -95,7 +95,7 @@ class LearnerGroup:
         return float(get_all([writing], None, "the checkpoint")[0])
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Restore a checkpoint. If another number of learners wrote it, temporarily write its universal form first.
+        """Restore a checkpoint. If another number of learners wrote it, convert it to the universal form for the load.
 
         Raises LaunchError without the space to rewrite the checkpoint, and ConfigError if it cannot be loaded.
         """

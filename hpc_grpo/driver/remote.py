@@ -1,6 +1,6 @@
 """The driver's connection to Ray: connects, and waits for calls of actors.
 
-A wait ends at the first failure. It raises the error that the actor raised.
+A wait ends at the first failure, and raises the error that the actor raised.
 """
 
 from __future__ import annotations

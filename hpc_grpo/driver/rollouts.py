@@ -2,10 +2,10 @@
 
 Waits for engines and graders. The loop calls `start_prompts` after each publish.
 
-Prompts start and are taken in the order of their ordinals, so a checkpoint only stores the first ordinal not taken.
-With `max_policy_lag` = k, rollouts of step s may start once the published version is at least s·M - k (s counts from
-0, M is the number of optimizer steps in a step). k = 0 is strictly on-policy. If a group is dropped, the next group
-replaces it. So a group is trained in its own step or an earlier step, and never exceeds the bound.
+Prompts start and are taken in the order of their ordinals. So a checkpoint stores only the first ordinal not taken, and
+`ahead` with a curriculum. With `max_policy_lag` = k, rollouts of step s may start once the published version is at
+least s·M - k (s counts from 0, M is the number of optimizer steps in a step). k = 0 is strictly on-policy. The next
+group replaces a dropped group. So a group is trained in its own step or an earlier step, and never exceeds the bound.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class RolloutScheduler:
         return [*(group.prompt.ordinal for group in self._started), *self._chosen]
 
     def _start(self, count: int, policy_version: int) -> None:
-        """Start the next `count` prompts, or fewer if all others rest forever. Queues at most a step's at a time."""
+        """Start the next `count` prompts, or fewer if all others rest forever. A call queues at most a step's."""
         rollout = self._config.rollout
         while count > 0:
             prompts: list[Prompt] = []

@@ -96,7 +96,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Durations of steps, evals and saves, each with its own p95: an eval in every 20th step would not change a p95."""
+    """Durations of steps, evals and saves, with separate p95: rare evals would not show in a common p95."""
 
     steps: Durations
     evals: Durations

@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*((200, {"status": "ok"}) if self.path == "/health" else (404, {"error": "no such path"})))
 
     def do_POST(self) -> None:
-        """Score groups. Status 422 if a reward fails, which a retry would not fix; 503 if the deadline passed."""
+        """Score groups. Status 422: a reward failed, and a retry would fail too. Status 503: rewards were too slow."""
         if not self._is_allowed():
             return
         try:

@@ -93,11 +93,11 @@ class LearnerActor:
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def microbatches(self) -> tuple[int, int]:
-        """Return how many microbatches of the step are trained, and how many it has. Call it in the group WATCHING."""
+        """Return the step's number of trained microbatches, and of all microbatches. Call it in the group WATCHING."""
         return self._learner.microbatches
 
     def usage(self) -> Usage:
-        """Return the usage since the last call. `busy_s` excludes the time in which it waited for other learners."""
+        """Return the usage since the last call. `busy_s` excludes waits for other learners."""
         return METER.read()
 
     def start_profile(self) -> None:

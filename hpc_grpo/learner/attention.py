@@ -67,7 +67,7 @@ def _gather(rows: Tensor, gathering: Gathering | None) -> Tensor:
 class DocumentLayout:
     """The grids of a microbatch, and the indices that move its tokens into the grids and back.
 
-    `to_grids` gathers tokens into the cells of all grids, `to_tokens` gathers them back; None if both have one order.
+    `to_grids` gathers tokens into the cells of all grids, `to_tokens` gathers them back; None if the order is equal.
     `to_prompts` gathers the tokens of the shared prompts, whose lengths are `prompt_lengths`; None without prompts.
     `max_length` is the length of the longest document with its prompt.
     """
@@ -187,8 +187,8 @@ class VarlenLayout:
     """The borders of N documents for a kernel without padding.
 
     `query_borders` and `key_borders` `[N + 1]` int32 are the starts of each document's queries and keys, and the end of
-    the last document. `most_queries` and `most_keys` are the maxima of a document. `keys` has the positions of all
-    keys, each document's prompt before its own keys; None if keys have the order of queries.
+    the last document. `most_queries` and `most_keys` are the largest numbers in one document. `keys` has the positions
+    of all keys, each document's prompt before its own keys; None if keys have the order of queries.
     """
 
     query_borders: Tensor
@@ -221,7 +221,7 @@ def _on(device: Any, array: Any) -> Tensor:
 def packed_sdpa(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend causally within each document of the option `packed_layout`. Called by transformers' AttentionInterface.
+    """Attend causally within each document of the option `packed_layout`. For transformers' AttentionInterface.
 
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     right-padded grids `[rows, H, length, D]`. In causal attention no real token sees padding on its right, so no mask
@@ -258,7 +258,7 @@ def packed_varlen(
     """Compute what `packed_sdpa` computes, with torch's kernel for documents of different lengths.
 
     The kernel is flash attention (`torch.nn.attention.varlen`). Its causal mask is aligned to the last query and the
-    last key: a document that continues a prompt sees the complete prompt. A window of w tokens includes the query's.
+    last key: a document that continues a prompt sees the complete prompt. A window of w tokens ends with the query's.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -327,7 +327,7 @@ def register_kernels() -> None:
 
 
 def _layout(kernel: str, module: Any, attention_mask: Tensor | None, options: Mapping[str, Any]) -> Any:
-    """Return the layout of the documents. Raises ConfigError if there is none, or if the kernel lacks an option."""
+    """Return the layout of the documents. Raises ConfigError without a layout, or for options that the kernel lacks."""
     if options.get("packed_layout") is None:
         raise ConfigError(
             f"model.path: the attention {type(module).__name__} of transformers does not receive the borders of "

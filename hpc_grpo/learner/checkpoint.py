@@ -80,7 +80,7 @@ class CheckpointWriter:
             return tuple(files.disk.settle(files.disk.here(staging_path(self._directory)), files.write()))
 
     def publish(self, shares: Sequence[Sequence[FileEntry]]) -> float:
-        """Complete the checkpoint from the files of all learners; return the seconds since staging.
+        """Complete the checkpoint from the files of all learners; return the seconds since staging began.
 
         The writers list their files: on a network file system this node may not see the others' files yet.
         """
@@ -88,7 +88,7 @@ class CheckpointWriter:
         with _named_errors(self._directory):
             entries = {entry.name: entry for share in shares for entry in share}
             here = {str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()}
-            # Nobody listed the scripts that DeepSpeed adds to its files.
+            # Add the scripts that DeepSpeed writes: no learner has listed them.
             entries |= {entry.name: entry for entry in hash_files(staging, sorted(here - entries.keys()))}
             files = tuple(entries[name] for name in sorted(entries))
             write_manifest(staging, replace(self._manifest, files=files))
@@ -151,7 +151,7 @@ def _universal(checkpoint: Path) -> Path:
 
 
 def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
-    """Write the universal form of `checkpoint / TAG` into `folder`, or beside it.
+    """Write the universal form of `checkpoint / TAG` into `folder`, by default beside the checkpoint.
 
     Takes long for a large model, so no learner may wait for it in a collective. Raises LaunchError if disk space is
     missing, or if DeepSpeed's conversion fails.
@@ -160,7 +160,7 @@ def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
     needed = _COPIES * sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
     free = shutil.disk_usage(target.parent).free
     if free < needed:
-        instead = "use as many learners as before" if folder is None else "name another folder by TMPDIR"
+        instead = "use as many learners as before" if folder is None else "set TMPDIR to another folder"
         raise LaunchError(
             f"{checkpoint} is rewritten for another number of learners. This needs {needed / 2**30:.1f} GiB in "
             f"{target.parent}, and {free / 2**30:.1f} GiB are free. Free space there, or {instead}."

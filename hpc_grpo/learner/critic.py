@@ -77,7 +77,7 @@ class Critic(LearnerPart):
         return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
-        """Restore the critic. Raises ConfigError if the checkpoint has no critic, or other numbers of learners."""
+        """Restore the critic. Raises ConfigError if the checkpoint lacks it, or another number of learners wrote it."""
         manifest = read_manifest(folder)
         if manifest is not None and manifest.world_size != self.world_size:
             raise ConfigError(
@@ -132,7 +132,7 @@ class Critic(LearnerPart):
     def _estimates(
         self, sequences: Sequence[TrainSequence], values: Sequence[Tensor]
     ) -> list[tuple[Float32Array, Float32Array]]:
-        """Return advantages and returns of each sequence, in packed order. Weightless microbatches come last."""
+        """Return advantages and returns of each sequence, in packed order. Fillers come last and are left out."""
         ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences], dtype=np.int64)
         own_values = np.split(torch.cat(list(values)).cpu().numpy(), ends)[:-1]
         estimate = partial(
@@ -199,8 +199,8 @@ def generalized_advantages(
     A_t = d_t + discount * gae_lambda * A_(t+1)    d_t = r_t + discount * V_(t+1) - V_t    return_t = A_t + V_t
 
     Generalised advantage estimation (Schulman et al., arXiv:1506.02438) over the trained tokens. t + 1 is the next
-    trained token: observations are skipped, as in verl and NeMo-RL. `values` are of the states before each token; the
-    state after the last token has value 0.
+    trained token: observations are skipped, as in verl and NeMo-RL. `values` are those of the states before the
+    tokens; the state after the last token has value 0.
     """
     advantages = np.zeros_like(values)
     following, next_value = 0.0, 0.0

@@ -20,8 +20,8 @@ from torch import Tensor
 class RendezvousStore(dist.Store):  # type: ignore[misc]
     """The `Rendezvous` actor as a store of torch.distributed. `call(method, *args)` calls a method of the actor.
 
-    Reads wait up to the store's timeout. torch also calls it from its own threads. The caller must keep a reference to
-    this object, because torch holds only the C++ part of a store.
+    Reads wait up to the store's timeout. torch also calls the store from its own threads. The caller must keep a
+    reference to this object, because torch holds only the C++ part of a store.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:

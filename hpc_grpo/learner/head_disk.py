@@ -80,7 +80,7 @@ class HeadDisk(RunDisk):
             try:
                 yield here
             finally:
-                with suppress(BlockingIOError):  # another learner of the node is reading: the last one removes it
+                with suppress(BlockingIOError):  # another learner still reads: the last one removes the folder
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(here, ignore_errors=True)
 

@@ -81,7 +81,7 @@ class Learner:
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, changes)
         check_packing(self.model, f"model.path = {config.model.path}", self.device)
         self.microbatches = 0, 0
-        """How many microbatches of the current step are trained, and how many it has; 0 and 0 between steps."""
+        """The step's number of trained microbatches, and of all microbatches; 0 and 0 between steps."""
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
@@ -211,7 +211,7 @@ class Learner:
         batch: PackedBatch,
         proximal: Tensor | None,
     ) -> Tensor:
-        """Sum the weighted token losses of a microbatch, with gradient. `first_version`: at the start of the step."""
+        """Sum the weighted token losses of a microbatch, with gradient. The step began at version `first_version`."""
         of_parts: dict[str, Any] = {"ref_logprobs": None}
         for part in self.parts:
             of_parts.update(part.loss_inputs(batch))

@@ -29,7 +29,7 @@ def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, model: 
     if not divisor:
         _skip(ds_engine)
         return None
-    # DeepSpeed averages gradients over ranks, but the loss is their sum divided by `divisor`.
+    # DeepSpeed averages gradients over ranks. Undo this, and divide their sum by `divisor`.
     scale = ds_engine.dp_world_size / divisor
     # Busy time ends at the last backward pass, which waits for the other ranks. A GPU's events measure when its work
     # ends, not when the work was launched.

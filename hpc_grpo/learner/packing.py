@@ -22,7 +22,7 @@ from hpc_grpo.types import TrainSequence
 
 @dataclass(frozen=True)
 class PromptImages:
-    """A prompt's images and tokens `[P]`; `places` has the positions in the row of each of its sequences' tokens."""
+    """A prompt's images and tokens `[P]`. `places[i]` are the row positions of the tokens of its sequence i."""
 
     images: tuple[bytes, ...]
     token_ids: Any
@@ -71,8 +71,8 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
                 raise ValueError(f"{where} has {num_tokens} tokens but {len(values)} {name}: give one per token")
         if not sequence.loss_mask.any() or sequence.loss_mask[0]:
             raise ValueError(
-                f"{where} trains {sequence.num_trained_tokens} of its {num_tokens} tokens: it needs at least one, and "
-                f"a token before each to predict it from"
+                f"{where} trains {sequence.num_trained_tokens} of its {num_tokens} tokens: at least one must be "
+                f"trained, but not the first, which no token predicts"
             )
     documents: list[tuple[int, int | None]] = []  # length, and the document that it continues
     places, start = [], 0  # positions of each sequence's tokens in the microbatch

@@ -38,7 +38,7 @@ class LearnerPart:
         self.ds_engines: list[Any] = []  # the part's engines: they save files like the policy's engine
 
     def change_policy(self, policy: PolicyModel) -> None:
-        """Change the loaded policy before its optimizer is built. Parameters without gradient are not trained."""
+        """Change the loaded policy before its optimizer is built. Only parameters with `requires_grad` are trained."""
 
     def before_step(self, minibatches: Minibatches) -> tuple[Minibatches, Mapping[str, Reduction]]:
         """Return the minibatches for the policy, with this part's advantages, and the part's metrics."""

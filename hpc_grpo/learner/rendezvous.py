@@ -23,7 +23,7 @@ class Rendezvous:
             self._changed.notify_all()
 
     async def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
-        """Return the values when all keys have one, or None after the timeout."""
+        """Wait until all keys have values, and return the values; None after the timeout."""
         async with self._changed:
             waiting = self._changed.wait_for(lambda: self._values.keys() >= set(keys))
             try:

@@ -70,7 +70,7 @@ class StagedFiles:
     """The checkpoint files of one learner, on the `disk` of its run. Has the methods of DeepSpeed's checkpoint engine.
 
     `keeps`: copies of saved files stay in memory until `write`. If the node lacks the memory for a copy, the file is
-    written at once: training waits, but the kernel does not kill it for its memory.
+    written at once: training waits, but does not run out of memory.
     """
 
     def __init__(self, learners_on_node: int = 1) -> None:
@@ -151,7 +151,7 @@ class HostMemory:
         return new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node
 
     def copy(self, state: Any) -> Any:
-        """Return a copy of a state: a tensor with two names once. Finds tensors in dicts, lists and tuples only."""
+        """Return a copy of a state. A tensor under two names is copied once. Containers are dicts, lists and tuples."""
         copies: dict[tuple[Any, ...], Tensor] = {}
 
         def copied(value: Any) -> Any:

@@ -154,8 +154,8 @@ def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, 
         (p + z^2 / 2n -+ z * sqrt(p * (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),   n = p * (1 - p) / (V / N)
 
     p is the mean and V the variance of the N shares. Completions of one prompt are similar, so they count as fewer
-    draws (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). n is at most N * `max_draws`, the independent draws
-    behind a share. If all shares are 0, or all are 1, n is N. The interval is valid for few prompts and for shares near
+    draws (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). n is at most N * `max_draws`: so many
+    independent draws are behind a share. If all shares are 0, or all 1, n is N. Valid for few prompts and shares near
     0 and 1, where the bootstrap is too narrow (Bowyer et al. 2025, arXiv:2503.01747).
     """
     p, num_prompts = fmean(shares), len(shares)
