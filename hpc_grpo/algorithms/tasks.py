@@ -225,7 +225,7 @@ def taught_loss(term: Term, inputs: LossInputs) -> LossOutput:
 
     This is a one-sample estimate of the gradient of a token's reverse KL. The discount is 0, as at Thinking Machines: a
     token gets no credit for later tokens. MiniLLM sums over the rest of the sequence. The advantage has the proximal
-    logprobs instead of the policy's, and no gradient. The correction reweights the engine's to the proximal policy.
+    logprobs instead of the policy's, and no gradient. The correction's weights are proximal / engine.
     `kl/learner_teacher` estimates the KL by k1 at tokens that engines sampled. Raises ValueError without a teacher.
     """
     if inputs.teacher_logprobs is None:

@@ -43,7 +43,7 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """`per_token` `[C]` is summed over all microbatches and learners, and divided by `loss.denominator`.
+    """The output of a loss. `per_token` `[C]` is summed over all tokens and divided by `loss.denominator`.
 
     The other fields hold per-token metrics `[C]` without gradient, by name. `terms` are parts of the loss, reduced like
     the loss. `means` and `maxima` are reduced over valid tokens, `weights` to their effective sample size.

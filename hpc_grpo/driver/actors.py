@@ -111,7 +111,7 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float], train
             wanted += " means cuda here, because there is an NVIDIA driver,"
         raise ConfigError(
             f"{wanted} but this job has no GPUs on node {address}. With submit, set launch.slurm.gpus_per_node; in an "
-            f"allocation of your own, ask Slurm for GPUs; on a machine, see CUDA_VISIBLE_DEVICES. To train on CPUs, "
+            f"allocation of your own, request GPUs; on a workstation, check CUDA_VISIBLE_DEVICES. To train on CPUs, "
             f"set model.device=cpu."
         )
     demand = node_demand(config, with_gpus=with_gpus)

@@ -1,4 +1,4 @@
-"""The driver's handle to all learners, which waits for the slowest in each call; checkpoints and exports."""
+"""The driver's handle to all learners, whose calls wait for the slowest learner; checkpoints and exports."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Chats:
         """True if the last request was refused because of a limit."""
 
     def left_s(self) -> float:
-        """Return the seconds that the agent has left to end or to send a request. They stand still during a request."""
+        """Return the seconds that the agent has left to end or to send a request. A running request stops the clock."""
         return self._limits.timeout_s - (0.0 if self._num_open else self._clock() - self._last_answer)
 
     async def answer(self, asked: Request) -> Answered:

@@ -36,7 +36,7 @@ ADAPTER_ID = 1
 
 @dataclass
 class _PendingCompletion:
-    """A running completion. At each weight update and at the end, `policy_versions` gets its new tokens' versions."""
+    """A running completion. `policy_versions` gets the versions of new tokens at each weight update and at the end."""
 
     has_images: bool
     future: Future[Completion] = field(default_factory=Future)
@@ -182,7 +182,7 @@ class Sampler:
         return files
 
     def _answer(self, probe: GroupRequest) -> Completion:
-        """Sample the probe alone: in a batch, other requests would change its last bits and its time."""
+        """Sample the probe alone: in a batch, other requests would change its last bits and delay it."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         most, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 1
         try:

@@ -51,7 +51,7 @@ _GRACE_S = 5.0
 """Extra seconds before a built-in's worker is killed: the worker itself stops a completion at its deadline."""
 
 _MAX_TRIES = 2
-"""A call is retried once if its worker died for another reason. After a second such death the reward fails."""
+"""A call is retried once if its worker died for a reason outside the call. After a second death the reward fails."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class WorkerSlot:
             self._lock.release()
 
     def serve(self, call: Call | Preparation, timeout_s: float) -> CallResult:
-        """Run the call and return its result or failure. Retry once if the worker ended for another reason.
+        """Run the call and return its result or failure. Retry once if its worker ended for a reason outside it.
 
         Raises HpcGrpoError after `close`.
         """

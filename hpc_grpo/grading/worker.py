@@ -108,7 +108,7 @@ def load(names: Sequence[str]) -> str | None:
 
 
 def prepare(asked: Preparation) -> CallResult:
-    """Call the reward's `prepare`, if it has one. The result has its return value as a note, or its exception."""
+    """Call the reward's `prepare`, if it has one. The result holds its return value as a note, or its error."""
     name, function = asked.reward, _functions[asked.reward]
     if (own := getattr(function, "prepare", None)) is None:
         return CallResult()

@@ -149,14 +149,14 @@ def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
 def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, float]:
     """Return the 95% interval of the mean of prompts' shares, each in [0, 1].
 
-    Wilson's score interval (1927, J. Am. Stat. Assoc. 22) with an effective number of draws instead of n:
+    Wilson's score interval (1927, J. Am. Stat. Assoc. 22) with an effective number n of draws:
 
         (p + z^2 / 2n -+ z * sqrt(p * (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),   n = p * (1 - p) / (V / N)
 
     p is the mean and V the variance of the N shares. Completions of one prompt are similar, so they count as fewer
-    draws (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). n is at most N * `max_draws`: so many
-    independent draws are behind a share. If all shares are 0, or all 1, n is N. Valid for few prompts and shares near
-    0 and 1, where the bootstrap is too narrow (Bowyer et al. 2025, arXiv:2503.01747).
+    draws (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). A share has at most `max_draws` independent draws. So
+    n is at most N * `max_draws`. If all shares are 0, or all are 1, n is N. The interval is valid for few prompts, and
+    for shares near 0 and 1, where the bootstrap is too narrow (Bowyer et al. 2025, arXiv:2503.01747).
     """
     p, num_prompts = fmean(shares), len(shares)
     n = float(num_prompts * (max_draws if 0.0 < p < 1.0 else 1))

@@ -76,7 +76,7 @@ class Bucket(Block):
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """The buckets of all published parameters, in the model's order. A publish of adapters has only theirs."""
+    """The buckets of the published parameters, in the model's order; the adapter's with `lora.publish: adapter`."""
 
     buckets: tuple[Bucket, ...]
 
