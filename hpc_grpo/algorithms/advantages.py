@@ -164,7 +164,7 @@ class RlooAdvantage(AdvantageSettings):
         """Return the function A_i = r_i - mean of r_j over j != i   (REINFORCE leave-one-out, arXiv:2402.14740, eq. 7)
 
         Equals G / (G - 1) times the distance to the group's mean. The baseline leaves out rollout i, so it does not
-        bias the gradient. The baseline of `group` does.
+        bias the gradient. The baseline of `group` biases it.
 
         >>> RlooAdvantage().of_group((9.0, 12.0, 1.0), (True, True, False))
         (-3.0, 3.0, 0.0)

@@ -46,7 +46,7 @@ from hpc_grpo.template.environment import runtime_env, uses_cuda
 
 _RESERVE_DEADLINE_S = 60.0
 _ANSWER_S = 10.0
-"""Seconds in which a kept engine must answer. A slower engine may hang, for example in a publish without learner."""
+"""Seconds in which a kept engine must answer. A slower one may hang, for example in a publish of a dead learner."""
 _PIN = 0.001
 """Share of Ray's resource `node:IP` that ties a bundle to the node. So small that it never runs out."""
 _MAX_CALLS = 1_000_000
@@ -238,7 +238,7 @@ class Workers:
         return Profiles(run_dir, steps, first.learners[0], first.engines[0] if first.engines else None)
 
     def stop(self) -> None:
-        """Kill the engines and graders, so that the next model's can start in their places."""
+        """Kill the engines and graders, so that those of the next model can start in their places."""
         for node in self._nodes:
             for member in (*node.engines, *filter(None, [node.grader])):
                 ray.kill(member.actor)

@@ -36,7 +36,7 @@ class LearnerGroup:
     def __init__(self, learners: Sequence[Any], sequence_parallel: int = 1) -> None:
         self._learners, self._sequence_parallel = learners, sequence_parallel
         self.on_progress: Callable[[int, int], None] = lambda _trained, _total: None
-        """Called every few seconds of a step: how many microbatches the first learner has trained, and has in all."""
+        """Called every few seconds of a step with the first learner's numbers of trained and of all microbatches."""
         self._rendezvous: Any = None  # Keep the reference: Ray ends an actor without references.
 
     def start(self) -> None:

@@ -184,7 +184,7 @@ class WeightSync:
             failures = self._failures(loading, [], "the weights of an engine that was started again")
 
     def _verify(self, version: int, staged: Sequence[StoredVersion]) -> None:
-        """Let the engines verify the checksums of the staged weights, each a part, while they sample.
+        """Let the engines verify the checksums of the staged weights while they sample, each engine a part.
 
         A failed engine is replaced. The new engine verifies all checksums while it loads.
         """

@@ -1,7 +1,7 @@
 """The engine actor: the driver's calls to a vLLM engine, and the thread that steps the engine.
 
-Produces `GroupSamples`, which stay in the object store until a grader and a learner fetch them. The thread runs every
-other call to the engine between two steps, weight updates included. Running requests continue after such a call.
+Produces `GroupSamples`, which stay in the object store until a grader and a learner fetch them. The thread runs
+all other calls to the engine between two steps, weight updates included. Running requests continue after an update.
 """
 
 from __future__ import annotations

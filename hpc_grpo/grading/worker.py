@@ -56,7 +56,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class CallResult:
-    """The result of a call or a preparation: `scores`, or one of the other fields.
+    """The result of a call (`scores` and `lost`) or of a preparation (`note`), or an error.
 
     `scores` has one number per completion. `lost` maps completions that exceeded their budget to the reason. `failure`
     is a temporary error; `timed_out`: the failure was a deadline. `violation` is a permanent break of the contract.

@@ -258,7 +258,7 @@ def packed_varlen(
     """Compute what `packed_sdpa` computes, with torch's kernel for documents of different lengths.
 
     The kernel is flash attention (`torch.nn.attention.varlen`). Its causal mask is aligned to the last query and the
-    last key: a document that continues a prompt sees the complete prompt. A window of w tokens ends with the query's.
+    last key: a document that continues a prompt sees the complete prompt. A window of w tokens ends at the query.
     """
     from torch.nn.attention.varlen import varlen_attn
 

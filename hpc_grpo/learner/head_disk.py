@@ -46,7 +46,7 @@ class HeadDisk(RunDisk):
     """
 
     def __init__(self, keeper: Any, root: Path, here: Path) -> None:
-        """`keeper` is the handle of an actor that is a `run.keeper.Keeper`."""
+        """`keeper` is the handle of a `run.keeper.Keeper` actor."""
         self._keeper, self._root, self._here = keeper, root, here
         self._sent: dict[Path, FileEntry] = {}
 

@@ -304,7 +304,7 @@ class MetricAccumulator:
             self._maxima[name] = torch.maximum(self._maxima.get(name, largest), largest)
 
     def reductions(self) -> dict[str, Reduction]:
-        """Return means over the computed tokens, and the loss's terms over the loss's divisor.
+        """Return means over the computed tokens, and the loss's terms divided like the loss.
 
         A rank without a token returns no means: its zeros would enter the mean over ranks.
         """

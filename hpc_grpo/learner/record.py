@@ -1,4 +1,4 @@
-"""Records of the learners' training data: every sequence of a step, one file per learner.
+"""Records of the learners' training data: every sequence of a step, one file for each learner's share.
 
 The files hold only Numpy arrays, without pickles: `hpc-grpo model replay` reads them on any machine.
 """

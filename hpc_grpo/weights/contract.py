@@ -42,7 +42,7 @@ VISION_MODELS = ("qwen2_5_vl", "idefics3")
 
 
 def refuse_images(settings: Mapping[str, Any], path: str, column: str | None) -> None:
-    """Raise ConfigError if a config.json does not fit `data.images` = `column`, or needs images and there are none."""
+    """Raise ConfigError if `data.images` = `column` does not fit a config.json: only model or data has images."""
     kind = settings.get("model_type")
     named = (settings.get("architectures") or [kind])[0]
     if column is not None and kind not in VISION_MODELS:
@@ -137,10 +137,10 @@ def refuse_short_context(limit: int | None, config: Config, source: str) -> None
 
 
 def refuse_long_rope(settings: Mapping[str, Any], config: Config, source: str) -> None:
-    """Raise ConfigError if sequences may be longer than the first range of a model's `longrope`.
+    """Raise ConfigError if sequences may exceed `original_max_position_embeddings` of a model with `longrope`.
 
-    transformers uses the long factors for all sequences of a row if one of them is longer than this range. vLLM uses
-    them for all sequences if `max_model_len` is longer.
+    transformers uses the long factors for all sequences of a row if one of them exceeds this length. vLLM uses the long
+    factors for all sequences if `max_model_len` exceeds it.
     """
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     first = rope.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
