@@ -151,7 +151,7 @@ class Schedule:
 
 
 class StopRequest:
-    """A request to stop, by a signal, the STOP file or the clock. The run ends after the step and a checkpoint.
+    """A request to stop, by a signal, the STOP file or the walltime. The run ends after the step and a checkpoint.
 
     A SIGINT after another stop signal ends the driver at once.
     """

@@ -1,4 +1,4 @@
-"""Builds a learner's training objects: DeepSpeed's settings and engine, optimizer, schedule, frozen models."""
+"""Builds a learner's training objects: DeepSpeed's engine, optimizer, learning-rate schedule, frozen models."""
 
 from __future__ import annotations
 
