@@ -1,8 +1,8 @@
 """The choices of `loss.advantage`: a settings class each, with the defaults of its paper.
 
-They are pure functions of floats. The driver calls them on complete groups. `rewards` and `valid` are `[G]`, the
-rollouts of one prompt. `valid` is False for a rollout whose reward failed, or that the run masks. An invalid rollout
-gets the advantage 0.0, counts in no mean and is not trained on. If all valid rewards of a group are equal, the group's
+Each is a pure function of floats. The driver calls it on complete groups. `rewards` and `valid` are `[G]`, one for each
+rollout of a prompt. `valid` is False for a rollout whose reward failed, or that the run masks. Such a rollout gets the
+advantage 0.0, counts in no mean and is not trained on. If all valid rewards of a group are equal, the group's
 advantages are 0.0. `reinforce_pp` differs: it compares each reward with the mean of the step. An advantage is one
 number for all turns of a rollout, or a tuple with one number for each turn.
 """
@@ -23,7 +23,7 @@ from hpc_grpo.registry import ADVANTAGES
 from hpc_grpo.section import Args, ByName, Fraction, PathText, Section
 
 _STD_EPS = 1e-4
-"""Added to the standard deviation, as in TRL: a group of almost equal rewards must not explode."""
+"""Added to the standard deviation, as in TRL: advantages of almost equal rewards must not explode."""
 
 Rewards = Sequence[float]
 Valid = Sequence[bool]
@@ -55,7 +55,7 @@ class AdvantageSettings(Section):
     def of_rewards(self, rewards: Rewards, valid: Valid) -> Sequence[float]:
         """Compute the advantages `[G]` from one reward for each rollout."""
         counted = over_valid(rewards, valid)
-        # Compared, not subtracted: the rounding error of the mean must not become a gradient.
+        # Compare rewards instead of subtracting: the mean's rounding error must not become a gradient.
         if not counted or max(counted) == min(counted):
             return (0.0,) * len(rewards)
         own = self.of_reward(counted)
@@ -80,12 +80,12 @@ class _Centred(AdvantageSettings):
     args: GroupArgs
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
-        """Compute A_i = (r_i - mean(r)) / (std(r) + eps)        (DeepSeekMath, arXiv:2402.03300, section 4.1.2)
+        """Return the function A_i = (r_i - mean(r)) / (std(r) + eps)   (DeepSeekMath, arXiv:2402.03300, section 4.1.2)
 
         or A_i = r_i - mean(r)                           (Dr. GRPO, arXiv:2503.20783), with `normalize_std` off
 
-        std is the sample standard deviation (divided by G - 1), as in TRL and verl; the paper does not say.
-        open-instruct divides by G.
+        By default, std is the sample standard deviation (divided by G - 1), as in TRL and verl; the paper does not say.
+        open-instruct divides by G (`unbiased_std` off).
 
         >>> GroupAdvantage(normalize_std=False).of_group((1.0, 0.0, 0.0, 1.0), (True,) * 4)
         (0.5, -0.5, -0.5, 0.5)
@@ -109,14 +109,14 @@ class TurnsAdvantage(_Centred):
     args: TurnsArgs = TurnsArgs()
 
     def of_group(self, rewards: Rewards, valid: Valid, turn_rewards: Groups = ()) -> Sequence[types.Advantage]:
-        """Compute A_ik = (R_ik - mean over k) / (std over k + eps),   R_ik = sum over j >= k of discount^(j-k) * r_ij
+        """Compute A_ik = (R_ik - mean_k) / (std_k + eps),   R_ik = sum over j >= k of discount^(j-k) * r_ij
 
-        for turn k of rollout i. Mean and std are over the group's valid rollouts that have a turn k. If only one
-        rollout has a turn k, its advantage is 0.0. `rewards_by_turn` defines r. Without an environment the result is
-        that of `group`.
+        for turn k of rollout i. mean_k and std_k are over the group's valid rollouts that have a turn k. If only one
+        rollout has a turn k, this turn's advantage is 0.0. `rewards_by_turn` defines r. Without an environment the
+        result is that of `group`.
 
         The returns are those of GiGPO's step advantages (arXiv:2505.10978, section 4.2). GiGPO compares turns that met
-        the same state and adds the advantage of the episode; here the turn's number stands for the state, and nothing
+        the same state and adds the advantage of the episode; here turns of the same number are compared, and nothing
         is added. verl, SkyRL and TRL give all turns the advantage of the episode's reward, as `group` does.
         REINFORCE++ in verl discounts by token, and compares the tokens of the whole batch.
 
@@ -143,8 +143,8 @@ class GroupStepStdAdvantage(AdvantageSettings):
     def of_step(self, rewards: Groups, valid: Flags) -> Groups:
         """Compute A_i = (r_i - mean over its group) / (std(r) + 1e-4), std of the raw rewards of the whole step
 
-        (Lite PPO, arXiv:2508.08221, as TRL has it: `scale_rewards: batch`). std is divided by N - 1. The deviation of
-        `reinforce_pp_baseline` is that of the centred rewards.
+        (Lite PPO, arXiv:2508.08221, as TRL has it: `scale_rewards: batch`). std is divided by N - 1. In contrast,
+        `reinforce_pp_baseline` uses the deviation of the centred rewards.
 
         >>> [round(a, 4) for a in GroupStepStdAdvantage().of_step([(1.0, 0.0), (0.0, 0.0)], [(True, True)] * 2)[0]]
         [0.9998, -0.9998]
@@ -161,10 +161,10 @@ class RlooAdvantage(AdvantageSettings):
     name: Literal["rloo"] = "rloo"
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
-        """Compute A_i = r_i - mean of r_j over j != i        (REINFORCE leave-one-out, arXiv:2402.14740, eq. 7)
+        """Return the function A_i = r_i - mean of r_j over j != i   (REINFORCE leave-one-out, arXiv:2402.14740, eq. 7)
 
         Equals G / (G - 1) times the distance to the group's mean. The baseline leaves out rollout i, so it does not
-        bias the gradient. `group` has a biased baseline.
+        bias the gradient. The baseline of `group` biases it.
 
         >>> RlooAdvantage().of_group((9.0, 12.0, 1.0), (True, True, False))
         (-3.0, 3.0, 0.0)
@@ -177,7 +177,7 @@ class MaxRlAdvantage(AdvantageSettings):
     name: Literal["maxrl"] = "maxrl"
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
-        """Compute A_i = (r_i - mean(r)) / mean(r)        (Maximum Likelihood Reinforcement Learning, arXiv:2602.02710)
+        """Return the function A_i = (r_i - mean(r)) / mean(r)        (Maximum Likelihood RL, arXiv:2602.02710)
 
         For rewards of 0 and 1, this estimates the gradient of the log pass rate from G samples. If the mean is not
         positive, no rollout solved the prompt: all advantages are 0.0.
@@ -198,11 +198,11 @@ class PassKAdvantage(AdvantageSettings):
     args: PassKArgs = PassKArgs()
 
     def of_reward(self, counted: Sequence[float]) -> Callable[[float], float]:
-        """Compute the advantages of N valid rollouts, of which F failed, for the reward of k rollouts together.
+        """Return the function from reward to advantage for the reward of k rollouts together. F of N rollouts failed.
 
         R = 1 - C(F, k) / C(N, k),   s = sqrt(R * (1 - R))
-        A of one that passed = (1 - R) / s
-        A of one that failed = (1 - R - C(F - 1, k - 1) / C(N - 1, k - 1)) / s
+        A of a passed rollout = (1 - R) / s
+        A of a failed rollout = (1 - R - C(F - 1, k - 1) / C(N - 1, k - 1)) / s
 
         A subset of k rollouts passes if one of its rollouts passes; a rollout passes if its reward is above 0. A
         rollout's advantage is its mean GRPO advantage over all subsets that contain it (Pass@k Training,
@@ -262,7 +262,7 @@ class OwnAdvantage(AdvantageSettings):
     def of_group(self, rewards: Rewards, valid: Valid, turn_rewards: Groups = ()) -> Sequence[types.Advantage]:
         """Call the user's function. If it has a parameter `turn_rewards`, pass the result of `rewards_by_turn`.
 
-        Raises ConfigError if the function raises, or returns something else than numbers.
+        Raises ConfigError if the function raises an exception, or returns anything but numbers.
         """
         function = self._with_args(rewards_by_turn(rewards, turn_rewards))
         try:
@@ -292,9 +292,9 @@ Advantage = Annotated[
 
 
 def rewards_by_turn(rewards: Rewards, turn_rewards: Groups) -> list[tuple[float, ...]]:
-    """Return the reward of each turn of each rollout. A rollout's turns add up to its reward.
+    """Return the reward of each turn of each rollout. The turns' rewards add up to the rollout's reward.
 
-    The last turn gets all rewards that are not the environment's.
+    The last turn also gets the rewards of section `rewards`, which are not the environment's.
 
     >>> rewards_by_turn((1.5, 0.0), ((0.25, 0.5), (0.0,))), rewards_by_turn((1.5, 0.0), ())
     ([(0.25, 1.25), (0.0,)], [(1.5,), (0.0,)])

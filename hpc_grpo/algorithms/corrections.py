@@ -1,7 +1,7 @@
 """The choices of `loss.correction`, which correct the mismatch between engine and learner: a settings class each.
 
-A correction's weights multiply the policy term of every loss. They do not multiply KL and entropy terms: these are
-penalties on the learner, whichever policy sampled the token. A masked token still counts in `loss.denominator`.
+A correction's weights multiply the policy term of every loss, but not KL and entropy terms: these are penalties on the
+learner, whichever policy sampled the token. A masked token still counts in `loss.denominator`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Weights:
 
 
 def mismatch(inputs: LossInputs) -> Tensor:
-    """Return log(proximal / engine) of each token `[C]`, the log ratio of the learner's probability to the engine's."""
+    """Return log(proximal / engine) of each token `[C]`: the proximal logprob minus the engine's, without gradient."""
     return (inputs.proximal_logprobs - inputs.engine_logprobs).detach()
 
 
 def _capped(log_weights: Tensor, cap: float) -> Weights:
-    # Cap the exponent, not the result: a huge difference would overflow first.
+    # Cap the exponent, not the result: the exponential of a huge difference would overflow.
     log_cap = math.log(cap)
     return Weights(log_weights.clamp(max=log_cap).exp(), log_weights > log_cap)
 
@@ -51,7 +51,7 @@ def _masked(log_weights: Tensor, is_kept: Tensor) -> Weights:
 class CorrectionSettings(Section):
     name: str
     compares_minibatch: ClassVar[bool] = False
-    """Whether `weigh` reads the result of `prepare`, which sees all tokens of an optimizer step."""
+    """Whether `weigh` needs `prepare`, which sees all tokens of an optimizer step."""
 
     def check(self) -> None:
         """Raise ConfigError if the user's function does not exist or does not take its args."""
@@ -60,7 +60,7 @@ class CorrectionSettings(Section):
         raise NotImplementedError
 
     def prepare(self, minibatch: LossInputs) -> Any:
-        """Return the value for `inputs.of_minibatch` under the correction's name."""
+        """Return the value that `weigh` reads from `inputs.of_minibatch` under the correction's name."""
         raise NotImplementedError
 
 
@@ -201,16 +201,16 @@ class M2po(CorrectionSettings):
         """Return the largest (log r)^2 to keep among all tokens of an optimizer step; -1.0 if every token is masked."""
         squares = mismatch(minibatch).square().sort().values
         means = squares.cumsum(0) / squares.new_ones(len(squares)).cumsum(0)
-        # Means of ever larger squares grow, so those within the bound come first.
+        # Running means of sorted squares grow, so the means within the bound come first.
         num_kept = (means <= self.args.cap).sum()
         return squares.gather(0, (num_kept - 1).clamp(min=0).unsqueeze(0)).squeeze(0).where(num_kept > 0, -1.0)
 
     def weigh(self, inputs: LossInputs) -> Weights:
         """Return w = r = proximal / engine of each kept token, and 0 of each masked token.
 
-        Masks the tokens with the largest (log r)^2: as few as needed for the others' mean to be at most `cap` (M2PO,
-        arXiv:2510.01161, algorithm 1). The mean is over all tokens of the optimizer step, on all ranks. The paper's
-        loss has no clip; here the clip of `loss` around the proximal policy stays.
+        Masks the tokens with the largest (log r)^2, as few as needed: the mean over the kept tokens of the optimizer
+        step, on all ranks, must be at most `cap` (M2PO, arXiv:2510.01161, algorithm 1). The paper's loss has no clip;
+        here the clip of `loss` around the proximal policy stays.
         """
         log_weights = mismatch(inputs)
         return _masked(log_weights.clamp(max=MAX_LOG_RATIO), log_weights.square() <= inputs.of_minibatch[self.name])

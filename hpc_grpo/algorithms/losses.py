@@ -50,7 +50,7 @@ class KlSettings(Section):
         "k3",
         description=(
             "Estimator of the KL. As a loss term, k1 has zero gradient on average. k2 has the KL's "
-            "gradient on-policy. unbiased (k3 times the ratio to the engine) has it off-policy too."
+            "gradient on-policy, unbiased (k3 times the ratio to the engine) also off-policy."
         ),
     )
     where: Literal["loss", "reward"] = Field(
@@ -88,8 +88,8 @@ class LossSettings(Section):
         "recomputed",
         description=(
             "Source of the proximal logprobs, the ratio's denominator. recomputed: the learner computes "
-            "them at the step's start. interpolated: between engine and learner by version (AReaL), from "
-            "the second of train.num_minibatches on. engine: the engine's own, so the correction is 1."
+            "them at the step's start. interpolated: from the second minibatch on, values between the "
+            "engine's and the learner's by version (AReaL). engine: the engine's, so the correction is 1."
         ),
     )
     entropy_coef: NonNegativeFloat = Field(
@@ -102,7 +102,7 @@ class LossSettings(Section):
     scales_advantage: ClassVar[bool] = True
     """Whether a token of advantage 0 has no gradient and does not change other tokens' gradients."""
     compares_minibatch: ClassVar[bool] = False
-    """Whether `term` reads the result of `prepare`, which sees all tokens of an optimizer step, advantages included."""
+    """Whether `term` needs `prepare`, which sees the tokens and advantages of a complete optimizer step."""
 
     def check(self) -> None:
         """Raise ConfigError if the user's function does not exist or does not take its args."""
@@ -112,7 +112,7 @@ class LossSettings(Section):
         raise NotImplementedError
 
     def prepare(self, minibatch: LossInputs) -> Any:
-        """Return the value for `inputs.of_minibatch` under the loss's name."""
+        """Return the value that `term` reads from `inputs.of_minibatch` under the loss's name."""
         raise NotImplementedError
 
     @property
@@ -156,7 +156,7 @@ class ClippedArgs(Args):
 
 
 class _Clipped(LossSettings):
-    """Base class of PPO's clipped surrogate (arXiv:1707.06347), with a ratio r to the proximal policy.
+    """Base class of PPO's surrogate with a clip range (arXiv:1707.06347). r is the ratio to the proximal policy.
 
     L = -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
     L = min(L, -dual_clip * A) where A < 0      (dual clip, arXiv:1912.09729), with `dual_clip`
@@ -186,8 +186,8 @@ class GrpoLoss(_Clipped):
     """GRPO (DeepSeekMath, arXiv:2402.03300).
 
     Differs from the paper in two points, both from DAPO (arXiv:2503.14476). clip_high may differ from clip_low. The sum
-    over tokens is divided by the optimizer step's valid tokens, not first by each completion's length.
-    `loss.denominator: sequences` is the paper's.
+    over tokens is divided by the optimizer step's valid tokens, not first by each completion's length. The paper's
+    division is `loss.denominator: sequences`.
     """
 
     name: Literal["grpo"] = "grpo"
@@ -213,7 +213,7 @@ class DapoLoss(_Clipped):
 
 
 class DrGrpoLoss(_Clipped):
-    """Dr. GRPO (arXiv:2503.20783): GRPO without its two biases, for long wrong answers and for easy or hard prompts.
+    """Dr. GRPO (arXiv:2503.20783): GRPO without its biases towards long wrong answers and towards easy or hard prompts.
 
     A = r_i - mean(r), without the standard deviation. The sum over each sequence is divided by one constant, the
     largest completion length, as in TRL and in the authors' code.
@@ -242,7 +242,7 @@ class GspoLoss(_Clipped):
 
     s = exp(mean over the sequence's tokens of learner_logprobs - proximal_logprobs)
 
-    All tokens of a sequence share one s. With `denominator: sequences` the mean over the tokens is the paper's term.
+    All tokens of a sequence share one s. `denominator: sequences` averages over the tokens, which is the paper's term.
     """
 
     name: Literal["gspo"] = "gspo"
@@ -278,7 +278,7 @@ class CispoLoss(LossSettings):
     L = -sg(clip(r, 1 - clip_low, 1 + clip_high)) * A * learner_logprobs
     r = exp(learner_logprobs - proximal_logprobs)
 
-    The paper has no lower bound (clip_low = 1), and gives no number for the upper bound. TRL uses 5.
+    The paper has no lower bound (clip_low = 1), and gives no number for the upper bound. TRL's 5 is clip_high = 4.
     """
 
     name: Literal["cispo"] = "cispo"
@@ -303,7 +303,7 @@ class SapoLoss(LossSettings):
     L = -f(r) * A,   f(r) = 4 / tau * sigmoid(tau * (r - 1)),   r = exp(learner_logprobs - proximal_logprobs)
     tau = temperature_positive where A > 0, else temperature_negative
 
-    At r = 1 the gradient equals that of r * A. It decreases on both sides of 1; no token is clipped.
+    At r = 1 the gradient equals that of r * A. The gradient decreases on both sides of 1, and no token is clipped.
     """
 
     name: Literal["sapo"] = "sapo"
@@ -339,8 +339,8 @@ class KlCovLoss(LossSettings):
     L = -r * A + kl_coef * KL(proximal || learner)                        for the penalised tokens
 
     Penalises the share `fraction` of the optimizer step's tokens with the largest covariance of logprob and advantage.
-    k3 estimates the KL, unbiased at tokens that the proximal policy sampled; the authors' code uses |log r|. There is
-    no clip: `policy/clip_fraction` counts the penalised tokens.
+    The KL is estimated by k3, unbiased at tokens that the proximal policy sampled. The authors' code uses |log r|.
+    There is no clip: `policy/clip_fraction` counts the penalised tokens.
     """
 
     name: Literal["kl_cov"] = "kl_cov"
@@ -378,11 +378,11 @@ class ClipCovLoss(_Clipped):
     L = -min(r * A, clip(r) * A)        r = exp(learner_logprobs - proximal_logprobs)
     L = 0                               for the dropped tokens
 
-    Drops the share `fraction` of the optimizer step's tokens, at least one. Draws them at random among the candidates:
+    Drops the share `fraction` of the optimizer step's tokens, at least one, at random among the candidates. These are
     tokens whose covariance of logprob and advantage is between `low` and `high`. Drops all candidates if there are
-    fewer. The draw depends on the token alone (`LossInputs.draws`). The number and the means depend on the optimizer
-    step. Ranks, packing and microbatches change nothing. The authors' code uses the learner's logprobs, which equal the
-    proximal ones in a step's first minibatch. Their code does not draw tokens that the clip already dropped.
+    fewer. A token's draw depends on the token alone (`LossInputs.draws`), the number of dropped tokens and the means on
+    the optimizer step. Ranks, packing and microbatches change nothing. The authors' code uses the learner's logprobs:
+    they equal the proximal logprobs in a step's first minibatch. It does not draw tokens that the clip already dropped.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -419,7 +419,7 @@ _NEVER = 1.0
 
 
 class OwnLoss(LossSettings):
-    """A user's function, which may have a gradient at advantage 0."""
+    """A user's function. It may have a gradient at advantage 0, so `scales_advantage` is False."""
 
     name: PathText = Field(description="Your function: loss(inputs, **args) returns a LossOutput.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")

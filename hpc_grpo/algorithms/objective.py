@@ -1,4 +1,4 @@
-"""The objective of a run: a policy loss with its correction, its KL and their metrics."""
+"""The objective of a run: a policy loss with correction, KL, entropy bonus and metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Term = Callable[[LossInputs], LossOutput]
 Preparation = Callable[[LossInputs], Any]
-"""A variant's `prepare`: it sees all tokens of an optimizer step, over all microbatches and ranks."""
+"""`prepare` of a loss or correction: sees all tokens of an optimizer step, over all microbatches and ranks."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Objective:
     """The objective of an optimizer step: `loss` per token `[C]`, weighted, summed and divided by `denominator`.
 
     `LossInputs.of_minibatch` must hold the results of `preparations`, by name. `proximal` is `loss.proximal`.
-    If `is_still_without_advantage`, a sequence whose advantages are all 0 has no gradient from `loss`. This sequence
-    does not change the gradients of other sequences.
+    `is_still_without_advantage`: a sequence whose advantages are all 0 has no gradient from `loss`, and does not change
+    the gradients of other sequences.
     """
 
     loss: Term
@@ -132,11 +132,11 @@ def reward_penalty(inputs: LossInputs, ref_logprobs: Tensor, settings: KlSetting
 
     A_t = A - kl.coef * sum over s >= t of KL_s, KL_s = the estimate of KL(proximal || reference) at token s
 
-    The KL counts as part of each token's reward, after the group's normalisation. A token gets the credit of the tokens
-    after it (InstructGPT, arXiv:2203.02155; REINFORCE++, arXiv:2501.03262, eq. 5).
+    The KL is a part of each token's reward, not normalised with the group's rewards. A token's advantage includes the
+    KL of later tokens (InstructGPT, arXiv:2203.02155; REINFORCE++, arXiv:2501.03262, eq. 5).
     """
     kl = kl_estimate(settings.estimator, inputs.proximal_logprobs, ref_logprobs).detach()
-    # Sequences are uncut and in order. Subtract the earlier sequences and this sequence's earlier tokens.
+    # Sequences are complete and in order: subtract the earlier sequences and this sequence's earlier tokens.
     running = kl.double().cumsum(0)
     is_last = inputs.sequence_ids != inputs.sequence_ids.roll(-1)
     is_last[-1] = True

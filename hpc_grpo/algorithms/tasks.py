@@ -1,7 +1,7 @@
 """The choices of `task`: what each algorithm needs, its advantages, its training sequences and its loss.
 
-Code that must know which parts a run has reads `config.needs`, never the task's name. Importing this module loads
-neither numpy nor torch, because a login node reads `needs` too.
+Read `config.needs` to know which parts a run has, never the task's name. Importing this module loads neither numpy nor
+torch, because a login node reads `needs` too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Algorithm(ABC):
         return [self.advantages(grades) for grades in step]
 
     def teaches(self, grades: GroupGrades) -> bool:
-        """Return whether a group has an advantage that is not 0. Judges it without the other groups of its step."""
+        """Return whether one of the group's advantages is not 0, without regard to the step's other groups."""
         return has_signal(self.advantages(grades))
 
     def num_trained_tokens(self, grades: GroupGrades) -> int:
@@ -136,7 +136,7 @@ class Grpo(Algorithm):
         return policy_objective(self.config.loss)
 
     def shaped_rewards(self, grades: GroupGrades) -> Sequence[float]:
-        """Return the rewards `[G]` with the penalty of `rollout.overlong_tokens`, which episodes do not have."""
+        """Return the rewards `[G]` with the penalty of `rollout.overlong_tokens`. Environments have no penalty."""
         longest, buffer = self.config.rollout.max_new_tokens, self.config.rollout.overlong_tokens
         if buffer is None or grades.turn_rewards:
             return grades.rewards
@@ -163,8 +163,8 @@ class Grpo(Algorithm):
 class Ppo(Grpo):
     """PPO (arXiv:1707.06347) with generalised advantages (arXiv:1506.02438). `loss.name` is its policy loss.
 
-    The driver sends each turn's reward in the place of the turn's advantage. The critic, in the learner, reads the
-    value at a turn's last token as the reward, and replaces the values by advantages.
+    The driver sends each turn's reward in the field `advantages`. The critic, in the learner, takes this number at a
+    turn's last token as the reward, and replaces the field by advantages.
     """
 
     @property
@@ -178,7 +178,7 @@ class Ppo(Grpo):
         return [reward if valid else 0.0 for reward, valid in zip(rewards, grades.valid, strict=True)]
 
     def sequences(self, samples: GroupSamples, advantages: Advantages, valid: Sequence[bool]) -> list[TrainSequence]:
-        """Make the sequences. If another sequence of the rollout follows, the last token also gets all later rewards.
+        """Make the sequences. The last token of a sequence also gets the rewards of the rollout's later sequences.
 
         `advantages` holds rewards. The critic sees one sequence at a time, so the state after a sequence has value 0.
         Later rewards are therefore added to the last token, without a discount.
@@ -225,7 +225,7 @@ def taught_loss(term: Term, inputs: LossInputs) -> LossOutput:
 
     This is a one-sample estimate of the gradient of a token's reverse KL. The discount is 0, as at Thinking Machines: a
     token gets no credit for later tokens. MiniLLM sums over the rest of the sequence. The advantage has the proximal
-    logprobs instead of the policy's, and no gradient. The correction weighs from the engine to the proximal policy.
+    logprobs instead of the policy's, and no gradient. The correction's weights are proximal / engine.
     `kl/learner_teacher` estimates the KL by k1 at tokens that engines sampled. Raises ValueError without a teacher.
     """
     if inputs.teacher_logprobs is None:
@@ -258,7 +258,7 @@ def negative_log_likelihood(inputs: LossInputs) -> LossOutput:
 
 
 def demonstration_sequence(demonstration: Demonstration) -> TrainSequence:
-    """Make the training sequence of a demonstration; no engine sampled it."""
+    """Make the training sequence of a demonstration, with advantage 1 and `engine_logprobs` 0."""
     import numpy as np
 
     token_ids = np.asarray(demonstration.prompt_token_ids + demonstration.completion_token_ids, dtype=np.int32)

@@ -43,10 +43,10 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """`per_token` `[C]` is summed over all microbatches and learners, and divided by `loss.denominator`.
+    """The output of a loss. `per_token` `[C]` is summed over all tokens and divided by `loss.denominator`.
 
-    The others hold per-token `[C]` quantities without gradient, by metric name. `terms` are parts of the loss, reduced
-    like the loss. `means` and `maxima` are reduced over valid tokens, `weights` to their effective sample size.
+    The other fields hold per-token metrics `[C]` without gradient, by name. `terms` are parts of the loss, reduced like
+    the loss. `means` and `maxima` are reduced over valid tokens, `weights` to their effective sample size.
     """
 
     per_token: Tensor
@@ -86,8 +86,8 @@ def interpolated_proximal(inputs: LossInputs, versions: Tensor, proximal_version
 
     log p = log e + a * (log l - log e),   a = (proximal_version - v) / (version - v) within [0, 1], or 0 without a step
 
-    Interpolates in the version v that sampled the token (AReaL's `loglinear`, areal/trainer/ppo/actor.py). This saves a
-    forward pass. `version` is the learner's current version. `inputs.proximal_logprobs` is not read.
+    v is the version that sampled the token (AReaL's `loglinear`, areal/trainer/ppo/actor.py), `version` the learner's
+    current version. Interpolation saves a forward pass. `inputs.proximal_logprobs` is not read.
     """
     steps = version - versions
     share = ((proximal_version - versions) / steps.clamp(min=1.0)).clamp(0.0, 1.0) * (steps > 0.0)
@@ -111,7 +111,7 @@ def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 
 def kl_estimate(estimator: str, logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """Estimate the KL by `estimator`: k3 as `kl_k3`, k1 = log p - log q, or k2 = k1^2 / 2."""
+    """Estimate the KL by `estimator`: k3 (`kl_k3`), k1 = log p - log q, or k2 = k1^2 / 2."""
     if estimator == "k3":
         return kl_k3(logprobs, other_logprobs)
     difference = logprobs - other_logprobs

@@ -46,22 +46,22 @@ from hpc_grpo.template.environment import runtime_env, uses_cuda
 
 _RESERVE_DEADLINE_S = 60.0
 _ANSWER_S = 10.0
-"""Longer than a step of vLLM. A slower engine may hang, for example in a publish whose learner is dead."""
+"""Seconds in which a kept engine must answer. A slower one may hang, for example in a publish of a dead learner."""
 _PIN = 0.001
-"""Share of a node's resource `node:IP`. It ties a bundle to the node and leaves almost all of the resource."""
+"""Share of Ray's resource `node:IP` that ties a bundle to the node. So small that it never runs out."""
 _MAX_CALLS = 1_000_000
-"""More concurrent calls than an engine or a grader ever has. Each group is a waiting call.
+"""Ray's limit of concurrent calls, above all that an engine or a grader ever has. Ray's default is 1000.
 
-A publish is a call too, and would wait if the limit were reached. Ray's default is 1000. Ray allocates nothing in
+Each group is a waiting call. At the limit, a publish, a call too, would have to wait. Ray allocates nothing in
 advance.
 """
 _KEEPER_THREADS = 8
-"""Files written or read at the same time: enough for a fast disk. A file that is slow to sync blocks no other."""
+"""Files written or read at the same time: enough for a fast disk. A slow sync of a file does not block the others."""
 
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """A node's reservation: the bundles of learners, then of engines. An eval alone has no learners, SFT no engines.
+    """A node's reservation: the bundles of learners, then of engines. SFT has no engines, `model eval` no learners.
 
     If learners and engines share GPUs, engine i is in the bundle of learner i.
     """
@@ -94,7 +94,7 @@ def reserve_nodes(config: Config, *, trains: bool = True) -> list[NodeSlots]:
     )
     expected = int(os.environ.get(NUM_NODES_VARIABLE, "1"))
     if len(nodes) < expected:
-        raise NodesUnavailableError(f"Of the attempt's {expected} nodes only {len(nodes)} are in Ray: one was lost.")
+        raise NodesUnavailableError(f"Only {len(nodes)} of the attempt's {expected} nodes are in Ray: a node was lost.")
     slots = [_reserve(config, node["NodeManagerAddress"], node["Resources"], trains) for node in nodes]
     waiting = [slot.group.ready() for slot in slots]
     granted, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_RESERVE_DEADLINE_S)
@@ -111,7 +111,7 @@ def _reserve(config: Config, address: str, resources: Mapping[str, float], train
             wanted += " means cuda here, because there is an NVIDIA driver,"
         raise ConfigError(
             f"{wanted} but this job has no GPUs on node {address}. With submit, set launch.slurm.gpus_per_node; in an "
-            f"allocation of your own, ask Slurm for GPUs; on a machine, see CUDA_VISIBLE_DEVICES. To train on CPUs, "
+            f"allocation of your own, request GPUs; on a workstation, check CUDA_VISIBLE_DEVICES. To train on CPUs, "
             f"set model.device=cpu."
         )
     demand = node_demand(config, with_gpus=with_gpus)
@@ -151,7 +151,7 @@ def kept_engines(config: Config) -> dict[str, Any]:
         else:
             ray.kill(engine)
     if found:
-        print(f"Going on with {len(kept)} of the {len(found)} engines of the driver before.", flush=True)
+        print(f"Keeping {len(kept)} of the {len(found)} engines of the previous driver.", flush=True)
     return kept
 
 
@@ -167,12 +167,12 @@ class Workers:
         self._on_gpu = uses_cuda(config)
         self._total_optimizer_steps = total_optimizer_steps
         self._num_learners = sum(len(slot.demand.learners) for slot in slots)
-        self._keeps = self._num_learners > 0 and keeps_engines(config)  # an eval's engines hold one model's weights
+        self._keeps = self._num_learners > 0 and keeps_engines(config)  # an eval loads other models next
         self._kept = kept_engines(config) if self._keeps else {}
         self._start_deadline = Deadline(config.deadlines.start_s, "deadlines.start_s")
         self._tokenizer, head = ray.put(inputs.tokenizer), slots[0].address
         keeper = None
-        if os.environ.get(DISKS_VARIABLE) == "private":  # learners on other nodes write through the head's disk
+        if os.environ.get(DISKS_VARIABLE) == "private":  # learners on other nodes write to the head's disk through it
             pinned = {f"node:{head}": _PIN}
             actor = ray.remote(Keeper).options(num_cpus=0, resources=pinned, max_concurrency=_KEEPER_THREADS)
             keeper = actor.remote(config.run_path)
@@ -204,7 +204,7 @@ class Workers:
         engines = [engine.actor for node in self._nodes for engine in node.engines]
         ready = [engine.ready.remote() for engine in engines]
         if self._config.placement.colocate and self._num_learners:
-            get_all(ready, None, "the engines")  # first: vLLM measures what is free of the GPU
+            get_all(ready, None, "the engines")  # before the learners load: vLLM measures the free GPU memory
             get_all([engine.between_steps.remote(Sampler.sleep) for engine in engines], None, "the engines to sleep")
         self.learners.start()
         if self._num_learners and engines:
@@ -219,7 +219,7 @@ class Workers:
     def rollout_pool(self, weights: WeightSync | None = None) -> RolloutPool:
         """Return the pool of engines and graders. `weights` loads the current weights into a replacement engine.
 
-        None: a replacement engine keeps the weights of `model.path`.
+        Without `weights`, a replacement engine loads `model.path`.
         """
         # Node by node in turn, so that neighbouring ordinals spread over nodes.
         engines = [engine for rank in zip(*(node.engines for node in self._nodes), strict=True) for engine in rank]
@@ -238,7 +238,7 @@ class Workers:
         return Profiles(run_dir, steps, first.learners[0], first.engines[0] if first.engines else None)
 
     def stop(self) -> None:
-        """Kill the engines and graders. Others can start in their places."""
+        """Kill the engines and graders, so that those of the next model can start in their places."""
         for node in self._nodes:
             for member in (*node.engines, *filter(None, [node.grader])):
                 ray.kill(member.actor)

@@ -1,4 +1,4 @@
-"""The batches of training steps, as items for the learners: groups of rollouts, or demonstrations.
+"""Builds the batches of training steps, whose items are groups of rollouts or demonstrations.
 
 Token arrays of rollouts stay in the object store; an item holds references. `take_step` waits for engines and graders.
 """
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MEASURED_EVERY = 16
-"""The mismatch is measured on one of this many completions: enough for a mean, at a small cost of forward passes."""
+"""One of this many completions measures the mismatch of engine and learner: enough for a mean, and cheap."""
 
 
 @dataclass(frozen=True)
 class TrainItem:
-    """A group or a demonstration, which one learner trains on. `cost` in tokens balances the learners' shares."""
+    """A group or a demonstration. One learner trains on it; its `cost` in tokens balances the learners' shares."""
 
     data: RemoteGroup | TrainSequence
     num_trained_tokens: int
@@ -44,7 +44,7 @@ class TrainItem:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's items by optimizer step, its ordinals without a gap, and the lines of rollouts/step_N.jsonl.
+    """A step's items for each optimizer step, its ordinals without a gap, and the lines of rollouts/step_N.jsonl.
 
     The step sampled the `dropped` ordinals but does not train on them. It did not sample the ordinals `passed_over`.
     `curriculum` is the curriculum's state after the step. `ahead` are the ordinals chosen for later steps
@@ -64,7 +64,7 @@ class Batch:
 
 
 class RolloutBatches:
-    """Groups of rollouts, with the advantages that the run's algorithm gives them."""
+    """Builds each step's batch from groups of rollouts and the advantages of the run's algorithm."""
 
     def __init__(self, config: Config, scheduler: RolloutScheduler) -> None:
         self._config, self._scheduler = config, scheduler
@@ -148,13 +148,13 @@ class RolloutBatches:
 
 
 class DemonstrationBatches:
-    """Demonstrations, `task.args.batch_size` for each step."""
+    """Builds each step's batch from `task.args.batch_size` demonstrations."""
 
     def __init__(self, config: Config, stream: DemonstrationStream, next_ordinal: int) -> None:
         self._config, self._stream, self._next_ordinal = config, stream, next_ordinal
 
     def start(self, policy_version: int) -> None:
-        """Do nothing: there are no engines."""
+        """Do nothing: demonstrations need no sampling."""
 
     def take_step(self, policy_version: int, timer: StepTimer) -> Batch:
         ordinals = range(self._next_ordinal, self._next_ordinal + self._config.task_args.batch_size)
@@ -207,13 +207,13 @@ def _check(advantages: Sequence[Advantage], grades: GroupGrades) -> None:
     is_as_long = [len(advantages), *map(len, spread)] == [len(num_turns), *num_turns]
     if not is_as_long or not all(map(math.isfinite, chain(*spread))):
         raise ConfigError(
-            f"loss.advantage must give {len(num_turns)} finite numbers for a group, or a tuple for a rollout with one "
-            f"for each of its turns, {num_turns} here, not {tuple(advantages)}."
+            f"loss.advantage must give {len(num_turns)} finite numbers for a group, or for a rollout a tuple with "
+            f"one for each of its turns ({num_turns} turns), not {tuple(advantages)}."
         )
 
 
 def _lines(group: GradedGroup, advantages: Sequence[Advantage] | None) -> Iterator[dict[str, Any]]:
-    """Describe each rollout whose text was kept (`rollout.logged_fraction`). Dropped groups have no advantages."""
+    """Yield a line for each rollout whose text was kept (`rollout.logged_fraction`). None: a dropped group."""
     grades, turns = group.grades, lines_of_turns(group.grades)
     for index, text in enumerate(grades.texts):
         yield {

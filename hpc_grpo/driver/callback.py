@@ -1,7 +1,7 @@
 """The user's function `train.on_step`: called after each step of the driver's loop, in a thread of the driver.
 
 The loop waits for the answer, at most `deadlines.silent_s`. The function is switched off for this attempt if it raises,
-is too slow, or returns something else than None or a text. The run continues without the function.
+is too slow, or returns anything but None or a text. The run continues without the function.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepCallback:
         self.end_reason = ""
 
     def resume(self, metrics: Mapping[int, Mapping[str, Any]], step: int) -> None:
-        """Take the evals up to `step` from the metrics of all steps."""
+        """Note the evals of all steps up to `step`. `metrics` are the recorded metrics by step."""
         for number, values in metrics.items():
             if number <= step:
                 self.note(number, values)
@@ -46,7 +46,7 @@ class StepCallback:
             self._evals[step] = found
 
     def ask(self, step: int, metrics: Mapping[str, float]) -> str:
-        """Print and return why the run is complete (also in `end_reason`) or the function is off; "" for neither."""
+        """Call the function. Print and return its reason to end the run (`end_reason`), or why it is off; else ''."""
         self.note(step, metrics)
         if self._trouble:
             return self._trouble
@@ -69,10 +69,10 @@ class StepCallback:
         def call() -> None:
             try:
                 answers.append(self._function(step, metrics, evals))
-            except BaseException as error:  # noqa: BLE001 - `ask` says it; SystemExit too must not end the driver
+            except BaseException as error:  # noqa: BLE001 - `ask` prints it; even SystemExit must not end the driver
                 errors.append(error)
 
-        # A daemon: the driver ends although a function hangs.
+        # A daemon thread: the driver can end while the function hangs.
         thread = threading.Thread(target=call, name="train.on_step", daemon=True)
         thread.start()
         thread.join(min(self._timeout_s, threading.TIMEOUT_MAX))

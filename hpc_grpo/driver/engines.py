@@ -1,8 +1,8 @@
 """The driver's handles to engines and graders, and the pool that sends groups to them.
 
 A failed actor is replaced, and its unfinished calls are repeated. A group goes to the engine with the shortest queue,
-and to a grader once it is sampled. In a synchronous run all queues are empty at the start of a step. The group's
-position alone then decides its engine, so a resumed run forms the same batches.
+and after sampling to a grader. In a synchronous run all queues are empty at the start of a step. A group's position in
+the step then decides its engine, so a resumed run forms the same batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpc_grpo.run.pulse import ASKED_AGAIN, PULSE
 from hpc_grpo.types import GroupRequest, Prompt
 
 MAX_RESTARTS = 3
-"""Limit of restarts of an engine in an attempt, and of a grader in a row. After the limit the driver stops."""
+"""Limit of an engine's restarts in an attempt, and of a grader's restarts in a row. Beyond it the driver stops."""
 
 
 def is_engine_failure(error: Exception | None) -> bool:
@@ -36,7 +36,7 @@ def is_engine_failure(error: Exception | None) -> bool:
 
 
 class RemoteActor:
-    """Holds an actor at a fixed place of a node. `replace` starts another actor there; `num_restarts` counts them."""
+    """Holds an actor in a reserved place of a node. `replace` starts a new actor there; `num_restarts` counts these."""
 
     _what: ClassVar[str]
     _lost: ClassVar[type[LaunchError]]
@@ -60,7 +60,7 @@ class RemoteActor:
                 raise NodesUnavailableError(f"{self._what} died with its node {self._address}.")
             if self._num_counted == MAX_RESTARTS:
                 raise self._lost(f"{what}, after {MAX_RESTARTS} restarts. The logs in the attempt's folder say more.")
-            # It may live after an error, or be out of reach. Kill it: the next actor needs its place.
+            # After an error the actor may still live, or be out of reach. Kill it: the next actor needs its place.
             ray.kill(self.actor)
             self.num_restarts += 1
             self._num_counted += 1
@@ -71,18 +71,18 @@ class RemoteActor:
                     get_all([self.actor.ready.remote()], deadline, f"{self._what.lower()} that was started again")
                     return
                 except (LaunchError, RayError) as next_error:
-                    print(f"It did not come up: {next_error}", flush=True)
+                    print(f"The new actor did not start: {next_error}", flush=True)
                     error = next_error
 
 
 class RemoteEngine(RemoteActor):
-    """An engine. Its restarts are counted over the attempt."""
+    """An engine. `MAX_RESTARTS` limits all its restarts in an attempt."""
 
     _what, _lost = "An engine", EngineLostError
 
 
 class RemoteGrader(RemoteActor):
-    """A grader. Only restarts in a row count: in a long run, a rare group may kill a grader now and then."""
+    """A grader. `MAX_RESTARTS` limits restarts in a row: in a long run, a rare group may kill a grader now and then."""
 
     _what, _lost = "A grader", GraderLostError
 
@@ -93,7 +93,7 @@ class RemoteGrader(RemoteActor):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an engine or a grader, with the actor that was called."""
+    """A call to an engine or a grader, with the actor that received it."""
 
     of: RemoteActor
     actor: Any
@@ -101,7 +101,7 @@ class Call:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another actor has replaced the one that was called."""
+        """Whether another actor has replaced the called actor."""
         return self.actor is not self.of.actor
 
 
@@ -109,8 +109,8 @@ class Call:
 class StartedGroup:
     """A group in progress. The driver sets `state` when it sees that a call has ended.
 
-    Both calls are made at once: Ray passes the samples to the grader when the engine has finished them. The reference
-    of `sampling` becomes ready together with `samples` and holds None. So the driver never fetches samples.
+    Engine and grader are called at the same time: Ray passes the samples to the grader when the engine has finished
+    them. The reference in `sampling` becomes ready with `samples` and holds None, so the driver never fetches samples.
     """
 
     prompt: Prompt
@@ -136,7 +136,7 @@ class StartedGroup:
         return self.sampling if self.state == "sampling" else self.grading
 
     def sample(self, call: str, index: int) -> None:
-        """Ask the engine for the samples of a call of `generate`, and the grader for their grades."""
+        """Ask the engine for the samples of request `index` of `generate`'s `call`, and the grader for their grades."""
         actor = self.engine.actor
         self.samples, over = actor.samples.remote(call, index)
         self.sampling = Call(self.engine, actor, over)
@@ -147,9 +147,9 @@ class StartedGroup:
         self.grading = Call(self.grader, actor, actor.grade.remote(self.samples, self.prompt, self.with_texts))
 
     def note_end(self) -> Exception | None:
-        """Wait for the call and change the state.
+        """Wait for the end of `call`, advance `state`, and return None.
 
-        If the call's engine or grader must be replaced, return its error and leave the state. Otherwise return None.
+        If the engine or grader of the call must be replaced, returns the error instead and keeps the state.
         """
         [error] = all_errors([self.call.reference], None)
         if error and (is_engine_failure(error) if self.state == "sampling" else death(error)):
@@ -190,7 +190,7 @@ class RolloutPool:
     ) -> list[StartedGroup]:
         """Queue all groups, each on the engine with the shortest queue; engines with equal queues take turns.
 
-        Groups lost in a publish are queued first. Raises EngineLostError or GraderLostError after too many failures.
+        Lost groups of a replaced engine are queued first. Raises EngineLostError or GraderLostError after MAX_RESTARTS.
         """
         self._follow(0.0)
         sampling = [group.engine for group in self._under_way if group.state == "sampling"]
@@ -214,7 +214,7 @@ class RolloutPool:
             self._follow(None)
             states = [group.state for group in started]
             self.on_progress(waiting_for, len(states), len(states) - states.count("sampling"), states.count("done"))
-        # All have ended, or one failed and its error is raised.
+        # Either all groups have ended, or one failed and `get_all` raises its error.
         over = [group for group in started if not group.is_open]
         grades = get_all([group.last.reference for group in over], None, waiting_for)
         for grader in self._graders:
@@ -254,7 +254,7 @@ class RolloutPool:
             PULSE.beat()
         lost = [group for group in self._under_way if group.is_open and group.call.is_lost]
         for group in lost:
-            group.note_end()  # every call of a dead actor ends, and some ended well
+            group.note_end()  # the calls of a dead actor end too, and some of them have results
             group.was_lost = True
         self._send([group for group in lost if group.state == "sampling"])
         for group in self._under_way:

@@ -104,7 +104,7 @@ class EvalSets:
 
 
 class Evaluation:
-    """The evals of a run: before its first step, after its last, and as often as the config says."""
+    """The evals of a run: before its first step, after its last step, and as often as `eval.every` says."""
 
     def __init__(self, config: Config, sets: EvalSets, run_dir: RunDir, length: TrainLength) -> None:
         self._sets, self._run_dir, self._total_steps = sets, run_dir, length.total_steps
@@ -171,9 +171,9 @@ def evaluate(folder: RunDir) -> bool:
 
 
 def differences(sampled: Mapping[str, Sampled], config: Config) -> dict[str, dict[str, float]]:
-    """Return the metrics of each other model B minus those of the first model A, by `B - A`.
+    """Return the metrics of each other model B minus those of the first model A, under the name `B - A`.
 
-    Compares the same prompts of each eval set. {} with a single model.
+    Compares the same prompts of each eval set. Returns {} for a single model.
     """
     (first, before), *others = sampled.items()
     return {

@@ -1,6 +1,6 @@
-"""The user's inputs to a run: tokenizer, data sets and rewards.
+"""Loads and checks the user's inputs to a run: tokenizer, data sets and rewards.
 
-Checked without Ray, torch or a GPU, before anything starts: a mistake costs seconds and no node.
+The checks need neither Ray, torch nor a GPU. They run before any actor starts, so a mistake is found in seconds.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load_inputs(config: Config, *, is_resume: bool = False, trains: bool = True)
     if (callback := config.train.on_step) is not None:
         CALLBACKS.with_args(callback.name, callback.args, 3)
     if config.needs.rollouts:
-        config.loss.advantage.check()  # the loss is the learners' to import: it needs torch
+        config.loss.advantage.check()  # only learners import the loss, which needs torch
     streams = load_streams(config, tokenizer, context=context_length(config))
     _check_environments(config, tokenizer, [streams.train, *streams.evals.values()], is_resume=is_resume)
     return Inputs(tokenizer, stop_ids, streams.evals, streams.train, streams.digests)

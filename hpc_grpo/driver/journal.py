@@ -39,7 +39,7 @@ _RECENT_STEPS = 20
 
 
 class Journal:
-    """Measures the phases of a step, and publishes the step's metrics at its end."""
+    """Measures the phases of a step, and publishes the metrics of each finished step."""
 
     def __init__(
         self, config: Config, run_dir: RunDir, length: TrainLength, times: StepTimes, timer: StepTimer
@@ -111,7 +111,7 @@ class Journal:
             self._write_state(replace(self._state, phase="training", trained=trained, num_microbatches=total))
 
     def close(self) -> None:
-        with ExitStack() as closing:  # closes the others where one raises
+        with ExitStack() as closing:  # closes all sinks even if one raises
             for sink in self._sinks:
                 closing.callback(sink.close)
 
@@ -194,7 +194,7 @@ class Session:
             self.checkpoints.save_if_due(state)
 
     def save_before_ending(self, state: DriverState, record: Callable[[], None] | None) -> None:
-        """Call `record`, if given, for the last step, and save. Only print an error: another error ends the run."""
+        """Call `record`, if given, and save. Only prints an error of these: the run already ends by another error."""
         try:
             if record:
                 record()

@@ -1,4 +1,4 @@
-"""All learners together: each call goes to every learner and waits for the slowest. Checkpoints and exports."""
+"""The driver's handle to all learners, whose calls wait for the slowest learner; checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hpc_grpo.types import Minibatch, RemoteGroup, TrainSequence
 
 _ASKED_EVERY_S = 5.0
 _MIN_COPIES_OF_WEIGHTS = 3
-"""A checkpoint holds the weights and AdamW's two moments."""
+"""A checkpoint is at least this many times as large as an export: it holds weights and AdamW's two moments."""
 
 
 class LearnerGroup:
@@ -37,10 +37,10 @@ class LearnerGroup:
         self._learners, self._sequence_parallel = learners, sequence_parallel
         self.on_progress: Callable[[int, int], None] = lambda _trained, _total: None
         """Called every few seconds of a step with the first learner's numbers of trained and of all microbatches."""
-        self._rendezvous: Any = None  # Keep a reference: an actor lives as long as its creator holds one.
+        self._rendezvous: Any = None  # Keep the reference: Ray ends an actor without references.
 
     def start(self) -> None:
-        """Let the learners form their group, load the model and build their optimizers. Wait for all."""
+        """Let the learners form their group, load the model and build their optimizers. Waits for all learners."""
         if len(self._learners) > 1:
             self._rendezvous = ray.remote(Rendezvous).options(num_cpus=0).remote()
         self._on_all("start", self._rendezvous, waiting_for="the learners")
@@ -48,8 +48,8 @@ class LearnerGroup:
     def train(self, batch: Batch, record: Path | None = None) -> dict[str, float]:
         """Take one optimizer step for each minibatch. Return the metrics of all learners together.
 
-        Keeps the batch in the folder `record`, if given. The split over learners balances cost and does not change the
-        gradient: the loss is normalised by the tokens of all learners.
+        Saves the batch in the folder `record`, if given. The split over learners balances cost and does not change the
+        gradient: the loss is divided by the count of tokens, or sequences, of all learners.
         """
         degree, measured = self._sequence_parallel, batch.measured
         num = len(self._learners) // degree
@@ -86,7 +86,7 @@ class LearnerGroup:
         return self._learners[0].publish_checkpoint.options(concurrency_group=WRITING).remote(*shares)
 
     def seconds_of(self, writing: Any, *, waits: bool) -> float | None:
-        """Return the seconds that a published checkpoint took. None if it is not published yet; `waits`: wait for it.
+        """Return the seconds that a checkpoint took, None if it is not published yet. With `waits`, wait for it.
 
         Raises the error of the write.
         """
@@ -95,7 +95,7 @@ class LearnerGroup:
         return float(get_all([writing], None, "the checkpoint")[0])
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Restore a checkpoint that any number of learners wrote. If the number differs, rewrite it temporarily.
+        """Restore a checkpoint. If another number of learners wrote it, convert it to the universal form for the load.
 
         Raises LaunchError without the space to rewrite the checkpoint, and ConfigError if it cannot be loaded.
         """
@@ -128,9 +128,9 @@ class Checkpoints:
         self._saved_step = self._exported_step = -1
 
     def resume(self) -> DriverState:
-        """Load the newest valid checkpoint and return its state. Return a new state for a run that never saved.
+        """Load the newest valid checkpoint and return its state, or the initial state if the run has never saved.
 
-        Renames newer damaged checkpoints, and removes unfinished files. Raises ConfigError if the run has saved and no
+        Renames newer damaged checkpoints, and removes unfinished ones. Raises ConfigError if the run has saved, but no
         checkpoint is valid.
         """
         restore_dirs(self._run_dir.checkpoints)
@@ -174,7 +174,7 @@ class Checkpoints:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint was still being written at the last check."""
+        """Return whether a checkpoint was still being written at the last check."""
         return self._writing is not None
 
     def close(self) -> None:
@@ -208,11 +208,11 @@ class Checkpoints:
             self._take_written(waits=True)
 
     def _take_written(self, *, waits: bool) -> None:
-        """If the pending checkpoint is on the disk, record its duration and prune old ones."""
+        """If the pending checkpoint is on the disk, record its duration and prune old checkpoints."""
         if self._writing is None:
             return
         writing, saved_step = self._writing, self._saved_step
-        self._writing, self._saved_step = None, -1  # unless it turns out well
+        self._writing, self._saved_step = None, -1  # in case the write has failed
         seconds = self._learners.seconds_of(writing, waits=waits)
         self._saved_step = saved_step
         if seconds is None:

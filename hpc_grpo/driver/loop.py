@@ -103,7 +103,7 @@ class TrainingLoop:
                     metrics |= self._measure(state)
             if self.meters is not None:
                 metrics |= self.meters.metrics()
-            # Before the checkpoint: a run killed between the two must not resume past a step without a record.
+            # Record before the checkpoint: a run killed between the two must not resume past a step without a record.
             record()
             if ends_here:
                 break
@@ -141,7 +141,7 @@ class TrainingLoop:
         return self.evaluation is not None and self.evaluation.is_due(step, in_s or 0.0)
 
     def _evaluate(self, state: DriverState, policy_version: int) -> dict[str, float]:
-        """Evaluate if an eval is due. Return its metrics, {} without an eval.
+        """Evaluate if an eval is due. Return the eval's metrics, or {}.
 
         With a policy lag, prompts of the next steps start first and run at the same time. The eval's prompts have
         priority (driver/evaluation.py). Without a lag, no prompts start before the eval: a resumed run must form the

@@ -1,6 +1,6 @@
 """The driver's connection to Ray: connects, and waits for calls of actors.
 
-The first failure ends a wait. Errors arrive as they were raised.
+A wait ends at the first failure, and raises the error that the actor raised.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ActorLostError(LaunchError):
 
 @dataclass(frozen=True)
 class Deadline:
-    """The longest wait. `key` names the setting in error texts."""
+    """The longest time to wait. `key` names the setting in error texts."""
 
     seconds: float
     key: str
@@ -52,7 +52,7 @@ def run_driver(body: Callable[[RunDir], bool]) -> int:
 
 
 def connect(address: str | None) -> None:
-    """Connect to Ray. Its workers import this package from the same path as the driver.
+    """Connect to Ray such that Ray's workers import this package from the same path as the driver.
 
     Ray puts the current folder, often a checkout, first on the workers' search path. So if this package runs from a
     copy, this function connects from the folder of the copy.
@@ -64,9 +64,9 @@ def connect(address: str | None) -> None:
 def get_all(references: Sequence[Any], deadline: Deadline | None, waiting_for: str) -> list[Any]:
     """Wait for all calls and return their values in order.
 
-    Raises the error of a failed call at once, while other calls may hang: members of a collective wait for the failed
-    member. Raises the actor's HpcGrpoError, or ActorLostError if the actor, or another actor whose result it needed,
-    died. Raises LaunchError after the deadline, and Ray's error for all others.
+    Raises the first error at once and does not wait for the other calls: in a collective they may hang. Raises an
+    HpcGrpoError of the actor unchanged, and ActorLostError if the actor, or an actor whose result it needed, died.
+    Other errors are Ray's. Raises LaunchError after the deadline.
     """
     num_ended = 0
     for reference in _as_they_end(references, None if deadline is None else deadline.seconds):
@@ -119,7 +119,7 @@ def as_raised(error: Exception) -> Exception:
 
 
 def death(cause: Exception) -> str:
-    """Say how the actor of a call died; "" if the call ended with another error."""
+    """Return how the actor of a call died, for an error text; "" if the call ended with another error."""
     if isinstance(cause, OutOfMemoryError):
         return "was killed to free memory"
     return "died" if isinstance(cause, RayActorError | ActorLostError) else ""

@@ -2,10 +2,10 @@
 
 Waits for engines and graders. The loop calls `start_prompts` after each publish.
 
-Prompts start and are taken in the order of their ordinals, so a checkpoint only stores the first ordinal not taken.
-With `max_policy_lag` = k, rollouts of step s may start once the published version is at least s·M - k (s counts from
-0, M is the number of optimizer steps in a step). k = 0 is strictly on-policy. If a group is dropped, the next group
-replaces it. So a group is trained in its own step or an earlier step, and never exceeds the bound.
+Prompts start and are taken in the order of their ordinals. So a checkpoint stores only the first ordinal not taken, and
+`ahead` with a curriculum. With `max_policy_lag` = k, rollouts of step s may start once the published version is at
+least s·M - k (s counts from 0, M is the number of optimizer steps in a step). k = 0 is strictly on-policy. The next
+group replaces a dropped group. So a group is trained in its own step or an earlier step, and never exceeds the bound.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN_ERRORS = 3
 _WINDOW = 20
-"""Failures are counted over at least this many prompts, or over all prompts so far."""
+"""Failures are counted over at least this many prompts; early in a run, over all prompts until then."""
 
 
 @dataclass(frozen=True)
 class DriverState:
-    """The state for a resume: finished steps, first unused ordinal, curriculum, ordinals chosen `ahead` of steps."""
+    """The driver's state in a checkpoint: finished steps, first unused ordinal, curriculum, ordinals chosen `ahead`."""
 
     step: int = 0
     next_ordinal: int = 0
@@ -66,7 +66,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class StepGroups:
-    """The groups that a step trains on, and the groups that were replaced because all their advantages are 0.
+    """The groups that a step trains on, and the `dropped` groups: all their advantages are 0, so others replaced them.
 
     `ordinals` are all ordinals of the step, without a gap. The ordinals `passed_over` have no group: the curriculum
     lets their prompts rest.
@@ -113,8 +113,8 @@ class RolloutScheduler:
         """Wait for the next step's groups, and start the prompts of later steps that the lag bound allows.
 
         Returns fewer groups than usual if `rollout.dynamic_sampling` reaches its limit, or if all other prompts rest
-        forever. Raises RewardError for failed rewards, HpcGrpoError beyond the lag bound, and PromptError if all
-        prompts rest forever.
+        forever. Raises RewardError if too many rewards failed, HpcGrpoError for a rollout beyond the lag bound, and
+        PromptError if all prompts rest forever.
         """
         rollout = self._config.rollout
         most = rollout.prompts_per_step * (rollout.dynamic_sampling or 1)
@@ -153,7 +153,7 @@ class RolloutScheduler:
             self._earlier.append(group.grades)
             if self.curriculum is not None:
                 self.curriculum.note(self._stream.place(group.prompt.ordinal), group.grades)
-        self.start_prompts(policy_version)  # as many as this step took from later ones
+        self.start_prompts(policy_version)  # replaces the prompts that this step took from later steps
         return step
 
     @property
@@ -167,7 +167,7 @@ class RolloutScheduler:
         return [*(group.prompt.ordinal for group in self._started), *self._chosen]
 
     def _start(self, count: int, policy_version: int) -> None:
-        """Start the next `count` prompts, at most a step's in one call; fewer if all others rest forever."""
+        """Start the next `count` prompts, or fewer if all others rest forever. A call queues at most a step's."""
         rollout = self._config.rollout
         while count > 0:
             prompts: list[Prompt] = []
@@ -217,12 +217,12 @@ def check_failures(
 ) -> None:
     """Raise RewardError with the errors of rewards and environments if more groups failed than allowed.
 
-    A group counts as one failure if a reward failed. Otherwise it counts by the share of its rollouts whose environment
-    failed. At least one failure is allowed, because one of a few groups proves little. A fraction of 0 allows none.
+    A group counts as one failure if a reward failed, otherwise as the share of its rollouts whose environment failed.
+    At least one failure is allowed, because one of a few groups proves little. A fraction of 0 allows none.
 
-    Training passes `earlier` groups. Fewer groups than `_WINDOW` are then counted together with the last earlier
-    groups. A missed deadline counts only once a reward failed in every group: a server may just be slow. An eval set
-    passes None, and every failure counts: the metrics would leave out the failed prompts.
+    Training passes `earlier` groups: the last of them complete a window of 20 groups. In training, a missed deadline
+    counts only if a reward failed in every group: a server may just be slow. An eval set passes None, and every failure
+    counts: the metrics would leave out the failed prompts.
     """
     forgives_deadlines = earlier is not None and max_failed_fraction > 0
     missing = max(0, _WINDOW - len(grades))
@@ -244,7 +244,7 @@ def check_failures(
 
 
 def spread(count: int, loads: Sequence[int]) -> list[int]:
-    """Return an engine's index for each of `count` groups: the shortest queue, and of equal queues the first.
+    """Return an engine's index for each of `count` groups: the engine with the shortest queue, the first of equals.
 
     >>> spread(4, [0, 0, 0]), spread(4, [3, 0, 1])
     ([0, 1, 2, 0], [1, 1, 2, 1])

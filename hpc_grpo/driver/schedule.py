@@ -1,6 +1,6 @@
 """Timing: the run's length in steps, the time of a step, what is due, and when to stop.
 
-Imports neither Ray nor torch: the driver checks for stop requests while it waits for Ray.
+Imports neither Ray nor torch, so the driver can check for stop requests before Ray has started.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def train_length(config: Config, items_per_epoch: int) -> TrainLength:
 class Durations:
     """The 95th percentile of the last 100 durations, in seconds.
 
-    With fewer than 5 durations, at least the percentile of the previous attempt.
+    With fewer than 5 durations, it is at least the percentile of the previous attempt.
 
     >>> durations = Durations(earlier_p95_s=4.0)
     >>> durations.add(1.0)
@@ -96,7 +96,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Durations of steps, of evals and of saves. They are separate: one eval in twenty steps would not change a p95."""
+    """Durations of steps, evals and saves, with separate p95: rare evals would not show in a common p95."""
 
     steps: Durations
     evals: Durations
@@ -129,7 +129,7 @@ class StepTimes:
 
 
 class Schedule:
-    """When checkpoints, exports or evals are due. `every.seconds` counts from `start_over`, or from the creation."""
+    """Tells when checkpoints, exports or evals are due. `every.seconds` counts from `start_over`, or from creation."""
 
     def __init__(self, every: Every | None, length: TrainLength, clock: Callable[[], float] = time.monotonic) -> None:
         self._every = every or Every()
@@ -151,7 +151,7 @@ class Schedule:
 
 
 class StopRequest:
-    """A request to stop, by a signal, the STOP file or the clock. The run ends after the step and a checkpoint.
+    """A request to stop, by a signal, the STOP file or the walltime. The run ends after the step and a checkpoint.
 
     A SIGINT after another stop signal ends the driver at once.
     """
@@ -183,7 +183,7 @@ class StopRequest:
             raise KeyboardInterrupt
         left_s = None if self._ends_at is None else self._ends_at - time.time()
         if number == signal.SIGUSR1 and left_s is not None and left_s <= _EARLIEST_WARNING_S + _MARGIN_S:
-            return  # Expected: the known end is near. Much earlier, the time limit was cut or a clock is wrong.
+            return  # Expected near the known end. Much earlier it means a shorter limit or a wrong clock.
         self._signal = f"signal {signal.Signals(number).name}"
 
 

@@ -21,7 +21,7 @@ from hpc_grpo.run.paths import RunDir
 from hpc_grpo.system.usage import METER
 
 _PATIENCE_S = 0.2
-"""Processes answer in a millisecond. A slower process is skipped in this step."""
+"""Processes usually answer in a millisecond. A process that needs longer than this is skipped in the step."""
 
 
 class Meters:
@@ -34,7 +34,7 @@ class Meters:
         """The call of each asked process, by its kind, its number within the kind, and its node."""
 
     def ask(self) -> None:
-        """Ask all processes that have answered the last question. A late answer counts in a later step."""
+        """Ask all processes for their usage, except those that have not answered yet: their answer counts later."""
         counts: dict[str, int] = {}
         for node, members in self._nodes.items():
             engines = [("engine", engine.actor) for engine in members.engines]
@@ -63,7 +63,7 @@ class Meters:
 class Profiles:
     """Profiles the driver, the first learner and the first engine over the steps of `metrics.profile_steps`.
 
-    Written after the last of the steps, or when the driver ends.
+    Writes the profiles after the last of these steps, or when the loop ends.
     """
 
     def __init__(self, run_dir: RunDir, steps: tuple[int, int], learner: Any, engine: Any = None) -> None:

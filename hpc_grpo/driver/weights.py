@@ -1,6 +1,6 @@
 """The driver's side of weight sync: a few calls per process, for any number of parameters.
 
-`publish` returns once every engine of every node holds the new version. It replaces engines that die.
+`publish` returns once every engine of every node holds the new version, and replaces engines that die.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENGINE_ERROR_GRACE_S = 5.0
 _MAX_PROMPT_TOKENS = 64
 _NUM_TOKENS = 4
 _BOUNDS = {"float32": 0.05, "bfloat16": 1.0}
-"""Bound in nats. Sound engines differ from the learner by 1e-5 in float32 and by 0.03 in bfloat16."""
+"""Limit of the canary's difference in nats. Sound engines differ by 1e-5 in float32 and by 0.03 in bfloat16."""
 _MOVED = {"float32": 1e-4, "bfloat16": 0.05}
 """An engine that repeats its answer is stale if a learner's logprob moved by more than this, in nats.
 
@@ -53,7 +53,7 @@ class Canary:
     """
 
     def __init__(self, config: Config, prompt: Prompt) -> None:
-        """Make the probe from any `prompt` of the run: its last 64 tokens, or all of them with images."""
+        """Make the probe from any `prompt` of the run: its last 64 tokens, or all tokens of a prompt with images."""
         is_exact = config.model.dtype == config.engine_dtype == "float32"
         precision = "float32" if is_exact else "bfloat16"
         self._bound, self._least, self._moved = _BOUNDS[precision], _LEAST_BOUNDS[precision], _MOVED[precision]
@@ -90,8 +90,8 @@ class Canary:
             self._seen[engine] = completion, learner_logprobs
         elif (moved := float(np.abs(learner_logprobs - scored_before).max())) > self._moved:
             raise WeightSyncError(
-                f"An engine keeps old weights after the publish of version {version}: it gives the logprobs that it "
-                f"gave before, while the learner's moved by {moved:.3g} nats ({both})."
+                f"An engine keeps old weights after the publish of version {version}: it repeats its earlier "
+                f"logprobs, while the learner's moved by {moved:.3g} nats ({both})."
             )
         bound = min(self._bound, max(self._least, _OVER_FIRST * self._first.get(engine, self._bound)))
         if not distance <= bound:
@@ -184,9 +184,9 @@ class WeightSync:
             failures = self._failures(loading, [], "the weights of an engine that was started again")
 
     def _verify(self, version: int, staged: Sequence[StoredVersion]) -> None:
-        """Let the engines verify the checksums of the staged weights, each a part, while they sample.
+        """Let the engines verify the checksums of the staged weights while they sample, each engine a part.
 
-        A failed engine is replaced. The new engine verifies everything as it loads.
+        A failed engine is replaced. The new engine verifies all checksums while it loads.
         """
         verifying = {
             engine: engine.actor.verify_weights.remote(of_node)
@@ -207,7 +207,7 @@ class WeightSync:
             engines = self._replace(self._failures(calls, [], waiting_for))
 
     def _announce(self, version: int) -> tuple[dict[RemoteEngine, Exception], dict[RemoteEngine, Any]]:
-        """Let every engine load the staged version. Return the failed engines (none once all hold it) and the calls."""
+        """Let every engine load the staged version. Return the failed engines with their errors, and all calls."""
         probe = self._canary.request
         loading = {engine: engine.actor.receive_weights.remote(version, probe) for engine in self._engines}
         announcing = [learner.announce_weights.remote() for learner in self._learners]
@@ -241,8 +241,8 @@ class WeightSync:
     def _replace(self, failures: Mapping[RemoteEngine, Exception]) -> set[RemoteEngine]:
         """Replace the failed engines, and let all members of their nodes join new groups. Return the replaced engines.
 
-        More engines may be dead than are known. So first wait for a sign of life of each engine of these nodes: a group
-        with a dead engine would wait until the publish's deadline.
+        Other engines may be dead too, and a group with a dead engine would wait until the publish's deadline. So first
+        wait for a sign of life of each engine of these nodes.
         """
         replaced = set[RemoteEngine]()
         while failures:

@@ -1,7 +1,7 @@
 """The engine actor: the driver's calls to a vLLM engine, and the thread that steps the engine.
 
-Produces `GroupSamples`, which stay in the object store until a grader and a learner fetch them. The thread runs every
-other call to the engine between two steps, weight updates included. Running requests continue after such a call.
+Produces `GroupSamples`, which stay in the object store until a grader and a learner fetch them. The thread runs
+all other calls to the engine between two steps, weight updates included. Running requests continue after an update.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SAMPLING = "sampling"
 class StepLoop:
     """Makes a sampler and runs its steps, on its own thread. Waits for `call` when idle.
 
-    Before a call the thread drains the sampler: no step is running, and every token belongs to the weights at the start
-    of its step. A call without `drains`, such as a new request, runs while scheduled steps are still running.
+    Before a call the thread drains the sampler, so no step is running and no token mixes old and new weights. A call
+    without `drains`, such as a new request, runs while scheduled steps are still running.
     """
 
     def __init__(self, make: Callable[[], Sampler]) -> None:
@@ -50,11 +50,11 @@ class StepLoop:
         threading.Thread(target=self._run, args=(make,), name="engine-steps", daemon=True).start()
 
     def wait_ready(self) -> Sampler:
-        """Wait for the sampler and return it. Raises what `make` raised."""
+        """Wait for the sampler and return it. Raises the error of `make`."""
         return self._sampler.result()
 
     def call(self, function: Callable[[Sampler], T], *, drains: bool = True) -> Future[T]:
-        """Run `function(sampler)` on the thread between two steps; its future raises what `make` raised."""
+        """Run `function(sampler)` on the thread between two steps. The future raises its error, or that of `make`."""
         future: Future[T] = Future()
         self._calls.put((function, future, drains))
         return future
@@ -95,7 +95,7 @@ class StepLoop:
 
 
 class Engine:
-    """Made a Ray actor by the driver. asyncio lets many requests wait at the same time."""
+    """The driver makes it a Ray actor. asyncio lets many requests wait at the same time."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Engine:
 
         dump_stacks_on_signal("engine")
         PULSE.open("engine", patience_of_actor(config))
-        # Before the import of vLLM, whose threads inherit the cores.
+        # Call this before the import of vLLM, whose threads inherit the cores.
         if said := keep_near_gpus():
             print(said, flush=True)
         if on_gpu:
@@ -152,7 +152,7 @@ class Engine:
         return [line for lines in workers for line in lines]
 
     async def join_weight_group(self, membership: GroupMembership, store: StoreSpec) -> None:
-        """Join the node's group with all workers; each worker has a share of the node's checksums."""
+        """Let all workers join the node's group. Each worker verifies a share of the node's checksums."""
         from hpc_grpo.weights.store import WeightStore
 
         if self._opened != (membership.folder, store):  # a new group may use the same store
@@ -186,7 +186,7 @@ class Engine:
 
     @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     async def samples(self, call: str, index: int) -> tuple[GroupSamples, None]:
-        """Return one group of a call of `generate`. That call may arrive later: Ray does not keep the order of calls.
+        """Return one group of the `generate` call named `call`, which may arrive later: Ray does not order calls.
 
         The second value, None, gives the driver a small reference that becomes ready with the samples.
         """
@@ -198,7 +198,7 @@ class Engine:
     async def receive_weights(self, version: int, probe: GroupRequest | None = None) -> Completion | None:
         """Load the published version. Return the completion of the `probe`, sampled before other requests.
 
-        None without a probe. Raises WeightSyncError, or PromptError if vLLM refuses the probe.
+        Returns None without a probe. Raises WeightSyncError, or PromptError if vLLM refuses the probe.
         """
         if probe is not None:
             [probe] = await _with_images([probe])
@@ -224,7 +224,7 @@ class Engine:
 
 
 async def _with_images(requests: Sequence[GroupRequest]) -> Sequence[GroupRequest]:
-    """Replace references to image files by open images, once for all completions of a prompt."""
+    """Replace references to image files by opened images. A prompt's images are opened once for all completions."""
     references = {request.images for request in requests if request.images}
     if not references:
         return requests

@@ -1,14 +1,14 @@
 """An OpenAI-compatible server of chat and text completions, in the engine's process. Agents sample through it.
 
-It listens on the loopback of its node, where the agents run. The key of a request identifies its episode. vLLM's own
-routes cannot be used, because a request is matched to sampled tokens. aiohttp, which vLLM has imported, serves them.
+It listens on the loopback of its node, where the agents run. A request's API key identifies its episode. vLLM's own
+routes cannot be used: here a request's text is matched to the token ids that were sampled. aiohttp comes with vLLM.
 
     start of the request's messages                    input of the model                   trained as
     messages and answer of an earlier request          its sampled ids, and the delta       the same sequence
     the same, but already continued by another         the same                             a new sequence
     anything else: the agent rewrote the history       the messages, encoded                a new sequence
 
-An answer is compared by its text or tool calls, in a text completion by its text or ids. Agents' text is not trained.
+Answers are compared by text or tool calls, in text completions by text or ids. Agents' text is not trained.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.types import Completion
 
 Ask = Callable[[Sequence[int], int, int], Awaitable[Completion]]
-"""Samples turn N after a prompt, with at most the given number of tokens."""
+"""Called with a prompt, the turn's number and the most tokens to sample. Returns the sampled completion."""
 _MAX_BODY_BYTES = 16 << 20
 _MOST_CHARACTERS = 16
-"""Characters per token that a request may have. Encoding a longer one would block the engine's loop for seconds."""
+"""Limit of a request's characters per allowed token. Encoding more would block the engine's loop for seconds."""
 _COMMON = ("logprobs", "stream", "stream_options")
 _TAKEN = {
     "/v1/chat/completions": ("messages", "tools", "max_tokens", "max_completion_tokens", *_COMMON),
     "/v1/completions": ("prompt", "max_tokens", *_COMMON),
 }
-"""The fields of each route."""
+"""The accepted fields of each route."""
 _IGNORED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
     *("model", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
 )
-"""Training uses the run's own sampling; the others do not change the answer."""
+"""Ignored fields. First line: training uses the run's own sampling. Second line: they do not change the answer."""
 _DEFAULTS: dict[str, Any] = {
     "n": 1, "best_of": 1, "stop": [], "echo": False, "suffix": "", "logit_bias": {}, "top_logprobs": 0,
     "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"],
@@ -75,9 +75,9 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """A request. `given` are messages as chat templates take them, or the text or ids of a text completion.
+    """A request. `given` are messages in the form for chat templates, or the prompt of a text completion, text or ids.
 
-    `max_tokens` None: no limit by the client. `is_retry`: the client may have sent the same request before.
+    `max_tokens`: the client's limit, or None. `is_retry`: the client may have sent the same request before.
     """
 
     given: Any
@@ -101,7 +101,7 @@ class Request:
 class Answered:
     """A request with its answer, a message in OpenAI's form.
 
-    A later request that begins with `said` continues this one. `is_extended`: another request already does.
+    A later request that begins with `said` continues this one. `is_extended`: another request already continues it.
     """
 
     message: Message
@@ -131,7 +131,7 @@ class Chats:
         """True if the last request was refused because of a limit."""
 
     def left_s(self) -> float:
-        """Return the seconds that the agent has left to end or to get another answer."""
+        """Return the seconds that the agent has left to end or to send a request. A running request stops the clock."""
         return self._limits.timeout_s - (0.0 if self._num_open else self._clock() - self._last_answer)
 
     async def answer(self, asked: Request) -> Answered:
@@ -189,7 +189,7 @@ class Chats:
         except RefusedError:
             raise
         except Exception as error:
-            # Any engine error ends the run by `broken`. The waiting agent still gets an answer.
+            # `broken` passes any engine error to the episode, which raises it. The waiting agent still gets an answer.
             if not self.broken.done():
                 self.broken.set_exception(error)
             raise RefusedError("The engine has failed.", 500) from error
@@ -200,7 +200,7 @@ class Chats:
         text = self.dialogue.text_of(sampled)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         calls = list(calls_of(text)) if asked.tools else []
-        if calls and not any(call.error for call in calls):  # otherwise the agent reads the text
+        if calls and not any(call.error for call in calls):  # after a wrong call, the agent gets the text
             message["content"] = before_calls(text).strip() or None
             functions = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in calls]
             message["tool_calls"] = [
@@ -313,7 +313,7 @@ class Endpoint:
     def _chats_of(self, request: web.BaseRequest) -> Chats:
         _, _, key = request.headers.get("Authorization", "").partition(" ")
         if (chats := self._chats.get(key)) is None:
-            raise RefusedError("The API key is not that of an episode that is played.", 401, "invalid_api_key")
+            raise RefusedError("The API key belongs to no running episode.", 401, "invalid_api_key")
         return chats()
 
     async def _complete(self, request: web.BaseRequest, route: str) -> web.StreamResponse:
@@ -323,7 +323,7 @@ class Endpoint:
         except web.HTTPRequestEntityTooLarge as error:
             raise RefusedError(f"a request has at most {_MAX_BODY_BYTES} bytes", 413) from error
         except ValueError as error:
-            raise RefusedError(f"the request is no JSON, or a text holds half of a character: {error}") from error
+            raise RefusedError(f"the request is not JSON, or a text holds half of a character: {error}") from error
         asked = _read(route, body, is_retry=request.headers.get("x-stainless-retry-count") != "0")
         chats = self._chats_of(request)  # the episode may have ended while the request was read
         try:
@@ -372,14 +372,14 @@ def _read(route: str, body: Any, *, is_retry: bool) -> Request:
         told = ", ".join(f"{name} = {json.dumps(value)[:100]}" for name, value in wrong.items())
         hints = "".join(f" {_INSTEAD[name]}" for name in wrong if name in _INSTEAD)
         raise RefusedError(
-            f"{told[:1000]} cannot be answered as it is meant.{hints} Taken are {', '.join(taken)}. Ignored are "
+            f"{told[:1000]} cannot be used here.{hints} Supported fields: {', '.join(taken)}. Ignored fields: "
             f"{', '.join(_IGNORED)}."
         )
     limits = [own for own in (body.get("max_completion_tokens"), body.get("max_tokens")) if own is not None]
     for limit in limits:
         _demand(type(limit) is int and limit > 0, "max_tokens must be a positive integer", limit)
     logprobs, tools = body.get("logprobs"), body.get("tools") or []
-    _demand(logprobs in (None, False, 0, 1), f"logprobs = {logprobs!r:.100}: only those of sampled tokens. Give 1.")
+    _demand(logprobs in (None, False, 0, 1), f"logprobs = {logprobs!r:.100}: only sampled tokens have them. Give 1.")
     _demand(_are_objects(tools), "tools must be a list of objects", tools)
     _demand(isinstance(body.get("stream_options") or {}, dict), "stream_options must be an object")
     most, is_chat = min(limits, default=None), "messages" in taken
@@ -396,28 +396,28 @@ def _prompt(value: Any) -> Any:
     if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
         [value] = value
     are_ids = isinstance(value, list) and value and all(type(token) is int for token in value)
-    _demand(are_ids or isinstance(value, str), "Ask one by one: prompt must be a text, or token ids", value)
+    _demand(are_ids or isinstance(value, str), "prompt must be a text or token ids, one prompt per request", value)
     return value
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
-    """Return the messages for chat templates. Raises RefusedError for messages that no template shows."""
+    """Return the messages for chat templates. Raises RefusedError if they are unsupported or end with an answer."""
     _demand(value and _are_objects(value), "messages must be a list of objects, at least one")
     messages = [_shown(message) for message in value]
     is_question = messages[-1]["role"] != "assistant"
-    _demand(is_question, "the last message must not be of the role assistant: an answer is not continued")
+    _demand(is_question, "the last message must not be of the role assistant: answers cannot be continued")
     return messages
 
 
 def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     roles = ("system", "developer", "user", "assistant", "tool")
-    _demand(role in roles, f"a message has the role {', '.join(roles)}", role)
+    _demand(role in roles, f"the role of a message must be one of {', '.join(roles)}", role)
     if isinstance(content, list):
         are_texts = _are_objects(content) and all(isinstance(part.get("text"), str) for part in content)
         _demand(are_texts, "a part of a message must be text")
         content = "".join(part["text"] for part in content)
-    _demand(isinstance(content or "", str), "the content of a message is text", content)
+    _demand(isinstance(content or "", str), "the content of a message must be text", content)
     shown: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
     shown |= {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
     try:
@@ -426,12 +426,12 @@ def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
             own = {"id": str(call.get("id")), "type": "function", "function": function}
             shown["tool_calls"] = [*shown.get("tool_calls", ()), own]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RefusedError("a tool call has function.name, and function.arguments as JSON") from error
+        raise RefusedError("a tool call needs function.name, and function.arguments as JSON") from error
     return shown
 
 
 def _key(message: Message) -> Any:
-    """Return the key that identifies a message. Agents strip answers, and drop text before calls."""
+    """Return the key that identifies a message. Agents strip answers and drop text before calls, so it ignores both."""
     if message["role"] != "assistant":
         return message["role"], message["content"]
     functions = [call["function"] for call in message.get("tool_calls", ())]

@@ -1,4 +1,4 @@
-"""Plays the episodes of an engine: gets a turn from vLLM, an answer from the environment, and so on until the end.
+"""Plays the episodes of an engine: asks vLLM and the environment in turn until an episode ends.
 
 Runs in the engine's process, on the actor's event loop. Who waits for whom:
 
@@ -9,12 +9,12 @@ Runs in the engine's process, on the actor's event loop. Who waits for whom:
                                    ▼
                               environment's process (episodes/host.py) ── messages, reward ─► EpisodePlayer
 
-An agent plays by itself instead: its process asks for turns over HTTP, and its messages are matched to the ids of
+With an agent, the agent's process asks for turns over HTTP instead, and its messages are matched to the ids of
 earlier turns (endpoint.py).
 
 A single answer is an episode of one turn without an environment. While an environment works, the engine samples the
 turns of other episodes. A synchronous run plays in waves: when the last environment has answered, turn k of all
-episodes is queued at once, in their order. A resumed run then forms the same batches, and samples the same bits.
+episodes is queued at once, in the episodes' order. So a resumed run forms the same batches and samples the same bits.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from hpc_grpo.episodes.workers import Answer, EnvironmentFailedError, Environmen
 from hpc_grpo.types import Completion, Episode, GroupRequest, GroupSamples
 
 _MAX_SUSPECTED = 3
-"""Limit of process ends during an episode's own call: at the third the episode is the probable cause."""
+"""An episode fails if this many processes ended during its own calls: it is the probable cause."""
 _MAX_LOSSES = 30
-"""Limit of restarts of an episode: one bad episode ends its process, and with it the sessions of other episodes."""
+"""An episode fails if it lost this many processes. Other episodes of a process may have been the cause."""
 
 Sample = Callable[[Sequence[GroupRequest]], Awaitable[Sequence[Future[Completion]]]]
 """Queues a completion for each request, at once and in the given order."""
@@ -71,7 +71,7 @@ class EpisodePlayer:
     def end_all(self) -> None:
         """Cancel all episodes and kill their environments' processes. The next episode starts new processes.
 
-        An episode with a running completion ends only with this completion: the caller must abort it.
+        An episode ends only after its running completion. The caller must abort this completion.
         """
         for task, wave in self._playing.items():
             wave.end()
@@ -82,7 +82,7 @@ class EpisodePlayer:
 
     async def _group(self, request: GroupRequest, seats: Sequence[tuple[_Wave, int]]) -> GroupSamples:
         """Play the episodes of a group. If one raises, end the others."""
-        ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for all, so stored once
+        ids = np.asarray(request.prompt_token_ids, dtype=np.int32)  # one array for the group: pickled once
         playing = [asyncio.ensure_future(self._episode(request, ids, *each)) for each in enumerate(seats)]
         try:
             return GroupSamples(request.ordinal, tuple(await asyncio.gather(*playing)), request.images)
@@ -121,7 +121,7 @@ class EpisodePlayer:
                     return await self._stages[request.environment].play(request, ask)
                 except EnvironmentLostError as error:
                     losses.append(error)
-            return Episode((), "stop", f"{losses[-1]}; its process was lost {len(losses)} times")
+            return Episode((), "stop", f"{losses[-1]}; its environment's process was lost {len(losses)} times")
         finally:
             wave.leave()
 
@@ -139,7 +139,7 @@ class _Stage:
         self.workers = EnvironmentWorkers(environment)
 
     async def play(self, request: GroupRequest, ask: Ask) -> Episode:
-        """Play one episode. An error of its environment ends the episode and becomes its `failure`.
+        """Play one episode. An error of the environment ends the episode and becomes the episode's `failure`.
 
         Raises EnvironmentLostError if the environment's process ends.
         """
@@ -181,7 +181,7 @@ class _Stage:
                 session.end()
 
     async def _play_agent(self, session: Session, request: GroupRequest, ask: Ask) -> Episode:
-        """Let an agent play one episode. An exception of the agent after a limit does not count as its failure.
+        """Let an agent play one episode. If a limit has refused its last request, its exception is no failure.
 
         Raises EnvironmentLostError, and errors of the engine.
         """
@@ -208,14 +208,14 @@ class _Stage:
 
 
 class _Wave:
-    """Collects the turns of its episodes until each running one has asked, and queues them in the episodes' order."""
+    """Waits until each running episode has asked for a turn, then queues these turns in the order of the episodes."""
 
     def __init__(self, sample: Sample) -> None:
         self._sample, self._num_joined, self._num_playing = sample, 0, 0
         self._asked: dict[int, tuple[GroupRequest, asyncio.Future[Future[Completion]]]] = {}
 
     def join(self) -> int:
-        """Add an episode. Return its place in the order."""
+        """Add an episode. Return its place in the order of the turns."""
         self._num_playing += 1
         self._num_joined += 1
         return self._num_joined
@@ -231,9 +231,9 @@ class _Wave:
         self._asked.clear()
 
     async def ask(self, place: int, request: GroupRequest) -> Completion:
-        """Sample a completion.
+        """Ask for a turn of the episode at `place`, and return its completion.
 
-        If cancelled after the engine has the request, first wait for the completion: the engine still samples it.
+        If cancelled after the engine has the request, first waits for the completion: the engine still samples it.
         """
         queued: asyncio.Future[Future[Completion]] = asyncio.get_running_loop().create_future()
         self._asked[place] = request, queued

@@ -4,7 +4,7 @@ Runs in each vLLM worker of an engine, between two steps. Waits for the publishe
 acknowledgements, each with the group's deadline. A version that the node's engines verified while they sampled
 (`engine/actor.py`) is loaded without another check.
 
-vLLM refuses an extension with names that its worker has, so every name here starts with `hpc_grpo_`.
+vLLM refuses an extension whose names its worker class has too. So all names here start with `hpc_grpo_`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _MIXTRALS_NAMES = (
 def catching(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a worker's method to return the text of a WeightSyncError. `Sampler.on_workers` raises it again.
 
-    vLLM's worker processes pass on only the text of an exception, but the type matters: damaged weights end the driver,
-    and an engine with another failure is replaced.
+    vLLM's worker processes pass on only the text of an exception, but the driver needs its type: a WeightSyncError ends
+    the driver, any other error makes it replace the engine.
     """
 
     @functools.wraps(method)
@@ -65,7 +65,7 @@ def catching(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WeightReceiver:
-    """The worker extension: `vllm_config` and `model_runner` are the worker's."""
+    """The extension of vLLM's worker class, which has the attributes `vllm_config` and `model_runner`."""
 
     model_runner: Any
     vllm_config: Any
@@ -87,9 +87,9 @@ class WeightReceiver:
 
     @catching
     def hpc_grpo_join(self, engine: GroupMembership, spec: StoreSpec, lora_alpha: float | None = None) -> None:
-        """Open the node's store and join its group, as the engine's rank plus the tensor-parallel rank.
+        """Open the node's store and join its group. This worker's rank is the engine's plus its tensor-parallel rank.
 
-        With `lora_alpha` the store holds adapters of this scale, otherwise complete weights.
+        With `lora_alpha` the store holds an adapter with this alpha, otherwise complete weights.
         """
         self._hpc_grpo_lora_alpha = lora_alpha
         if self._hpc_grpo_opened != (engine.folder, spec):  # a new group may use the same store
@@ -102,7 +102,7 @@ class WeightReceiver:
         self._hpc_grpo_group = NodeGroup(replace(engine, rank=engine.rank + self.vllm_config.parallel_config.rank))
 
     def hpc_grpo_copy_to_gpu(self, staged: StoredVersion) -> None:
-        """Begin to copy the staged version beside the sampling, if the GPU has memory for it."""
+        """Begin to copy the staged version to the GPU, while sampling continues, if the GPU has memory for it."""
         if self._hpc_grpo_on_gpu is not None:
             self._hpc_grpo_on_gpu.begin(self._hpc_grpo_store, staged)
 
@@ -116,7 +116,7 @@ class WeightReceiver:
         stored = group.receive_announcement(len(store.layout.blocks))
         try:
             if stored.version != version:
-                raise WeightSyncError(f"weight version {stored.version} was announced where {version} was due")
+                raise WeightSyncError(f"weight version {stored.version} was announced, but {version} was expected")
             self._hpc_grpo_load(stored, is_verified=stored == verified)
         except BaseException:
             # Waiting members must receive any failure. If the group is broken too, no member can receive it,
@@ -150,7 +150,7 @@ class WeightReceiver:
             self._hpc_grpo_load_adapter(dict(pairs), self._hpc_grpo_lora_alpha)
         else:
             self._hpc_grpo_load_model(model, pairs)
-        # A load returns before the GPU has read. After the acknowledgement the publisher may overwrite the store.
+        # Wait until the GPU has read the store: after the acknowledgement the publisher may overwrite it.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
@@ -158,11 +158,11 @@ class WeightReceiver:
         if any(name.endswith(".block_sparse_moe") for name, _ in model.named_modules()):
             pairs = ((_renamed(name, _MIXTRALS_NAMES), tensor) for name, tensor in pairs)
         if not torch.cuda.is_available():
-            # On CPU, experts are packed when their kernel is built. A reload would keep the old kernel.
+            # On CPU, the kernel of experts holds packed weights. Drop it: a reload would keep the old weights.
             for module in model.modules():
                 if hasattr(module, "routed_experts"):
                     module.routed_experts.quant_method.moe_kernel = None
-        # As in vLLM's own reload: layers ask for the current config while they process loaded weights.
+        # Like vLLM's own reload: layers read the current config while they process loaded weights.
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
             model.load_weights(pairs)
@@ -193,10 +193,10 @@ class WeightReceiver:
 
 
 def adapter_differences(specs: Iterable[ParameterSpec], manager: Any) -> list[str]:
-    """List the adapter's parameters without a layer in the engine. vLLM would silently ignore them."""
+    """List the adapter's parameters that have no layer in the engine. vLLM would silently ignore them."""
     known = {part for name in manager.modules for part in manager.packed_modules.get(name, [name])}
     missing = [spec.name for spec in specs if parse_fine_tuned_lora_name(spec.name)[0] not in known]
-    return [f"{name}: the learner publishes it, the engine has no such layer for an adapter" for name in missing]
+    return [f"{name}: the learner publishes it, but the engine has no such layer for an adapter" for name in missing]
 
 
 def engine_parameters(model: Any, vllm_config: Any) -> list[ParameterSpec]:
@@ -225,7 +225,7 @@ def _renamed(name: str, parts: Sequence[tuple[str, str]]) -> str:
 
 
 def unsharded_shape(module: Any, shape: tuple[int, ...], tensor_parallel: int) -> tuple[int, ...]:
-    """Return the shape of a rank's parameter in the model's files."""
+    """Return the shape that a rank's parameter of `shape` has in the model's files."""
     vocabulary, experts = getattr(module, "org_vocab_size", None), getattr(module, "moe_config", None)
     if vocabulary is not None:
         return (vocabulary, *shape[1:])

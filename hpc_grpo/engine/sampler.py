@@ -1,12 +1,12 @@
-"""Sample completions with a vLLM engine, token in and token out. Runs on the thread of the engine's `StepLoop`.
+"""Samples completions with a vLLM engine, from token ids to token ids. Runs on the thread of the engine's `StepLoop`.
 
 Every completion has its own seed. Samples depend on the prompt, the weights and the seed, but not on other requests,
 their order, preemptions or a publish. One seed per engine and publish would save 3 % of an engine's time on CPU and
 nothing on GPU, and every draw would depend on all earlier draws.
 
 On GPUs vLLM 0.32 (Model Runner V2) hashes seed, position and token: there is no state to keep. On CPU (V1) each request
-has a torch generator, which survives preemption. But V1 also samples from a prompt that a full step has cut, and then
-rewinds the generator, which CPU generators do not support ("CPU Generator does not use offset"). So on CPU no prompt is
+has a torch generator, which survives preemption. But if a full step cuts a prompt, V1 samples after the cut and then
+rewinds the generator. CPU generators cannot be rewound ("CPU Generator does not use offset"). So on CPU no prompt is
 cut: a prompt that does not fit into a step waits for the next step.
 """
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from hpc_grpo.weights.store import StoredVersion
 
 ADAPTER_ID = 1
-"""vLLM's number of the policy's adapter."""
+"""The number of the policy's adapter in vLLM."""
 
 
 @dataclass
 class _PendingCompletion:
-    """A running completion. `policy_versions` gets entries at each weight update, and at the end."""
+    """A running completion. `policy_versions` gets the versions of new tokens at each weight update and at the end."""
 
     has_images: bool
     future: Future[Completion] = field(default_factory=Future)
     policy_versions: list[int] = field(default_factory=list)
 
     def note_tokens(self, num_tokens: int, version: int) -> None:
-        """Count the tokens without a version, up to `num_tokens` in all, as sampled by `version`."""
+        """Give `version` to all tokens that have no version yet. The completion has `num_tokens` tokens."""
         self.policy_versions += [version] * (num_tokens - len(self.policy_versions))
 
 
@@ -61,13 +61,13 @@ class Sampler:
         self.policy_version = 0
 
     def has_work(self) -> bool:
-        """Return whether a step has something to sample. While weights are half loaded, requests wait."""
+        """Return whether a step has something to sample. Requests wait until a load of weights has succeeded."""
         return bool(self._pending) and not self._is_loading
 
     def add(self, requests: Sequence[GroupRequest]) -> list[Future[Completion]]:
-        """Queue completions in the given order. The order determines batches, and so the last bits of the numbers.
+        """Queue completions in the given order. The order determines batches, and so the last bits of logprobs.
 
-        If vLLM refuses a prompt, its future raises PromptError. Raises the error of an earlier step.
+        If vLLM refuses a prompt, the prompt's future raises PromptError. Raises the error of an earlier step.
         """
         self.raise_failure()
         return [self._add(request) for request in requests]
@@ -92,7 +92,7 @@ class Sampler:
 
     @contextmanager
     def _failing(self, unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Raise an error of the block from every waiting completion and from later calls: vLLM may be in any state."""
+        """Pass an error of the block to every waiting completion and to later calls, except an error in `unless`."""
         try:
             yield
         except unless:
@@ -107,7 +107,7 @@ class Sampler:
             raise self._failure
 
     def forget_requests(self) -> None:
-        """Abort all running requests and a profile, and empty the caches: the driver is gone.
+        """Abort all running requests and a profile, and empty the caches, after the driver that asked has ended.
 
         The requests' futures raise RuntimeError. Raises the error of an earlier step.
         """
@@ -119,7 +119,7 @@ class Sampler:
         self.forget_prefixes()
 
     def on_workers(self, method: str, *args: Any) -> Sequence[Any]:
-        """Call a method of `WeightReceiver` on all workers. Raises errors of a step, or a worker's own error."""
+        """Call a method of `WeightReceiver` on all workers. Raises the error of an earlier step or of a worker."""
         self.raise_failure()
         results: Sequence[Any] = self._engine.collective_rpc(method, args=args)
         for result in results:
@@ -133,18 +133,18 @@ class Sampler:
         """Take part in the publish of `version`. Running requests continue with it, after the `probe` is completed.
 
         `verified` is the version that the node's engines have verified. Returns the probe's completion, None without a
-        probe. Raises WeightSyncError, the error of a step, or PromptError for a refused probe.
+        probe. Raises WeightSyncError, the error of an earlier step, or PromptError for a refused probe.
         """
         self._load("hpc_grpo_receive", version, verified)
         self._switch_to(version)
         return None if probe is None else self._answer(probe)
 
     def load_stored_weights(self) -> None:
-        """Load the version of the node's other engines, after this engine replaced a dead engine."""
+        """Load the version that the node's other engines have: this engine has replaced a dead engine."""
         self._switch_to(self._load("hpc_grpo_load_stored")[0])
 
     def sleep(self) -> None:
-        """Give the GPU's memory, weights and KV cache (level 2), to a learner. No request may be running.
+        """Free the GPU memory of weights and KV cache (level 2) for a learner. No request may be running.
 
         The next publish loads the weights again. On CPU vLLM also pauses and empties its prefix cache, but keeps the
         memory: its CPU build has no memory pool to free. Raises RuntimeError if a request is running.
@@ -160,7 +160,7 @@ class Sampler:
         self._engine.wake_up()
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache. Running requests keep their tokens, and compute their keys and images again."""
+        """Empty the prefix cache. Running requests keep their tokens; their keys, values and images are recomputed."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
         if self._engine.model_config.is_multimodal_model:
             self._engine.reset_encoder_cache()
@@ -182,7 +182,7 @@ class Sampler:
         return files
 
     def _answer(self, probe: GroupRequest) -> Completion:
-        """Sample the probe alone: in a batch, other requests would change its last bits and its time."""
+        """Sample the probe alone: in a batch, other requests would change its last bits and delay it."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         most, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 1
         try:
@@ -201,7 +201,7 @@ class Sampler:
             completion.future.set_exception(error)
 
     def _load(self, method: str, *args: Any) -> Sequence[Any]:
-        """Let the workers load weights. After a WeightSyncError nothing is sampled until other weights are loaded.
+        """Let the workers load weights. After a WeightSyncError nothing is sampled until a later load succeeds.
 
         The workers' version is then unknown: a member of the group may have died after this engine had loaded, and
         later tokens would get the wrong version. After any other error the engine cannot be used.
@@ -228,12 +228,12 @@ class Sampler:
         pending, token_ids = _PendingCompletion(bool(request.images)), list(request.prompt_token_ids)
         pending.future.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel the request
         request_id, vocabulary_size = str(next(self._request_ids)), self._engine.model_config.get_vocab_size()
-        # Replaces the arrival time: vLLM would order requests of equal time by the text of their numbers.
+        # Not a time: vLLM would order requests with equal arrival times by the text of their ids ("10" before "9").
         arrival, priority = float(request_id), -1 if request.is_urgent else 0
         try:
             if token_ids and max(token_ids) >= vocabulary_size:
-                # vLLM checks this with its tokenizer, which is not loaded. An unchecked token ends a GPU's process.
-                raise ValueError(f"token {max(token_ids)} is not among the model's {vocabulary_size}")
+                # vLLM checks this with its tokenizer, which is not loaded. On a GPU such a token kills the process.
+                raise ValueError(f"token id {max(token_ids)} is outside the model's vocabulary of {vocabulary_size}")
             params = sampling_params(request.sampling, request.seeds[0], self._stop_token_ids)
             images = {"multi_modal_data": {"image": list(request.images)}} if request.images else {}
             self._engine.add_request(
@@ -247,7 +247,7 @@ class Sampler:
         except (ValueError, VLLMClientError) as error:
             refusal = PromptError(
                 f"An engine refuses the prompt of ordinal {request.ordinal}: {error}. Fix or remove that item of the "
-                f"data set, or its tokenizer."
+                f"data set, or fix the tokenizer."
             )
             pending.future.set_exception(refusal)
         else:
@@ -261,7 +261,7 @@ class Sampler:
         pending.future.set_result(
             Completion(
                 token_ids=np.asarray(result.token_ids, dtype=np.int32),
-                # Guessed tokens after a text of `stop` have logprobs, but are not part of the completion.
+                # Speculated tokens after a text of `stop` have logprobs, but are not part of the completion.
                 engine_logprobs=np.asarray(result.logprobs.logprobs[: len(result.token_ids)], dtype=np.float32),
                 policy_versions=np.asarray(pending.policy_versions, dtype=np.int32),
                 finish_reason="stop" if result.finish_reason == "stop" else "length",
@@ -285,7 +285,7 @@ def sampling_params(spec: SamplingSpec, seed: int, stop_token_ids: list[int]) ->
         logprobs=0,
         flat_logprobs=True,
         stop=list(spec.stop),
-        # All tokens as text, special ones included: any may be a part of `stop`.
+        # Decode all tokens, special tokens included: any token may be part of a text of `stop`.
         detokenize=bool(spec.stop),
         include_stop_str_in_output=True,
         skip_special_tokens=False,

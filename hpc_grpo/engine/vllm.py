@@ -1,4 +1,4 @@
-"""Start vLLM's engine: its environment, its options, and the engine itself.
+"""Starts vLLM's engine, with its environment variables and options.
 
 Runs in the engine's process. `hpc-grpo config --env` imports it too, without vLLM.
 """
@@ -30,16 +30,16 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `max_lora_rank` that vLLM accepts."""
 
 _READ = {"gpu_memory_utilization", "max_num_batched_tokens", "async_scheduling", "speculative_config"}
-"""Arguments of `engine.vllm` that are not passed on unchanged."""
+"""Arguments of `engine.vllm` from which other options are computed. The rest is passed to vLLM unchanged."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    # numpy's own threads: unused, and a process with threads cannot be a template (template/server.py).
+    # No threads of numpy: they are unused, and a process with threads cannot be a template (template/server.py).
     "OPENBLAS_NUM_THREADS": "1",
-    # An engine's workers share a node: vLLM's Gloo groups, which have no password, need no other network.
+    # vLLM's Gloo groups have no password, so they only use loopback: an engine's workers share a node.
     "GLOO_SOCKET_IFNAME": "lo",
     # The same for NCCL, whose bootstrap listens. The data uses NVLink or PCIe anyway.
     "NCCL_SOCKET_IFNAME": "=lo",
@@ -57,8 +57,8 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
     """Return the keyword arguments of vllm.EngineArgs.
 
     Weights start as dummies, because the first publish loads the learner's. `reads_weights`: load the weights of
-    `model.path`, which an engine without learners needs. Engines that only get adapters always load them. Makes a
-    temporary folder if `metrics.profile_steps` is set. Raises ConfigError as `check_engine`.
+    `model.path`, which an engine without learners needs. Engines that only get adapters always load `model.path`. Makes
+    a temporary folder if `metrics.profile_steps` is set. Raises the ConfigError of `check_engine`.
     """
     check_engine(config, on_gpu=on_gpu)
     engine = config.engine
@@ -77,13 +77,13 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         "enable_chunked_prefill": None if on_gpu else False,
         "tensor_parallel_size": engine.tensor_parallel,
         "enable_prefix_caching": True,
-        # Only whole blocks are cached. On CPU vLLM's default is 128 tokens, more than many prompts have.
+        # Only full blocks are cached. On CPU vLLM's default is 128 tokens, more than many prompts have.
         "block_size": None if on_gpu else 32,
-        # Every other call to the engine waits until no step is running (`StepLoop`).
+        # Calls that change weights or caches still wait until no step is running (`StepLoop`).
         "async_scheduling": schedules_ahead(config, on_gpu=on_gpu),
-        # In order of arrival, except the probe after a publish.
+        # In order of arrival, but urgent requests first: the probe of a publish, and evals during rollouts.
         "scheduling_policy": "priority",
-        # Logprobs of the distribution sampled from: raw logprobs differ by 0.5 nats at temperature 0.7.
+        # Logprobs after temperature and top_p. Raw logprobs differ from these by 0.5 nats at temperature 0.7.
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "hpc_grpo.engine.receive.WeightReceiver",
         "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
@@ -106,7 +106,7 @@ def engine_options(config: Config, *, on_gpu: bool, reads_weights: bool = False)
         layers = linear_layers(model_folder(config.model.path)) if lora.targets == "all-linear" else lora.targets
         options |= {
             "enable_lora": True,
-            "max_loras": 2,  # vLLM on CPU uses the last slot even unasked
+            "max_loras": 2,  # vLLM on CPU uses the last slot even without a request
             "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= lora.rank),
             # Without targets vLLM would give the output layer an adapter too, which takes most of the time on CPU.
             "lora_target_modules": sorted({name.rpartition(".")[2] for name in layers}) or None,

@@ -42,7 +42,7 @@ class Grader:
         self._num_open = 0
 
     async def ready(self) -> None:
-        """Wait until a worker has imported and prepared the rewards. Raises ConfigError if this fails.
+        """Wait until the rewards are imported and prepared in a worker. Raises ConfigError if this fails.
 
         On a resume, raises RewardAwayError if a reward's server does not answer.
         """
@@ -125,9 +125,9 @@ class Grader:
         )
 
     def _text(self, turns: Sequence[Completion]) -> str:
-        """Return the model's text of one turn, without control tokens.
+        """Return the model's text of one turn, without special tokens.
 
-        For several turns, return all text after the first prompt, with observations and control tokens.
+        For several turns, return all text after the first prompt, with observations and special tokens.
         """
         ids = [token for turn in turns for token in (*turn.context_ids.tolist(), *turn.token_ids.tolist())]
         return self._decode(ids[len(turns[0].context_ids) :] if turns else [], hides=len(turns) == 1)

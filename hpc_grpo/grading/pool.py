@@ -6,9 +6,9 @@ reward of the group. `worker.py` is the worker's side.
 A reward that raises, hangs or dies masks its group and adds an error line; the driver decides whether the run
 continues. A reward that breaks its contract always stops the run.
 
-Workers are neither multiprocessing's nor Pebble's. Workers of those pools share a pipe and its locks, so a worker that
-dies with a lock breaks the whole pool. A spawned process of theirs also imports the parent's main module, which is Ray
-in a Ray actor. Here each worker has its own socket, and starts with the imports of the registry only.
+The pools of multiprocessing and Pebble are not used. Their workers share a pipe and its locks, so a worker that dies
+with a lock breaks the whole pool. Their spawned processes also import the parent's main module, which is Ray in a Ray
+actor. Here each worker has its own socket, and starts with the imports of the registry only.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from hpc_grpo.system.secret import environ_for
 from hpc_grpo.system.usage import Meter, Usage
 
 _RESUME_S = 600.0
-"""Seconds for a reward's `prepare` on a resume, which may wait for a server. The limit is fixed, whatever `timeout_s`:
-`deadlines.start_s` must not end the wait before its message.
+"""Extra seconds for a reward's `prepare` on a resume, which may wait for a server. Independent of `timeout_s`: the wait
+must end with its own message before `deadlines.start_s` ends it.
 """
 
 _GRACE_S = 5.0
-"""Extra time for a built-in's worker. The worker itself stops a completion at its deadline."""
+"""Extra seconds before a built-in's worker is killed: the worker itself stops a completion at its deadline."""
 
 _MAX_TRIES = 2
-"""If something else than the call killed a worker, the call is retried once. After a second death the reward fails."""
+"""A call is retried once if its worker died for a reason outside the call. After a second death the reward fails."""
 
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """A graded group. All tuples have one entry per completion.
+    """A graded group. All tuples except `errors` have one entry per completion.
 
     `rewards` is the weighted sum of `parts`, which are not weighted. If a reward failed, its part and `rewards` are 0.0
     and `valid` is False for all completions. `errors` has one line for each failed reward. `timed_out` is True if each
-    failed reward missed its deadline. `over_budget` says how a completion used up a reward's limit, else "". This
+    failed reward missed its deadline. `over_budget` says how a completion used up a reward's limit, else "". Such a
     completion gets the reward's worst possible score.
     """
 
@@ -85,7 +85,7 @@ class RewardPool:
         self._closed = False
         names, environ = tuple(map(_function_name, rewards)), _environ_for(rewards)
         self._slots = [WorkerSlot(names, load_timeout_s, environ) for _ in range(num_workers)]
-        self._idle: LifoQueue[WorkerSlot] = LifoQueue()  # the last one used has imported the rewards
+        self._idle: LifoQueue[WorkerSlot] = LifoQueue()  # LIFO: the last used worker has imported the rewards
         for slot in self._slots:
             self._idle.put(slot)
         # A worker dies with the thread that started it (PDEATHSIG), so these threads live as long as the pool. They
@@ -96,9 +96,9 @@ class RewardPool:
             thread.start()
 
     def check(self, *, is_resume: bool = False) -> tuple[str, ...]:
-        """Import every reward in a worker and prepare one after the other. Return their notes for the user.
+        """Import and prepare the rewards in workers, one after the other. Return their notes for the user.
 
-        Raises ConfigError if this fails or misses the deadline. On a resume, raises RewardAwayError if a reward's
+        Raises ConfigError if a reward fails or misses the deadline. On a resume, raises RewardAwayError if a reward's
         server does not answer.
         """
         notes = []
@@ -121,13 +121,13 @@ class RewardPool:
         rewards: Mapping[str, RewardConfig] | None = None,
         images: tuple[bytes, ...] = (),
     ) -> PendingGroup:
-        """Grade one group by the rewards with these labels; None: all. Without rewards the group gets 0.0."""
+        """Begin to grade one group by `rewards`, by label; None: all rewards of the pool. {} gives the reward 0.0."""
         rewards = self._rewards if rewards is None else rewards
         calls = {}
         for label, reward in rewards.items():
             group = Group(prompt, tuple(completions), fields, reward.timeout_s, images)
             call = Call(_function_name(reward), reward.settings() or reward.args, group)
-            # The worker ends a completion of a built-in itself; its own deadline comes first.
+            # The worker itself stops a built-in's completion at the deadline; kill the worker only later.
             grace_s = 0.0 if ":" in reward.name else _GRACE_S
             calls[label] = self._put(call, reward.timeout_s + grace_s)
         return PendingGroup(rewards, len(completions), calls)
@@ -183,7 +183,7 @@ class PendingGroup:
     calls: Mapping[str, Future[CallResult]]
 
     async def wait(self) -> RewardOutcome:
-        """Return the outcome once every reward has answered, without a thread. Raises what `result` raises."""
+        """Return `result()` once every reward has answered, without blocking a thread. Raises the same errors."""
         await asyncio.gather(*map(asyncio.wrap_future, self.calls.values()), return_exceptions=True)
         return self.result()
 
@@ -221,7 +221,7 @@ class PendingGroup:
 
 
 class _WorkerLostError(Exception):
-    """The worker ended or was stopped. `how` says how; `is_calls_fault`: a retry would end in the same way."""
+    """The worker ended or was stopped. `how` is a text for errors; `is_calls_fault`: a retry would end the same way."""
 
     def __init__(self, how: str, *, is_calls_fault: bool) -> None:
         self.how, self.is_calls_fault = how, is_calls_fault
@@ -235,10 +235,10 @@ class WorkerSlot:
         self._worker: _WorkerProcess | None = None
         self._closed = False
         self._lock = threading.Lock()
-        """Held to start, drop and close a worker, so that none is started or killed twice."""
+        """Held to start, drop and close a worker, so that no worker is started or killed twice."""
 
     def close(self) -> None:
-        """Kill the worker at once. No other one starts."""
+        """Kill the worker at once. No other worker starts."""
         with self._lock:
             self._closed = True
             if self._worker is not None:
@@ -246,7 +246,7 @@ class WorkerSlot:
 
     def usage(self) -> Usage | None:
         """Return the worker's usage since the last call. None without a running worker."""
-        if not self._lock.acquire(blocking=False):  # a killed worker may take long to end, and all grading would wait
+        if not self._lock.acquire(blocking=False):  # do not wait: a killed worker may take long to end
             return None
         try:
             return None if self._worker is None else self._worker.meter.read()
@@ -256,9 +256,9 @@ class WorkerSlot:
             self._lock.release()
 
     def serve(self, call: Call | Preparation, timeout_s: float) -> CallResult:
-        """Run the call and return its result or failure. Retry once if something else ended the worker.
+        """Run the call and return its result or failure. Retry once if its worker ended for a reason outside it.
 
-        Raises HpcGrpoError once closed.
+        Raises HpcGrpoError after `close`.
         """
         how = ""
         for _ in range(_MAX_TRIES):
@@ -301,9 +301,9 @@ class WorkerSlot:
         return failure
 
     def _ask(self, message: Any, timeout_s: float) -> Any:
-        """Return the worker's answer. Each sign of progress gives the worker `timeout_s` again.
+        """Send a message to the worker and return its answer. Each sign of progress restarts the timeout.
 
-        Raises TimeoutError, _WorkerLostError, or HpcGrpoError once closed. The worker is ended in each case.
+        Raises TimeoutError, _WorkerLostError, or HpcGrpoError after `close`. The worker is ended in each case.
         """
         worker, took_message = self._worker, False
         assert worker is not None
@@ -329,7 +329,7 @@ class WorkerSlot:
 
 
 class _WorkerProcess:
-    """A process of `worker.main`."""
+    """A reward process (`worker.main`) and its socket."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.process, self._socket = start_program("hpc_grpo.grading.worker", environ)
@@ -351,7 +351,7 @@ class _WorkerProcess:
 def labelled(reward_sets: Sequence[Sequence[RewardConfig]]) -> list[dict[str, RewardConfig]]:
     """Label the rewards of each set by their names. Another reward of a name gets #2, #3 …
 
-    Rewards of two sets have one label if name and arguments are equal: a label's scores are not weighted.
+    Rewards of two sets share a label if name and arguments are equal. Weights may differ: scores are not weighted.
 
     >>> easy, hard = RewardConfig(name="a:f"), RewardConfig(name="a:f", args={"level": 3})
     >>> [list(each) for each in labelled([[easy], [hard, easy], [hard, hard]])]
@@ -379,7 +379,7 @@ def _worst(reward: RewardConfig) -> float:
 
 
 def _environ_for(rewards: Sequence[RewardConfig]) -> dict[str, str]:
-    """Return a worker's variables, with only the secrets that its reward lists.
+    """Return a worker's environment variables, with only the secrets that its rewards list.
 
     A proxy's address may contain a password. Only workers of built-ins that call a server get it.
     """

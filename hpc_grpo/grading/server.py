@@ -1,8 +1,8 @@
 """The reward server: hosts rewards over HTTP for the reward `remote`, on a node with their dependencies.
 
 Runs in its own process, `hpc-grpo reward serve`; a pool like a grader's scores the requests. It serves only callers
-that prove its token, because rewards execute code and prompts are private. A caller begins with
-MAGIC, both sides prove the token (system/proof.py), and requests follow on that connection.
+that prove that they know its token, because rewards execute code and prompts are private. A caller begins with MAGIC,
+both sides prove that they know the token (system/proof.py), and requests follow on that connection.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*((200, {"status": "ok"}) if self.path == "/health" else (404, {"error": "no such path"})))
 
     def do_POST(self) -> None:
-        """Score groups. Status 422 if a reward fails, which a retry would not fix; 503 if the deadline passed."""
+        """Score groups. Status 422: a reward failed, and a retry would fail too. Status 503: rewards were too slow."""
         if not self._is_allowed():
             return
         try:
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_allowed(self) -> bool:
         if not self.is_proved:
-            self.close_connection = True  # its body is not read
+            self.close_connection = True  # the request's body is not read
             self._answer(401, {"error": "prove the token: name its variable in rewards.N.args.token_env of `remote`"})
         return self.is_proved
 
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _groups(body: Any) -> list[Group]:
-    """Split a request into runs of one prompt and one item, for the pool. Raises ValueError and similar errors."""
+    """Return a group for each run of rows with equal prompt and item. Raises ValueError and similar errors."""
     prompts, completions, fields = body["prompts"], body["completions"], body.get("fields", {})
     if not all(isinstance(text, str) for text in [*prompts, *completions]) or len(prompts) != len(completions):
         raise ValueError("prompts and completions are lists of texts of one length")

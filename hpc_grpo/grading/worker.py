@@ -1,8 +1,8 @@
 """The program of a reward worker, in its own process. The grader's side is `pool.py`.
 
-Waits for the next call, and ends with its parent. It imports only the standard library and the registry. No exception
-leaves it: the parent might not be able to unpickle it, and a tensor among the scores would make the parent import
-torch.
+Waits for the next call, and ends with its parent. It imports only the standard library and the registry. It sends no
+exceptions and no tensors: the parent might not be able to unpickle an exception, and a tensor would make the parent
+import torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _functions: dict[str, Any] = {}
 class Call:
     """One reward over one group. `args` are the settings of a built-in, or the keyword arguments of a user's function.
 
-    The parent ends it after `group.timeout_s`. A built-in that scores completions one by one has this time for each.
+    The parent ends the call after `group.timeout_s`. A built-in that scores one by one has this time per completion.
     """
 
     reward: str
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Preparation:
-    """A call of a reward's `prepare`, before training. `is_resume`: the run called it before, at its start."""
+    """A call of a reward's `prepare`, before training. `is_resume`: the run has called `prepare` before."""
 
     reward: str
     args: Any
@@ -56,7 +56,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class CallResult:
-    """The result of a call or a preparation: `scores`, or one of the other fields.
+    """The result of a call (`scores` and `lost`) or of a preparation (`note`), or an error.
 
     `scores` has one number per completion. `lost` maps completions that exceeded their budget to the reason. `failure`
     is a temporary error; `timed_out`: the failure was a deadline. `violation` is a permanent break of the contract.
@@ -76,7 +76,7 @@ def main(descriptor: int, parent_pid: int) -> None:
     """Answer the messages that arrive at a socket, one by one, until the parent closes it.
 
     A message is a `Call`, a `Preparation`, or a tuple of names of rewards to import. An empty answer reports progress:
-    a message was received, or a completion was scored. A later death of the worker was caused by that message.
+    a message was received, or a completion was scored. If the worker dies later, that message is the probable cause.
     """
     tie_to_parent(parent_pid, signal.SIGKILL)
     os.set_inheritable(descriptor, False)
@@ -108,7 +108,7 @@ def load(names: Sequence[str]) -> str | None:
 
 
 def prepare(asked: Preparation) -> CallResult:
-    """Call the reward's `prepare`, if it has one. Its return value is a note to the user; an exception is a result."""
+    """Call the reward's `prepare`, if it has one. The result holds its return value as a note, or its error."""
     name, function = asked.reward, _functions[asked.reward]
     if (own := getattr(function, "prepare", None)) is None:
         return CallResult()
@@ -152,7 +152,7 @@ def arguments_of(signature: inspect.Signature, call: Call, *, are_guessed: bool 
     """Return the keyword arguments of a user's function, or the error if one is missing.
 
     Columns that the function does not accept are omitted. `args` replace columns of the same name. A parameter `images`
-    gets a list of PIL images for each completion. If columns `are_guessed`, without reading data, the error names none.
+    gets a list of PIL images for each completion. If columns `are_guessed`, the data is not read: the error names none.
     """
     group, count = call.group, len(call.group.completions)
     columns = {name: [value] * count for name, value in group.fields.items()}
@@ -169,7 +169,7 @@ def arguments_of(signature: inspect.Signature, call: Call, *, are_guessed: bool 
         here = "which are unknown until it is read" if are_guessed else f"here: {', '.join(group.fields) or 'none'}"
         return (
             f"cannot be called: {error}. It gets lists by name: prompts, completions, and the columns of the data set, "
-            f"{here}. A last parameter **columns takes those that it does not use."
+            f"{here}. A last parameter **columns takes the columns that it does not use."
         )
     return arguments
 

@@ -41,7 +41,7 @@ WATCHING = "watching"
 
 
 class LearnerActor:
-    """Made a Ray actor by the driver; methods of a group run one at a time, in the order called."""
+    """The driver makes it a Ray actor. Methods of a concurrency group run one at a time, in the order of the calls."""
 
     def __init__(
         self, config: Config, rank: int, world_size: int, total_optimizer_steps: int, keeper: Any = None
@@ -49,7 +49,7 @@ class LearnerActor:
         """`keeper` is the actor of the head's disk, if this node does not see that disk (run/keeper.py)."""
         dump_stacks_on_signal("learner")
         PULSE.open("learner", patience_of_actor(config))
-        # Before the import of torch, whose threads inherit the cores.
+        # Call this before the import of torch, whose threads inherit the cores.
         if said := keep_near_gpus():
             print(said, flush=True)
         self._config, self._keeper, self._algorithm = config, keeper, algorithm_of(config)
@@ -77,7 +77,7 @@ class LearnerActor:
         record: Path | None,
         measured: Sequence[RemoteGroup] | None,
     ) -> dict[str, Reduction]:
-        """Train on this learner's share of a step. `record` is a folder for the share. `measured`: see `Batch`."""
+        """Train on this learner's share of a step. `record`: a folder to save the share in. `measured`: see `Batch`."""
         with PULSE.working("train"):
             fetched = []
             for each in minibatches:
@@ -93,11 +93,11 @@ class LearnerActor:
             return self._learner.train_step(fetched, None if measured is None else self._sequences(measured))
 
     def microbatches(self) -> tuple[int, int]:
-        """Return the numbers of trained and of all microbatches of the current step. Call it in the group WATCHING."""
+        """Return the step's number of trained microbatches, and of all microbatches. Call it in the group WATCHING."""
         return self._learner.microbatches
 
     def usage(self) -> Usage:
-        """Return the usage since the last call. Busy is the time of computing without waiting for other learners."""
+        """Return the usage since the last call. `busy_s` excludes waits for other learners."""
         return METER.read()
 
     def start_profile(self) -> None:
@@ -122,7 +122,7 @@ class LearnerActor:
         return self._writer.write()
 
     def publish_checkpoint(self, *shares: tuple[FileEntry, ...]) -> float:
-        """Complete the checkpoint, on one learner, after all have written. Return the seconds since its staging.
+        """Complete the checkpoint after all learners have written. Return the seconds since its staging began.
 
         `shares` are the return values of all learners' `write_checkpoint`.
         """
@@ -155,7 +155,7 @@ class LearnerActor:
         folder = store = None
         if writes:
             folder = Path(os.environ.get(SHM_DIR_VARIABLE) or tempfile.mkdtemp(prefix="hpc-grpo-", dir="/dev/shm"))
-            # Remove the folder of an earlier driver: its group's addresses would be mistaken for this group's.
+            # Remove the file of an earlier driver: its addresses would be mistaken for this group's.
             (folder / RENDEZVOUS).unlink(missing_ok=True)
             store = open_store(folder, spec, create=True)
         self._publisher = WeightPublisher(spec.layout, self._learner.gathered, store)

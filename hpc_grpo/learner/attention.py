@@ -1,7 +1,7 @@
-"""Attention over packed documents. No document sees another one, and no T x T mask is built.
+"""Attention over packed documents. Documents do not attend to each other, and no T x T mask is built.
 
-Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width. A document may continue another document, its
-prompt: it attends to the prompt's tokens, then to its own.
+Letters: `T` tokens of the microbatch, `H` heads, `D` a head's width. A completion may be a document that continues a
+prompt, another document. Its tokens then attend to the prompt's tokens too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hpc_grpo.learner.sequence import exchanges_heads
 PACKED_SDPA, PACKED_VARLEN = "packed_sdpa", "packed_varlen"
 
 _CELLS_OF_A_CALL = {"cpu": 64**2, "cuda": 512**2}
-"""The cost of one more kernel call, in scores that could be computed in that time. A guess of the right magnitude."""
+"""The cost of one more kernel call, in attention scores computed in the same time. Only the magnitude is known."""
 
 
 @dataclass(frozen=True)
 class Grid:
     """Documents of similar lengths, right-padded to `length`.
 
-    With `prompt`, an index into `DocumentLayout.prompt_lengths`, all of them continue that prompt.
+    If `prompt`, an index into `DocumentLayout.prompt_lengths`, is not None, all documents continue that prompt.
     """
 
     num_rows: int
@@ -39,12 +39,12 @@ class Grid:
 Gathering = tuple[Tensor, Tensor, Tensor | None]
 """Arguments of `_gather`: the input row of each output row, the output row of each input row, and a mask `[rows]`.
 
-The mask marks input rows that reach no relevant output: they get no gradient.
+The mask is True for input rows that no output needs: they get no gradient.
 """
 
 
 class _Gather(torch.autograd.Function):  # type: ignore[misc]
-    """Gathers rows of `[rows, H, D]`. Has its own backward, because index_add_ works row by row on CPU."""
+    """Gathers rows of `[rows, H, D]`. Its backward replaces torch's index_add_, which works row by row on CPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor, missing: Tensor | None) -> Tensor:
@@ -65,11 +65,11 @@ def _gather(rows: Tensor, gathering: Gathering | None) -> Tensor:
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """The grids in order, and the rows that move tokens into them.
+    """The grids of a microbatch, and the indices that move its tokens into the grids and back.
 
-    `to_grids` and `to_tokens` gather the cells of all grids and back; None if the tokens already have that order.
-    `to_prompts` gathers the tokens of all prompts, `prompt_lengths` each; None without prompts. `max_length` is the
-    length of the longest document with its prompt.
+    `to_grids` gathers tokens into the cells of all grids, `to_tokens` gathers them back; None if the order is equal.
+    `to_prompts` gathers the tokens of the shared prompts, whose lengths are `prompt_lengths`; None without prompts.
+    `max_length` is the length of the longest document with its prompt.
     """
 
     grids: tuple[Grid, ...]
@@ -81,10 +81,10 @@ class DocumentLayout:
     _masks: dict[int, list[Tensor | None]] = field(default_factory=dict)
 
     def masks(self, window: int | None, like: Tensor) -> list[Tensor | None]:
-        """Return the mask added to the scores of each grid, in the type of `like`; None if causal attention is enough.
+        """Return the mask added to the scores of each grid, in the type of `like`; None where `is_causal` is enough.
 
-        A mask `[length, prompt + length]` is 0 for the last `window` keys up to the query's own, else -inf. The layers
-        of a forward pass share it.
+        A mask `[length, prompt + length]` is 0 for the last `window` keys up to the query's own, else -inf. All layers
+        of a forward pass share the masks.
         """
         window = min(window or self.max_length, self.max_length)
         if window not in self._masks:
@@ -119,14 +119,14 @@ class DocumentLayout:
 
 
 def _mask(length: int, before: int, window: int, like: Tensor) -> Tensor:
-    """Return a mask of `length` queries, the first of which comes after `before` keys."""
+    """Return the mask `[length, before + length]` of queries that follow `before` keys (`DocumentLayout.masks`)."""
     seen = torch.ones(length, before + length, dtype=torch.bool, device=like.device)
     seen = seen.tril_(before).triu_(before - window + 1)
     return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
 
 
 def document_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | None] | None = None) -> DocumentLayout:
-    """Lay out documents of `lengths` in order. `prompts` has the document that each document continues."""
+    """Lay out documents of `lengths`. `prompts[i]` is the index of the document that document i continues, or None."""
     sizes, of_documents = np.asarray(lengths, dtype=np.int64), prompts or [None] * len(lengths)
     num_tokens, starts = int(sizes.sum()), np.cumsum(sizes) - sizes
     used = sorted({each for each in of_documents if each is not None})
@@ -148,7 +148,7 @@ def document_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int |
         places = np.empty(num_tokens, np.int64)
         places[cells[real]] = np.flatnonzero(real)
         index, inverse, missing = (_on(device, array) for array in (cells, places, ~real))
-        # A padding cell comes after every token of its document, so causal attention gives it no gradient.
+        # Padding comes after the tokens of its document, so causal attention gives padding no gradient.
         to_grids, to_tokens = (index, inverse, None), (inverse, index, missing)
     if used:
         taken = np.concatenate([starts[each] + np.arange(sizes[each]) for each in used])
@@ -184,11 +184,11 @@ def _cut_by_length(documents: Any, sizes: Any, before: int, cost_of_a_call: int)
 
 @dataclass(frozen=True)
 class VarlenLayout:
-    """The borders of documents for a kernel without padding.
+    """The borders of N documents for a kernel without padding.
 
     `query_borders` and `key_borders` `[N + 1]` int32 are the starts of each document's queries and keys, and the end of
-    the last. `most_queries` and `most_keys` are the lengths of the longest. `keys` has the positions of all keys, each
-    document's prompt before its own keys; None if keys have the order of queries.
+    the last document. `most_queries` and `most_keys` are the largest numbers in one document. `keys` has the positions
+    of all keys, each document's prompt before its own keys; None if keys have the order of queries.
     """
 
     query_borders: Tensor
@@ -199,7 +199,7 @@ class VarlenLayout:
 
 
 def varlen_layout(lengths: Sequence[int], device: Any, prompts: Sequence[int | None] | None = None) -> VarlenLayout:
-    """Lay out documents of `lengths` as `document_layout` does, for a kernel without a grid."""
+    """Lay out documents for a kernel without padding. Takes the arguments of `document_layout`."""
     borders = np.append(0, np.cumsum(np.asarray(lengths, dtype=np.int64)))
     queries, longest = _on(device, borders.astype(np.int32)), max(lengths)
     if prompts is None or all(prompt is None for prompt in prompts):
@@ -221,13 +221,13 @@ def _on(device: Any, array: Any) -> Tensor:
 def packed_sdpa(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend causally within each document of `packed_layout`, with the signature of transformers' AttentionInterface.
+    """Attend causally within each document of the option `packed_layout`. For transformers' AttentionInterface.
 
     `query` `[1, H, T, D]`, `key` and `value` `[1, Hkv, T, D]`; returns `[1, T, H, D]`. Documents are gathered into
     right-padded grids `[rows, H, length, D]`. In causal attention no real token sees padding on its right, so no mask
-    is needed and the fused kernels apply. Documents that share a prompt have its keys before their own, and a mask of
-    one document's size. Documents longer than a sliding window have such a mask too. Raises ConfigError without a
-    layout, and for options that this kernel does not compute.
+    is needed and the fused kernels apply. A mask of one document's size is needed for documents that continue a prompt
+    or exceed a sliding window. Raises ConfigError without a layout, and for options that this kernel does not
+    compute.
     """
     layout: DocumentLayout = _layout("sdpa", module, attention_mask, options)
     masks = layout.masks(options.get("sliding_window"), query)
@@ -255,10 +255,10 @@ def packed_sdpa(
 def packed_varlen(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend as `packed_sdpa` does, by torch's kernel for documents of any length, also within a sliding window.
+    """Compute what `packed_sdpa` computes, with torch's kernel for documents of different lengths.
 
     The kernel is flash attention (`torch.nn.attention.varlen`). Its causal mask is aligned to the last query and the
-    last key: a document that continues a prompt sees the complete prompt. A window of w tokens starts w - 1 back.
+    last key: a document that continues a prompt sees the complete prompt. A window of w tokens ends at the query.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -271,7 +271,7 @@ def packed_varlen(
         )
     queries, keys, values = (heads[0].transpose(0, 1) for heads in (query, key, value))
     if layout.keys is not None:
-        # In float32: backward sums the gradients of all completions at their prompt. 16 bits would round each sum.
+        # Gather in float32: backward sums the gradients of all completions at their prompt, and 16 bits would round.
         keys, values = (own.float().index_select(0, layout.keys).to(query.dtype) for own in (keys, values))
     output = varlen_attn(
         *(queries, keys, values, layout.query_borders, layout.key_borders, layout.most_queries, layout.most_keys),
@@ -285,7 +285,7 @@ def packed_varlen(
 def has_grouped_kernel(device_type: str, dtype: torch.dtype, head_size: int, *, is_masked: bool = False) -> bool:
     """Return whether a fused kernel accepts fewer key heads than query heads. Without one, torch builds `[H, T, T]`.
 
-    On CUDA flash attention does, in 16 bits, up to 256 channels per head and without a mask. The memory-efficient
+    On CUDA, flash attention accepts them in 16 bits, up to 256 channels per head, without a mask. The memory-efficient
     kernel accepts float32, wider heads and masks, but in some versions of torch no grouped heads
     (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp). torch falls back silently.
     """
@@ -317,7 +317,7 @@ def register_kernels() -> None:
     """Register both kernels with transformers by name, and switch off cuDNN's attention in this process.
 
     cuDNN plans each new shape for about a second, and packed documents have new shapes in every step. transformers
-    builds masks only for kernels with a mask function: without one, nothing of size T x T exists.
+    builds T x T masks only for kernels with a mask function. These kernels have none.
     """
     from transformers import AttentionInterface
 
@@ -327,11 +327,11 @@ def register_kernels() -> None:
 
 
 def _layout(kernel: str, module: Any, attention_mask: Tensor | None, options: Mapping[str, Any]) -> Any:
-    """Return the layout of the documents. Raises ConfigError without it, or for what the kernel does not compute."""
+    """Return the layout of the documents. Raises ConfigError without a layout, or for options that the kernel lacks."""
     if options.get("packed_layout") is None:
         raise ConfigError(
             f"model.path: the attention {type(module).__name__} of transformers does not receive the borders of "
-            f"sequences in a packed row, because its layers pass nothing on to their kernel. Use a model of another "
+            f"sequences in a packed row, because its layers pass no options to their kernel. Use a model of another "
             f"architecture, such as Llama, Qwen or Mistral."
         )
     refused = {"an attention mask": attention_mask, f"dropout {options.get('dropout')}": options.get("dropout") or None}

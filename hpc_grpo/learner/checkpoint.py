@@ -1,11 +1,11 @@
-"""Saves and restores all state that a learner's next step depends on, and exports the policy.
+"""Saves and restores all state that the learners' next step depends on, and exports the policy.
 
 A checkpoint is DeepSpeed's state on every rank (weights, optimizer, schedule), the random number generators and a
 manifest of all files. A resume with the same number of ranks is bit-identical. Staging, loading and exporting are
-collectives: they wait for all ranks. If the state is staged in host memory, its writing does not delay training.
+collectives: they wait for all ranks. A state that is staged in host memory is written while training continues.
 
-Another number of ranks loads DeepSpeed's universal form. This module, run as a program, writes this form beside the
-checkpoint. The driver removes the form after loading.
+A resume with another number of ranks loads DeepSpeed's universal form. This module, run as a program, writes the
+universal form beside the checkpoint. The driver removes it after loading.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _TOKENIZER_FILES = (
 
 
 class CheckpointWriter:
-    """One learner's part of a checkpoint. All create it together; `write` runs on any thread; rank 0 calls `publish`.
+    """One learner's part of a checkpoint. All learners create theirs together, then `write`; one calls `publish`.
 
-    One checkpoint at a time. Each call raises HpcGrpoError if a file cannot be written. Older checkpoints stay; a
-    checkpoint of the same step is replaced only when the new one is complete.
+    One checkpoint at a time. `write` may run on any thread. Each call raises HpcGrpoError if a file cannot be written.
+    Older checkpoints stay; a checkpoint of the same step is replaced only when the new one is complete.
     """
 
     def __init__(self, learner: Learner, directory: Path, driver_state: dict[str, Any], *, behind: bool) -> None:
-        """Stage the current state. `behind`: in host memory, to be written later; otherwise on disk. A collective."""
+        """Stage the current state: in host memory if `behind`, for `write`; otherwise on disk. A collective."""
         self._learner, self._directory, self._begun = learner, directory, time.monotonic()
         staging, stage = learner.files.disk.here(staging_path(directory)), learner.config.train.zero_stage
         self._manifest = Manifest(learner.policy_version, learner.world_size, stage, (), driver_state)
@@ -80,7 +80,7 @@ class CheckpointWriter:
             return tuple(files.disk.settle(files.disk.here(staging_path(self._directory)), files.write()))
 
     def publish(self, shares: Sequence[Sequence[FileEntry]]) -> float:
-        """Complete the checkpoint from the files of all learners; return the seconds since staging.
+        """Complete the checkpoint from the files of all learners; return the seconds since staging began.
 
         The writers list their files: on a network file system this node may not see the others' files yet.
         """
@@ -88,7 +88,7 @@ class CheckpointWriter:
         with _named_errors(self._directory):
             entries = {entry.name: entry for share in shares for entry in share}
             here = {str(file.relative_to(staging)) for file in staging.rglob("*") if file.is_file()}
-            # DeepSpeed adds a script or two to its files.
+            # Add the scripts that DeepSpeed writes: no learner has listed them.
             entries |= {entry.name: entry for entry in hash_files(staging, sorted(here - entries.keys()))}
             files = tuple(entries[name] for name in sorted(entries))
             write_manifest(staging, replace(self._manifest, files=files))
@@ -112,10 +112,10 @@ def _named_errors(directory: Path) -> Iterator[None]:
 
 
 def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = None) -> dict[str, Any]:
-    """Restore `directory`; return the driver state stored with it.
+    """Restore the checkpoint `directory`; return its driver state.
 
-    If another number of learners wrote it, call `write_universal` for the same folder first. Raises ConfigError if the
-    checkpoint is damaged, or was written under another ZeRO stage.
+    If another number of learners wrote the checkpoint, call `write_universal` first; `universal` is its `folder`.
+    Raises ConfigError if the checkpoint is missing or damaged, or was written under another ZeRO stage.
     """
     disk, engine = learner.files.disk, learner.ds_engine
     with disk.opened(directory) as here:
@@ -126,7 +126,7 @@ def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = 
             raise ConfigError(f"Checkpoint {directory} is damaged: {'; '.join(wrong)}. Remove it to use an older one.")
         if manifest.zero_stage != learner.config.train.zero_stage:
             raise ConfigError(
-                f"Checkpoint {directory} was written with train.zero_stage = {manifest.zero_stage}; set it so again."
+                f"Checkpoint {directory} was written with train.zero_stage = {manifest.zero_stage}. Set this value."
             )
         is_resharded = manifest.world_size != learner.world_size
         rewritten = disk.opened(universal or staging_path(_universal(directory)), whole=True)
@@ -146,24 +146,24 @@ def load_checkpoint(learner: Learner, directory: Path, universal: Path | None = 
 
 
 def _universal(checkpoint: Path) -> Path:
-    """Return the folder whose staging folder holds the universal form. `recover_dirs` removes a leftover."""
+    """Return the folder whose staging folder holds the universal form. After a crash, `recover_dirs` removes it."""
     return checkpoint.with_name(f"{checkpoint.name}_universal")
 
 
 def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
-    """Write the universal form of `checkpoint / TAG` into `folder`, or beside it.
+    """Write the universal form of `checkpoint / TAG` into `folder`, by default beside the checkpoint.
 
-    Takes long for a large model: no learner may wait in a collective. Raises LaunchError without the disk space, or if
-    DeepSpeed's conversion fails.
+    Takes long for a large model, so no learner may wait for it in a collective. Raises LaunchError if disk space is
+    missing, or if DeepSpeed's conversion fails.
     """
     source, target = checkpoint / TAG, (folder or start_staging(_universal(checkpoint))) / TAG
     needed = _COPIES * sum(file.stat().st_size for file in source.rglob("*") if file.is_file())
     free = shutil.disk_usage(target.parent).free
     if free < needed:
-        instead = "use as many learners as before" if folder is None else "name another folder by TMPDIR"
+        instead = "use as many learners as before" if folder is None else "set TMPDIR to another folder"
         raise LaunchError(
-            f"{checkpoint} is rewritten for another number of learners, for which {needed / 2**30:.1f} GiB are needed "
-            f"in {target.parent}; {free / 2**30:.1f} are free. Free some, or {instead}."
+            f"{checkpoint} is rewritten for another number of learners. This needs {needed / 2**30:.1f} GiB in "
+            f"{target.parent}, and {free / 2**30:.1f} GiB are free. Free space there, or {instead}."
         )
     # In a separate process: the conversion forks workers, and a learner with threads must not fork.
     command = own_command("-m", "hpc_grpo.learner.checkpoint", "--inject_missing_state")
@@ -178,11 +178,11 @@ def write_universal(checkpoint: Path, folder: Path | None = None) -> None:
 
 @contextmanager
 def settings_of_config(engine: Any) -> Iterator[None]:
-    """Keep the settings of optimizer, clipping and schedule while `engine` loads a checkpoint.
+    """Keep the config's settings of optimizer, clipping and schedule while `engine` loads a checkpoint.
 
     A fork may have other settings than the run that wrote the checkpoint. The learning rate becomes the schedule's
-    value at the checkpoint's optimizer step. A universal form would also give all parameter groups the settings of the
-    first group.
+    value at the checkpoint's optimizer step. Loading a universal form would also give all parameter groups the settings
+    of the first group.
     """
     optimizer, scheduler = engine.optimizer, engine.lr_scheduler
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
@@ -233,10 +233,10 @@ def _restore_rng(state: dict[str, Any]) -> None:
 
 
 def export_model(learner: Learner, directory: Path, *, merged: bool = False) -> None:
-    """Write the policy in Hugging Face format, atomically, on rank 0: for `from_pretrained` and vLLM.
+    """Write the policy on rank 0, atomically, in Hugging Face format for `from_pretrained` and vLLM. A collective.
 
-    Tied weights are stored once; `from_pretrained` ties them again. For a policy with an adapter this is the adapter in
-    PEFT's format, or with `merged` the merged model.
+    Tied weights are stored once; `from_pretrained` ties them again. With LoRA, writes the adapter in PEFT's format, or
+    the merged model if `merged`.
     """
     is_adapter = learner.config.lora is not None and not merged
     gather = gathered_adapter if is_adapter else gathered

@@ -1,7 +1,7 @@
 """The critic of PPO: values the state before every trained token, and learns the returns.
 
-Its model is the trunk of a causal language model with a head of one number. It has its own optimizer and ZeRO shards.
-It is exported as a token classifier of one label: the logit at a token is the value of the state after this token.
+The critic is the trunk of a causal language model with a head of one number. It has its own optimizer and ZeRO shards.
+Its export is a token classifier with one label: the logit at a token is the value of the state after this token.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Critic(LearnerPart):
         return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
-        """Restore the critic. Raises ConfigError if the checkpoint has none, or one of another number of learners."""
+        """Restore the critic. Raises ConfigError if the checkpoint lacks it, or another number of learners wrote it."""
         manifest = read_manifest(folder)
         if manifest is not None and manifest.world_size != self.world_size:
             raise ConfigError(
@@ -91,7 +91,7 @@ class Critic(LearnerPart):
             raise ConfigError(f"Checkpoint {folder} holds no critic: it is not from a run with task = ppo.")
 
     def export(self, folder: Path) -> None:
-        """Write the value model, its head in float32, into the folder `critic`. `task.args.critic` reads it.
+        """Write the value model with a float32 head into `folder / "critic"`, for `task.args.critic`. A collective.
 
         If transformers has no token classifier of the architecture, prints a message and writes nothing.
         """
@@ -132,7 +132,7 @@ class Critic(LearnerPart):
     def _estimates(
         self, sequences: Sequence[TrainSequence], values: Sequence[Tensor]
     ) -> list[tuple[Float32Array, Float32Array]]:
-        """Return advantages and returns of each sequence, in packed order. Weightless microbatches come last."""
+        """Return advantages and returns of each sequence, in packed order. Fillers come last and are left out."""
         ends = np.cumsum([sequence.num_trained_tokens for sequence in sequences], dtype=np.int64)
         own_values = np.split(torch.cat(list(values)).cpu().numpy(), ends)[:-1]
         estimate = partial(
@@ -155,7 +155,7 @@ class Critic(LearnerPart):
     def train(
         self, batches: Sequence[PackedBatch], values: Sequence[Tensor], returns: Float32Array, num_valid_tokens: int
     ) -> dict[str, Mean]:
-        """Take one optimizer step on the returns of a minibatch. Return metrics, means over this rank's tokens.
+        """Take one optimizer step on the returns of a minibatch. Return metrics: means over this rank's tokens.
 
         Returns {} if no rank has a trained token. Raises HpcGrpoError if the gradient is not finite.
         """
@@ -185,7 +185,7 @@ class Critic(LearnerPart):
 def token_rewards(sequence: TrainSequence) -> Float32Array:
     """Return the reward of each trained token `[C]`: a turn's reward is at its last token.
 
-    The next token is then an observation, which is not trained, or the sequence ends.
+    A turn ends where the next token is not trained (an observation), or where the sequence ends.
     """
     ends_turn = np.append(~sequence.loss_mask[1:], True)
     return np.where(ends_turn, sequence.advantages, np.float32(0.0))[sequence.loss_mask]
@@ -194,13 +194,13 @@ def token_rewards(sequence: TrainSequence) -> Float32Array:
 def generalized_advantages(
     rewards: Float32Array, values: Float32Array, discount: float, gae_lambda: float
 ) -> tuple[Float32Array, Float32Array]:
-    """Return the advantages and the returns of a sequence, each `[C]` as `rewards` and `values`.
+    """Return the advantages and the returns of a sequence, each `[C]` like `rewards` and `values`.
 
     A_t = d_t + discount * gae_lambda * A_(t+1)    d_t = r_t + discount * V_(t+1) - V_t    return_t = A_t + V_t
 
     Generalised advantage estimation (Schulman et al., arXiv:1506.02438) over the trained tokens. t + 1 is the next
-    trained token: observations are skipped, as in verl and NeMo-RL. `values` are of the states before each token; the
-    state after the last token has value 0.
+    trained token: observations are skipped, as in verl and NeMo-RL. `values` are those of the states before the
+    tokens; the state after the last token has value 0.
     """
     advantages = np.zeros_like(values)
     following, next_value = 0.0, 0.0
@@ -212,9 +212,9 @@ def generalized_advantages(
 
 
 def value_losses(predicted: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """Return half the squared error per token `[C]`: the larger one of the value and of the clipped value.
+    """Return half the squared error per token `[C]`: the larger error of the value and of the clipped value.
 
-    The value is clipped around the old value, as in PPO's original code (openai/baselines, ppo2). None: no clip.
+    The value is clipped to `old` ± `clip`, as in PPO's original code (openai/baselines, ppo2). None: no clipping.
     """
     errors = (predicted - returns) ** 2
     if clip is not None:
@@ -257,7 +257,7 @@ def build_value_engine(config: Config, world_size: int, device: Any) -> Any:
 
 
 def _read_head(path: str, prefix: str, hidden_size: int) -> Tensor:
-    """Read the head `[D]` of a token classifier of one label. Raises ConfigError if there is none."""
+    """Read the head `[D]` of a token classifier with one label and no bias. Raises ConfigError if there is none."""
     from safetensors import safe_open
 
     found: dict[str, Tensor] = {}

@@ -17,10 +17,10 @@ from hpc_grpo.weights.contract import MIXTURES
 
 
 class Routers:
-    """Holds the routers of all layers. Inside `recorded`, also the logits of a pass."""
+    """Holds the routers of all layers, and inside `recorded` also the logits of a pass."""
 
     def __init__(self, language_model: Any) -> None:
-        """Let each router compute in float32. Mixtures outside MIXTURES do not change."""
+        """Let each router compute in float32. Models whose type is not in MIXTURES do not change."""
         is_known = language_model.config.model_type in MIXTURES
         self.modules = [own for own in language_model.modules() if is_known and type(own).__name__.endswith("Router")]
         self._logits: list[Tensor] | None = None
@@ -45,19 +45,19 @@ class Routers:
             self._logits.append(output[0])
 
     def balance(self, logits: list[Tensor], batch: PackedBatch, group: SequenceGroup | None) -> Tensor:
-        """Return the balancing loss of each target's sequence `[C]`, with gradient; k for an even load (top k).
+        """Return the balancing loss of each target's sequence `[C]`, with gradient. An even load of top k gives k.
 
-        E * sum over experts of f * P. f is the number of times that a token chose the expert, P its probability. Both
-        are means over the sequence's tokens and all layers: `load_balancing_loss_func` of transformers
-        (models/mixtral/modeling_mixtral.py; arXiv:2101.03961, eq. 4 to 6) for a batch of only this sequence. The loss
-        therefore does not depend on packing, shared prompts or other ranks.
+        The loss is E * sum over experts of f * P. f is how often a token chose the expert, P the expert's probability.
+        Both are means over the sequence's tokens and all layers. This is `load_balancing_loss_func` of transformers
+        (modeling_mixtral.py; arXiv:2101.03961, eq. 4 to 6) for a batch of only this sequence, so it does not depend on
+        packing, shared prompts or other ranks.
         """
         num_documents, device = len(batch.document_lengths), batch.input_ids.device
         lengths = torch.tensor(batch.document_lengths, device=device)
         document_of = torch.arange(num_documents, device=device).repeat_interleave(lengths)
         if group is not None:
             document_of = group.own_tokens(document_of, filler=num_documents + 1)
-        # Choices and probabilities of each document, then of an empty document and of padding.
+        # Columns: each document, then an empty document (no prompt), then padding.
         sums = logits[0].new_zeros(2, num_documents + 2, logits[0].shape[-1])
         for layer in logits:
             probabilities = layer.softmax(dim=-1)
@@ -78,7 +78,7 @@ class Routers:
 def route(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return logits `[T, E]`, weights `[T, k]` and experts `[T, k]`, as Mixtral's and Qwen3's routers do.
 
-    The product is in float32 for weights of any precision: rounded to bfloat16, close logits become ties.
+    The product is in float32 for weights of any precision: bfloat16 would turn close logits into ties.
     """
     hidden = hidden_states.reshape(-1, router.hidden_dim)
     logits = functional.linear(hidden.float(), router.weight.float())

@@ -20,8 +20,8 @@ from torch import Tensor
 class RendezvousStore(dist.Store):  # type: ignore[misc]
     """The `Rendezvous` actor as a store of torch.distributed. `call(method, *args)` calls a method of the actor.
 
-    Reads wait up to the store's timeout. torch also calls from its own threads, and holds only the part of a store that
-    is not Python: the caller has to keep this object.
+    Reads wait up to the store's timeout. torch also calls the store from its own threads. The caller must keep a
+    reference to this object, because torch holds only the C++ part of a store.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -58,7 +58,7 @@ class RendezvousStore(dist.Store):  # type: ignore[misc]
     def _wait(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
         values: list[bytes] | None = self._call("get", keys, timeout.total_seconds())
         if values is None:
-            raise dist.DistStoreError(f"After {timeout.total_seconds():.0f} s no value of {', '.join(keys)}.")
+            raise dist.DistStoreError(f"There is no value of {', '.join(keys)} after {timeout.total_seconds():.0f} s.")
         return values
 
 
@@ -90,19 +90,19 @@ def init_process_group(rank: int, world_size: int, device: torch.device, store: 
         device_id=device if is_cuda else None,
     )
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    # Overwritten: another launcher around us may have set values of other ranks.
+    # Overwrite the variables: another launcher around this process may have set other ranks.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(device.index or 0))
     import deepspeed
 
     if not is_cuda:
-        # Prevents DeepSpeed from compiling its shared-memory collectives: 25 s, and a lock file that hangs the next
-        # start if the compilation was killed. The table of compatible ops may be edited.
+        # Keep DeepSpeed from compiling its shared-memory collectives: it reads in this table what it can compile. That
+        # would take 25 s, and the lock file of a killed compilation would hang the next start.
         vars(deepspeed.ops)["__compatible_ops__"] = {}
     deepspeed.comm.init_distributed()
 
 
 def of_all_ranks(rows: Tensor, every: int = 1) -> Tensor:
-    """Concatenate the columns of `rows` `[K, n]` of every `every`-th rank; n may differ. A collective of all ranks."""
+    """Concatenate the columns of `rows` `[K, n]` of each `every`-th rank; n may differ. A collective of all ranks."""
     world_size = dist.get_world_size()
     if world_size == 1:
         return rows

@@ -1,7 +1,7 @@
 """The head's disk for a learner on another node: files are sent and fetched over Ray, in chunks.
 
 The other end is `run/keeper.py`. A learner holds at most three chunks of a file: two in transit and one being filled.
-A checkpoint that it reads is in a folder of this node while it is open.
+A folder of this node holds a checkpoint while the checkpoint is open for reading.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _OUTLINE_MODE = stat.S_IWUSR
 class HeadDisk(RunDisk):
     """The head's disk, for a learner on another node. `root` is the run directory, `here` a local work folder.
 
-    Written files are sent on, and are never complete here. The node's learners share the fetched files of an open
-    checkpoint. A file that is not fetched yet is an outline.
+    Files written to it are sent to the head. The node's learners share the fetched files of an open checkpoint. A file
+    that is not fetched yet is an outline.
     """
 
     def __init__(self, keeper: Any, root: Path, here: Path) -> None:
-        """`keeper` is the handle of an actor that is a `run.keeper.Keeper`."""
+        """`keeper` is the handle of a `run.keeper.Keeper` actor."""
         self._keeper, self._root, self._here = keeper, root, here
         self._sent: dict[Path, FileEntry] = {}
 
@@ -80,7 +80,7 @@ class HeadDisk(RunDisk):
             try:
                 yield here
             finally:
-                with suppress(BlockingIOError):  # another learner of the node is reading: the last one removes it
+                with suppress(BlockingIOError):  # another learner still reads: the last one removes the folder
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(here, ignore_errors=True)
 
@@ -129,7 +129,7 @@ class HeadDisk(RunDisk):
         _result(self._keeper.commit.remote(sending.entry, final or name))
 
     def _outline(self, folder: Path, here: Path) -> list[str]:
-        """Create the head's folder here, its files as outlines; return their names."""
+        """Create the head's folder on this node, with its files as outlines. Return the names of the files."""
         names = []
         with _locked(self._here / ".outlining", fcntl.LOCK_EX):
             for name, size in _result(self._keeper.files.remote(str(folder.relative_to(self._root)))):
@@ -143,9 +143,9 @@ class HeadDisk(RunDisk):
 
 
 class Sending(io.RawIOBase):
-    """A file that is written here, through a buffer of a chunk, and grows on the head. `entry` describes the sent file.
+    """A file object whose data is sent to a file on the head, in chunks. `entry` describes the sent file.
 
-    The first error is kept in `failure`: torch would replace an error during its write by its own.
+    The first error is kept in `failure`: if `write` raised it, torch would raise its own error instead.
     """
 
     def __init__(self, keeper: Any, name: str) -> None:
@@ -161,7 +161,7 @@ class Sending(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Send a chunk of the data; wait while two others are in transit. Return its length."""
+        """Send a chunk of the data, after a wait if two chunks are in transit. Return the length of the sent chunk."""
         if len(self._waiting) == _UNDERWAY:
             self._await_oldest()
         chunk = bytes(memoryview(data).cast("B")[:CHUNK_BYTES])
@@ -172,7 +172,7 @@ class Sending(io.RawIOBase):
         return len(chunk)
 
     def close(self) -> None:
-        """Wait for chunks in transit. Otherwise the head would still write while the file is removed or sent again."""
+        """Wait for chunks in transit: the head must not write while the file is removed or sent again."""
         if not self.closed and not self._size:
             self.write(b"")  # creates an empty file on the head
         while self._waiting:
@@ -191,10 +191,10 @@ class Sending(io.RawIOBase):
 
 
 def disk_of(keeper: Any, root: Path) -> RunDisk:
-    """Return the disk of the run at `root`, in an actor: the head's by `keeper` if this node does not see it."""
+    """Return the disk of the run at `root` for this actor: if the node does not see it, the head's through `keeper`."""
     if keeper is None or os.environ.get(DISKS_VARIABLE) != "private":
         return RunDisk()
-    # Of this driver only: an earlier driver may have left a half-fetched checkpoint, which differs by now.
+    # Each driver (a Ray job) has its own folder: an earlier driver may have left a half-fetched, outdated checkpoint.
     folder = Path(tempfile.gettempdir()) / f"hpc-grpo-disk-{ray.get_runtime_context().get_job_id()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     for leftover in folder.parent.glob("hpc-grpo-disk-*"):
@@ -214,7 +214,7 @@ def _locked(path: Path, how: int) -> Iterator[int]:
 
 
 def _result(reference: Any) -> Any:
-    """Return what the keeper returns, and raise what it raised."""
+    """Return the result of a call to the keeper. Raises the keeper's own exception."""
     try:
         return ray.get(reference)
     except RayTaskError as error:

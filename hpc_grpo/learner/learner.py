@@ -1,6 +1,6 @@
 """The learner: turns sequences with advantages into optimizer steps.
 
-Runs in    the learner's process, one per rank; under ZeRO every rank must be called.
+Runs in    the learner's process, one per rank. Training is a collective: all ranks must be called.
 Takes      this rank's `Minibatch`es of a step; produces typed metrics, and new weights (`gathered`).
 Waits for  the other ranks, in every microbatch under ZeRO-2 and ZeRO-3. A dead rank fails them after a timeout.
 """
@@ -46,7 +46,7 @@ PARTS: dict[type[LearnerPart], Callable[[Config], bool]] = {
     Reference: lambda config: config.needs.reference and not config.reference_is_base,
     Teacher: lambda config: config.needs.teacher,
 }
-"""Part -> whether a run has it; in the order in which a step calls them."""
+"""The class of a part -> whether a run has this part. A step calls the parts in this order."""
 
 
 class Learner:
@@ -81,14 +81,14 @@ class Learner:
         self.ds_engine = build_engine(config, world_size, self.device, total_optimizer_steps, changes)
         check_packing(self.model, f"model.path = {config.model.path}", self.device)
         self.microbatches = 0, 0
-        """The numbers of trained and of all microbatches of the current step; 0 and 0 between steps."""
+        """The step's number of trained microbatches, and of all microbatches; 0 and 0 between steps."""
         self.files = StagedFiles(config.placement.learners_per_node)
         for ds_engine in (self.ds_engine, *(own for part in self.parts for own in part.ds_engines)):
             ds_engine.checkpoint_engine = self.files
         self.train_by(config)
 
     def train_by(self, config: Config) -> None:
-        """Use the loss of `config` and its normalisation from now on. Model and engine do not change."""
+        """From now on, train with the loss and the normalisation of `config`. Model and engine do not change."""
         self.config = config
         self._objective = algorithm_of(config).objective()
         is_of_advantages_alone = all(type(part).loss_inputs is LearnerPart.loss_inputs for part in self.parts)
@@ -107,11 +107,11 @@ class Learner:
     def train_step(
         self, minibatches: Sequence[Minibatch[TrainSequence]], measured: Sequence[TrainSequence] | None = None
     ) -> dict[str, Reduction]:
-        """Take one optimizer step per minibatch; return this rank's metrics, which the caller merges over ranks.
+        """Take one optimizer step per minibatch. Return this rank's metrics; the caller merges them over ranks.
 
-        `measured` is this rank's share of the sequences for the mismatch metrics; None on all ranks: no metrics. A
-        minibatch without a trained token on any rank counts as a step and leaves the weights unchanged. Raises
-        HpcGrpoError if a gradient is not finite, and ConfigError as `check_sequences`.
+        `measured` is this rank's share of the sequences for the mismatch metrics; None on all ranks: no such metrics.
+        If no rank has a trained token, a minibatch counts as a step and leaves the weights unchanged. Raises
+        HpcGrpoError if a gradient is not finite, and the ConfigError of `check_sequences`.
         """
         metrics: dict[str, Reduction] = {}
         budget, accumulator, first_version = budget_of(self.config), MetricAccumulator(), self.policy_version
@@ -126,7 +126,7 @@ class Learner:
         settings = self.model.language_model.config.get_text_config()
         check_sequences(sequences, settings, self._objective.proximal, self.config)
         if self.skips_zero_advantages:
-            # Skipped sequences have no gradient, and still count in the divisor: the step's result does not change.
+            # Sequences without advantage have no gradient. They still count in the divisor: the result does not change.
             skipped = [own for own in sequences if not own.advantages.any()]
             num_skipped = sum(own.num_trained_tokens for own in skipped)
             accumulator.left_out = num_skipped if self._objective.denominator == "tokens" else len(skipped)
@@ -168,9 +168,9 @@ class Learner:
         return gathered_adapter(self.model, names) if self.config.publishes_adapter else gathered(self.model, names)
 
     def _proximal_logprobs(self, packed: Sequence[Sequence[PackedBatch]]) -> list[list[Tensor | None]]:
-        """Return the proximal logprobs of each microbatch; None if the training pass computes them.
+        """Return the proximal logprobs of each microbatch; None where the training pass computes them.
 
-        They are the learner's at the start of the step, or the engine's with `loss.proximal: engine`.
+        These are the learner's logprobs at the start of the step. With `loss.proximal: engine` they are the engine's.
         """
         if self._objective.proximal == "engine":
             return [[batch.engine_logprobs for batch in batches] for batches in packed]
@@ -183,9 +183,9 @@ class Learner:
         return known
 
     def _prepared(self, batches: Sequence[PackedBatch], proximal: Sequence[Tensor | None]) -> dict[str, Any]:
-        """Return the results of `prepare` of loss and correction, over all tokens of an optimizer step on all ranks.
+        """Call `prepare` of loss and correction on all ranks' tokens of an optimizer step; return the results by name.
 
-        A collective. Learners of a sequence-parallel group have the same tokens.
+        A collective. One learner of each sequence-parallel group counts, because the group has the same tokens.
         """
         preparations = self._objective.preparations
         if not preparations:
@@ -197,7 +197,7 @@ class Learner:
         ]
         rows = of_all_ranks(torch.cat(columns, dim=1), every=self.config.train.sequence_parallel)
         is_trained = rows[-1] > 0.0
-        # A step with only weightless microbatches still runs its passes.
+        # A step whose microbatches all have mask 0.0 still runs its passes.
         anchors, engine, advantages, draws, _ = rows[:, is_trained] if is_trained.any() else torch.zeros_like(rows)
         one_sequence = torch.zeros_like(anchors, dtype=torch.int64)
         inputs = LossInputs(anchors, anchors, engine, None, advantages, one_sequence, draws=draws)
@@ -211,7 +211,7 @@ class Learner:
         batch: PackedBatch,
         proximal: Tensor | None,
     ) -> Tensor:
-        """Sum the weighted token losses of a microbatch, with gradient. The step began with `first_version`."""
+        """Sum the weighted token losses of a microbatch, with gradient. The step began at version `first_version`."""
         of_parts: dict[str, Any] = {"ref_logprobs": None}
         for part in self.parts:
             of_parts.update(part.loss_inputs(batch))
@@ -266,7 +266,7 @@ def score_apart(
 
 
 def check_sequences(sequences: Sequence[TrainSequence], model_settings: Any, proximal: str, config: Config) -> None:
-    """Raise ConfigError for a sequence beyond the model's context, or without the versions for interpolation."""
+    """Raise ConfigError for a sequence beyond the model's context, or one without versions that `proximal` needs."""
     context = getattr(model_settings, "max_position_embeddings", None)
     longest = max((len(sequence.token_ids) for sequence in sequences), default=0)
     if context is not None and longest > context:
@@ -276,8 +276,8 @@ def check_sequences(sequences: Sequence[TrainSequence], model_settings: Any, pro
         )
     if proximal == "interpolated" and any(each.policy_versions is None for each in sequences):
         raise ConfigError(
-            f"loss.proximal = interpolated needs the version that sampled each token, and sequences of task = "
-            f"{config.task.name} have none. Fill TrainSequence.policy_versions [L] where its class overrides "
+            f"loss.proximal = interpolated needs the policy version of each token, and sequences of task = "
+            f"{config.task.name} have none. Fill TrainSequence.policy_versions [L] where the task's class overrides "
             f"`sequences`, or set loss.proximal=recomputed."
         )
 
@@ -287,7 +287,7 @@ class MetricAccumulator:
 
     def __init__(self) -> None:
         self.left_out = 0
-        """Tokens or sequences in the divisor of the loss that were not computed. Their terms are 0."""
+        """Tokens or sequences that count in the loss's divisor but were not computed. Their terms are 0."""
         self._sums: dict[tuple[str, str], Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
 
@@ -304,9 +304,9 @@ class MetricAccumulator:
             self._maxima[name] = torch.maximum(self._maxima.get(name, largest), largest)
 
     def reductions(self) -> dict[str, Reduction]:
-        """Return the means over the computed tokens, and the terms of the loss over all tokens.
+        """Return means over the computed tokens, and the loss's terms divided like the loss.
 
-        A rank without a token returns no means, so that zeros do not enter the mean over ranks.
+        A rank without a token returns no means: its zeros would enter the mean over ranks.
         """
         if not self._sums:
             return {}
@@ -328,7 +328,7 @@ class MetricAccumulator:
 def mismatch(model: PolicyModel, batches: Sequence[PackedBatch]) -> dict[str, Reduction]:
     """Compare the logprobs of engine and learner. A rank without tokens returns no metrics. A collective under ZeRO-3.
 
-    `mismatch/kl` estimates KL(engine || learner) from tokens that the engine sampled, trained on or not.
+    `mismatch/kl` estimates KL(engine || learner) from the tokens of `batches`, which the engine sampled.
     """
     is_sampled = torch.cat([batch.mask for batch in batches]) > 0.0
     learner = torch.cat([score(model, batch) for batch in batches])[is_sampled]

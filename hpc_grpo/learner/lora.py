@@ -1,4 +1,4 @@
-"""LoRA (arXiv:2106.09685): freezes the policy and trains a product of low rank beside each linear layer, by peft."""
+"""LoRA (arXiv:2106.09685) with peft: freezes the policy and trains a low-rank product beside each linear layer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PREFIX = "base_model.model."  # prefix of names in PEFT's files
 
 
 class Lora(LearnerPart):
-    """Puts peft's layers into the policy. Engines and exports get the adapter, or merged weights."""
+    """Puts peft's layers into the policy. Engines and exports receive the adapter or merged weights."""
 
     def change_policy(self, policy: PolicyModel) -> None:
         """Freeze the policy and add adapters, the same on every rank.
 
-        Raises ConfigError for targets that match no linear layer, and for a `model.adapter` of another form.
+        Raises ConfigError for targets that match no linear layer, and for a `model.adapter` that does not fit.
         """
         from peft import inject_adapter_in_model
 
@@ -60,7 +60,7 @@ class BaseReference(LearnerPart):
 
 
 def peft_config(config: Config) -> Any:
-    """Return peft's form of section `lora`."""
+    """Return section `lora` as peft's LoraConfig."""
     from peft import LoraConfig
 
     lora, base = config.lora, config.model.path
@@ -84,7 +84,7 @@ def adapted_layers(policy: PolicyModel) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def adapter_off(policy: PolicyModel) -> Iterator[None]:
-    """Compute with only the base inside the block.
+    """Compute with the base model, without the adapter, inside the block.
 
     Multiplies the adapter by 0 instead of skipping it: ZeRO-3 expects the same modules in every pass.
     """
@@ -106,7 +106,7 @@ def merged_weight(layer: Any) -> Tensor:
 
 
 def adapter_parameters(policy: PolicyModel) -> dict[str, nn.Parameter]:
-    """Map the names in PEFT's files to the adapter's parameters."""
+    """Return the adapter's parameters by their names in PEFT's files."""
     named = policy.language_model.named_parameters()
     return {f"{_PREFIX}{name.replace(f'.{_NAME}.', '.')}": own for name, own in named if f".{_NAME}." in name}
 
@@ -116,7 +116,7 @@ def adapter_specs(policy: PolicyModel, dtype: str) -> list[ParameterSpec]:
 
 
 def write_adapter(config: Config, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write an adapter in PEFT's format, with its base named."""
+    """Write an adapter in PEFT's format, with the path or name of its base model."""
     from safetensors.torch import save_file
 
     save_file(dict(weights), folder / "adapter_model.safetensors", {"format": "pt"})

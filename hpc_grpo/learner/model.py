@@ -47,14 +47,14 @@ from hpc_grpo.weights.contract import (
 
 _PROBED_TOKENS = 16
 _PROBED_DIFFERENCE = 0.05
-"""In nats. Equal inputs in the same order give equal log-probabilities; rounding changes them much less than this."""
+"""In nats. Rounding changes the log-probabilities of equal documents by much less."""
 
 
 class _Float32Product(torch.autograd.Function):  # type: ignore[misc]
     """Multiplies `hidden` `[C, D]` by `weight` `[V, D]`, both bfloat16, into float32 logits `[C, V]`.
 
     On CUDA one kernel does this without float32 copies of its operands; torch has no gradient for it. vLLM calls the
-    same kernel (`LogitsProcessor._apply_head`). Elsewhere both convert to float32 first.
+    same kernel (`LogitsProcessor._apply_head`). On other devices, both operands are converted to float32 first.
     """
 
     @staticmethod
@@ -66,20 +66,20 @@ class _Float32Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        # The gradients are bfloat16 anyway. Float32 operands would take a GPU fifteen times as long.
+        # Multiply in bfloat16, the type of both gradients. In float32 a GPU would take fifteen times as long.
         hidden, weight = ctx.saved_tensors
         rounded = grad.to(weight.dtype)
         return rounded @ weight, rounded.t() @ hidden
 
 
 class LogprobHead(nn.Module):  # type: ignore[misc]
-    """Replaces a model's `lm_head` and holds its own parameters, so names and ties do not change.
+    """Replaces a model's `lm_head` and holds its parameters, so parameter names and tied weights do not change.
 
     `in_float32`: compute logits in float32 for parameters of any precision (`model.head_dtype`).
-    `entropy_gradient`: entropies have a gradient too, so a chunk's probabilities are kept.
+    `entropy_gradient`: entropies have a gradient too, and a chunk's probabilities are kept for it.
 
     The loop over chunks is inside `forward`. Under ZeRO-3 the module's hooks then gather the weight once per
-    microbatch, and ranks with different numbers of chunks stay in step.
+    microbatch, although ranks have different numbers of chunks.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         """Return log-probabilities and entropies, both `[C]` float32 in nats, of the tempered distribution.
 
         `hidden` is `[C, D]`, `targets` `[C]` int64. Float32 logits exist for one chunk at a time. With several chunks,
-        the backward pass recomputes each chunk. Scoring passes get None for entropies.
+        the backward pass recomputes each chunk. Without `with_entropy`, as in scoring, entropies are None.
         """
         chunks = list(zip(hidden.split(self._chunk_tokens), targets.split(self._chunk_tokens), strict=True))
         compute: Any = self._chunk
@@ -118,9 +118,9 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_normalizer
         if not with_entropy:
             return logprobs, None
-        # Last, so that the recomputation in backward stops before it.
+        # The entropy comes last: the recomputation in backward stops before it.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._entropy_gradient):
-            # From normalised values: log_normalizer - sum(p * logits) would lose precision for a small entropy.
+            # Not log_normalizer - sum(p * logits): this difference would lose precision for a small entropy.
             all_logprobs = logits - log_normalizer.unsqueeze(-1)
             entropy = -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
         return logprobs, entropy
@@ -140,7 +140,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         self.language_model = language_model
         self._vision = vision
         language_model.set_output_embeddings(head)
-        # No engine sampled the demonstrations.
+        # Without rollouts (SFT), no temperature was applied.
         self._temperature = config.rollout.temperature if config.needs.rollouts else 1.0
         self._hf_names = frozenset(name for name, _ in language_model.named_parameters())
         self._group = sequence_group(config.train.sequence_parallel)
@@ -149,8 +149,8 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
     def forward(self, batch: PackedBatch, *, with_balance: bool = False, **head_options: bool) -> Any:
         """Return the head's outputs for the targets of `batch`: log-probabilities and entropies, both `[C]` float32.
 
-        `with_balance` appends the loss `[C]` that balances a mixture's experts. If learners share the row, this is a
-        collective of them.
+        `with_balance` appends the loss `[C]` that balances a mixture's experts. With `train.sequence_parallel` above 1
+        this is a collective of the group.
         """
         if with_balance:
             with self._routers.recorded() as logits:
@@ -166,7 +166,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         return tuple(None if values is None else whole(values) for values in outputs)
 
     def _of_slice(self, batch: PackedBatch, head_options: Mapping[str, bool]) -> Any:
-        """Compute the tokens of `batch`. Only attention uses the borders of documents, and the other slices."""
+        """Return the outputs for `batch`, a row or a slice. Only attention uses document borders and other slices."""
         lengths, device = batch.document_lengths, batch.input_ids.device
         kernel = self.language_model.config.get_text_config()._attn_implementation
         borders: dict[str, Any]
@@ -188,7 +188,7 @@ class PolicyModel(nn.Module):  # type: ignore[misc]
         return head(hidden, batch.target_ids, self._temperature, **head_options)
 
     def hf_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the loaded model's parameters under their Hugging Face names; a tied one appears once."""
+        """Yield the loaded model's parameters under their Hugging Face names; tied parameters appear once."""
         named = ((name.replace(".base_layer.", "."), own) for name, own in self.language_model.named_parameters())
         yield from (own for own in named if own[0] in self._hf_names)
 
@@ -215,7 +215,7 @@ def parameter_specs(model: PolicyModel, dtype: str) -> list[ParameterSpec]:
 def gathered(model: PolicyModel, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Yield full parameters by name, valid only inside the `with` block: they are the live weights, not copies.
 
-    For a module with a `merged_weight`, this replaces its weight (`LearnerPart`). Under ZeRO-3 this is a collective:
+    For a module with `merged_weight()`, yields the merged weight, a copy (`LearnerPart`). Under ZeRO-3 a collective:
     every learner must enter with the same names. Raises KeyError for an unknown name.
     """
     parameters = dict(model.hf_named_parameters())
@@ -242,7 +242,7 @@ def gathered_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 def load_policy(
     config: Config, use_gradient_checkpointing: bool, path: str | None = None, key: str = "model.path"
 ) -> PolicyModel:
-    """Load `model.path`, or the model at `path` named by `key`. Raises ConfigError if it cannot be packed."""
+    """Load `model.path`, or `path`, the value of `key`. Raises ConfigError if the model cannot be loaded or packed."""
     source = f"{key} = {path or config.model.path}"
     kernel: str = config.train.attention
     if kernel == "flash_attention_2":
@@ -258,8 +258,8 @@ def load_policy(
     attention = {"text_config": kernel, "vision_config": "sdpa"} if has_images else kernel
     language_model = _from_pretrained(folder, source, has_images=has_images, dtype=dtype, attn_implementation=attention)
     _check_model(language_model, config, source)
-    # Ratios compare two passes over one sequence; dropout would make them differ at random. Models have it as modules,
-    # or as numbers with various names (`dropout`, `attention_dropout`, `layerdrop`, a router's `jitter_noise`).
+    # Ratios compare two passes over one sequence, and dropout would make these passes differ. Models have dropout as
+    # modules, or as numbers with various names (`attention_dropout`, `layerdrop`, a router's `jitter_noise`).
     for module in language_model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -282,7 +282,7 @@ def check_packing(model: PolicyModel, source: str, device: Any) -> None:
     tokens = np.arange(_PROBED_TOKENS, dtype=np.int32) % model.language_model.get_input_embeddings().num_embeddings
     zeros = np.zeros(len(tokens), np.float32)
     probe = TrainSequence(0, 0, tokens, np.arange(len(tokens)) > 0, zeros, zeros)
-    # An adapter's dropout is random by intent; `load_policy` has removed the model's.
+    # Only an adapter still has dropout: `load_policy` has removed the model's.
     dropouts = [own for own in model.modules() if isinstance(own, nn.Dropout) and own.training]
     for dropout in dropouts:
         dropout.eval()
@@ -307,10 +307,10 @@ def _from_pretrained(path: str, source: str, *, has_images: bool, **kwargs: Any)
     try:
         return kind.from_pretrained(path, trust_remote_code=False, **kwargs)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        # A KeyError: an architecture with its own table of attention functions, which lacks this kernel.
+        # A KeyError comes from an architecture whose own table of attention functions lacks this kernel.
         raise ConfigError(
             f"{source} cannot be loaded as a causal language model: {error}\n"
-            f"It must be a folder with config.json and weights, or a name in the local Hugging Face cache."
+            f"Give a folder with config.json and weights, or the name of a model in the local Hugging Face cache."
         ) from error
 
 
@@ -328,9 +328,8 @@ def _check_model(language_model: Any, config: Config, source: str) -> None:
     refuse_uneven_heads(settings.to_dict(), config.train.sequence_parallel, source)
     if any(isinstance(module, nn.Conv1d) for module in language_model.modules()):
         raise ConfigError(
-            f"{source}: {architecture} mixes neighbouring tokens by convolutions beside its attention (state-space and "
-            f"short-convolution layers do), across the sequences packed into one row. Take a model of attention layers "
-            f"alone."
+            f"{source}: {architecture} mixes neighbouring tokens by convolutions, as state-space models do. In a "
+            f"packed row these would mix tokens of different sequences. Use a model with attention layers only."
         )
     if "position_ids" not in inspect.signature(language_model.base_model.forward).parameters:
-        raise ConfigError(f"{source}: {architecture} takes no position_ids for packing.")
+        raise ConfigError(f"{source}: {architecture} accepts no position_ids, which packing needs.")

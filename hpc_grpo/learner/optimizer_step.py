@@ -20,19 +20,19 @@ Loss = Callable[[], Tensor]
 
 
 def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, model: str, lr_key: str) -> float | None:
-    """Accumulate the gradients of the microbatches and step; return the gradient's norm before clipping.
+    """Accumulate the gradients of the microbatches and step. Return the gradient's norm before clipping.
 
-    The sum of the losses is divided by `divisor`: the trained tokens, or the sequences, of all ranks. If it is 0, every
-    rank skips the step and returns None. Raises HpcGrpoError if the gradient is not finite: DeepSpeed would drop the
-    update, and a checkpoint would hold a state that cannot be resumed.
+    The sum of the losses is divided by `divisor`: the trained tokens, or the sequences, of all ranks. With divisor 0,
+    every rank skips the step and returns None. Raises HpcGrpoError if the gradient is not finite: DeepSpeed would drop
+    the update, and a checkpoint would hold a state that cannot be resumed.
     """
     if not divisor:
         _skip(ds_engine)
         return None
-    # DeepSpeed averages gradients over ranks; the loss wants their sum over the divisor.
+    # DeepSpeed averages gradients over ranks. Undo this, and divide their sum by `divisor`.
     scale = ds_engine.dp_world_size / divisor
-    # Busy until the last backward pass, which waits for the other ranks at its end. A GPU's own clock measures the end
-    # of its work, not the time of the request.
+    # Busy time ends at the last backward pass, which waits for the other ranks. A GPU's events measure when its work
+    # ends, not when the work was launched.
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if ds_engine.device.type == "cuda" else []
     begun = busy_until = time.monotonic()
     if events:
@@ -60,9 +60,9 @@ def optimizer_step(ds_engine: Any, losses: Sequence[Loss], divisor: int, model: 
 
 
 def _skip(ds_engine: Any) -> None:
-    """Count a step without a trained token. Old momentum and weight decay must not move the weights.
+    """Count a step without a trained token, and change no weights: old momentum and weight decay must not act.
 
-    Counts the step as DeepSpeed counts skipped steps, so versions advance. The learning rate follows its schedule.
+    Counts the step like DeepSpeed counts skipped steps, so versions advance. The learning rate follows its schedule.
     """
     ds_engine.global_steps += 1
     ds_engine.skipped_steps += 1

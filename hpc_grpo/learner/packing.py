@@ -22,7 +22,7 @@ from hpc_grpo.types import TrainSequence
 
 @dataclass(frozen=True)
 class PromptImages:
-    """The images of one prompt, the prompt's tokens `[P]`, and the positions of the tokens of each of its sequences."""
+    """A prompt's images and tokens `[P]`. `places[i]` are the row positions of the tokens of its sequence i."""
 
     images: tuple[bytes, ...]
     token_ids: Any
@@ -34,7 +34,7 @@ class PackedBatch:
     """One microbatch. All tensors are on one device.
 
     `hidden[target_positions]` are the states that predict `target_ids`, one token before each trained token. `mask` is
-    1.0 everywhere, or 0.0 everywhere in a microbatch that only completes the count.
+    1.0 everywhere, or 0.0 everywhere in a filler (`pack_equalised`).
     """
 
     input_ids: Tensor  # [T] int64
@@ -48,8 +48,8 @@ class PackedBatch:
     sequence_ids: Tensor  # [C] int64, each token's sequence, from 0
     draws: Tensor  # [C] float32, uniform in [0, 1): a random number per token, independent of the packing
     mask: Tensor  # [C] float32
-    document_lengths: tuple[int, ...]  # N lengths in tokens; on the host, which chooses kernels by them
-    prompts: tuple[int | None, ...]  # N: the document that each document continues, on the host; None: none
+    document_lengths: tuple[int, ...]  # N lengths in tokens; on the host, where layouts are made
+    prompts: tuple[int | None, ...]  # N, on the host: the index of the document that each document continues
     prompts_with_images: tuple[PromptImages, ...] = ()
 
     def to(self, device: Any) -> PackedBatch:
@@ -57,7 +57,7 @@ class PackedBatch:
 
 
 def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) -> PackedBatch:
-    """Lay sequences end to end. With `shares_prompts`, the common front of neighbours of one ordinal is stored once.
+    """Lay sequences end to end. With `shares_prompts`, neighbours of one ordinal store their common prompt once.
 
     Raises ValueError for a sequence that trains no token or its first token (nothing predicts it), or whose arrays have
     other lengths than its tokens.
@@ -71,8 +71,8 @@ def pack(sequences: Sequence[TrainSequence], *, shares_prompts: bool = False) ->
                 raise ValueError(f"{where} has {num_tokens} tokens but {len(values)} {name}: give one per token")
         if not sequence.loss_mask.any() or sequence.loss_mask[0]:
             raise ValueError(
-                f"{where} trains {sequence.num_trained_tokens} of its {num_tokens} tokens: it needs at least one, and "
-                f"a token before each to predict it from"
+                f"{where} trains {sequence.num_trained_tokens} of its {num_tokens} tokens: at least one must be "
+                f"trained, but not the first, which no token predicts"
             )
     documents: list[tuple[int, int | None]] = []  # length, and the document that it continues
     places, start = [], 0  # positions of each sequence's tokens in the microbatch
@@ -133,10 +133,10 @@ def _prompts_with_images(sequences: Sequence[TrainSequence], places: Sequence[An
 def pack_equalised(
     shares: Sequence[Sequence[TrainSequence]], budget: Budget, device: Any
 ) -> list[tuple[list[PackedBatch], list[TrainSequence]]]:
-    """Pack each share into microbatches on the device. Return them with its sequences, in the order of trained tokens.
+    """Pack each share into microbatches on the device. Return each share's microbatches and its sequences, reordered.
 
-    A collective: all ranks get the same number of microbatches, because ZeRO-2 and 3 communicate in each. Weightless
-    microbatches complete the number.
+    The sequences have the order of the packed tokens. A collective: all ranks get the same number of microbatches,
+    because ZeRO-2 and 3 communicate in each. Fillers with mask 0.0 complete the number.
     """
     counts = torch.tensor([len(split_microbatches(share, budget)) for share in shares], device=device)
     if dist.get_world_size() > 1:
@@ -151,14 +151,14 @@ def pack_equalised(
 
 
 def zero_weight_batch() -> PackedBatch:
-    """Make a microbatch of one prompt token and one trained token, with mask 0.0."""
+    """Return a filler: a microbatch of one prompt token and one trained token, with mask 0.0."""
     zeros = np.zeros(2, np.float32)
     batch = pack([TrainSequence(0, 0, np.zeros(2, np.int32), np.array([False, True]), zeros, zeros)])
     return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
 def _draws(sequence: TrainSequence) -> Any:
-    """Hash (ordinal, sample, position) of each token to [0, 1), `[L]` float32 (SplitMix64's finaliser, Steele 2014)."""
+    """Return a number in [0, 1) for each token `[L]` float32: a hash of (ordinal, sample, position) by SplitMix64."""
     state = (np.uint64(sequence.ordinal) << np.uint64(32)) + (np.uint64(sequence.sample_index) << np.uint64(20))
     mixed = state + np.arange(len(sequence.token_ids), dtype=np.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 0x9E3779B97F4A7C15)):

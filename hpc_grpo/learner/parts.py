@@ -27,18 +27,18 @@ Minibatches = Sequence[Minibatch[TrainSequence]]
 
 
 class LearnerPart:
-    """One part on each rank; every rank calls it. A method that a part does not override does nothing.
+    """A part of the learner. All ranks call it together. A method that a part does not override does nothing.
 
     A module that replaces a layer of the policy keeps the layer's parameter names. Its `merged_weight()` returns the
-    published weight: the added parameters stay with the learner.
+    weight to publish: engines do not know the added parameters.
     """
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         self.config, self.world_size, self.device = config, world_size, device
-        self.ds_engines: list[Any] = []  # the part's engines, which write their files as the policy's engine does
+        self.ds_engines: list[Any] = []  # the part's engines: they save files like the policy's engine
 
     def change_policy(self, policy: PolicyModel) -> None:
-        """Change the loaded policy before its optimizer is built. The optimizer gets what still requires a gradient."""
+        """Change the loaded policy before its optimizer is built. Only parameters with `requires_grad` are trained."""
 
     def before_step(self, minibatches: Minibatches) -> tuple[Minibatches, Mapping[str, Reduction]]:
         """Return the minibatches for the policy, with this part's advantages, and the part's metrics."""
@@ -49,10 +49,10 @@ class LearnerPart:
         return {}
 
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
-        """Read the policy after a step; `num_steps` is the number of steps of the run."""
+        """Read the policy after a step; `num_steps` counts the steps of the run until now."""
 
     def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
-        """Save the part's state into a checkpoint, by `files`. Return files that this rank wrote in other ways."""
+        """Save the part's state into a checkpoint through `files`. Return files that this rank wrote in other ways."""
         return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
@@ -63,7 +63,7 @@ class LearnerPart:
 
 
 class Teacher(LearnerPart):
-    """The teacher of a distillation, which scores the samples. Loaded like the reference: sharded under ZeRO-3."""
+    """The teacher of a distillation: scores the samples. It is loaded like the reference: sharded under ZeRO-3."""
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
         super().__init__(config, world_size, device)
@@ -76,8 +76,8 @@ class Teacher(LearnerPart):
 class Reference(LearnerPart):
     """The reference of the KL: the initial model, another model, or a model that follows the policy.
 
-    It is frozen, or refreshed every `loss.kl.refresh_steps`. Its pieces are this rank's flat part of each parameter:
-    the complete parameter under ZeRO-1 and 2, a shard with its padding under ZeRO-3.
+    It is frozen, or refreshed every `loss.kl.refresh_steps`. A piece is this rank's flat part of a parameter: the
+    complete parameter under ZeRO-1 and 2, a shard with its padding under ZeRO-3.
     """
 
     def __init__(self, config: Config, world_size: int, device: Any) -> None:
@@ -94,11 +94,11 @@ class Reference(LearnerPart):
         return {"ref_logprobs": score(self.model, batch)}
 
     def after_step(self, policy: PolicyModel, num_steps: int) -> None:
-        """If a refresh is due, copy the policy's weights or move a share of the way to them. A collective.
+        """If a refresh is due, mix the policy's weights into the reference. A collective.
 
         reference = mixup * policy + (1 - mixup) * reference
 
-        This is TRL's `sync_ref_model`; with mixup = 1 the iterations of GRPO (arXiv:2402.03300, algorithm 1).
+        This is TRL's `sync_ref_model`. With mixup = 1, it gives GRPO's iterations (arXiv:2402.03300, algorithm 1).
         """
         every, mixup = self.config.loss.kl.refresh_steps, self.config.loss.kl.mixup
         if every is None or num_steps % every:
@@ -115,23 +115,23 @@ class Reference(LearnerPart):
                     self._set(name, held)
 
     def save(self, folder: Path, files: StagedFiles) -> Sequence[Path]:
-        """Save this rank's share of a refreshed reference. A frozen reference is the model that the run names."""
+        """Save this rank's share of a refreshed reference. A frozen reference is loaded from its path instead."""
         if self.config.loss.kl.refresh_steps is not None:
             shares = {name: self._share(name) for name in self._parameters}
             files.save(shares, folder / f"reference_rank_{dist.get_rank()}.pt")
         return ()
 
     def load(self, folder: Path, files: StagedFiles) -> None:
-        """Restore a refreshed reference from any number of learners. Raises ConfigError if there is none."""
+        """Restore a refreshed reference that any number of learners saved. Raises ConfigError if it is missing."""
         if self.config.loss.kl.refresh_steps is None:
             return
         written = sorted(folder.glob("reference_rank_*.pt"), key=lambda file: int(file.stem.rpartition("_")[2]))
         if not written:
-            raise ConfigError(f"Checkpoint {folder} holds no reference, which loss.kl.refresh_steps refreshes.")
+            raise ConfigError(f"Checkpoint {folder} holds no reference, but loss.kl.refresh_steps needs one.")
         starts = dict.fromkeys(self._parameters, 0)
         for file in written:
             for name, share in files.load(str(file), map_location="cpu").items():
-                # The share begins at `start` of the parameter, and this rank's part at `own`.
+                # Offsets in the parameter: the saved share begins at `start`, this rank's piece at `own`.
                 held, start = self._exact(name), starts[name]
                 own = dist.get_rank() * held.numel() if self._is_sharded(name) else 0
                 begin, end = max(start, own), min(start + len(share), own + held.numel())
@@ -150,18 +150,18 @@ class Reference(LearnerPart):
         return held.detach().view(-1)
 
     def _exact(self, name: str) -> Tensor:
-        """Return the piece in full precision: the float32 average if there is one."""
+        """Return the piece in its highest precision: the float32 average if there is one."""
         return self._averages[name] if name in self._averages else self._piece(name)
 
     def _set(self, name: str, values: Tensor) -> None:
-        """Set the piece that the model computes with to `values`."""
+        """Copy `values` into the piece that the model computes with."""
         self._piece(name).copy_(values)
         if self._is_sharded(name) and self._parameters[name].numel():
-            # ZeRO-3 keeps small parameters gathered: it has to gather this parameter again.
+            # ZeRO-3 keeps small parameters gathered. Drop the gathered copy, so that it is gathered again.
             self._parameters[name].partition()
 
     def _share(self, name: str) -> Tensor:
-        """Return this rank's saved part of a parameter: its shard, under any stage."""
+        """Return the part of a parameter that this rank saves: one shard of it, under any ZeRO stage."""
         held = self._exact(name)
         if self._is_sharded(name):
             return held

@@ -1,8 +1,8 @@
 """The learner's side of a publish. The engine's side is `engine/receive.py`; shared code is in `weights/`.
 
-Waits until the node's engine workers acknowledge a version, at most until the group's deadline. Engines sample during
-`stage` and while they verify checksums, because they hold their own copy of the weights. They pause only for
-`announce`.
+Engines sample during `stage` and while they verify checksums, because they hold their own copy of the weights. They
+pause only for `announce`, which waits until the node's engine workers acknowledge the version, at most until the
+group's deadline.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class WeightPublisher:
     def stage(self, version: int) -> StoredVersion | None:
         """Gather the parameters and write them as `version`. Engines continue with the version they hold.
 
-        Returns the announcement of the store's content; None if another learner of the node writes it.
+        Returns the version and its checksums; None if another learner of the node writes the store.
         """
         store = self._store
         checksums: list[Future[int]] = []
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "stage-weights") as threads:
             for bucket in self._layout.buckets:
-                # Parameters must stay until they are copied; checksums of the copy may follow later.
+                # Parameters must stay gathered until they are copied. Checksums of the copy may follow later.
                 with self._gather(bucket.names) as parameters:
                     if store is None:
                         continue
@@ -69,7 +69,7 @@ class WeightPublisher:
     def announce(self) -> None:
         """Let the node's engines load the staged version. Does nothing without a store.
 
-        Raises WeightSyncError if an engine fails, dies or is too late.
+        Raises WeightSyncError if an engine fails, dies or misses the deadline.
         """
         if self._store is None:
             return

@@ -1,4 +1,4 @@
-"""Records of the learners' training data: every sequence of a step, one file per learner.
+"""Records of the learners' training data: every sequence of a step, one file for each learner's share.
 
 The files hold only Numpy arrays, without pickles: `hpc-grpo model replay` reads them on any machine.
 """
@@ -28,8 +28,8 @@ def save_share(
 ) -> None:
     """Write one learner's share of a step to the run's disk, atomically.
 
-    Arrays of tokens are concatenated, with lengths in `lengths`. An array that no sequence has is omitted. A prompt's
-    images are stored once.
+    Arrays of tokens are concatenated; `lengths` has the sequences' lengths. An array that a sequence lacks is omitted.
+    A prompt's images are stored once.
     """
     sequences = [sequence for minibatch in minibatches for sequence in minibatch.sequences]
     arrays: dict[str, Any] = {

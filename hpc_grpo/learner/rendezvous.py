@@ -1,7 +1,7 @@
 """The meeting point of the learners: keys and values, reached through Ray calls that need the run's token.
 
-If there are several learners, the driver starts it as a Ray actor. Learners use it as a `RendezvousStore` (`group.py`).
-It imports neither torch nor Ray. torch's own `TCPStore` would let any stranger write, delete and shut it down.
+With several learners, the driver starts it as a Ray actor. Learners use it as a `RendezvousStore` (`group.py`). It
+imports neither torch nor Ray. With torch's `TCPStore`, any stranger could write, delete and shut down the store.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Rendezvous:
         self._changed = asyncio.Condition()
 
     async def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value  # before any await: no other call runs between the read and the write of `add`
+        self._values[key] = value  # no await before this line: `add` reads and writes without another call in between
         async with self._changed:
             self._changed.notify_all()
 
     async def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
-        """Return the values when all keys have one, or None after the timeout."""
+        """Wait until all keys have values, and return the values; None after the timeout."""
         async with self._changed:
             waiting = self._changed.wait_for(lambda: self._values.keys() >= set(keys))
             try:
@@ -39,9 +39,9 @@ class Rendezvous:
         return total
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set `desired` if the value of `key` is `expected`. A missing value counts as b"". Return the new value.
+        """Set `desired` if the value of `key` is `expected`; a missing value counts as b"".
 
-        Returns `expected` if `key` still has no value.
+        Returns the value that `key` has afterwards, or `expected` if it has none.
         """
         if self._values.get(key, b"") == expected:
             await self.set(key, desired)

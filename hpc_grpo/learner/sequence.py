@@ -5,12 +5,12 @@
                 -> states [T/N, D] -> head at the slice's own targets -> sum over the group -> logprobs [C]
 
 All learners of a group pack the same row and get the logprobs of its C targets. Losses, metrics and learner parts
-therefore need no change. A learner's gradient is the part of its slice; data parallelism sums it over all learners,
-which gives the gradient. DeepSpeed does not know about the groups, and shards over all learners.
+therefore need no change. A learner computes the gradient's terms of its slice. Data parallelism sums these terms over
+all learners. DeepSpeed does not know about the groups, and shards over all learners.
 
 DeepSpeed's `UlyssesSPAttentionHF` is not used, for three reasons. It holds the head counts of one model per process,
 but critic, reference and teacher may differ. It gathers position ids in each layer. It needs DeepSpeed's
-`sequence_parallel_size`, under which ZeRO-3 returns only a share of the gradient.
+`sequence_parallel_size`, and then ZeRO-3 returns only a share of the gradient.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _AllToAll(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Sum(torch.autograd.Function):  # type: ignore[misc]
-    """Sums over the group. Each rank computes the loss of the sum, so its own term has the gradient of the sum."""
+    """Sums over the group. Every rank computes the loss of the sum, so a term's gradient is that of the sum."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
@@ -61,7 +61,7 @@ class _Sum(torch.autograd.Function):  # type: ignore[misc]
 
 
 class SequenceGroup:
-    """The `size` learners of neighbouring ranks that share rows with this learner, which has slice `rank`."""
+    """The `size` learners of neighbouring ranks that share rows. This learner has slice `rank`."""
 
     def __init__(self, size: int) -> None:
         """Create the groups of all learners; `size` divides their number. A collective."""
@@ -70,9 +70,9 @@ class SequenceGroup:
         self.size, self.rank, self._group = size, dist.get_rank() % size, groups[dist.get_rank() // size]
 
     def slice_of(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor]:
-        """Return the slice with its own targets, and their positions `[C']` among the row's. Reads from the GPU once.
+        """Return this rank's slice with its targets, and their positions `[C']` in the row's targets `[C]`.
 
-        `document_lengths` and `prompts` stay the row's: a last document pads the row to a multiple of N.
+        `document_lengths` and `prompts` stay those of the row. One more document pads the row to a multiple of N.
         """
         missing = -len(batch.input_ids) % self.size
         token_ids, position_ids = self.own_tokens(batch.input_ids), self.own_tokens(batch.position_ids)
@@ -91,11 +91,11 @@ class SequenceGroup:
         return own, places
 
     def own_tokens(self, values: Tensor, filler: int = 0) -> Tensor:
-        """Return this rank's `[T/N]` of a row's values `[T]`, padded at the end by `filler`."""
+        """Return this rank's slice `[T/N]` of a row's values `[T]`. The row is padded at the end with `filler`."""
         return functional.pad(values, (0, -len(values) % self.size), value=filler).chunk(self.size)[self.rank]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the group. A collective; in its gradient each rank has its own term."""
+        """Sum over the group, with gradient for this rank's `values`. A collective."""
         return _Sum.apply(values, self._group)
 
     def whole(self, values: Tensor, places: Tensor, num_targets: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Builds a learner's training objects: DeepSpeed's settings and engine, optimizer, schedule, frozen models."""
+"""Builds a learner's training objects: DeepSpeed's engine, optimizer, learning-rate schedule, frozen models."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hpc_grpo.errors import ConfigError
 from hpc_grpo.learner.model import PolicyModel, check_packing, full_shape, load_policy
 
 _FLOAT32_BUFFERS = ["inv_freq"]
-"""Buffers that ZeRO-3 must leave in float32, by parts of their names.
+"""Parts of the names of buffers that ZeRO-3 must leave in float32.
 
-`zero.Init` would round rotary frequencies to bfloat16: after a thousand tokens, angles differ from the engines' by
-radians.
+`zero.Init` would round rotary frequencies to bfloat16. After a thousand tokens, angles would differ from the engines'
+by radians.
 """
 
 
 def resolve_device(config: Config) -> torch.device:
-    """Return the device of this learner. `model.device: auto` uses a GPU if torch sees one."""
+    """Return this learner's device. Raises ConfigError for `model.device: cuda` if torch sees no GPU."""
     if config.model.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("model.device = cuda, but torch sees no GPU here. Set model.device to auto or cpu.")
     use_cuda = config.model.device != "cpu" and torch.cuda.is_available()
@@ -38,7 +38,7 @@ def build_engine(
     total_optimizer_steps: int | None,
     changes: Iterable[Callable[[PolicyModel], None]],
 ) -> Any:
-    """Build the DeepSpeed engine around the policy after its `changes`; its `.module` is the `PolicyModel`."""
+    """Load the policy, apply `changes`, and return its DeepSpeed engine; `.module` is the `PolicyModel`."""
     import deepspeed
     from transformers import get_scheduler
 
@@ -49,7 +49,7 @@ def build_engine(
         for change in changes:
             change(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    # Vectors are biases and norms: weight decay is not meant for them.
+    # Vectors are biases and norms: they get no weight decay.
     has_decay = train.adamw["weight_decay"] > 0.0
     decayed = [p for p in parameters if len(full_shape(p)) > 1 and has_decay]
     others = [p for p in parameters if len(full_shape(p)) <= 1 or not has_decay]
@@ -69,13 +69,13 @@ def build_engine(
 
 
 def load_trained(config: Config, device: torch.device, path: str | None = None, key: str = "model.path") -> PolicyModel:
-    """Load `model.path`, or the model at `path` that `key` names, with the config's gradient checkpointing."""
+    """Load `model.path`, or `path`, the value of `key`. Default of gradient checkpointing: on a GPU only."""
     checkpointing = config.train.gradient_checkpointing
     return load_policy(config, device.type == "cuda" if checkpointing is None else checkpointing, path, key)
 
 
 def build_frozen(config: Config, world_size: int, device: torch.device, path: str, key: str) -> PolicyModel:
-    """Load the model at `path`, named by `key` of the config, for scoring. Sharded under ZeRO-3."""
+    """Load the model at `path`, the value of the config's `key`, for scoring. Sharded under ZeRO-3."""
     import deepspeed
 
     _prepare(deepspeed)
@@ -145,7 +145,7 @@ def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
 def ask_cuda_for_free_memory(accelerator: Any) -> None:
     """Let DeepSpeed's `accelerator` ask CUDA for the free memory.
 
-    DeepSpeed 0.19.8 asks NVML, and parses CUDA_VISIBLE_DEVICES as numbers. UUIDs and MIG names would end ZeRO-2.
+    DeepSpeed 0.19.8 asks NVML, and parses CUDA_VISIBLE_DEVICES as numbers. With UUIDs or MIG names, ZeRO-2 would fail.
     """
     accelerator.available_memory = lambda device=None: torch.cuda.mem_get_info(device)[0]
 

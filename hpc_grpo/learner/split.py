@@ -11,21 +11,21 @@ from hpc_grpo.config.resources import KEYS_OF_A_TOKEN, Budget
 from hpc_grpo.types import TrainSequence
 
 _PAIRS_OF_A_TOKEN = 6 * 1024
-"""Pairs of a query and a key that cost as much as a token in the rest of a model: 24 d^2 FLOPs per layer against 4 d.
+"""Query-key pairs that cost as much as a token outside attention: 4 d against 24 d^2 FLOPs per layer.
 
-A guess for all models, with d = 1024. Costs only balance microbatches and ranks.
+Uses d = 1024 for all models, because costs only balance microbatches and ranks.
 """
 
 
 def cost(prompt: int, completions: Sequence[int], *, is_shared: bool) -> float:
-    """Return the cost of a prompt with its completions for a learner, in tokens."""
+    """Return the cost of a prompt with its completions for a learner, in tokens. Arguments are lengths in tokens."""
     times = min(1, len(completions)) if is_shared else len(completions)
     pairs = times * prompt**2 / 2 + sum(own * prompt + own**2 / 2 for own in completions)
     return times * prompt + sum(completions) + pairs / _PAIRS_OF_A_TOKEN
 
 
 def groups_of(sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
-    """Group neighbours of one ordinal, which may share a prompt."""
+    """Group neighbouring sequences of one ordinal: they may share a prompt."""
     return [list(group) for _, group in groupby(sequences, key=lambda sequence: sequence.ordinal)]
 
 
@@ -44,9 +44,9 @@ def shared_length(group: Sequence[TrainSequence]) -> int:
 def split_microbatches(
     sequences: Sequence[TrainSequence], budget: Budget, at_least: int = 0
 ) -> list[list[TrainSequence]]:
-    """Cut into the fewest microbatches that the budget allows, or into `at_least` microbatches, of about equal cost.
+    """Cut sequences into microbatches of about equal cost: the fewest that the budget allows, or `at_least`.
 
-    The costliest microbatch comes first, so ranks stay in step. The order of the input does not change the result. A
+    The costliest microbatch comes first, so ranks wait less. The order of the input does not change the result. A
     sequence longer than the budget has its own microbatch. Few sequences may give fewer than `at_least` microbatches.
     """
     bundles = sorted(_bundles(sorted(sequences, key=_place), budget), key=lambda own: -own.cost)
@@ -75,7 +75,7 @@ class _Bundle:
 
 
 def _bundles(sequences: Sequence[TrainSequence], budget: Budget) -> list[_Bundle]:
-    """Make a bundle of each sequence, or of as many sequences with a shared prompt as fit."""
+    """Return a bundle for each sequence, or bundles of as many sequences with a shared prompt as the budget allows."""
     made: list[_Bundle] = []
     for sequence in sequences:
         if budget.shares_prompts and made and made[-1].sequences[0].ordinal == sequence.ordinal:

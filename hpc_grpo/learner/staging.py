@@ -1,8 +1,8 @@
-"""DeepSpeed's checkpoint engine of a learner: keeps its files in host memory, writes them and reads them.
+"""A checkpoint engine for DeepSpeed: stages a learner's files in host memory, writes them and reads them.
 
-`StagedFiles` handles every file of a checkpoint in DeepSpeed's place. It writes a file at once, or keeps a copy, which
-`write` puts on disk during training. DeepSpeed's own decoupled engine does not help: its next optimizer step waits for
-the writer. Files are read as tensors and plain data only: a planted pickle does not run.
+`StagedFiles` handles every file of a checkpoint in DeepSpeed's place. It writes a file at once, or keeps a copy in
+memory, and `write` writes the copies during training. DeepSpeed's own decoupled engine does not help: its next
+optimizer step waits for the writer. Files are read as tensors and plain data only: a planted pickle does not run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _KEPT_FREE = 0.05
 
 
 class RunDisk:
-    """The run's disk, if this process sees it. On other nodes `HeadDisk` replaces it.
+    """The run's disk, for a process that sees it. Other processes use `HeadDisk`.
 
-    DeepSpeed, which only knows folders, gets paths of `here`. All other methods raise OSError like a disk.
+    DeepSpeed only knows local folders, so it gets the paths that `here` returns. All other methods may raise OSError.
     """
 
     def here(self, path: Path) -> Path:
@@ -37,11 +37,11 @@ class RunDisk:
         return path
 
     def save(self, state: Any, here: Path) -> None:
-        """Write a state like torch.save. It may reach the disk only in `settle`."""
+        """Write a state like torch.save. Only after `settle` is the file surely on the disk."""
         torch.save(state, here)  # by path: torch then writes without Python's lock
 
     def settle(self, folder: Path, files: Sequence[Path]) -> list[FileEntry]:
-        """Sync files in `folder`, both paths of `here`, to the disk; return them by their names in the folder."""
+        """Sync `files` of `folder` to the disk; return their entries. All paths are local, as `here` returns them."""
         for file in files:
             fsync(file)
         return hash_files(folder, [str(file.relative_to(folder)) for file in files])
@@ -52,11 +52,11 @@ class RunDisk:
         yield folder
 
     def fetch(self, here: Path) -> None:
-        """Make the content of a file of an opened checkpoint available here."""
+        """Make the content of a file of an opened checkpoint available at the local path `here`."""
 
     @contextmanager
     def new_file(self, path: Path) -> Iterator[BinaryIO]:
-        """Write a file in the block. It appears at the run's `path` when it is complete and on the disk."""
+        """Yield a file to write in the block. It appears at the run's `path` when it is complete and on the disk."""
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.tmp")
         with beside.open("wb") as file:
@@ -67,10 +67,10 @@ class RunDisk:
 
 
 class StagedFiles:
-    """The files of one learner, on the `disk` of its run, with the methods of a checkpoint engine of DeepSpeed.
+    """The checkpoint files of one learner, on the `disk` of its run. Has the methods of DeepSpeed's checkpoint engine.
 
-    `keeps`: copies of saved files stay in memory until `write`. If the node has no memory left for a copy, the file is
-    written at once: training waits, but the kernel does not end it.
+    `keeps`: copies of saved files stay in memory until `write`. If the node lacks the memory for a copy, the file is
+    written at once: training waits, but does not run out of memory.
     """
 
     def __init__(self, learners_on_node: int = 1) -> None:
@@ -83,7 +83,7 @@ class StagedFiles:
 
     @contextmanager
     def new_checkpoint(self, *, keeps: bool) -> Iterator[None]:
-        """Take the files saved in the block for one checkpoint. The previous checkpoint must be written."""
+        """Collect the files saved in the block as one checkpoint. The previous checkpoint must be written."""
         self.keeps, self.written, self._staged = keeps, [], []
         with self._memory.reused():
             yield
@@ -124,7 +124,7 @@ class StagedFiles:
         return False
 
     def preserves_storage_sharing(self) -> bool:
-        """Let DeepSpeed copy views out of their storages. A copy in memory does this anyway."""
+        """Return whether DeepSpeed must copy views out of their storages. Copies in memory do this anyway."""
         return not self.keeps
 
 
@@ -137,7 +137,7 @@ class HostMemory:
 
     @contextmanager
     def reused(self) -> Iterator[None]:
-        """Replace the copies of the previous block. At the end of the block all copies are complete."""
+        """Reuse the memory of the previous block's copies. At the end of the block all copies are complete."""
         self._num_used = 0
         yield
         del self._held[self._num_used :]
@@ -145,13 +145,13 @@ class HostMemory:
             torch.cuda.synchronize()
 
     def has_room_for(self, state: Any, learners_on_node: int) -> bool:
-        """Return whether a copy leaves free memory if each of the node's learners makes one."""
+        """Return whether enough memory stays free if each of the node's learners makes such a copy."""
         reused = sum(_allocated(held.nbytes, pinned=held.is_pinned()) for held in self._held[self._num_used :])
         new, memory = _num_bytes(state) - reused, host_memory()
         return new <= 0 or new < (memory.available - _KEPT_FREE * memory.total) / learners_on_node
 
     def copy(self, state: Any) -> Any:
-        """Copy a state; a tensor with two names once. Containers are dicts, lists and tuples, like DeepSpeed's."""
+        """Return a copy of a state. A tensor under two names is copied once. Containers are dicts, lists and tuples."""
         copies: dict[tuple[Any, ...], Tensor] = {}
 
         def copied(value: Any) -> Any:
@@ -170,7 +170,7 @@ class HostMemory:
         return copied(state)
 
     def _next(self, tensor: Tensor) -> Tensor:
-        """Return memory for `tensor`: the memory of the last checkpoint's tensor of the same form at this position."""
+        """Return memory for `tensor`: that of the tensor at this position in the last checkpoint, or new memory."""
         index, self._num_used = self._num_used, self._num_used + 1
         held = self._held[index] if index < len(self._held) else None
         if held is not None and (held.shape, held.dtype) == (tensor.shape, tensor.dtype):

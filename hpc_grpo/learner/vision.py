@@ -1,4 +1,4 @@
-"""The images of a microbatch: their features in place of token embeddings, and the resulting positions.
+"""Puts the features of a microbatch's images in place of token embeddings, and computes the positions.
 
 The features of a prompt's images are computed once for all its sequences. They replace only the prompt's own image
 tokens: an image token that the policy sampled is an ordinary token.
@@ -20,10 +20,10 @@ from hpc_grpo.learner.packing import PackedBatch
 
 
 class Vision:
-    """Makes the inputs of a model's decoder. It uses the model's parameters and holds none."""
+    """Makes the inputs of a model's decoder. It uses the model's parameters and has no parameters of its own."""
 
     def __init__(self, language_model: Any, source: str, *, trains: bool) -> None:
-        """Freeze all but decoder and output layer unless it `trains`. Raises ConfigError without a processor."""
+        """Freeze tower and connector unless it `trains`. Raises ConfigError if the model has no image processor."""
         from transformers import AutoImageProcessor
 
         self._model, self.decoder, self._trains = language_model.base_model, language_model.get_decoder(), trains
@@ -52,7 +52,7 @@ class Vision:
         without = positions.expand(4, 1, -1) if has_grids else positions
         if not images and not self._trains and not self._is_sharded:
             return {"inputs_embeds": embeddings, "position_ids": without}
-        # ZeRO expects the same modules in every microbatch of every rank: without images, compute a blank image.
+        # ZeRO expects the same modules in every microbatch of every rank. Without images, compute a blank image.
         processed = self._processed(images)
         taken = {name: own.to(embeddings.device) for name, own in processed.items() if name in self._taken}
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._trains):
@@ -86,7 +86,7 @@ class Vision:
         return self._processor([opened], return_tensors="pt")  # type: ignore[no-any-return]
 
     def _positions(self, batch: PackedBatch, grids: Tensor) -> Tensor:
-        """Return the positions of time, height and width `[3, 1, T]`: each sequence has its own, from 0."""
+        """Return the positions of time, height and width `[3, 1, T]`; they begin at 0 in each sequence."""
         positions = batch.position_ids.cpu().expand(3, 1, -1).clone()
         first = 0
         for prompt in batch.prompts_with_images:

@@ -87,7 +87,7 @@ def plain_line(record: StepRecord) -> str:
 
 
 def _headline(record: StepRecord) -> list[tuple[str, str]]:
-    """Return the main numbers of a step, as (label, text), without missing ones."""
+    """Return the main numbers of a step as (label, text), without missing numbers."""
     metrics = record.metrics
     # GRPO's policy loss is always near zero, so show the reward. SFT has only the loss.
     quality = ("reward", REWARD, "{:.3f}".format) if REWARD in metrics else ("loss", "loss/policy", "{:.4f}".format)

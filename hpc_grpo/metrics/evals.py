@@ -48,7 +48,7 @@ class EvalGroup:
 
 
 EvalMetric = Callable[[Sequence[EvalGroup]], Mapping[str, float]]
-"""Computes named numbers from prompts whose reward did not fail: for a set, and for each source."""
+"""A metric of `eval.metrics`: maps graded prompts to numbers by name. Called for a set, and for each source."""
 
 
 def eval_metrics(
@@ -83,8 +83,8 @@ def paired_differences(
 ) -> dict[str, float]:
     """Measure the difference of two models on the same prompts, `after` minus `before`, with 95% intervals.
 
-    The metrics are those of `eval_metrics` with intervals, under the same names. A prompt has no pass@k and no reward
-    if the reward of either model failed. Returns {} if the prompts differ.
+    Has the metrics of `eval_metrics` that have intervals, under the same names. A prompt counts in pass@k and rewards
+    only if the rewards of both models succeeded. Returns {} if the prompts differ.
     """
     # Compare text: NaN, which stands for missing values, does not equal itself.
     if [repr(group.fields) for group in before] != [repr(group.fields) for group in after]:
@@ -107,7 +107,7 @@ def bounds_of(name: str) -> tuple[str, str]:
 
 
 def eval_prefix(eval_set: str) -> str:
-    """Return the prefix of a set's metrics; "" is data.eval or data.held_out."""
+    """Return the prefix of a set's metrics. The set "" is data.eval or data.held_out."""
     return f"eval/{eval_set}/" if eval_set else "eval/"
 
 
@@ -122,7 +122,7 @@ def with_interval(metrics: Mapping[str, float], name: str) -> str:
 
 
 def rows_of(columns: Sequence[Mapping[str, float]]) -> list[tuple[str, ...]]:
-    """Return a row of a table for each metric, with its intervals. The bounds have no rows."""
+    """Return a table row for each metric, a cell with interval for each column. Bounds have no rows of their own."""
     names = dict.fromkeys(name for column in columns for name in column)
     bounds = {bound for name in names for bound in bounds_of(name)}
     return [(name, *(with_interval(column, name) for column in columns)) for name in names if name not in bounds]
@@ -142,21 +142,21 @@ def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
 
     `1 - C(n - c, k) / C(n, k)` for n samples of which c are solved (Chen et al. 2021, arXiv:2107.03374, eq. 1).
     """
-    # Exact integers: the factorials of a few hundred samples do not fit a float.
+    # Use exact integers: the binomials of a few hundred samples do not fit a float.
     return 1.0 - comb(num_samples - num_solved, k) / comb(num_samples, k)
 
 
 def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, float]:
     """Return the 95% interval of the mean of prompts' shares, each in [0, 1].
 
-    Wilson's score interval (1927, J. Am. Stat. Assoc. 22) with an effective number of draws instead of n:
+    Wilson's score interval (1927, J. Am. Stat. Assoc. 22) with an effective number n of draws:
 
         (p + z^2 / 2n -+ z * sqrt(p * (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),   n = p * (1 - p) / (V / N)
 
     p is the mean and V the variance of the N shares. Completions of one prompt are similar, so they count as fewer
-    draws (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). n is at most N * `max_draws`, the independent draws
-    behind a share. If all shares are 0, or all are 1, n is N. The interval is valid for few prompts and for shares near
-    0 and 1, where the bootstrap is too narrow (Bowyer et al. 2025, arXiv:2503.01747).
+    draws (Franco et al. 2019, doi:10.1093/jssam/smy019, sec. 2). A share has at most `max_draws` independent draws. So
+    n is at most N * `max_draws`. If all shares are 0, or all are 1, n is N. The interval is valid for few prompts, and
+    for shares near 0 and 1, where the bootstrap is too narrow (Bowyer et al. 2025, arXiv:2503.01747).
     """
     p, num_prompts = fmean(shares), len(shares)
     n = float(num_prompts * (max_draws if 0.0 < p < 1.0 else 1))
@@ -168,7 +168,7 @@ def share_interval(shares: Sequence[float], max_draws: int = 1) -> tuple[float, 
 
 
 def mean_interval(values: Sequence[float], z: float = _Z) -> tuple[float, float]:
-    """Return the 95% interval of the mean of prompts' means, m -+ z * s / sqrt(N). Needs two prompts.
+    """Return the 95% interval of the mean of prompts' means, m -+ z * s / sqrt(N). Needs at least two prompts.
 
     Prompts are the unit of sampling: completions of one prompt form a cluster (Miller 2024, arXiv:2411.00640, sec. 2).
     """
@@ -217,11 +217,11 @@ def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def _scores(group: EvalGroup, settings: EvalConfig) -> dict[str, float]:
-    """Return a prompt's values by metric; only its length if it has no grade."""
+    """Return a prompt's values by metric; only `tokens_mean` if its reward failed."""
     lengths = {"tokens_mean": fmean(group.num_tokens)}
     if not group.is_graded:
         return lengths
-    # The group's number of samples: a run may have changed eval.num_samples since this eval.
+    # Use the group's own number of samples: a run may have changed eval.num_samples since this eval.
     num_samples, num_solved = len(group.solved), sum(group.solved)
     ks = reported_ks(settings.num_samples)
     shares = {f"pass@{k}": pass_at_k(num_samples, num_solved, k) for k in ks if k <= num_samples}
@@ -255,7 +255,7 @@ def _by_source(
 
 
 def _checked(name: str, values: Any, taken: Mapping[str, float]) -> dict[str, float]:
-    rule = f"eval.metrics: {name} must return a dict of finite numbers by names of their own"
+    rule = f"eval.metrics: {name} must return a dict from new metric names to finite numbers"
     if not isinstance(values, Mapping):
         raise ConfigError(f"{rule}, not {values!r}.")
     for key, value in values.items():

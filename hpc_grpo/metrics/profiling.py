@@ -1,6 +1,6 @@
-"""Profile a process over some steps: a trace of torch's operations, and the time of its Python thread.
+"""Profiles of a process over some steps: a trace of torch's operations, and the time in Python functions.
 
-Both record the thread that starts them. Start and stop them in the working thread.
+Both record the thread that starts them. Start and stop both in the working thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StackProfile:
     def stop(self) -> bytes:
         """Stop. Return a self-contained HTML page."""
         self._profiler.stop()
-        # Otherwise the page would load a font from the network.
+        # Forbid network access: the page would load a font.
         return str(self._profiler.output_html()).replace("<head>", f"<head>{_NO_NETWORK}", 1).encode()
 
 

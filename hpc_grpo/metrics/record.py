@@ -36,12 +36,12 @@ class StepRecord:
 
 
 def phase_name(work: str) -> str:
-    """Return the reader's name of a driver phase, by its name in metrics and in the pulse."""
+    """Return the name of a driver phase for users. `work` is its name in metrics and in the pulse."""
     return _PHASES.get(work, work)
 
 
 def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of a step by the reader's name of a phase, without the step's total and the remaining time.
+    """Return the seconds of a step's phases by `phase_name`, without the step's total and the remaining time.
 
     >>> phase_seconds({"time/step_s": 4.0, "time/train_s": 3.0, "time/eta_s": 99.0, "lr": 0.1})
     {'train': 3.0}
@@ -55,7 +55,7 @@ def phase_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def played(turns: Sequence[Mapping[str, Any]]) -> str:
-    """Return the turns of an episode of a rollout file, as text for a terminal.
+    """Return an episode's turns, in the form of rollout files, as text for a terminal.
 
     >>> print(played([{"text": "5", "reward": 0}, {"observation": "No.", "text": "7", "reward": 1.0}]))
     [turn 1, reward 0] 5

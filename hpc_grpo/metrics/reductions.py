@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mean:
-    """Divides `total` by `count` items; a mean of nothing is 0.0 by convention."""
+    """A mean: `total` divided by `count` items. A mean of nothing is 0.0 by convention."""
 
     total: float
     count: float = 1.0

@@ -27,9 +27,9 @@ IN_ENVIRONMENT: Measures = {
 def measure(
     episodes: Sequence[Episode], texts: Sequence[str], *, in_environment: bool = False
 ) -> dict[str, tuple[float, ...]]:
-    """Measure a group, each measure `[G]`, in the grader's process: the driver has neither tokens nor texts.
+    """Return the measures of a group by name, each `[G]`. Runs in the grader's process, which has tokens and texts.
 
-    An environment's own metric is `episode/NAME`; it is 0.0 in an episode without it.
+    An environment's own metric is `episode/NAME`; an episode that lacks the metric has 0.0.
     """
     measures = {
         name: tuple(float(of(episode, text)) for episode, text in zip(episodes, texts, strict=True))
@@ -43,7 +43,7 @@ def measure(
 def rollout_metrics(
     grades: Sequence[GroupGrades], policy_version: int, judged_by: EvalConfig, sources: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Average over all rollouts of a step. Lag counts optimizer steps from `policy_version`, the learner's.
+    """Average over all rollouts of a step. Lags are the learner's `policy_version` minus the rollout's version.
 
     `sources` are the groups' sources, if the run has several. Each source in the step gets its quality metrics, as
     `NAME/SOURCE`, and `data/prompts/SOURCE` counts its groups.
@@ -68,7 +68,7 @@ def rollout_metrics(
 
 
 def lines_of_turns(grades: GroupGrades) -> list[list[dict[str, Any]]]:
-    """Describe the turns of each rollout, as in rollout files; [] if no environment's texts are kept."""
+    """Return the turns of each rollout, in the form of rollout files; [] without an environment or kept texts."""
     return [
         [
             {"observation": told, "text": written, "reward": reward}
@@ -95,8 +95,8 @@ def _quality(grades: Sequence[GroupGrades], judged_by: EvalConfig) -> dict[str, 
 
     `reward/mean` and `reward/solved_fraction` are means over all scored completions, as in evals. They include
     completions masked by `rollout.mask_truncated`. `reward/invalid_fraction` is the share of rollouts that are masked
-    or have no score. `reward/over_budget_fraction` is the share that used up a reward's time limit, or crashed it, and
-    so has the score that lowers the total reward most. `reward/zero_variance_fraction` is the share of groups whose
+    or have no score. `reward/over_budget_fraction` is the share that used up a reward's time limit or crashed a reward,
+    and so has the reward's worst score. `reward/zero_variance_fraction` is the share of groups whose
     valid rewards are all equal. Most `loss.advantage` choices give these groups the advantage 0. An environment's own
     metric is the mean over rollouts in environments; episodes without the metric count as 0.
     """

@@ -50,7 +50,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "tokens/truncated_fraction": "no_eos_ratio",
     },
 }
-"""`metrics.names` -> our name -> AReaL's (inclusionAI/AReaL).
+"""Value of `metrics.names` -> name of a metric here -> its name in AReaL (inclusionAI/AReaL).
 
 `areal` is areal/trainer/ppo/actor.py (stats_tracker's scopes `ppo_actor` and `update`). `areal-0.3` has the names of
 realhf's master worker (docs of version 0.3, "Key Training Statistics").
@@ -72,7 +72,7 @@ class MetricSink(Protocol):
 
 
 def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
-    """Open the sinks of `config`. metrics.jsonl comes first, so that a failing sink cannot lose a line of it."""
+    """Open the sinks of `config`. metrics.jsonl comes first: a failing sink must not lose a line of this file."""
     first, others = JsonlSink(run_dir.metrics), list[MetricSink]()
     if (mode := wandb_mode(config.metrics)) is not None:
         others.append(WandbSink(config, run_dir, mode))
@@ -84,7 +84,7 @@ def make_sinks(config: Config, run_dir: RunDir) -> list[MetricSink]:
 
 
 class RenamingSink:
-    """Renames metrics for other sinks to another system's names, and prints the renamed metrics."""
+    """Gives its sinks the metrics under another system's names, and prints the renamed metrics."""
 
     def __init__(self, sinks: Sequence[MetricSink], names: Mapping[str, str]) -> None:
         self._sinks, self._names = sinks, names
@@ -105,7 +105,7 @@ class RenamingSink:
 class JsonlSink:
     """Appends `{"step", "attempt", "time", <metrics>}` to metrics.jsonl and flushes; always on.
 
-    A step trained again after a resume gets a second line; readers take the last. A value that is not finite is
+    A step trained again after a resume gets a second line; readers use the last line. A value that is not finite is
     written as null: JSON knows no NaN.
     """
 
@@ -126,9 +126,9 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """Writes event files below the run directory, one more per attempt; TensorBoard merges them.
+    """Writes event files below the run directory, one for each attempt; TensorBoard merges them.
 
-    A step has a table of `num_completions` completions, at most.
+    A step has a table of at most `num_completions` completions.
     """
 
     def __init__(self, run_dir: RunDir, num_completions: int = 0) -> None:
@@ -153,7 +153,7 @@ class TensorBoardSink:
 
 
 def wandb_mode(metrics: MetricsConfig, environ: Mapping[str, str] = os.environ) -> Mode | None:
-    """Return W&B's mode, None for no W&B. If it is off by default, print how to turn it on."""
+    """Return W&B's mode, or None for no W&B. Without a key or a login, print how to log to W&B."""
     configured, wished = metrics.wandb.get("mode"), environ.get("WANDB_MODE")
     if configured == "disabled" or wished == "disabled":
         return None
@@ -179,14 +179,14 @@ def _is_logged_in(environ: Mapping[str, str]) -> bool:
 
 
 class WandbSink:
-    """Logs to one W&B run for all attempts: each resumes the id kept in the run directory."""
+    """Logs to one W&B run for all attempts. Each attempt resumes the W&B run whose id is in the run directory."""
 
     def __init__(
         self, config: Config, run_dir: RunDir, mode: Mode, start_run: Callable[..., Any] | None = None
     ) -> None:
         """Resume or start the W&B run with `start_run`, by default `wandb.init`.
 
-        Raises ConfigError for a key of metrics.wandb that `wandb.init` does not take.
+        Raises ConfigError for a key of metrics.wandb that is no argument of `wandb.init`.
         """
         # Imported here: it takes a second, which only users of W&B should pay.
         import wandb
@@ -217,7 +217,7 @@ class WandbSink:
                     save_code=False,
                 ),
             )
-            # W&B's own step may only grow: W&B would drop steps trained again after a resume.
+            # W&B's own step may only grow, and steps trained again after a resume would be dropped. Use our `step`.
             self._run.define_metric("*", step_metric="step")
         except self._failures as error:
             self._give_up(error)
@@ -251,7 +251,7 @@ class WandbSink:
 def completion_rows(record: StepRecord, most: int) -> list[list[Any]]:
     """Return the first `most` rollouts of a step as rows of a table, under COLUMNS.
 
-    Texts have no secrets, and no characters that change how other text looks. An episode is shown by its turns.
+    Removes secrets, and characters that change how other text looks. An episode is shown as its turns.
     """
 
     def shown(value: Any) -> str:
@@ -271,7 +271,7 @@ def completion_rows(record: StepRecord, most: int) -> list[list[Any]]:
 
 
 def shared_config(config: Config) -> dict[str, Any]:
-    """Return the public part of a config: of `launch`, which describes the site, only the nodes."""
+    """Return the public part of a config. Of `launch`, which describes the site, only `num_nodes` is public."""
     shown = config.model_dump(mode="json", exclude={"launch"})
     return {**shown, "launch": {"num_nodes": config.launch.num_nodes}}
 
@@ -279,7 +279,7 @@ def shared_config(config: Config) -> dict[str, Any]:
 def wandb_run_id(run_dir: RunDir) -> str:
     """Return the id of the W&B run that every attempt continues.
 
-    Makes a new id if none is recorded, or the file is damaged.
+    Makes a new id if the file with the id is missing or damaged.
     """
     kept = run_dir.wandb_id.read_text(errors="replace").strip() if run_dir.wandb_id.exists() else ""
     if not _WANDB_ID.fullmatch(kept):

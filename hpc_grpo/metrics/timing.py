@@ -59,5 +59,5 @@ class StepTimer:
 
     def eta_s(self, num_remaining_steps: int) -> float | None:
         """Estimate the seconds to the end of the run; None before the first step has ended."""
-        # The median: one step with an eval or a checkpoint would make a mean of few steps jump.
+        # Not the mean: it would jump in a step with an eval or a checkpoint.
         return statistics.median(self._recent) * num_remaining_steps if self._recent else None

@@ -17,7 +17,7 @@ NODE_PHASES = {"learner": "train", "engine": "sample"}
 
 _NODE_METRIC = re.compile(f"node/({'|'.join(NODE_PHASES.values())})_s/(.+)")
 _NOTABLE_RATIO = 1.2
-"""A node that takes this many times as long as the median is named."""
+"""A node that takes at least this many times as long as the median is shown to the user."""
 
 _FEWEST_STEPS = 5
 _MAX_NAMED = 32
@@ -78,7 +78,7 @@ def usage_metrics(readings: Sequence[Reading]) -> dict[str, float]:
 
 
 def node_seconds(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the seconds of a step by node and phase: the time of its slowest learner or engine.
+    """Return the seconds of a step by node and phase: the time of the node's slowest learner or engine.
 
     >>> node_seconds({"node/train_s/a": 2.0, "node/sample_s/a": 5.0, "node/median_s": 3.0})
     {'a': {'train': 2.0, 'sample': 5.0}}

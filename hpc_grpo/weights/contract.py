@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from hpc_grpo.config import Config
 
 _EXACT_IN = {"float32": ("bfloat16", "float16")}
-"""Types that can hold every value of another type: vLLM's CPU kernels with AMX keep biases in float32."""
+"""An engine's dtype -> learner dtypes whose values it holds exactly. vLLM's CPU kernels keep biases in float32."""
 
 DENSE_ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
-"""Values of `model_type` that `plan` has formulas for, and whose buffers tests compare."""
+"""Values of `model_type`: dense models that `plan` has formulas for. Tests compare their buffers."""
 
 MIXTURES = ("mixtral", "qwen3_moe")
 """Values of `model_type`: mixtures whose experts are two tensors per layer, in engines and in learners."""
 
 _NEUTRAL = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
-"""Settings of a model that change its logits or scores outside the layers that learners use -> their neutral values."""
+"""Settings that change logits or attention scores in ways that learners do not compute -> their neutral values."""
 
 _NUMBER_OF_EXPERTS = re.compile(r"(moe_)?(num|n)_((local|routed)_)?experts")
 
@@ -42,7 +42,7 @@ VISION_MODELS = ("qwen2_5_vl", "idefics3")
 
 
 def refuse_images(settings: Mapping[str, Any], path: str, column: str | None) -> None:
-    """Raise ConfigError if a config.json describes a model that does not support `data.images`, the `column`."""
+    """Raise ConfigError if `data.images` = `column` does not fit a config.json: only model or data has images."""
     kind = settings.get("model_type")
     named = (settings.get("architectures") or [kind])[0]
     if column is not None and kind not in VISION_MODELS:
@@ -51,8 +51,8 @@ def refuse_images(settings: Mapping[str, Any], path: str, column: str | None) ->
             f"is {named}. Use one of these, or set data.images to null."
         )
     if column is None and isinstance(settings.get("vision_config"), Mapping) and kind not in ALSO_LANGUAGE_MODELS:
-        instead = "Set data.images to the column with the images" if kind in VISION_MODELS else "Of these, with "
-        instead += "" if kind in VISION_MODELS else f"data.images, {', '.join(VISION_MODELS)} train"
+        instead = "Set data.images to the column with the images" if kind in VISION_MODELS else "Use a model of images "
+        instead += "" if kind in VISION_MODELS else f"that trains with data.images: {', '.join(VISION_MODELS)}"
         raise ConfigError(
             f"model.path = {path}: {named} is a model of images and text, and data.images is not set. {instead}. Or "
             f"give a language model of text, such as one of {', '.join(DENSE_ARCHITECTURES)}."
@@ -76,21 +76,21 @@ def refuse_experts(settings: Mapping[str, Any], path: str, *, has_adapter: bool 
             named = settings.get("architectures") or [settings.get("model_type", "its architecture")]
             raise ConfigError(
                 f"model.path = {path}: {named[0]} is a mixture of experts ({name} = {value}), {why} "
-                f"Supported: dense decoders, such as {', '.join(DENSE_ARCHITECTURES)}. task: sft, which has no "
-                "engines, trains any without lora."
+                f"Supported: dense decoders, such as {', '.join(DENSE_ARCHITECTURES)}. task: sft without lora "
+                "trains every mixture, because it has no engines."
             )
 
 
 def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config) -> None:
-    """Raise ConfigError if a config.json has no experts for `train.router_aux_loss_coef`, or if engines cannot divide
-    their channels.
+    """Raise ConfigError if `train.router_aux_loss_coef` has no experts to balance, or if `engine.tensor_parallel` does
+    not divide the channels of an expert.
     """
     kind, coef = settings.get("model_type"), config.train.router_aux_loss_coef
     if kind not in MIXTURES:
         if coef:
             raise ConfigError(
                 f"train.router_aux_loss_coef = {coef} needs a mixture of experts: {', '.join(MIXTURES)}. model.path = "
-                f"{path} is {kind}. Set train.router_aux_loss_coef=0, or take one of these."
+                f"{path} is {kind}. Set train.router_aux_loss_coef=0, or use one of these models."
             )
         return
     name, degree = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size", config.engine.tensor_parallel
@@ -103,12 +103,12 @@ def refuse_wrong_experts(settings: Mapping[str, Any], path: str, config: Config)
 
 
 def refuse_scaled_logits(settings: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError if a config.json needs something that learners do not compute. `source` is key and value."""
+    """Raise ConfigError if a config.json scales or caps logits, which learners do not compute. `source`: key = value"""
     for name, neutral in _NEUTRAL.items():
         if settings.get(name) not in (neutral, None):
             raise ConfigError(
                 f"{source}: learners do not compute {name} = {settings[name]} of its config.json. Use a model without "
-                f"it: Gemma 3 instead of Gemma 2."
+                f"it, for example Gemma 3 instead of Gemma 2."
             )
 
 
@@ -137,10 +137,10 @@ def refuse_short_context(limit: int | None, config: Config, source: str) -> None
 
 
 def refuse_long_rope(settings: Mapping[str, Any], config: Config, source: str) -> None:
-    """Raise ConfigError if sequences may be longer than the first range of a model's `longrope`.
+    """Raise ConfigError if sequences may exceed `original_max_position_embeddings` of a model with `longrope`.
 
-    transformers takes the long factors for all sequences of a row if one of them is longer. vLLM takes them for all
-    sequences if `max_model_len` is larger.
+    transformers uses the long factors for all sequences of a row if one of them exceeds this length. vLLM uses the long
+    factors for all sequences if `max_model_len` exceeds it.
     """
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     first = rope.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
@@ -158,7 +158,7 @@ def refuse_long_rope(settings: Mapping[str, Any], config: Config, source: str) -
 def contract_differences(
     learner: Sequence[ParameterSpec], engine: Sequence[ParameterSpec], packed_modules: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """List the differences, one per line; empty if both sides agree.
+    """List the differences between the parameters of learner and engine, one per line; [] if they agree.
 
     `engine` holds unsharded shapes in the engine's own (fused) names. `packed_modules` maps a fused module to its
     modules, in order: {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.

@@ -1,6 +1,6 @@
 """A GPU's side of the store: memory registered for DMA, and copies on a stream beside the GPU's other work.
 
-Without registration a copy passes through a buffer of CUDA at a fraction of the bandwidth, and blocks its caller.
+Without registration a copy passes through a CUDA buffer at a fraction of the bandwidth, and blocks its caller.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def open_store(folder: Path, spec: StoreSpec, *, create: bool) -> WeightStore:
             f"Publishes copy through pageable memory, which is slower.",
             flush=True,
         )
-        # CUDA keeps the error for this thread, and the next kernel launch would raise it.
+        # CUDA raises the error again at this thread's next kernel launch. Launch a kernel here to clear it.
         with suppress(RuntimeError):
             torch.ones(1, device="cuda").add_(1)
         return store
     store.is_page_locked = True
-    # Before the mapping is removed; at the process's end CUDA does this.
+    # Unregister before the mapping is removed. At the end of the process CUDA does this.
     weakref.finalize(store, cudart.cudaHostUnregister, address).atexit = False
     return store
 
@@ -65,7 +65,7 @@ class StagedOnGpu:
         self._staged: StoredVersion | None = None
 
     def begin(self, store: WeightStore, stored: StoredVersion) -> None:
-        """Start to copy a version, and return at once. Do nothing if it does not fit beside the KV cache.
+        """Start to copy a version, and return at once. Do nothing if the GPU lacks the memory for it.
 
         The store must be registered: copies from pageable memory would delay the sampling.
         """
@@ -75,14 +75,14 @@ class StagedOnGpu:
             if free < self._layout.num_bytes + _KEPT_FREE_BYTES:
                 return
             self._bytes = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device="cuda")
-        # Loads of the previous version read these bytes on the current stream.
+        # Wait for the load of the previous version, which reads these bytes on the current stream.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._bytes.copy_(store.raw[: len(self._bytes)], non_blocking=True)
         self._staged = stored
 
     def tensors(self, stored: StoredVersion) -> Iterator[tuple[str, torch.Tensor]] | None:
-        """Return the parameters of a version on the GPU, for the current stream; None if it was not copied."""
+        """Return a version's parameters on the GPU, for use on the current stream; None if it was not copied."""
         if self._bytes is None or self._staged != stored:
             return None
         torch.cuda.current_stream().wait_stream(self._stream)

@@ -1,8 +1,8 @@
 """One node's weight group: the publishing learner and the node's engine workers, over Gloo on loopback.
 
-It carries the announcement of a version (header and checksums) and each worker's acknowledgement. Groups stay inside a
-node: a death breaks the complete group, and a full mesh costs a socket per pair. Members meet through a file in
-node-local shared memory, so no port is open to strangers.
+The group carries the announcement of a version (number and checksums) and each worker's acknowledgement. Groups stay
+inside a node, because a death breaks the complete group, and a full mesh costs a socket per pair. Members meet through
+a file in node-local shared memory, so no port is open to strangers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RENDEZVOUS = "rendezvous"  # the file in the store's folder through which member
 
 
 class NodeGroup:
-    """Carries announcements to the workers and acknowledgements back. Every wait has the deadline."""
+    """Carries announcements to the workers and acknowledgements back. Every wait has the membership's deadline."""
 
     def __init__(self, membership: GroupMembership) -> None:
         self._membership = membership

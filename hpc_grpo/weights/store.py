@@ -1,9 +1,9 @@
 """The weight store: a node's copy of the published weights in shared memory, with the position of each parameter.
 
 The publishing learner writes a version; the node's engine workers read it in place. The store is created once, while
-engines start, and reused. Its pages are allocated at once: the first touch of shared memory costs seconds per GiB, and
-a full /dev/shm must fail here with a message, not later with SIGBUS. The driver makes the layout once. So a publish is
-one header and one copy, without a message per parameter.
+engines start, and reused. All pages are allocated at creation: the first touch of shared memory costs seconds per GiB,
+and a full /dev/shm must fail here with a message, not later with SIGBUS. The driver makes the layout once. So a publish
+is one header and one copy, without a message per parameter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Slot:
 class Block:
     """A range of the store with its own checksum, written or verified by one thread; `[start, end)` in bytes.
 
-    `slots` are the parameters that overlap it. A parameter may span several blocks.
+    `slots` are the parameters that overlap the block. A parameter may span several blocks.
     """
 
     slots: tuple[Slot, ...]
@@ -58,7 +58,7 @@ class Block:
 
 
 class Bucket(Block):
-    """Parameters that are gathered together, in blocks."""
+    """The parameters that are gathered together, and the blocks that hold them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Bucket(Block):
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """The buckets of all published parameters, in the model's order. With adapters, only their parameters."""
+    """The buckets of the published parameters, in the model's order; the adapter's with `lora.publish: adapter`."""
 
     buckets: tuple[Bucket, ...]
 
@@ -120,7 +120,7 @@ class StoredVersion:
     """A version in the store, with a checksum for each block.
 
     Checksums are xxh3 keyed by the run, cut to 63 bits to fit signed 64-bit tensors. They prove that engines load the
-    bytes that the learner wrote. The canary checks that engines sample from them.
+    bytes that the learner wrote. The canary checks that engines sample from these bytes.
     """
 
     version: int
@@ -129,7 +129,7 @@ class StoredVersion:
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """The layout that all members agree on. `key` seeds the checksums, so that only the run's own bytes pass."""
+    """The layout of a store, equal in all processes. `key` seeds the checksums: bytes of another run do not pass."""
 
     layout: BucketLayout
     key: int
@@ -196,7 +196,7 @@ class WeightStore:
                 )
 
     def publish_header(self, stored: StoredVersion) -> None:
-        """Record that every engine of the node has this version, for a replacement engine to load."""
+        """Record the version that every engine of the node has. A replacement engine loads this version."""
         write_json_atomic(self._header, asdict(stored))
 
     def current(self) -> StoredVersion:
@@ -205,7 +205,7 @@ class WeightStore:
 
 
 def views(raw: torch.Tensor, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each parameter of a bucket by name, as a view of `raw`, which holds a version's bytes."""
+    """Yield each parameter of a bucket by name, as a view of `raw`, the bytes of a version."""
     import torch
 
     for slot in bucket.slots:
@@ -233,7 +233,7 @@ def _mapped(path: Path, num_bytes: int, create: bool) -> torch.Tensor:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, slot: Slot, offset: int) -> None:
-    """Copy a part of a flat parameter, `offset` bytes into its slot, to the bytes of `target`."""
+    """Fill `target` with the bytes of a flat parameter from `offset` on; convert them to the slot's dtype."""
     import torch
 
     dtype, size = getattr(torch, slot.spec.dtype), DTYPE_BYTES[slot.spec.dtype]

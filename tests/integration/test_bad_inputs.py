@@ -163,7 +163,7 @@ CLUSTER_CASES = {
     "engines that do not fit": ({"engine": {"engines_per_node": 500}}, ["engine.engines_per_node", "500", "CPU"]),
     "token that the model lacks": (
         {"model": "larger_vocabulary", "data": {"prompt_format": "<unheard-of>{prompt}"}},
-        ["refuses the prompt of ordinal", "not among the model's"],
+        ["refuses the prompt of ordinal", "outside the model's vocabulary"],
     ),
 }
 

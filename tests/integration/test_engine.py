@@ -65,7 +65,7 @@ def test_an_engine_that_refused_prompts_goes_on(crowded: dict[str, Any]) -> None
     empty, unknown = crowded["refused"]
     assert "ordinal 0" in empty
     assert "empty" in empty
-    assert "token 999 is not among the model's 258" in unknown
+    assert "token id 999 is outside the model's vocabulary of 258" in unknown
     assert crowded["after_refusals"] == crowded["crowd"][:1]
 
 

@@ -81,7 +81,7 @@ def test_killed_synchronous_run_ends_with_the_same_bits(
     end_engines(keeping, "one")
     with Attempt.in_cluster(keeping, config) as resumed:
         run_dir = resumed.wait_to_end()
-    assert "Going on with 1 of the 1 engines of the driver before." in resumed.text
+    assert "Keeping 1 of the 1 engines of the previous driver." in resumed.text
     assert differing_weights(run_dir, sync_run) == []
     verdict = check_ledger(run_dir)
     assert verdict.is_sound, verdict

@@ -297,13 +297,13 @@ async def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(sc
         ({"stop": ["x"]}, "rollout.stop"),
         (
             {"n": 2, "reasoning_effort": "low"},
-            'n = 2, reasoning_effort = "low" cannot be answered as it is meant. Ask n',
+            'n = 2, reasoning_effort = "low" cannot be used here. Ask n',
         ),
         (
             {"anything": 1},
-            "Taken are messages, tools, max_tokens, max_completion_tokens, logprobs, stream, stream_opti",
+            "Supported fields: messages, tools, max_tokens, max_completion_tokens, logprobs, stream, stream_opti",
         ),
-        ({"anything": False}, "Ignored are temperature, top_p"),
+        ({"anything": False}, "Ignored fields: temperature, top_p"),
         ({"response_format": {"type": "json_object"}}, 'response_format = {"type": "json_object"}'),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls = false"),
@@ -318,17 +318,17 @@ async def test_an_answer_that_a_client_did_not_wait_for_is_given_to_its_retry(sc
         ({"structured_outputs": {"json": {}}}, "structured_outputs"),
         ({"min_tokens": 5}, "rollout.min_new_tokens"),
         ({"stop_token_ids": [5]}, "rollout.stop"),
-        ({"function_call": {"name": "add"}}, "Taken are messages, tools"),
+        ({"function_call": {"name": "add"}}, "Supported fields: messages, tools"),
         ({"prompt": "x"}, 'prompt = "x"'),
         ({"messages": []}, "at least one"),
         ({"messages": "x"}, "must be a list"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "'robot'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "must be text"),
-        ({"messages": [{"role": "user", "content": 3}]}, "is text, not 3"),
+        ({"messages": [{"role": "user", "content": 3}]}, "must be text, not 3"),
         ({"messages": [{"role": "user", "content": "\ud83d"}]}, "half of a character"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "not be of the role assistant"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}, {"role": "user"}]}, "tool call has"),
-        ({"messages": [{"role": "assistant", "tool_calls": 5}, {"role": "user"}]}, "tool call has"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}, {"role": "user"}]}, "tool call needs"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}, {"role": "user"}]}, "tool call needs"),
     ],
 )
 @in_scene()
@@ -406,7 +406,7 @@ async def test_openais_client_asks_for_text_completions_also_as_a_stream(scene: 
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [
-        (["a", "b"], "Ask one by one"),
+        (["a", "b"], "one prompt per request"),
         ([], "must be a text"),
         ([1, "a"], "must be a text"),
         (None, "must be a text"),

@@ -302,7 +302,10 @@ def test_an_engine_that_raises_over_the_probe_tells_the_others_why() -> None:
 
 @pytest.mark.parametrize(
     ("token_ids", "reason"),
-    [((), "The decoder prompt cannot be empty"), ((1, VOCABULARY_SIZE), "token 100 is not among the model's 100")],
+    [
+        ((), "The decoder prompt cannot be empty"),
+        ((1, VOCABULARY_SIZE), "token id 100 is outside the model's vocabulary of 100"),
+    ],
 )
 def test_prompt_that_vllm_refuses_fails_alone(token_ids: tuple[int, ...], reason: str) -> None:
     """vLLM looks for tokens that the model lacks only where it has the tokenizer, which engines have not."""

@@ -32,7 +32,7 @@ def test_versions_that_an_algorithm_of_the_users_left_out_are_not_interpolated()
     sequences, settings, config = [ordinary_sequence(0, 0, [1, 2, 3], 2)], SimpleNamespace(), minimal_config()
     with pytest.raises(
         ConfigError,
-        match=r"of task = grpo have none\. Fill TrainSequence\.policy_versions \[L\] where its class overrides",
+        match=r"of task = grpo have none\. Fill TrainSequence\.policy_versions \[L\] where the task.s class overrides",
     ):
         check_sequences(sequences, settings, "interpolated", config)
     check_sequences(sequences, settings, "recomputed", config)
