@@ -27,7 +27,7 @@ from hpc_grpo.metrics.sinks import make_sinks
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.metrics.usage import slowest_node
 from hpc_grpo.run.contract import ATTEMPT_VARIABLE
-from hpc_grpo.run.files import wait_for_space, when_there_is_space, write_atomic
+from hpc_grpo.run.files import when_there_is_space, write_atomic
 from hpc_grpo.run.ledger import Ledger
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import Phase, RunState, read_metrics, write_state
@@ -204,20 +204,16 @@ class Session:
             print(f"Step {state.step} could not be saved: {error}", flush=True)
 
     def batch_record(self, step: int) -> Path | None:
-        """Return the path for the batch of `step` once it has room, or None if batches are not kept.
+        """Return the path for the batch of `step`, or None if batches are not kept.
 
-        Removes older batches beyond `checkpoint.keep_batches`, and batches of `step` and later steps. Waits for the
-        space here, because a learner's wait cannot be stopped.
+        Removes older batches beyond `checkpoint.keep_batches`, and batches of `step` and later steps.
         """
         if not (num_kept := self.config.checkpoint.keep_batches):
             return None
-        batches = step_dirs(self.run_dir.batches(step).parent)
-        num_bytes = sum(file.stat().st_size for file in batches[max(batches)].iterdir()) if batches else 1
-        for number, folder in batches.items():
+        for number, folder in step_dirs(self.run_dir.batches(step).parent).items():
             # An earlier attempt wrote batches of later steps; the run trains these steps again.
             if not step - num_kept < number < step:
                 shutil.rmtree(folder)
-        wait_for_space(self.run_dir.path, num_bytes, "The step's batch")
         return self.run_dir.batches(step)
 
     def should_go_on(self, state: DriverState, *, evaluates: bool = False) -> bool:

@@ -18,10 +18,9 @@ from hpc_grpo.driver.callback import StepCallback
 from hpc_grpo.driver.journal import Journal, Session
 from hpc_grpo.driver.rollouts import DriverState
 from hpc_grpo.driver.schedule import StepTimes, StopRequest, TrainLength
-from hpc_grpo.errors import EndAskedError
 from hpc_grpo.metrics.timing import StepTimer
 from hpc_grpo.run.contract import ENDS_AT_VARIABLE
-from hpc_grpo.run.files import read_jsonl, space_awaited_while
+from hpc_grpo.run.files import read_jsonl
 from hpc_grpo.run.paths import RunDir, step_dirs
 from hpc_grpo.run.progress import read_metrics, read_state
 from tests.support.configs import minimal_config
@@ -144,22 +143,6 @@ def test_the_batches_of_the_newest_steps_are_kept_and_a_resume_replaces_those_of
         assert sorted(step_dirs(folder.parent)) == kept
     silent = Session(minimal_config(), run_dir, unused, unused, unused, unused, unused)
     assert silent.batch_record(5) is None
-
-
-def test_a_step_whose_batch_has_no_room_can_be_stopped_before_it_begins(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> None:
-        raise EndAskedError("the disk is full", step=1)
-
-    unused: Any = None
-    config = minimal_config(checkpoint={"keep_batches": 2})
-    session = Session(config, run_dir, unused, unused, unused, unused, unused)
-    run_dir.batches(1).mkdir(parents=True)
-    (run_dir.batches(1) / "rank_0.npz").write_bytes(bytes(100))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=105))
-    with pytest.raises(EndAskedError), space_awaited_while(refuse):
-        session.batch_record(2)
 
 
 @pytest.mark.parametrize(("seconds", "named"), [(2.0, "node n2 takes 2.00 times as long as the others do"), (1.1, "")])
