@@ -75,6 +75,10 @@ class GraderLostError(LaunchError):
     """A grader died more than 3 times in a row. The learners are unchanged."""
 
 
+class EnvironmentLateError(LaunchError):
+    """The import of an environment took too long, though it may have been fast before. The learners are unchanged."""
+
+
 class JobInDoubtError(LaunchError):
     """The queue may hold a job of the run: it did not answer."""
 

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Protocol
 from hpc_grpo.config import Config
 from hpc_grpo.driver.batches import Batch, DemonstrationBatches, RolloutBatches
 from hpc_grpo.driver.rollouts import DriverState
-from hpc_grpo.errors import ConfigError, EngineLostError, GraderLostError, PromptError, RewardError
+from hpc_grpo.errors import (
+    ConfigError,
+    EngineLostError,
+    EnvironmentLateError,
+    GraderLostError,
+    PromptError,
+    RewardError,
+)
 from hpc_grpo.metrics.timing import StepTimer
 
 if TYPE_CHECKING:
@@ -116,15 +123,22 @@ class TrainingLoop:
 
     @contextmanager
     def _saved_if_it_fails(self, state: DriverState, record: Callable[[], None] | None = None) -> Iterator[None]:
-        """Save `state` if a reward, a prompt, a user's function, an engine or a grader fails, and raise the error.
+        """Save `state` if something else than the learners fails, and raise the error.
 
-        The learners are intact then, and a resume begins after `state`. Does not save after a WeightSyncError: the
+        The learners are intact, and a resume begins after `state`. Does not save after a WeightSyncError: the
         learners' memory may be damaged. Calls `record` before the save. An error of the save is only printed: the
         first error decides the exit code.
         """
         try:
             yield
-        except (ConfigError, RewardError, PromptError, EngineLostError, GraderLostError) as error:
+        except (
+            ConfigError,
+            RewardError,
+            PromptError,
+            EngineLostError,
+            EnvironmentLateError,
+            GraderLostError,
+        ) as error:
             print(f"Saving before ending: {error}", flush=True)
             self.session.save_before_ending(state, record)
             raise

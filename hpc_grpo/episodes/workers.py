@@ -22,7 +22,7 @@ from typing import Any
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes import Message
 from hpc_grpo.episodes.host import MAX_LINE_BYTES
-from hpc_grpo.errors import ConfigError, HpcGrpoError, LaunchError
+from hpc_grpo.errors import ConfigError, EnvironmentLateError, HpcGrpoError, LaunchError
 from hpc_grpo.system.processes import hold_on, kill_group, start_program
 from hpc_grpo.system.secret import environ_for
 from hpc_grpo.system.signals import signal_name
@@ -228,7 +228,7 @@ class _Process:
     async def _start(self) -> None:
         """Connect, and wait until the environment is imported.
 
-        Raises ConfigError if it cannot be created, and EnvironmentLostError if its process ends or the import is late.
+        Raises ConfigError if it cannot be created, EnvironmentLostError if its process ends, and EnvironmentLateError.
         """
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
         self._writer.write(self._environment.model_dump_json().encode() + b"\n")
@@ -236,11 +236,11 @@ class _Process:
         try:
             line = await asyncio.wait_for(reader.readline(), _LOAD_S)
         except TimeoutError:
-            self.kill(
-                f"did not import {name} within {_LOAD_S:g} s. Import it by hand on a compute node, and move slow work "
-                f"from its module and constructor to its first call"
-            )
-            raise EnvironmentLostError(f"its process {self.end}") from None
+            self.kill(f"did not import {name} within {_LOAD_S:g} s")
+            raise EnvironmentLateError(
+                f"Environment {name!r} was not imported within {_LOAD_S:g} s. Import it by hand on a compute node, and "
+                f"move slow work from its module and constructor to its first call."
+            ) from None
         if not line:
             await self._read(reader)
             raise EnvironmentLostError(f"its process {self.end}")
@@ -300,9 +300,9 @@ def first_answer(
 
     try:
         return asyncio.run(begin())
-    except (EnvironmentFailedError, EnvironmentLostError) as error:
-        may_pass = is_resume and isinstance(error, EnvironmentLostError)
+    except (EnvironmentFailedError, EnvironmentLostError, EnvironmentLateError) as error:
+        may_pass = is_resume and not isinstance(error, EnvironmentFailedError)
         raise (LaunchError if may_pass else ConfigError)(
-            f"Environment {environment.name!r} cannot begin with the first row of {key}: {error}. Fix the "
-            f"environment, environment.args, or the row."
+            f"Environment {environment.name!r} cannot begin with the first row of {key}: {str(error).rstrip('.')}. Fix "
+            f"the environment, environment.args, or the row."
         ) from error

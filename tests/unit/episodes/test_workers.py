@@ -13,7 +13,7 @@ import pytest
 
 from hpc_grpo.config.rollout import EnvironmentConfig
 from hpc_grpo.episodes.workers import EnvironmentFailedError, EnvironmentLostError, EnvironmentWorkers, first_answer
-from hpc_grpo.errors import ConfigError, LaunchError
+from hpc_grpo.errors import EXIT_CRASH, ConfigError, EnvironmentLateError, LaunchError
 
 FILE = Path(__file__).with_name("playing.py")
 
@@ -193,12 +193,12 @@ def test_an_environment_that_cannot_be_made_is_refused(name, told):
 def test_an_import_that_is_late_is_an_error_of_the_config_only_before_a_resume(monkeypatch, is_resume, kind):
     monkeypatch.setattr("hpc_grpo.episodes.workers._LOAD_S", 0.01)
     environment = EnvironmentConfig(name=f"{FILE}:Guess", num_workers=1)
-    with pytest.raises(kind, match=r"did not import .* within 0\.01 s\. Import it by hand") as caught:
+    with pytest.raises(kind, match=r"was not imported within 0\.01 s\. Import it by hand") as caught:
         first_answer("data.train", environment, {"what": "a number"}, is_resume=is_resume)
     assert caught.value.exit_code == kind.exit_code
 
 
-def test_an_import_that_is_late_when_a_killed_process_is_replaced_loses_the_episode(monkeypatch):
+def test_an_import_that_is_late_when_a_killed_process_is_replaced_ends_the_driver_but_not_the_run(monkeypatch):
     async def played():
         with workers_of("Guess") as workers:
             session, _ = await workers.reset({"what": "a number"}, 1)
@@ -206,8 +206,9 @@ def test_an_import_that_is_late_when_a_killed_process_is_replaced_loses_the_epis
             monkeypatch.setattr("hpc_grpo.episodes.workers._LOAD_S", 0.01)
             await workers.reset({"what": "a number"}, 1)
 
-    with pytest.raises(EnvironmentLostError, match=r"did not import .* within 0\.01 s"):
+    with pytest.raises(EnvironmentLateError, match=r"was not imported within 0\.01 s\. Import it by hand") as caught:
         asyncio.run(played())
+    assert caught.value.exit_code == EXIT_CRASH
 
 
 def test_sessions_that_begin_together_are_spread_over_the_processes():
