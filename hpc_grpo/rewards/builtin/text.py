@@ -101,8 +101,8 @@ class KeywordMatchSettings(ScoredHere):
 
 @reward("keyword_match", KeywordMatchSettings)
 def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[float]:
-    """Count keywords, as whole words. They come from `keyword_list`, else from the column `keyword_field`: a list of
-    texts or one text with commas. An item without keywords scores 1.0.
+    """Return the share of keywords that occur as whole words. `keyword_list` has the keywords, else the column
+    `keyword_field`: a list of texts or one text with commas. An item without keywords scores 1.0.
     """
     own = settings.keyword_list
     wanted = group.column_of(settings, "keyword_field", str, list, NoneType) if own is None else own
@@ -133,7 +133,7 @@ def load_json_schema() -> None:
 
 @reward("json_schema", JsonSchemaSettings, load=load_json_schema)
 def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
-    """Check the last fenced JSON block, else the whole completion, against `schema` or the row's schema.
+    """Check the last of the completion's `answer_blocks` for JSON against `schema`, else against the row's schema.
 
     A schema is an object, or its JSON text. Its `$schema` names the draft, by default 2020-12. `partial` is the score
     of JSON that does not follow the schema. References to other documents are not fetched.

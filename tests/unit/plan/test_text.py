@@ -22,7 +22,7 @@ def test_a_plan_that_fits_says_so() -> None:
 def test_a_step_that_is_filled_is_planned_with_its_bound() -> None:
     text = " ".join(plan_text(plan_7b_config("7B", 2, "rollout.dynamic_sampling=3")).split())
     assert "Up to 3 times as many where groups are replaced (rollout.dynamic_sampling = 3); the run" in text
-    assert "With all that rollout.dynamic_sampling = 3 may sample: " in text
+    assert "With the most that rollout.dynamic_sampling = 3 may sample: " in text
 
 
 def test_a_size_that_does_not_fit_is_listed_with_what_lacks() -> None:
