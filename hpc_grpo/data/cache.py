@@ -75,7 +75,7 @@ class RowCache:
         self.folder = folder
 
     def find(self, identity: Mapping[str, Any]) -> Rows | None:
-        """Return the rows of `identity`; None without an undamaged entry.
+        """Return the rows of `identity`; None if their entry is missing or damaged.
 
         Raises ConfigError if they cannot be read, or if another user may write them.
         """
@@ -104,7 +104,7 @@ class RowCache:
             try:
                 staging.rename(entry)
             except OSError:
-                # Another writer was faster, or a damaged entry makes room.
+                # Another writer was faster, or a damaged entry must be moved away.
                 if _digest_if_whole(entry) is None:
                     if not entry.is_dir():
                         raise

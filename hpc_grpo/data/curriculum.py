@@ -32,8 +32,8 @@ _ROUNDING = 1e-9
 Known = Mapping[str, tuple[int, int | None]]
 """Maps "source:item" (two positions) to a prompt's streak and the turn when its rest ends (None: never).
 
-The streak counts easy groups in a row; it is negative for hard groups. Other prompts are left out. A checkpoint holds
-this as JSON.
+The streak counts easy groups in a row; it is negative for hard groups. Prompts without a streak are left out. A
+checkpoint holds this mapping as JSON.
 """
 
 _NEITHER = (0, 0)

@@ -28,13 +28,13 @@ Batch = tuple[Sequence["Item"], int]
 """Items, and the number of the first."""
 
 MAX_PROCESSES = 8
-"""Upper limit. This process reads items and writes rows, a quarter of a worker's time for each batch. More would wait.
+"""Most workers. More would wait for this process, which reads items and writes rows for a quarter of a worker's time.
 
 Each worker needs up to 600 MiB, including libraries that all share.
 """
 
 _ALONE = 20
-"""Batches that are encoded here first: less than a process takes to start."""
+"""Batches that this process encodes first: a worker needs more time to start."""
 
 
 def encode_batches(
@@ -89,7 +89,7 @@ class _Worker:
         except (EOFError, ConnectionError) as error:
             raise HpcGrpoError(
                 f"A process that tokenizes data ended with exit code {self._process.wait()}; -9 is often a lack of "
-                f"memory. Its own words are above. Start again; with fewer cores it starts fewer."
+                f"memory. Its output is above. Start again; with fewer cores, fewer processes start."
             ) from error
         return found
 

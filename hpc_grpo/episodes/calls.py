@@ -25,12 +25,12 @@ _BARE = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|para
 _JSON = json.JSONDecoder()
 _MARK = re.compile(r"<tool_call>|<function=|<function_calls>|<\|python_start\|>|<\|python_tag\|>")
 _UNMARKED = re.compile(r'(?:\[\s*)?\{\s*"(?:name|arguments|parameters)"|\A\s*\[\s*[A-Za-z][\w.]*\(')
-"""The position of a message's first call, with a marker and without."""
+"""The beginning of a message's first call, with a marker and without."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call in a message. `error` says why it is invalid. `has_texts`: numbers and lists may arrive as text too."""
+    """A call in a message. `error` says why it is invalid. `has_texts`: numbers and lists may arrive as text."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from hpc_grpo.plan.fit import Plan
 
 @dataclass(frozen=True)
 class Workload:
-    """A step whose sequences all have the maximal length: lengths are unknown before sampling.
+    """The work of a step whose sequences all have full length: lengths are unknown before sampling.
 
     `learner_tokens` are the tokens that learners compute; a shared prompt counts once. `num_microbatches` is for one
     learner.

@@ -1,4 +1,4 @@
-"""Write what a plan tells of memory and disk as text for a terminal."""
+"""Write a plan's memory and disk as text for a terminal."""
 
 from __future__ import annotations
 

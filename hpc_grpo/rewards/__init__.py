@@ -31,7 +31,7 @@ class Group:
     """The completions of one prompt.
 
     `fields` is the row of the data set: a value for each column, `answer` among them. `timeout_s` is
-    `rewards.N.timeout_s`. `images` are the files of the prompt's images.
+    `rewards.N.timeout_s`. `images` are the bytes of the prompt's image files.
     """
 
     prompt: str
@@ -117,7 +117,7 @@ def score(
     args: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
 ) -> list[float]:
-    """Score completions of one row by a built-in. A user's own reward may build on one with this function.
+    """Score completions of one row by a built-in. A user's own reward may call this function to build on a built-in.
 
     `args` and `timeout_s` are those of `rewards.N`. Calls from threads run one after the other. Raises ConfigError for
     settings and data that the built-in refuses, ScoringError if it fails.
@@ -142,7 +142,7 @@ def finished(value: Any) -> Any:
     if not inspect.isawaitable(value):
         return value
 
-    import asyncio  # here: a worker starts as fast as its imports are few
+    import asyncio  # here, because fewer imports make workers start faster
 
     async def awaited() -> Any:
         return await value

@@ -12,7 +12,7 @@ import re
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 _MAX_CHARACTERS = 1000
-"""Longer answers are none; parsing takes time and stack with the length."""
+"""Longer answers are never equal: time and stack of parsing grow with the length."""
 
 _FROM_NOTATION = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
 
@@ -20,7 +20,7 @@ _ROOT = re.compile(r"\u221a\s*(\([^()]*\)|\w+)")
 _NEGATIVE_POWER = re.compile(r"\^(-\d+)")
 _SIGNS = str.maketrans({"\u221e": r"\infty ", "\u00b7": r"\cdot "})
 
-# It warns that its alarm is off. `scoring` has the limit.
+# math-verify warns that its alarm is off. `scoring` limits the time instead.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 

@@ -58,7 +58,7 @@ def gsm8k(group: Group, settings: Gsm8kSettings) -> Iterator[float]:
     reference = str(group.answer())
     wanted = answers.parse_number(answers.after_hashes(reference) or reference)
     if wanted is None:
-        raise ConfigError(f"the answer {reference!r} ends in no number behind ####. Use the reward math.")
+        raise ConfigError(f"the answer {reference!r} has no number after ####. Use the reward math.")
     for completion in group.completions:
         text = answers.plain_characters(answers.after_thoughts(completion))
         strict = answers.stated_number(answers.after_hashes(text) or "")

@@ -225,7 +225,7 @@ class LlmJudgeSettings(Section):
     template: str = Field(_TEMPLATE, description="Question, with {prompt}, {completion}, {answer} and {scale}.")
     pattern: str = Field(_SCORE, description="Pattern of Python with one group, around the score in the reply.")
     scale: PositiveFloat = Field(10.0, description="Best score that the judge gives.")
-    api_key_env: str | None = Field(None, description="Environment variable with the key; null: no key.")
+    api_key_env: str | None = Field(None, description="Environment variable with the key. Default: no key.")
     concurrency: PositiveInt = Field(16, description="Requests at the same time.")
     max_tokens: PositiveInt = Field(512, description="Longest reply of the judge.")
     temperature: NonNegativeFloat = Field(0.0, description="Sampling temperature of the judge.")

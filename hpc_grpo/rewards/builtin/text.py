@@ -62,7 +62,7 @@ def _f1(given: list[str], wanted: list[str]) -> float:
 
 
 class RegexSettings(ScoredHere):
-    pattern: str | None = Field(None, description="Pattern of Python; null: that of the row.")
+    pattern: str | None = Field(None, description="Pattern of Python. Default: the row's pattern.")
     pattern_field: str = Field("pattern", description="Column with the pattern of each row.")
     mode: Literal["search", "fullmatch"] = Field("search", description="Match anywhere, or the whole completion.")
     ignore_case: bool = Field(False, description="Upper and lower case are equal.")
@@ -94,7 +94,7 @@ def regex(group: Group, settings: RegexSettings) -> Iterator[float]:
 
 
 class KeywordMatchSettings(ScoredHere):
-    keyword_list: list[str] | None = Field(None, description="Keywords; null: those of the row.")
+    keyword_list: list[str] | None = Field(None, description="Keywords. Default: the row's keywords.")
     keyword_field: str = Field("keywords", description="Column with the keywords of each row.")
     case_sensitive: bool = Field(False, description="Upper and lower case differ.")
 
@@ -120,7 +120,7 @@ def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[floa
 class JsonSchemaSettings(ScoredHere):
     # Not named `schema`: pydantic's models have a method of that name.
     wanted: dict[str, Any] | bool | str | None = Field(
-        None, alias="schema", description="The schema, or its text as JSON; null: that of the row."
+        None, alias="schema", description="The schema, or its text as JSON. Default: the row's schema."
     )
     schema_field: str = Field("schema", description="Column with the schema of each row.")
     partial: float = Field(0.0, description="Score of JSON that does not follow the schema.")
@@ -166,7 +166,7 @@ def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
 
 class LengthSettings(ScoredHere):
     most: PositiveInt | None = Field(None, description="Longest completion without a penalty.")
-    over: PositiveInt | None = Field(None, description="Length over which the penalty falls to -1; null: `most`.")
+    over: PositiveInt | None = Field(None, description="Length beyond `most` that gets -1. Default: `most`.")
     target: PositiveInt | None = Field(None, description="Length that scores 1.")
     unit: Literal["words", "characters"] = Field("words", description="What is counted.")
 
