@@ -123,7 +123,7 @@ class RowCache:
         return found
 
     def _remove_abandoned(self) -> None:
-        """Remove damaged entries, and folders of writers that died more than a day ago."""
+        """Remove damaged entries that were moved away, and folders of dead writers, if older than a day."""
         for folder in self.folder.glob(f".*{_STAGED}"):
             # The writer or another cleaner is removing the folder too, or it belongs to another user.
             with contextlib.suppress(OSError):

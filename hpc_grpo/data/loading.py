@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Streams:
-    """The training stream, eval sets by name (data.eval or data.held_out: ""), and digests of items by config key."""
+    """The training stream, eval sets by name ("" is data.eval or data.held_out), and digests of items by config key."""
 
     train: PromptStream | DemonstrationStream
     evals: Mapping[str, PromptStream]

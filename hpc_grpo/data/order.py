@@ -37,7 +37,7 @@ class MixOrder:
     def __init__(self, sizes: Sequence[int], places: Sequence[int], seed: int, shuffle: bool) -> None:
         self._sizes, self._places, self._seed, self._shuffle = sizes, places, seed, shuffle
         self._ends = list(accumulate(places))
-        # Engines that sample ahead need at most the end of one epoch and the start of the next.
+        # Caches two epochs: engines that sample ahead need the end of one epoch and the start of the next.
         self._permutation = lru_cache(2 * len(sizes) + 2)(epoch_permutation)
         self._shuffled = lru_cache(2)(self._shuffled_epoch)
 

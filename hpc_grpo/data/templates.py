@@ -219,8 +219,8 @@ class PromptTemplate:
     def render(self, item: Mapping[str, Any], number: int, num_images: int | None = None) -> str:
         """Render the model's input text for `item`, which is item `number` of its data set.
 
-        `num_images` is the number of its images, None in a run without images. Raises ImageError if the prompt has
-        another number of places for images.
+        `num_images` is the number of the item's images, None in a run without images. Raises ImageError if the prompt
+        has another number of places for images.
         """
         messages = opening(self._style, self.messages(item, number))
         if num_images is not None:
@@ -247,7 +247,7 @@ class PromptTemplate:
 
 
 def encode_completions(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Tokenize completions to imitate, an end token after each. Raises ConfigError when the tokenizer has none."""
+    """Tokenize completions to imitate, with an end token after each. Raises ConfigError if there is no end token."""
     end = tokenizer.eos_token_id
     if end is None:
         raise ConfigError("The model's tokenizer has no eos_token; completions to imitate need one to end with.")

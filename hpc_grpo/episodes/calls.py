@@ -68,7 +68,7 @@ def calls_of(message: str) -> Iterator[Call]:
             break
     if is_meant and not calls:
         yield Call(error=f"the call has no JSON. {_FORM}")
-    # Objects that are not calls are an answer.
+    # Objects that are not calls are part of an answer.
     yield from calls if is_meant or not any(call.error for call in calls) else []
 
 
@@ -101,7 +101,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _read(text: str, start: int) -> tuple[Call, int]:
-    """Parse the call whose JSON begins at `start`. Return it with the end of its JSON, or where it could end."""
+    """Return the call whose JSON begins at `start`, and the position after this JSON (of broken JSON: a guess)."""
     try:
         value, end = _JSON.raw_decode(text, start)
         arguments = value.get("arguments", value.get("parameters"))

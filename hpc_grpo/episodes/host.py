@@ -43,7 +43,7 @@ _SLICES = 20
 _MAX_CHARACTERS = 1_000_000
 _MAX_POOL_THREADS = 10_000
 _CALL = ContextVar[int | None]("call", default=None)
-"""The call that runs, also in tasks that its environment creates."""
+"""The number of the call that runs, also in tasks that the call's environment creates."""
 
 
 class Host:
@@ -64,7 +64,7 @@ class Host:
             for method in () if plays else ("reset", "step"):
                 if not callable(getattr(environment, method, None)):
                     raise ConfigError(f"it has no method {method}, nor play (docs/environments.md)")
-        except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
+        except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes an answer
             return {"refused": str(error) if isinstance(error, HpcGrpoError) else described(error)}
         is_async = inspect.iscoroutinefunction(environment.play if plays else environment.step)
         return {"plays": plays, "is_async": is_async}
@@ -92,7 +92,7 @@ class Host:
             if method == "reset":
                 answer["tools"] = list(getattr(own.environment, "tools", None) or ())
             line = _line(call=call, **answer)
-        except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes a line
+        except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes an answer
             self._sessions.pop(session, None)
             is_late = isinstance(error, TimeoutError) and not error.args and method != "play"
             line = _line(call=call, failure=f"did not end within {seconds:g} s" if is_late else described(error))

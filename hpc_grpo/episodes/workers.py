@@ -134,7 +134,7 @@ class _Process:
         self._environment = environment
         self._calls: dict[int, _Call] = {}
         self._blocker, self._blocked_at, self._freed_at = -1, "", -math.inf
-        """The call that blocks its event loop, its position in the code, and when it stopped; `inf` while it blocks."""
+        """The call that blocks the event loop, its position in the code, and when it stopped; `inf` while it blocks."""
         self._writer: asyncio.StreamWriter | None = None
         self._clock = asyncio.get_running_loop().time
         self._last_sign = self._clock()
@@ -210,7 +210,7 @@ class _Process:
                 guilty = [self._blocker]
             elif self.plays:
                 late = [number for number, left in left_s.items() if left <= 0.0]
-                guilty = late[:1] if self._is_async else late  # without threads, one agent may have held up the others
+                guilty = late[:1] if self._is_async else late  # one `async` agent may have held up the others
             else:
                 guilty = [*left_s][-1:] if self._is_async else [*left_s][:1]
             did = "neither ended nor asked the model" if self.plays else "did not end"

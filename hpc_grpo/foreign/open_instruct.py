@@ -1,4 +1,4 @@
-"""Translate open-instruct's options: those of open_instruct/grpo_fast.py, and those of mason.py before it.
+"""Translate open-instruct's options: those of open_instruct/grpo_fast.py, and those of its launcher mason.py.
 
 Defaults are those of open-instruct at e6c3044 (August 2026). open_instruct/grpo_utils.py and data_loader.py have the
 defaults and the formulas.
@@ -27,7 +27,7 @@ _VERIFIERS = "a verifier for each item's `dataset` there, answers as mathematics
 
 
 def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None = None) -> dict[str, Any]:
-    """Return the options of the fork on Slurm: they are in TRAINING_ARGS, and the job has the number of nodes.
+    """Return the options of the fork on Slurm, which come from TRAINING_ARGS and from the job's number of nodes.
 
     A single number of learners applies to every node, and engines get the node's other GPUs. `gpus` is a node's number
     of GPUs, if known.
@@ -44,7 +44,7 @@ def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None 
 
 
 def _mix(key: str, value: Any, splits: Any, theirs: Theirs) -> dict[str, Any]:
-    """Read `NAME SHARE NAME SHARE`: a share with a decimal point is a fraction, an integer counts items."""
+    """Return our sources for `NAME SHARE NAME SHARE`. A share with a decimal point is a fraction, else a count."""
     words, splits = table.as_list(value), table.as_list(splits)
     if len(words) % 2:
         raise ByHandError("the list must be pairs of a data set and its share", key)

@@ -117,7 +117,7 @@ def _said(rows: Sequence[Row], name: str, key: str, value: Any) -> str:
         return ""
     before, outcomes = translate(rows, {}).ours, list[Outcome]()
     other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else 1
-    for tried in (value, other):  # their default sets nothing, and a text may be no number
+    for tried in (value, other):  # a default sets nothing; 1 replaces a text
         given = translate(rows, {name: tried})
         own = [outcome for outcome in given.outcomes if outcome.theirs == name and outcome.is_given]
         ours = [new for outcome in own for new in outcome.ours]

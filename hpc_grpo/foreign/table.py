@@ -354,7 +354,7 @@ def overlong(is_on: Any, tokens: Any, factor: Any) -> int | None:
 
 
 def shared_memory(value: Any, _theirs: Theirs) -> Any:
-    """Bound the share of a GPU's memory that an engine may have beside a learner (config/resources.py)."""
+    """Return the share of a GPU's memory for an engine, bounded as beside a learner (config/resources.py)."""
     if float(value) <= MOST_BESIDE_A_LEARNER:
         return value
     return Differs(MOST_BESIDE_A_LEARNER, "the largest share of a GPU's memory for an engine beside a learner")

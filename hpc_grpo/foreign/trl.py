@@ -165,7 +165,7 @@ def _output(value: Any, theirs: Theirs) -> dict[str, str]:
 
 
 def _dtype(_value: Any, theirs: Theirs) -> str:
-    """The load dtype matters only without bf16. With bf16, TRL's default, the forward pass is in bfloat16."""
+    """Return our dtype. TRL's load dtype matters only without bf16: by default its forward pass is in bfloat16."""
     loaded, is_mixed = str(theirs.get("torch_dtype", "dtype")), theirs.get("bf16", default=True)
     if theirs.get("fp16") or loaded == "float16":
         raise RefusedError("float16 is not supported: use bf16", {"model.dtype": "bfloat16"})
@@ -242,7 +242,7 @@ def _refresh(value: Any, theirs: Theirs) -> Any:
 
 
 def _correction(value: Any, theirs: Theirs) -> Any:
-    """Correct for vLLM's logprobs. Without vLLM, transformers samples and there is nothing to correct."""
+    """Return our correction for vLLM's logprobs. TRL without vLLM samples by transformers, and corrects nothing."""
     if not theirs.get("use_vllm"):
         return Differs({"loss.correction.name": "truncated"}, "transformers sample there, with the learner's own "
                        "logprobs; here vLLM does, and min(learner / engine, 2) weighs its tokens")  # fmt: skip

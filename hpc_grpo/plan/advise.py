@@ -50,7 +50,7 @@ def largest_models(plan: Plan) -> list[tuple[str, Plan]]:
 
 
 def _candidates(plan: Plan) -> list[Settings]:
-    """List changes worth trying, those first that cost least."""
+    """List changes worth trying, the cheapest first."""
     config = plan.config
     train, wider = config.train, _wider_engines(plan)
     has_large_store = config.launch.object_store_gib > _LEAST_OBJECT_STORE_GIB
@@ -88,7 +88,7 @@ def _more_nodes(plan: Plan) -> list[Change]:
 
 
 def _wider_engines(plan: Plan) -> Settings:
-    """Give each engine twice the GPUs, and use half as many engines. Return nothing if that is impossible."""
+    """Return settings with twice the GPUs for each engine and half as many engines; () if that is impossible."""
     engine = plan.config.engine
     wider = 2 * engine.tensor_parallel
     in_turn = plan.config.placement.colocate

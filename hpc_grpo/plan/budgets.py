@@ -262,7 +262,7 @@ def shared_gpu_budget(learner: MemoryBudget, states: Sequence[Part], engine: Mem
 
 
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
-    """Return a node's host memory at the peak of a step.
+    """Return the budget of a node's host memory at the peak of a step.
 
     On CPU, learners and engines are in host memory, without communication buffers: untouched pages use no memory.
     """
@@ -285,7 +285,7 @@ def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, 
 
 
 def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> MemoryBudget:
-    """Return the part of host memory in /dev/shm, whose size is half of a node's memory by default."""
+    """Return the budget of /dev/shm, which is part of host memory. By default its size is half of a node's memory."""
     capacity = int(hardware.host_bytes * SHARED_MEMORY_SHARE)
     return MemoryBudget(memory.SHARED_MEMORY, shared_memory_parts(model, config), capacity)
 

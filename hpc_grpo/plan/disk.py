@@ -36,7 +36,7 @@ STEP_BYTES = 4096
 
 @dataclass(frozen=True)
 class DiskBudget:
-    """The bytes that a run writes below its folder, or the runs of a sweep below theirs.
+    """The bytes that a run writes below its folder, or that all runs of a sweep write below the sweep's folder.
 
     `sure` follows from the model's size; `estimated` is an upper limit. `room` is the space there, including what the
     run has already written.

@@ -197,7 +197,7 @@ def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
 
 
 def count_parameters(folder: Path, *, is_tied: bool) -> int | None:
-    """Count the elements in the safetensors files, a tied output layer once. None unless every file exists."""
+    """Count the elements of the weights, a tied output layer once. None unless all their safetensors files exist."""
     files = weight_files(folder)
     if not files or not all(file.suffix == ".safetensors" and file.is_file() for file in files):
         return None

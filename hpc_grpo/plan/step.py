@@ -51,7 +51,7 @@ def workload(plan: Plan) -> Workload | None:
 
 
 def _num_microbatches(config: Config, num_learners: int) -> int:
-    """Return the most that one learner, or one group that shares rows, trains on in a step of longest sequences."""
+    """Return the most microbatches of one learner, or one sequence-parallel group, in a step of longest sequences."""
     budget, longest, group = budget_of(config), config.max_model_len, config.rollout.group_size
     if not budget.shares_prompts:
         sequences = ceil(config.rollout.prompts_per_step * group / num_learners)

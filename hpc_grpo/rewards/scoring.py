@@ -142,7 +142,7 @@ class Scorer:
         return self._child
 
     def close(self) -> int:
-        """Kill the child, if there is one. Return its exit status, which is its own if it was already ending."""
+        """Kill the child, if there is one. Return the child's exit status: -9, unless the child was already ending."""
         if self._child is None:
             return 0
         (child, connection), self._child = self._child, None
@@ -165,7 +165,7 @@ def end_of(code: int) -> str:
 
 
 def _limit_s(settings: Section) -> float:
-    """Return the processor time limit of a completion; 0.0 where its program runs elsewhere, with its own limits."""
+    """Return the processor time limit of a completion; 0.0 if its program runs in a sandbox with other limits."""
     return getattr(settings, "completion_s", 0.0)
 
 

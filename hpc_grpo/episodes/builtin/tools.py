@@ -138,7 +138,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON schema of a tool, as chat templates take it, from its signature and docstring.
+    """Return a tool's JSON schema for chat templates, from the function's signature and docstring.
 
     Lines `name: text` below `Args:` describe parameters. Raises ConfigError for a function that a model cannot call.
     """

@@ -68,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """How a case ended: `exit N`, `signal N`, or the limit it passed (time, memory, processes, output)."""
+    """How a case ended: `exit N`, `signal N`, or the limit that it exceeded (time, memory, processes, output)."""
 
     ended: str
     stdout: str = ""
@@ -131,7 +131,7 @@ class SandboxedScorer:
         self._folder = self._exit.enter_context(_folder(isolation))
 
     def score(self, function: str, text: str, wall_s: float, **given: Any) -> float | None:
-        """Return the score; None if the scoring of this text gave no number, passed a limit or died.
+        """Return the score; None if the scoring of this text gave no number, exceeded a limit or died.
 
         Raises ConfigError if the function refuses its settings, SandboxError if the sandbox itself failed.
         """
@@ -155,7 +155,7 @@ class SandboxedScorer:
         """Return the answer to a job; None if the sandbox has ended."""
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
+        with contextlib.suppress(BrokenPipeError):  # the sandbox has ended, and will not answer
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
         while line := process.stdout.readline():
