@@ -131,7 +131,7 @@ class _Task(asyncio.Task[Any]):
 async def _within(value: Awaitable[Any], seconds: float) -> Any:
     """Return the value of an awaitable. Raises TimeoutError after `seconds`.
 
-    The deadline has `_SLICES` parts. A call that blocks the event loop uses up at most one part of other calls.
+    The deadline has `_SLICES` parts. Another call that blocks the event loop uses up at most one part.
     """
     task = asyncio.ensure_future(value)
     for _ in range(_SLICES):

@@ -61,7 +61,7 @@ def _allocation(value: Any, theirs: Theirs) -> Any:
     """Convert allocation_mode, or the keys rollout.backend and actor.backend (since 1.0), to our placement."""
     text = str(value or "+".join(str(theirs.get(f"{side}.backend", default="")) for side in ("rollout", "actor")))
     if text == "+":
-        raise ByHandError("which GPUs sample and which train (rollout.backend, actor.backend)", "placement")
+        raise ByHandError("choose GPUs that sample and GPUs that train (rollout.backend, actor.backend)", "placement")
     (engine, generates), (trainer, trains) = parse_allocation(text)
     nodes = int(theirs.get("n_nodes", "cluster.n_nodes"))
     gpus = int(theirs.get("n_gpus_per_node", "cluster.n_gpus_per_node"))
@@ -343,7 +343,7 @@ ROWS = (
     Row("gconfig.use_beam_search gconfig.ignore_eos",
         convert=only(False, why="completions are sampled up to the end token")),
     Row("gconfig.stop", "rollout.stop", lambda value, _: value or []),
-    Row("gconfig.stop_token_ids", convert=by_hand("the texts of these tokens", "rollout.stop")),
+    Row("gconfig.stop_token_ids", convert=by_hand("give the texts of these tokens", "rollout.stop")),
     Row("gconfig.frequency_penalty", convert=only(0, 0.0, why="sampling has no frequency penalty")),
     Row("gconfig.max_tokens", convert=_whole, default=32768),
     Row("gconfig.skip_special_tokens ppo.gen.n ppo.gen.use_cuda_graph ppo.gen.force_*",
@@ -384,7 +384,7 @@ ROWS = (
               "actor.importance_sampling_level": "token", "actor.prox_logp_method": "recompute",
               "actor.m2_threshold": None, "actor.behave_imp_weight_mode": None, **dict.fromkeys(_CAPS),
               "actor.rejection_sampling": None, **_REJECTION}),
-    Row("actor.rejection_sampling.agg", note="part of level sequence, which is refused"),
+    Row("actor.rejection_sampling.agg", note="part of the refused level sequence"),
     Row("critic ppo.disable_value", convert=_critic, default=None, also={"critic.path": None}),
     Row("critic.* critic_* ppo.value_* ppo.critic_sample_reuse ppo.fuse_rew_ref", note="part of a refused critic"),
     Row("actor.kl_ctl ppo.kl_ctl", convert=_kl, default=0.1, also={"actor.kl_estimator": "k1", "ref.path": None}),

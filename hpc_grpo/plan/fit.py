@@ -77,7 +77,7 @@ class Plan:
             return ()
         return (
             f"The export collects the weights once more on the head node: {(host.num_bytes + export) / GIB:.1f} of "
-            f"{host.capacity_bytes / GIB:.1f} GiB for a moment, and the job may be killed there. Free host memory: "
+            f"{host.capacity_bytes / GIB:.1f} GiB for a moment, so the job may be killed there. Free host memory: "
             f"more nodes, or a smaller launch.object_store_gib.",
         )
 

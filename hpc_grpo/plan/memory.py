@@ -174,7 +174,7 @@ def pinned_rounding_bytes(arrays: Iterable[int]) -> int:
 
 
 LOGIT_BYTES = 20
-"""Bytes of a chunk's logit: float32, and four more arrays of its size (normalised logits, probabilities, gradients)."""
+"""Bytes per logit of a chunk: in float32, and in four more arrays (normalised logits, probabilities, gradients)."""
 
 
 @dataclass(frozen=True)

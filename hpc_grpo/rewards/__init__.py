@@ -5,8 +5,8 @@ checked when the config is loaded. The function yields one score for each comple
 time of each completion. A built-in that calls a server is `async` and returns the list of all scores.
 
 A user's own reward is `f(prompts, completions, **columns) -> list[float]`, as in TRL: one value per completion for each
-column of the data set. Its `rewards.N.args` are keyword arguments. They replace a column of the same name. It may be
-`async`. Its attribute `prepare` is called at each start of an attempt, with `rewards.N.args`. `prepare` raises
+column of the data set. Its `rewards.N.args` are keyword arguments, and replace a column of the same name. The function
+may be `async`. Its attribute `prepare` is called at each start of an attempt, with `rewards.N.args`. `prepare` raises
 ConfigError if the reward cannot work, and returns a note for the user, or None.
 
 This file imports only the registry: every worker loads it.
@@ -72,8 +72,8 @@ class BuiltIn:
     `prepare(settings, timeout_s, is_resume)` is called at each start of an attempt. It raises ConfigError if the reward
     cannot work, and returns a note for the user, or None. `load` imports the reward's libraries and their data, once in
     each worker: this time must not count for a completion. If completions run in other processes with their own limits,
-    `settings` have no `completion_s`. `least` and `most` bound its scores: a completion over its limit gets
-    the bound that lowers the weighted reward.
+    `settings` have no `completion_s`. `least` and `most` bound the scores: a completion over its limit gets the bound
+    that lowers the weighted reward.
     """
 
     name: str

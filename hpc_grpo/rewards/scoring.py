@@ -43,7 +43,7 @@ class ScoringError(Exception):
 
 
 class ScoringTimeoutError(ScoringError, TimeoutError):
-    """Most completions of the group met their deadline by the clock."""
+    """Most completions of the group exceeded their deadline in wall time."""
 
 
 @dataclass
@@ -75,9 +75,9 @@ class Scorer:
     ) -> Scored:
         """Score a group. Calls `progress` after each completion.
 
-        Signals and exceptions are retried once, because the completion may not be the cause. A second crash counts as
-        the completion's fault. A second failure does too if most of the group can be scored. Raises ScoringError if
-        most cannot be scored, and ConfigError if the reward refuses its data.
+        Retries once after a signal or an exception, because the completion may not be the cause. A second crash counts
+        as the completion's fault. Another second failure does too, if most of the group can be scored. Raises
+        ScoringError if most cannot be scored, and ConfigError if the reward refuses its data.
         """
         found, doubtful, retried = Scored(), 0, -1
         with self._lock:

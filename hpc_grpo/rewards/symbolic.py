@@ -1,7 +1,7 @@
 r"""Compares answers in mathematical notation by math-verify: `\sqrt{8}` and `2\sqrt{2}`, sets, intervals, matrices.
 
 A simplification may run forever, or fill the memory, so `scoring` limits each completion. math-verify's own deadline is
-an alarm. Python handles it only between two bytecodes, and so never inside a power of huge integers.
+an alarm. Python handles an alarm only between two bytecodes, so never inside a power of huge integers.
 """
 
 from __future__ import annotations

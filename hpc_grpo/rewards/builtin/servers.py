@@ -175,10 +175,10 @@ async def prepare_remote(settings: RemoteSettings, timeout_s: float, is_resume: 
 
 @reward("remote", RemoteSettings, prepare=prepare_remote, load=load)
 async def remote(group: Group, settings: RemoteSettings) -> list[float]:
-    """Post a group. The answer is `{"scores": […]}` or `{"rewards": […]}`, or the list alone.
+    """Return the server's scores. The answer is `{"scores": […]}` or `{"rewards": […]}`, or the list alone.
 
-    A group is one request. It is retried while the server is away, restarts or is busy, until `rewards.N.timeout_s`. A
-    group without an answer by then is masked, and never scored 0.
+    A group is one request. The request is retried while the server is away, restarts or is busy, until
+    `rewards.N.timeout_s`. A group without an answer by then is masked, and never scored 0.
     """
     count = len(group.completions)
     prompts = [group.prompt] * count
@@ -289,7 +289,7 @@ async def llm_judge(group: Group, settings: LlmJudgeSettings) -> list[float]:
 def _filled(settings: LlmJudgeSettings, prompt: str, completion: str, reference: Any) -> str:
     """Fill a template in one pass: braces in a completion are not filled.
 
-    Escapes the template's marks, such as `</response>`, in the completion, so that it cannot end its own part.
+    Escapes the template's marks, such as `</response>`, in the completion: a completion cannot end its own part.
     """
     marks = "|".join(map(re.escape, {"reference", *re.findall(r"</([\w.:-]+)>", settings.template)}))
     completion = re.sub(rf"(?i)<(?=\W{{0,9}}(?:{marks})\b)", "&lt;", completion)

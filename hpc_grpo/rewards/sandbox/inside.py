@@ -6,9 +6,9 @@ A job has `cases` (texts), `limits`, `files` to write into its start folder, and
 - `scorer`, a function as `module:name`. It gets `given`, and returns a function that scores a case. This process
   imports the module and calls the function once. Each case is scored in a fork of this process, and so starts at once.
 
-The answer has the job's `id` and, for each run case, how it ended and what it wrote. The first case that does not end
-with `exit 0` is the last one. With `patience_s`, the last one is the first case that passes a limit or is killed after
-this many seconds. This process never runs a model's text, and no case can reach this process.
+The answer has the job's `id` and, for each run case, how it ended and what it wrote. No case runs after one that does
+not end with `exit 0`. With `patience_s`, only a case that exceeds a limit or is killed after this many seconds is the
+last one. This process never runs a model's text, and no case can reach this process.
 
 The kernel limits the memory of single processes, so this process watches the sum of all. Without a namespace, this
 process kills its descendants. It imports only the standard library, and holds no secret.
@@ -59,7 +59,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process of a namespace gets no signal without a handler
     os.environ.update(_ONE_THREAD)
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what an imported scorer prints is no answer
+        os.dup2(2, 1)  # output of an imported scorer is no answer
         for line in sys.stdin.buffer:
             job = json.loads(line)
             answers.write(json.dumps({"id": job["id"], "results": _run_cases(job)}).encode() + b"\n")
@@ -167,7 +167,7 @@ def _take_descriptors(theirs: dict[str, int]) -> None:
 
 
 def _limit(limits: dict[str, float], address_bytes: float) -> None:
-    """Set the kernel's limits of this process, and a lower priority than the watching process."""
+    """Set the kernel's limits of this process, and a lower priority than that of the watching process."""
     for name, most in {
         "CPU": limits["cpu_s"],
         "AS": address_bytes,

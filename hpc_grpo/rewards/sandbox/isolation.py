@@ -36,7 +36,7 @@ _SYSTEM_PATHS = (
     *("/usr/libexec", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives"),
 )
 _OF_PREFIX = ("bin", "lib", "lib32", "lib64", "include", "pyvenv.cfg")
-"""Parts of its prefix that a Python needs. The prefix may be a project's folder."""
+"""Parts of a Python's prefix that the Python needs. The rest may be a project's files."""
 _GRACE_S = 10.0
 """Time beyond the job's deadlines, to build and tear down the sandbox on a busy node."""
 
@@ -167,7 +167,7 @@ class SandboxedScorer:
         return None
 
     def close(self) -> None:
-        """End the sandbox, if there is one. A fork only forgets a sandbox that its parent has started."""
+        """End the sandbox, if there is one. A fork does not end its parent's sandbox, but only forgets it."""
         if self._process is not None and self._owner == os.getpid():
             self._process.kill()
             self._process.communicate()
@@ -303,7 +303,7 @@ def refuse_shown(private: Iterable[str | Path]) -> None:
 
 
 def _own_threads() -> int:
-    """Count this user's threads on the node, with room for threads that start meanwhile."""
+    """Count this user's threads on the node, plus room for threads that start later."""
     count = 0
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

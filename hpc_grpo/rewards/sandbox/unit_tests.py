@@ -129,7 +129,7 @@ class Remote:
 
     @staticmethod
     def _asking_of_two(operation: str) -> Callable[..., Any]:
-        """Return an operator. Two objects of the other process meet there, an object and a value of ours meet here."""
+        """Return a method for two operands. It runs in the other process if both are objects there, else here."""
 
         def method(self: Remote, other: Any) -> Any:
             if isinstance(other, Remote):
