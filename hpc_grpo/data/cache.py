@@ -91,7 +91,7 @@ class RowCache:
             ) from error
 
     def write(self, identity: Mapping[str, Any], rows: Iterator[Row]) -> Rows:
-        """Write the rows, all or none, and return the entry on the disk. Raises ConfigError if it cannot be written."""
+        """Write all rows or none, and return them as mapped from the disk. Raises ConfigError if that is impossible."""
         entry = self._entry(identity)
         staging = self.folder / f".{entry.name}.{secrets.token_hex(8)}{_STAGED}"
         try:

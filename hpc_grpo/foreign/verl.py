@@ -34,7 +34,7 @@ def _files(key: str, value: Any, theirs: Theirs) -> dict[str, Any]:
     columns = {"messages_field": theirs.get("data.prompt_key"), "answer_field": "reward_model.ground_truth"}
     if len(files) == 1:
         return below(key, {"path": files[0], **columns})
-    # verl's files are all called train.parquet or test.parquet. Their folders have the names.
+    # verl's files are all called train.parquet or test.parquet, so the folder gives the name.
     mix = [{"path": file, "name": PurePath(file).parent.name or PurePath(file).stem, **columns} for file in files]
     return {f"{key}.mix": mix} if mix else {}
 

@@ -98,7 +98,7 @@ def _wider_engines(plan: Plan) -> Settings:
 
 
 def shortfall(plan: Plan) -> str:
-    """Name the device that lacks the most memory; "" if the plan fits."""
+    """Name the device that lacks the most memory, else the other problems of the plan; "" if the plan fits."""
     missing = [budget for budget in plan.budgets if not budget.fits]
     if not missing:
         return "; ".join(plan.problems)

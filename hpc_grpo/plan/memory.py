@@ -1,6 +1,6 @@
 """Count bytes: a device's memory as a sum of named parts, DeepSpeed's bytes per parameter, a microbatch's activations.
 
-budgets.py says which settings of a run are used.
+budgets.py applies these to the settings of a run.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class Group:
     def column(self, name: str, fix: str, *kinds: type) -> Any:
         """Return the row's value of a column.
 
-        Raises ConfigError with `fix` if the column is missing, or its value has none of the types `kinds`. Converting a
-        list or null to text would make a reference that no completion matches.
+        Raises ConfigError with `fix` if the column is missing, or its value has none of the types `kinds`. A list or
+        null is not converted to text, because no completion would match such a reference.
         """
         if name not in self.fields:
             have = ", ".join(sorted(self.fields)) or "none"

@@ -211,7 +211,7 @@ def answer_blocks(completion: str, tags: Collection[str]) -> list[str]:
 def announced_answer(text: str) -> str | None:
     """Return the text after the last "the answer is" or "Answer:"; None without one.
 
-    A label may introduce a solution. So it counts only if a number follows directly, or none follows its sentence.
+    "Answer:" may introduce a solution. So it counts only if a number follows it directly, or none follows at all.
 
     >>> announced_answer("Answer: Each has 3. 3 + 4 = 7"), announced_answer("Answer: 7 eggs, not 8")
     (None, '7 eggs')

@@ -16,7 +16,7 @@ import httpx
 from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, answer
 
 MAGIC = b"hpc-grpo reward 1\n"
-"""A caller sends this first. No HTTP request begins with a lower-case letter."""
+"""A caller sends this first. It is no HTTP request, because none begins with a lower-case letter."""
 
 
 class ProvedTransport(httpx.AsyncHTTPTransport):

@@ -114,7 +114,7 @@ class Measurements:
 
 
 def read_measurements(run: RunDir, config: Config) -> Measurements:
-    """Read a run's measurements. Raises ConfigError if it samples nothing, or has too few steps."""
+    """Return a run's measurements. Raises ConfigError if the run samples nothing, or has too few steps."""
     if not config.needs.rollouts:
         raise ConfigError(f"task = {config.task.name} samples nothing: there is nothing to divide between engines.")
     attempt = newest_attempt(run, config, _FEWEST_STEPS)

@@ -43,9 +43,9 @@ class CodeSettings(Section):
 
 
 def prepare(settings: CodeSettings, timeout_s: float, is_resume: bool) -> str:
-    """Return which isolation is used.
+    """Return a description of the isolation.
 
-    Raises ConfigError if it is weaker than configured, or if one endless loop may use up `timeout_s`.
+    Raises ConfigError if the isolation is weaker than configured, or if one endless loop may use up `timeout_s`.
     """
     if timeout_s <= (longest_s := settings.limits.wall_s):
         raise ConfigError(

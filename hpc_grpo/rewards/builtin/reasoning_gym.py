@@ -28,7 +28,7 @@ from hpc_grpo.section import Section
 _COLUMNS = ("task", "task_args", "metadata", "question", "answer")
 _SHARE_OF_TIMEOUT = 0.8
 _START_S = 60.0
-"""Limit for importing the package: it takes seconds, and more on a busy node."""
+"""Seconds in which the package must be imported: it takes a few, and more on a busy node."""
 
 _EVALUATED = (
     ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp,
@@ -66,8 +66,8 @@ def prepare(settings: ReasoningGymSettings, timeout_s: float, is_resume: bool) -
 def reasoning_gym(group: Group, settings: ReasoningGymSettings) -> Iterator[float]:
     """Score by the item's task. Without `partial`, only a full score counts.
 
-    `answers.final_answer` finds the answer, in the form of the item's answer. A completion scores 0 if its scoring
-    raises, or takes more than `time_s` of processor time.
+    `answers.final_answer` finds the answer, in the form of the item's answer. A completion scores 0 if scoring it
+    raises, or takes more than `time_s` of processor time. Raises RuntimeError if the item's answer raises too.
     """
     fix = "This reward scores rows of reasoning_gym:TASK alone. Name another reward."
     row = {column: group.column(column, fix) for column in _COLUMNS}
