@@ -75,7 +75,7 @@ class RowCache:
         self.folder = folder
 
     def find(self, identity: Mapping[str, Any]) -> Rows | None:
-        """Return the rows of `identity`; None without an undamaged entry.
+        """Return the rows of `identity`; None if their entry is missing or damaged.
 
         Raises ConfigError if they cannot be read, or if another user may write them.
         """
@@ -91,7 +91,7 @@ class RowCache:
             ) from error
 
     def write(self, identity: Mapping[str, Any], rows: Iterator[Row]) -> Rows:
-        """Write the rows, all or none, and return the entry on the disk. Raises ConfigError if it cannot be written."""
+        """Write all rows or none, and return them as mapped from the disk. Raises ConfigError if that is impossible."""
         entry = self._entry(identity)
         staging = self.folder / f".{entry.name}.{secrets.token_hex(8)}{_STAGED}"
         try:
@@ -104,7 +104,7 @@ class RowCache:
             try:
                 staging.rename(entry)
             except OSError:
-                # Another writer was faster, or a damaged entry makes room.
+                # Another writer was faster, or a damaged entry must be moved away.
                 if _digest_if_whole(entry) is None:
                     if not entry.is_dir():
                         raise
@@ -123,7 +123,7 @@ class RowCache:
         return found
 
     def _remove_abandoned(self) -> None:
-        """Remove damaged entries, and folders of writers that died more than a day ago."""
+        """Remove damaged entries that were moved away, and folders of dead writers, if older than a day."""
         for folder in self.folder.glob(f".*{_STAGED}"):
             # The writer or another cleaner is removing the folder too, or it belongs to another user.
             with contextlib.suppress(OSError):

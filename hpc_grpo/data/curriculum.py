@@ -1,9 +1,9 @@
-"""The curriculum: skips prompts that were easy or hard in their last turns, so that other prompts come more often.
+"""The curriculum: skips prompts that were easy or hard when they last came, so that other prompts come more often.
 
 Like prime-rl's difficulty pools (its `curriculum/samplers/pool.py`), but without random draws. A prompt's pool depends
-on the mean reward of its last group. Where prime-rl draws a pool with weight 1 / (n + 1), here a prompt skips n turns.
-Skipping forever is open-instruct's `no_resampling_pass_rate`. If a column gives the difficulty, harder prompts come in
-later, as the competence of Platanios et al. 2019 (arXiv:1903.09848, eq. 7) grows.
+on the mean reward of its last group. Where prime-rl draws a pool with weight 1 / (n + 1), here a prompt is skipped n
+times. Skipping forever is open-instruct's `no_resampling_pass_rate`. If a column gives the difficulty, harder prompts
+come in later, as the competence of Platanios et al. 2019 (arXiv:1903.09848, eq. 7) grows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ROUNDING = 1e-9
 Known = Mapping[str, tuple[int, int | None]]
 """Maps "source:item" (two positions) to a prompt's streak and the turn when its rest ends (None: never).
 
-The streak counts easy groups in a row; it is negative for hard groups. Other prompts are left out. A checkpoint holds
-this as JSON.
+The streak counts easy groups in a row; it is negative for hard groups. Prompts without a streak are left out. A
+checkpoint holds this mapping as JSON.
 """
 
 _NEITHER = (0, 0)
@@ -65,7 +65,7 @@ class Curriculum:
     def _rests(self, stream: PromptStream, ordinal: int) -> bool:
         """Return whether the prompt rests, or is too hard: its rank is not below the current competence.
 
-        c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), t and T in ordinals
+        c = min(1, sqrt(t (1 - c_0^2) / T + c_0^2)), with the ordinal t, and T ordinals in `difficulty_epochs`
         """
         place = stream.place(ordinal)
         _, until = self._known.get(_key(place), _NEITHER)

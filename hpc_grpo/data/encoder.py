@@ -112,7 +112,7 @@ class Encoder:
         return rows
 
     def _row_with_images(self, item: Item, number: int) -> Row:
-        """Return the row of an item; in its fields digests stand for the images."""
+        """Return the row of an item. The row's `fields` have digests instead of the images."""
         source, column, where = self._source, str(self._config.data.images), f"Item {number} of {self._source.path}"
         path = Path(source.path)
         folder = path if path.is_dir() else path.parent if path.is_file() else Path()

@@ -43,7 +43,7 @@ def fingerprints(config: Config, folder: Path, item_digests: Mapping[str, str]) 
             # In addition to the function's file, which is all that a login node compares: it does not make the items.
             found[f"{key}.items"] = {"sha256": item_digests[key]}
         else:
-            # The library's own fingerprint, in which the revision is.
+            # The library's own fingerprint, which includes the revision.
             found[f"{key}.path"] = dict(open_source(source).identity() or {})
     for key, path in config.models.items():
         model = find_model(path, os.environ, key)

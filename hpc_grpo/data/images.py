@@ -20,10 +20,10 @@ MARK = "<image>"
 """Where an image stands in a prompt of text. Without marks all images stand before the text."""
 
 MAX_IMAGES = 16
-"""Images of one prompt."""
+"""Most images of one prompt."""
 
 MAX_IMAGE_PIXELS = 1 << 26
-"""Pixels of an image file: a larger one takes a quarter of a GiB of each process that opens it."""
+"""Most pixels of an image file: more would take a quarter of a GiB in each process that opens the image."""
 
 _THUMBNAIL_SIDE = 160
 _DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,")
@@ -37,8 +37,8 @@ class ImageError(ValueError):
 def images_of(value: Any, folder: Path, max_pixels: int | None = None) -> tuple[bytes, ...]:
     """Read one image or a list of images; null is no image. Raises ImageError.
 
-    An image is a path (relative to `folder`, or file://), a data URI, bytes, an image of PIL, or what the library
-    `datasets` makes of one: a mapping with `bytes` or `path`.
+    An image is a path (relative to `folder`, or file://), a data URI, bytes, an image of PIL, or an image of the
+    library `datasets`: a mapping with `bytes` or `path`.
     """
     values = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
     images = tuple(_checked(_file(each, folder), max_pixels) for each in values if each is not None)
@@ -48,12 +48,12 @@ def images_of(value: Any, folder: Path, max_pixels: int | None = None) -> tuple[
 
 
 def open_image(content: bytes) -> Image:
-    """Open an image as RGB, turned as its file says."""
+    """Open an image as RGB, rotated by the file's EXIF orientation."""
     return _turned(content).convert("RGB")
 
 
 def thumbnail(content: bytes) -> str:
-    """Return a small copy of an image, a JPEG in base64: what rollouts keep of the image for reports."""
+    """Return a small copy of an image, a JPEG in base64. Logged rollouts have this copy, for reports."""
     image, file = open_image(content), io.BytesIO()
     image.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
     image.save(file, "JPEG")
@@ -61,7 +61,7 @@ def thumbnail(content: bytes) -> str:
 
 
 def image_size(content: bytes) -> tuple[int, int]:
-    """Return the height and width of `open_image`, in pixels."""
+    """Return the height and width, in pixels, of the image that `open_image` returns."""
     width, height = _turned(content).size
     return height, width
 
@@ -73,10 +73,10 @@ def _turned(content: bytes) -> Image:
 
 
 def with_image_parts(messages: Sequence[Mapping[str, Any]], num_images: int) -> list[Mapping[str, Any]]:
-    """Turn text into parts, with `{"type": "image"}` for each mark. Content that has parts keeps them.
+    """Return messages with content in parts, `{"type": "image"}` for each mark. Content in parts keeps its parts.
 
-    Without any mark or part, the images stand at the front of the last message of the user. Raises ImageError if marks
-    and parts are not as many as images.
+    Without any mark or part, the images stand at the front of the last message of the user. Raises ImageError if the
+    number of marks and image parts is not `num_images`.
     """
     made: list[Mapping[str, Any]] = [{**message, "content": _parts(message["content"])} for message in messages]
     num_places = sum(is_image(part) for message in made for part in message["content"])
@@ -89,7 +89,7 @@ def with_image_parts(messages: Sequence[Mapping[str, Any]], num_images: int) -> 
 
 
 def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the images that parts of messages hold, as OpenAI's, Qwen's and OpenRLHF-M's data have them."""
+    """Return the images inside messages, in the formats of OpenAI, Qwen and OpenRLHF-M."""
     found = []
     for part in filter(is_image, chain.from_iterable(message["content"] or () for message in messages)):
         held = part.get("image", part.get("image_url", part.get("path", part.get("url"))))
@@ -98,12 +98,12 @@ def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def is_image(part: Any) -> bool:
-    """Tell whether a part of a message is an image."""
+    """Return whether a part of a message is an image."""
     return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
 
 
 def _parts(content: Any) -> list[Any]:
-    if not isinstance(content, str):  # tables give each part the columns of all
+    if not isinstance(content, str):  # in tables, each part has the columns of all parts
         texts = ({name: own for name, own in part.items() if own is not None} for part in content or ())
         return [{"type": "image"} if is_image(part) else part for part in texts]
     pieces = re.split(f"({MARK})", content)
@@ -136,7 +136,7 @@ def _file(value: Any, folder: Path) -> bytes:
 
 
 def _checked(content: bytes, max_pixels: int | None) -> bytes:
-    """Decode an image to its end. Return its file, or if it has too many pixels a smaller one."""
+    """Decode an image completely. Return its file, or a smaller copy if it has more than `max_pixels`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -145,7 +145,7 @@ def _checked(content: bytes, max_pixels: int | None) -> bytes:
             if width * height > MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
             opened.load()
-    except Image.DecompressionBombError as error:  # also PIL's, of more pixels than ours
+    except Image.DecompressionBombError as error:  # PIL raises it too, above a higher limit
         raise ImageError(f"an image is larger than {MAX_IMAGE_PIXELS:,} pixels ({error}). Scale it down.") from error
     except UnidentifiedImageError as error:
         raise ImageError(f"{content[:16]!r}… of {len(content):,} bytes is no image that PIL can read.") from error

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Streams:
-    """The run's stream, its eval sets by name ("": data.eval or data.held_out), and digests of items by config key."""
+    """The training stream, eval sets by name ("" is data.eval or data.held_out), and digests of items by config key."""
 
     train: PromptStream | DemonstrationStream
     evals: Mapping[str, PromptStream]
@@ -226,7 +226,7 @@ def _fitting(
 def _with_numbers(part: Part, numbers: NDArray[np.int64]) -> Part:
     if not len(numbers):
         raise ConfigError(
-            f"Nothing of {part.source.path} ({part.name}) is left: its items are held out, or their prompts came "
-            f"before. Leave the source out, lower data.held_out, or set data.deduplicate=false."
+            f"Nothing of {part.source.path} ({part.name}) is left: its items are held out, or their prompts are "
+            f"duplicates. Leave the source out, lower data.held_out, or set data.deduplicate=false."
         )
     return replace(part, numbers=numbers)

@@ -1,8 +1,8 @@
 """The order of a stream: maps an ordinal to an item of a source. Pure functions of (seed, epoch, ordinal).
 
 An epoch has a fixed number of shuffled places, a fixed share for each source. Each source has its own walk: all its
-items come, shuffled, before any item repeats, even if an epoch holds only some of them. With the sampling seeds this is
-all randomness of a run's data. It needs only numbers that a checkpoint holds, so a resumed run sees the same data.
+items come, shuffled, before any item repeats, even if an epoch holds only some of them. The order and the sampling
+seeds need only numbers that a checkpoint holds, so a resumed run sees the same data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MixOrder:
     def __init__(self, sizes: Sequence[int], places: Sequence[int], seed: int, shuffle: bool) -> None:
         self._sizes, self._places, self._seed, self._shuffle = sizes, places, seed, shuffle
         self._ends = list(accumulate(places))
-        # Engines that sample ahead need at most the end of one epoch and the start of the next.
+        # Caches two epochs: engines that sample ahead need the end of one epoch and the start of the next.
         self._permutation = lru_cache(2 * len(sizes) + 2)(epoch_permutation)
         self._shuffled = lru_cache(2)(self._shuffled_epoch)
 
@@ -45,7 +45,7 @@ class MixOrder:
         return self._ends[-1]
 
     def find(self, ordinal: int) -> Place:
-        """Return what is at `ordinal`. Raises ValueError for a negative one."""
+        """Return the place of the item at `ordinal`. Raises ValueError for a negative ordinal."""
         if ordinal < 0:
             raise ValueError(f"ordinal = {ordinal}: ordinals count from 0.")
         epoch, place = divmod(ordinal, len(self))
@@ -97,7 +97,7 @@ def sampling_seed(run_seed: int, ordinal: int, sample_index: int, policy_version
 def places_per_epoch(sources: Sequence[SourceConfig], sizes: Sequence[int]) -> list[int]:
     """Return the number of prompts of each source in an epoch, at least one. `sizes` are the sources' numbers of items.
 
-    With weights, an epoch has as many places as there are items, divided by the largest remainders.
+    With weights, an epoch has as many prompts as all sources have items, divided by weight (largest remainders).
 
     >>> places_per_epoch([SourceConfig(path="a", weight=2), SourceConfig(path="b", weight=1)], [10, 90])
     [67, 33]

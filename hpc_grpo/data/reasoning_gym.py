@@ -34,7 +34,7 @@ class ReasoningGym(Source):
     def items(self) -> Iterator[Item]:
         command = [sys.executable, "-c", _PROGRAM, self._task, json.dumps(self.config.args)]
         environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with tempfile.TemporaryFile("w+") as errors:  # and no pipe, which warnings would fill
+        with tempfile.TemporaryFile("w+") as errors:  # not a pipe, which warnings would fill
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ) as made:
                 assert made.stdout is not None
                 try:

@@ -20,7 +20,7 @@ from hpc_grpo.registry import SOURCES, names_function
 from hpc_grpo.system.hugging_face import is_no_hub_name
 
 Item = dict[str, Any]
-"""The columns of one row. Values are JSON's; the encoder turns others into text."""
+"""The columns of one row. Values are JSON's, or dates, decimals and NumPy arrays, which the encoder converts."""
 
 BATCH_ITEMS = 1000
 """Items read or tokenized in one call: enough for the libraries' threads, few enough to stay small in memory."""
@@ -33,7 +33,7 @@ _LEFT_BY_DATASETS = ("cache-", "tmp")
 
 
 def open_source(config: SourceConfig) -> Source:
-    """Return the source. Raises ConfigError for a file type without a reader, and for args that it does not take."""
+    """Return the source. Raises ConfigError for a file type without a reader, and for args if the source takes none."""
     kind = _kind(config.path)
     if config.args and kind not in _TAKE_ARGS:
         raise ConfigError(
@@ -100,7 +100,7 @@ def _loaded(text: str, where: str) -> Any:
 
 
 def of_files(path: Path, whole: bool) -> dict[str, str]:
-    """Fingerprint a file, or each file below a folder, by name. Skips files that tools leave there and nobody reads."""
+    """Return the fingerprint of a file, or of each file below a folder, by name. Skips hidden and temporary files."""
     if path.is_file():
         return {path.name: of_file(path, whole)}
     names = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
@@ -113,7 +113,7 @@ def of_files(path: Path, whole: bool) -> dict[str, str]:
 
 
 def of_file(path: Path, whole: bool) -> str:
-    """Hash a file's contents, not its times. Of a large file, unless `whole`, hash 64 blocks spread over it."""
+    """Return a file's size and the hash of its contents. Without `whole`, a large file's hash is of 64 blocks."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if whole or size <= _WHOLE_BYTES:
@@ -135,7 +135,7 @@ class Source(ABC):
         """Yield all items. Raises ConfigError if they cannot be read."""
 
     def identity(self) -> Mapping[str, str] | None:
-        """Return a value that changes when the items change; None if only the items show that. Raises ConfigError."""
+        """Return a value that changes if the items change; None if only reading them shows it. Raises ConfigError."""
         self.check_readable()
         return of_files(self.path, whole=True)
 
@@ -157,7 +157,7 @@ class Source(ABC):
 
     @contextmanager
     def reading(self, kind: str) -> Iterator[None]:
-        """Make a ConfigError of what pyarrow raises in the block."""
+        """Turn errors of pyarrow in the block into ConfigError."""
         from pyarrow import ArrowException
 
         self.check_readable()
@@ -169,7 +169,7 @@ class Source(ABC):
 
 @SOURCES.register("jsonl")
 class JsonLines(Source):
-    """One JSON object a line. Blank lines are skipped. A file of any size costs the memory of a line."""
+    """One JSON object a line. Blank lines are skipped. Needs memory for one line at a time."""
 
     def items(self) -> Iterator[Item]:
         self.check_readable()
@@ -181,7 +181,7 @@ class JsonLines(Source):
                 offset += len(line)
 
     def _parsed(self, number: int, offset: int, line: bytes) -> Item:
-        """`offset` is the position of the line's first byte in the file."""
+        """Return the object of a line. `offset` is the position of the line's first byte in the file."""
         where = f"{self.path}, line {number}, byte"
         try:
             text = line.decode("utf-8-sig" if offset == 0 else "utf-8")

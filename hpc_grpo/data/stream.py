@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """One source of a stream: its rows, and the row numbers that it uses, in order.
+    """One source of a stream: its rows, and the numbers of the rows in use, in order.
 
     `reward_set` is the index of its rewards in `config.reward_sets`. `environment` is the index of its environment in
     `config.environments`. `difficulty` ranks its items from 0 to 1 if `data.curriculum.difficulty_field` names a

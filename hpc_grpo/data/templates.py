@@ -1,7 +1,7 @@
 """Templates: turn an item into the prompt that the model sees, as text and as token ids.
 
-Raises ConfigError at construction if config and tokenizer contradict each other, and for an item whose prompt cannot be
-rendered.
+`PromptTemplate` raises ConfigError if config and tokenizer contradict each other, and for an item whose prompt cannot
+be rendered.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def check_text(prompt: Any, source: SourceConfig, number: int) -> str:
 def check_not_empty(prompt: str, path: str, number: int) -> None:
     if not prompt.strip():
         raise ConfigError(
-            f"Item {number} of {path} (counted from 0) has an empty prompt: there is no token to go on from. Remove "
+            f"Item {number} of {path} (counted from 0) has an empty prompt: there is no token to continue. Remove "
             f"the item, or give it text."
         )
 
@@ -130,7 +130,7 @@ def check_characters(text: str, path: str, number: int) -> None:
 
 
 def check_messages(value: Any, source: SourceConfig, number: int) -> list[Mapping[str, Any]]:
-    """Return the chat messages of item `number`. Raises ConfigError for what is no prompt of chat messages."""
+    """Return the chat messages of item `number`. Raises ConfigError if they are no valid prompt."""
     where = f"Item {number} of {source.path}: {source.messages_field!r}"
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise ConfigError(f"{where} must be a list of messages with at least one, not {value!r}.")
@@ -167,7 +167,7 @@ def check_template(style: PromptStyle, tokenizer: Tokenizer) -> None:
 
 
 def opening(style: PromptStyle, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Put `prompt_format` around a lone message of the user, and the system message first unless messages have one."""
+    """Return messages with `prompt_format` around a lone user message, and the system message unless they have one."""
     if len(messages) == 1 and messages[0]["role"] == "user" and style.prompt_format != _PLACEHOLDER:
         # Not str.format: prompts and formats are full of LaTeX braces.
         content = style.prompt_format.replace(_PLACEHOLDER, messages[0]["content"])
@@ -219,8 +219,8 @@ class PromptTemplate:
     def render(self, item: Mapping[str, Any], number: int, num_images: int | None = None) -> str:
         """Render the model's input text for `item`, which is item `number` of its data set.
 
-        `num_images` is the number of its images, None in a run without images. Raises ImageError if the prompt has
-        another number of places for images.
+        `num_images` is the number of the item's images, None in a run without images. Raises ImageError if the prompt
+        has another number of places for images.
         """
         messages = opening(self._style, self.messages(item, number))
         if num_images is not None:
@@ -247,7 +247,7 @@ class PromptTemplate:
 
 
 def encode_completions(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Tokenize completions to imitate, an end token after each. Raises ConfigError when the tokenizer has none."""
+    """Tokenize completions to imitate, with an end token after each. Raises ConfigError if there is no end token."""
     end = tokenizer.eos_token_id
     if end is None:
         raise ConfigError("The model's tokenizer has no eos_token; completions to imitate need one to end with.")

@@ -22,8 +22,8 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 def import_without_torch(config: Config) -> None:
     """Import transformers without torch, which tokenizers do not use. This saves about 2 s of a start.
 
-    transformers then offers no models in this process. If the config names functions of the user's, nothing happens:
-    they may need models.
+    transformers then offers no models in this process. Does nothing if the config names functions of the user's: they
+    may need models.
     """
     named = [config.task.name, *(config.loss.functions | config.eval.functions | config.train.functions).values()]
     named += [source.path for _, source in config.data.sources()]
@@ -64,8 +64,8 @@ def refuse_missing_processor(config: Config, folder: Path) -> None:
     if config.data.images is not None and not any((folder / name).is_file() for name in _PROCESSOR_FILES):
         raise ConfigError(
             f"data.images = {config.data.images}: model.path = {config.model.path} has no processor of images: "
-            f"{folder} has neither {' nor '.join(_PROCESSOR_FILES)}. Copy this file of the model that it was made from "
-            f"into it."
+            f"{folder} has neither {' nor '.join(_PROCESSOR_FILES)}. Copy this file from the original model into the "
+            f"folder."
         )
 
 
@@ -76,7 +76,7 @@ def _load_tokenizer(key: str, path: str) -> Any:
         # transformers would make a tokenizer with an empty vocabulary from config.json.
         raise ConfigError(
             f"{key} = {path!r}: the folder has no tokenizer (tokenizer.json or another of its files). Copy the files "
-            f"of the model that it was made from into it."
+            f"of the original model's tokenizer into the folder."
         )
     return _load(AutoTokenizer, "tokenizer", key, path)
 
@@ -104,7 +104,7 @@ def context_length(config: Config) -> int | None:
 
 
 def check_context_length(config: Config) -> None:
-    """Raise ConfigError when prompt and completion together may exceed what the model was made for."""
+    """Raise ConfigError if prompt and completion together may exceed the model's context length."""
     refuse_short_context(context_length(config), config, f"model.path = {config.model.path}")
 
 
@@ -142,8 +142,8 @@ def compare_vocabularies(config: Config, key: str, own: Mapping[str, int], other
         shown = ", ".join(f"{token!r} ({theirs}, not {ours})" for token, theirs, ours in pairs)
         raise ConfigError(
             f"{key} = {config.models[key]}: {len(differing)} tokens have other ids than in model.path = "
-            f"{config.model.path}, such as {shown}. It scores the very tokens that the policy samples: take a model of "
-            f"the same family, whose tokenizer is the same."
+            f"{config.model.path}, such as {shown}. This model must score the policy's token ids: take a model of the "
+            f"same family, with the same tokenizer."
         )
 
 

@@ -1,9 +1,9 @@
 """Encode batches of items in other processes, on every core. Encoding is the slow part of a first start.
 
 Rows keep the order of the items, whatever the number of processes. Each process is a new program, not a fork as in
-`datasets.map`: a fork of a process with threads (Ray's, gRPC's, the tokenizer's) may wait forever for a lock. It is not
-started by multiprocessing either, which would import the parent's main module. A process ends when its connection
-closes, also if this process is killed.
+`datasets.map`: a fork of a process with threads (Ray's, gRPC's, the tokenizer's) may wait forever for a lock.
+multiprocessing does not start the processes, because it would import the parent's main module. A process ends when its
+connection closes, also if this process is killed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Batch = tuple[Sequence["Item"], int]
 """Items, and the number of the first."""
 
 MAX_PROCESSES = 8
-"""Upper limit. This process reads items and writes rows, a quarter of a worker's time for each batch. More would wait.
+"""Most workers. More would wait for this process, which reads items and writes rows for a quarter of a worker's time.
 
 Each worker needs up to 600 MiB, including libraries that all share.
 """
 
 _ALONE = 20
-"""Batches that are encoded here first: less than a process takes to start."""
+"""Batches that this process encodes first: a worker needs more time to start."""
 
 
 def encode_batches(
@@ -70,11 +70,11 @@ def encode_batches(
 
 
 class _Worker:
-    """A process that encodes one batch at a time. So neither side blocks on a full pipe."""
+    """A process that encodes. It has one batch at a time, so that neither side blocks on a full pipe."""
 
     def __init__(self, encoder: Encoder) -> None:
-        environ = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the processes have the cores already
-        self._process, ours = start_program("hpc_grpo.data.workers", environ, output=2)  # what a library prints
+        environ = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the processes use all cores already
+        self._process, ours = start_program("hpc_grpo.data.workers", environ, output=2)  # for libraries' output
         self._connection = Connection(ours.detach())
         self.send(encoder)
 
@@ -89,7 +89,7 @@ class _Worker:
         except (EOFError, ConnectionError) as error:
             raise HpcGrpoError(
                 f"A process that tokenizes data ended with exit code {self._process.wait()}; -9 is often a lack of "
-                f"memory. Its own words are above. Start again; with fewer cores it starts fewer."
+                f"memory. Its output is above. Start again; with fewer cores, fewer processes start."
             ) from error
         return found
 
@@ -101,7 +101,7 @@ class _Worker:
 
 def main(descriptor: int, _parent_pid: int) -> None:
     """Receive the encoder, then encode batches until the connection ends."""
-    # The parent handles them: a scheduler may signal all processes of a job.
+    # The parent handles signals: a scheduler may signal all processes of a job.
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(sig, signal.SIG_IGN)
     with Connection(descriptor) as connection, suppress(EOFError, ConnectionError):

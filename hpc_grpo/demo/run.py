@@ -25,7 +25,7 @@ Seconds = dict[str, float]
 
 
 class DemoFailedError(HpcGrpoError):
-    """A training of the demo did not complete. It has printed why, and `exit_code` is its exit code."""
+    """A training of the demo did not complete. The training has printed why; `exit_code` is its exit code."""
 
     def __init__(self, run: RunDir, exit_code: int) -> None:
         super().__init__(f"The training ended before it was complete; see above, and: hpc-grpo status --why {run.path}")

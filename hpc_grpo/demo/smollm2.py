@@ -15,7 +15,7 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def find_gguf() -> Path:
     """Return the model's file in the installed package. Raises ConfigError without it."""
-    # Located without an import: its code needs llama.cpp, which pip would build from source.
+    # Located without an import: the package's code needs llama.cpp, which pip would build from source.
     found = importlib.util.find_spec(PACKAGE)
     path = Path(found.origin).parent / _GGUF if found and found.origin else None
     if path is None or not path.is_file() or importlib.util.find_spec("gguf") is None:
@@ -27,7 +27,7 @@ def find_gguf() -> Path:
 
 
 def write_smollm2(folder: Path) -> None:
-    """Write the model in float32, tokenizer and chat template, as a Hugging Face folder. Raises ConfigError without it.
+    """Write the model (float32), tokenizer and chat template as a Hugging Face folder. Raises ConfigError if missing.
 
     Runs in a separate process, whose memory is free again when training starts, and whose progress bars are hidden.
     """

@@ -1,4 +1,4 @@
-"""Print in a few lines what a run has learned, how its engines and learner differed, and a time breakdown."""
+"""Summarise a run in a few lines: what it has learned, how engines and learner differed, where the time went."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def phases(metrics: Metrics, wall_s: float) -> dict[str, float]:
 def next_commands(run: Path, last_step: int) -> list[tuple[str, str]]:
     """List the next commands, each with its effect."""
     return [
-        (f"hpc-grpo status --root {run.parent}", "where its runs stand"),
+        (f"hpc-grpo status --root {run.parent}", "the state of its runs"),
         (f"hpc-grpo status --why {run}", "what became of every attempt"),
         (f"hpc-grpo report {run}", "curves and completions again"),
         (f'hpc-grpo model sample {run} "What is 7 * 8?" --base --step {last_step}', "a question, before and after"),

@@ -25,12 +25,12 @@ _BARE = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"(?:arguments|para
 _JSON = json.JSONDecoder()
 _MARK = re.compile(r"<tool_call>|<function=|<function_calls>|<\|python_start\|>|<\|python_tag\|>")
 _UNMARKED = re.compile(r'(?:\[\s*)?\{\s*"(?:name|arguments|parameters)"|\A\s*\[\s*[A-Za-z][\w.]*\(')
-"""The position of a message's first call, with a marker and without."""
+"""The beginning of a message's first call, with a marker and without."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call in a message. `error` says why it is invalid. `has_texts`: numbers and lists may arrive as text too."""
+    """A call in a message. `error` says why it is invalid. `has_texts`: numbers and lists may arrive as text."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def calls_of(message: str) -> Iterator[Call]:
             break
     if is_meant and not calls:
         yield Call(error=f"the call has no JSON. {_FORM}")
-    # Objects that are not calls are an answer.
+    # Objects that are not calls are part of an answer.
     yield from calls if is_meant or not any(call.error for call in calls) else []
 
 
@@ -101,7 +101,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _read(text: str, start: int) -> tuple[Call, int]:
-    """Parse the call whose JSON begins at `start`. Return it with the end of its JSON, or where it could end."""
+    """Return the call whose JSON begins at `start`, and the position after this JSON (of broken JSON: a guess)."""
     try:
         value, end = _JSON.raw_decode(text, start)
         arguments = value.get("arguments", value.get("parameters"))

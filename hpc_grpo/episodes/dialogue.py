@@ -1,13 +1,13 @@
 """Token ids of a conversation. The model's tokens stay as sampled; observations are appended as ids.
 
-Runs in the engine's process, between two turns of an episode. Only the last row below is encoded, and nothing twice:
+Runs in the engine's process, between two turns of an episode. Then only the last row below is encoded:
 
     prompt   [user] Guess my number. [end] [assistant]
     sampled                                            Is it 5? [end]
     context                                                           [user] No. [end] [assistant]
 
-The context is what the chat template writes after the answer (its delta). Some templates rewrite history, for example
-they cut reasoning from earlier turns. The conversation then restarts: the context is a complete new prompt.
+The context is the text that the chat template adds after the answer. Some templates rewrite history, for example they
+cut reasoning from earlier turns. The conversation then restarts: the context is a complete new prompt.
 
 Text of messages never becomes a control token (`Pieces`).
 """
@@ -132,7 +132,7 @@ class Dialogue:
         return [{"role": "user", "content": "\n".join(texts)}]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encode a complete prompt: the ids of `PromptTemplate`, unless control text is hidden in it."""
+        """Encode a complete prompt. The ids are those of `PromptTemplate`, unless the text has marks of `Pieces`."""
         if self.pieces.nonce in text:
             return self._start + self.pieces.encode(text)
         return encode_prompts(self.tokenizer, self.style, [text])[0]
@@ -163,17 +163,17 @@ class Dialogue:
                 )
         before, end, after = text.rpartition(self.pieces.end)
         if not end or told not in after:
-            missing = f"what an environment tells with the role {role}" if end else "what the model answers"
+            missing = f"an environment's messages of the role {role}" if end else "the model's answers"
             return f"The chat template leaves out {missing}. Give another template (data.template)."
         return self._complaint_of_joins(before, after.replace(told, "No."))
 
     def _complaint_of_joins(self, before: str, after: str) -> str:
-        """Return how splitting a text changes it; "" if it does not. Some tokenizers put a space before each piece."""
+        """Return an error text if tokenizing a text in two pieces changes it, else "". Some tokenizers add a space."""
         apart = self.decode([*self.encode_prompt(before), *self.pieces.encode(after)])
         if apart == (joined := self.decode(self.encode_prompt(before + after))):
             return ""
         return (
-            f"The tokenizer adds to a text that goes on from other text: {apart!r} instead of {joined!r}, so an "
+            f"The tokenizer changes a text that continues other text: {apart!r} instead of {joined!r}, so an "
             f"observation cannot be appended. Set `legacy` to false in its tokenizer_config.json, or `prepend_scheme` "
             f'to "first" and `add_prefix_space` to false in its tokenizer.json.'
         )
@@ -182,8 +182,8 @@ class Dialogue:
 class Conversation:
     """One episode's messages and token ids.
 
-    `prompt` is the model's complete input for its next turn. `context_ids` are its end, or all of it if the
-    conversation `starts_anew`, as in `types.Completion`. `num_first` is the number of tokens of the first prompt.
+    `prompt` is the model's complete input for its next turn. `context_ids` are the new end of `prompt`. If the
+    conversation `starts_anew`, they are all of `prompt`. `num_first` is the number of tokens of the first prompt.
     """
 
     def __init__(self, dialogue: Dialogue, messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> None:
@@ -236,7 +236,7 @@ class Conversation:
 
 
 class WrittenText:
-    """The prompt of a text completion: a text in which names of control tokens are control tokens, or token ids."""
+    """The prompt of a text completion: token ids, or a text whose names of control tokens become control tokens."""
 
     def __init__(self, dialogue: Dialogue, given: str | Sequence[int]) -> None:
         self._pieces = dialogue.pieces
@@ -248,10 +248,10 @@ class WrittenText:
         self.num_first, self.starts_anew = len(self.prompt), True
 
     def go_on(self, sampled: Sequence[int], given: str | Sequence[int]) -> None:
-        """Append an answer, with its sampled ids, and the prompt's text or ids behind it."""
+        """Append the sampled ids of an answer, and then the text or ids that follow it in the agent's prompt."""
         ids = self._pieces.encode(given) if isinstance(given, str) else self._pieces.checked(given)
         has_end = isinstance(given, str) and sampled[-1] in self._pieces.ends
-        self.starts_anew = has_end and ids[:1] != sampled[-1:]  # the agent's text has no end token there
+        self.starts_anew = has_end and ids[:1] != sampled[-1:]  # the agent's text has no end token here
         if self.starts_anew:
             sampled = sampled[:-1]
         elif has_end:
@@ -301,7 +301,7 @@ class Pieces:
         self._plain = type(self._joined).from_str(json.dumps(renamed))
 
     def hide(self, messages: Iterable[Message]) -> list[Message]:
-        """Return messages with marks. Raises ValueError for a lone surrogate."""
+        """Return messages with marks instead of control tokens' names. Raises ValueError for a lone surrogate."""
         return [self.hide_in(each, self._special if each["role"] == "assistant" else None) for each in messages]
 
     def hide_in(self, value: Any, names: re.Pattern[str] | None = None) -> Any:
@@ -331,7 +331,7 @@ class Pieces:
         """Return token ids. Raises ValueError for a number that is not a token."""
         size = self._joined.get_vocab_size()
         if wrong := [token for token in token_ids if not 0 <= token < size]:
-            raise ValueError(f"token {wrong[0]} is not among the tokenizer's {size}")
+            raise ValueError(f"token id {wrong[0]} is outside the tokenizer's vocabulary of {size}")
         return list(token_ids)
 
     def encode(self, text: str) -> list[int]:
@@ -356,7 +356,7 @@ class Pieces:
 
 
 def _renamed(spec: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a tokenizer's JSON with renamed tokens: their old names are ordinary text to it."""
+    """Return a tokenizer's JSON with renamed tokens. The new tokenizer reads the old names as ordinary text."""
     model = dict(spec["model"])
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(name, name): number for name, number in model["vocab"].items()}
@@ -372,7 +372,7 @@ def _renamed(spec: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """Return a pattern of names without backtracking: some tokenizers have a thousand."""
+    """Return a pattern of names without backtracking: some tokenizers have a thousand names."""
     found = []
     for _, group in groupby(sorted(names), key=lambda name: name[0]):
         alike = list(group)

@@ -1,8 +1,8 @@
 """The program of an environment's process, which plays many sessions. The engine's side is `workers.py`.
 
 Reads calls from a socket and writes answers to it, one line of JSON each. Calls of `async` environments run in
-parallel. Other calls run one after another, each with its session's state of `random` and `numpy.random`. `play` of an
-agent has its own thread, because it waits for the model while other agents work.
+parallel. Other calls run one after another, each with its session's state of `random` and `numpy.random`. A `play` that
+is not `async` has its own thread, because it waits for the model while other agents work.
 
 Also runs under the interpreter of `environment.python`, from Python 3.10 on. This file, and the modules of the package
 that it imports, therefore need only the standard library.
@@ -39,11 +39,11 @@ MAX_LINE_BYTES = 16 << 20
 _BLOCKED_S = 0.5
 """Seconds without progress after which an event loop counts as blocked."""
 _SLICES = 20
-"""Number of slices in which an `async` call's time is measured."""
+"""Number of parts of an `async` call's deadline (`_within`)."""
 _MAX_CHARACTERS = 1_000_000
 _MAX_POOL_THREADS = 10_000
 _CALL = ContextVar[int | None]("call", default=None)
-"""The call that runs, also in tasks that its environment creates."""
+"""The number of the call that runs, also in tasks that the call's environment creates."""
 
 
 class Host:
@@ -64,7 +64,7 @@ class Host:
             for method in () if plays else ("reset", "step"):
                 if not callable(getattr(environment, method, None)):
                     raise ConfigError(f"it has no method {method}, nor play (docs/environments.md)")
-        except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes a line
+        except BaseException as error:  # noqa: BLE001 - a user's class may raise anything; it becomes an answer
             return {"refused": str(error) if isinstance(error, HpcGrpoError) else described(error)}
         is_async = inspect.iscoroutinefunction(environment.play if plays else environment.step)
         return {"plays": plays, "is_async": is_async}
@@ -72,7 +72,7 @@ class Host:
     async def serve(self, call: int, session: int, method: str, args: list[Any]) -> None:
         """Answer one call: `reset` opens a session, `step` continues it, `end` closes it without an answer.
 
-        `play` opens a session and plays it to its end. The engine's side limits its time.
+        `play` opens a session and plays it to its end. The engine's side limits the time of `play`.
         """
         if method == "end":
             if (own := self._sessions.pop(session, None)) is not None:
@@ -92,7 +92,7 @@ class Host:
             if method == "reset":
                 answer["tools"] = list(getattr(own.environment, "tools", None) or ())
             line = _line(call=call, **answer)
-        except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes a line
+        except BaseException as error:  # noqa: BLE001 - an environment may raise anything; it becomes an answer
             self._sessions.pop(session, None)
             is_late = isinstance(error, TimeoutError) and not error.args and method != "play"
             line = _line(call=call, failure=f"did not end within {seconds:g} s" if is_late else described(error))
@@ -103,7 +103,7 @@ class Host:
             self._writer.write(line)
 
     def watch(self, loop: asyncio.AbstractEventLoop, loop_thread: int) -> None:
-        """Report which call blocks the event loop, and where. The loop writes when it runs again. Runs in a thread."""
+        """Report which call blocks the event loop, and where; later report that the loop is free. Runs in a thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             while True:
                 heard = threading.Event()
@@ -131,7 +131,7 @@ class _Task(asyncio.Task[Any]):
 async def _within(value: Awaitable[Any], seconds: float) -> Any:
     """Return the value of an awaitable. Raises TimeoutError after `seconds`.
 
-    The deadline has `_SLICES` parts: a call that blocks the event loop uses up at most one.
+    The deadline has `_SLICES` parts. Another call that blocks the event loop uses up at most one part.
     """
     task = asyncio.ensure_future(value)
     for _ in range(_SLICES):
@@ -171,7 +171,7 @@ class _Session:
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Call a function in a new daemon thread. Hanging calls would fill up a pool, and its end would wait for them."""
+    """Call a function in a new daemon thread. In a pool, hanging calls would use up all threads and delay its end."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
 
@@ -198,7 +198,7 @@ def checked(value: Any, method: str = "step") -> dict[str, Any]:
         value = replace(value, observation=None, done=True)
     messages = _checked_messages(value.observation)
     if not messages and not value.done:
-        raise ValueError("a Turn that is not done needs an observation for the model to go on from")
+        raise ValueError("a Turn that is not done needs an observation for the model")
     if not _is_finite(value.reward):
         raise ValueError(f"the reward of a Turn must be a finite number, not {value.reward!r:.200}")
     if not isinstance(value.metrics, Mapping) or not all(map(_is_finite, value.metrics.values())):
@@ -229,7 +229,7 @@ async def _serve(connection: socket.socket, settings: Mapping[str, Any]) -> None
     reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
     loop, host = asyncio.get_running_loop(), Host(settings, connection, writer)
     loop.set_task_factory(lambda loop, coroutine, **options: _Task(coroutine, loop=loop, **options))
-    # Agents wait for each other: each one that asks in `asyncio.to_thread` needs a thread.
+    # Agents may wait for the model in `asyncio.to_thread`, each in a thread of its own.
     loop.set_default_executor(ThreadPoolExecutor(_MAX_POOL_THREADS))
     threading.Thread(target=host.watch, args=(loop, threading.get_ident()), daemon=True).start()
     host.write(_line(**(made := host.make())))

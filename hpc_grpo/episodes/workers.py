@@ -28,7 +28,7 @@ from hpc_grpo.system.secret import environ_for
 from hpc_grpo.system.signals import signal_name
 
 _GRACE_S = 5.0
-"""Extra seconds for a call: a process itself ends late calls of `async` environments."""
+"""Extra seconds for a call, so that the process can first end late calls of `async` environments itself."""
 _TOGETHER_S = 0.5
 """Extra seconds before late calls are ended: all hanging agents of a wave are late by then, and end together."""
 _TICK_S = 0.1
@@ -42,7 +42,7 @@ class EnvironmentFailedError(HpcGrpoError):
 
 
 class EnvironmentLostError(HpcGrpoError):
-    """The process of a session ended: its episode restarts. `is_suspect` if this session's call was running."""
+    """The process of a session ended: the session's episode restarts. `is_suspect`: the session's call was running."""
 
     def __init__(self, message: str, *, is_suspect: bool = False) -> None:
         super().__init__(message)
@@ -106,7 +106,7 @@ class Session:
         return await self.call("step", message)
 
     async def call(self, method: str, *args: Any, left_s: Callable[[], float] | None = None) -> Answer:
-        """Call a method. `left_s` returns the seconds that an agent has left. Raises as `step` does."""
+        """Call a method. `left_s` returns the seconds that an agent has left. Raises the errors of `step`."""
         return await self._process.call(self._number, method, args, left_s)
 
     def end(self) -> None:
@@ -134,7 +134,7 @@ class _Process:
         self._environment = environment
         self._calls: dict[int, _Call] = {}
         self._blocker, self._blocked_at, self._freed_at = -1, "", -math.inf
-        """The call that blocks its event loop, its position in the code, and when it stopped; `inf` while it blocks."""
+        """The call that blocks the event loop, its position in the code, and when it stopped; `inf` while it blocks."""
         self._writer: asyncio.StreamWriter | None = None
         self._clock = asyncio.get_running_loop().time
         self._last_sign = self._clock()
@@ -158,7 +158,7 @@ class _Process:
         self.ready = asyncio.create_task(self._start())
 
     async def call(self, session: int, method: str, args: Any, left_s: Callable[[], float] | None) -> Answer:
-        """Return the answer to a call. Any answer of the process restarts the call's time, unless it has a `left_s`."""
+        """Return the answer to a call. Without `left_s`, any answer of the process restarts the call's time."""
         if self.end is not None:
             raise EnvironmentLostError(f"its process {self.end}")
         if not self._calls:
@@ -195,8 +195,8 @@ class _Process:
             self._writer.transport.abort()  # closing only the socket would leave its number in the loop
 
     async def _end_late_calls(self) -> None:
-        """Kill the process if a call is late. Without a known blocker, the probable cause is the call that runs: the
-        oldest, as calls of one thread are served in order, or the newest of an `async` environment.
+        """Kill the process if a call is late. Without a known blocker, the probable cause is the oldest call, because
+        one thread serves calls in order. In an `async` environment, the newest call is the probable cause.
         """
         while self.end is None:
             await asyncio.sleep(_TICK_S)
@@ -210,7 +210,7 @@ class _Process:
                 guilty = [self._blocker]
             elif self.plays:
                 late = [number for number, left in left_s.items() if left <= 0.0]
-                guilty = late[:1] if self._is_async else late  # without threads, one agent may have held up the others
+                guilty = late[:1] if self._is_async else late  # one `async` agent may have held up the others
             else:
                 guilty = [*left_s][-1:] if self._is_async else [*left_s][:1]
             did = "neither ended nor asked the model" if self.plays else "did not end"

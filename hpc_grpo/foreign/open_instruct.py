@@ -1,7 +1,7 @@
-"""open-instruct's options: those of open_instruct/grpo_fast.py, and of mason.py before it in the command.
+"""Translate open-instruct's options: those of open_instruct/grpo_fast.py, and those of its launcher mason.py.
 
-Defaults are those of its repository at e6c3044 (August 2026): open_instruct/grpo_utils.py and data_loader.py, which
-also have the formulas.
+Defaults are those of open-instruct at e6c3044 (August 2026). open_instruct/grpo_utils.py and data_loader.py have the
+defaults and the formulas.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VERIFIERS = "a verifier for each item's `dataset` there, answers as mathematics
 
 
 def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None = None) -> dict[str, Any]:
-    """Return options of the fork on Slurm, which keeps them in TRAINING_ARGS and uses the job's number of nodes.
+    """Return the options of the fork on Slurm, which come from TRAINING_ARGS and from the job's number of nodes.
 
     A single number of learners applies to every node, and engines get the node's other GPUs. `gpus` is a node's number
     of GPUs, if known.
@@ -44,15 +44,15 @@ def of_training_args(given: Mapping[str, Any], nodes: int = 1, gpus: int | None 
 
 
 def _mix(key: str, value: Any, splits: Any, theirs: Theirs) -> dict[str, Any]:
-    """Read `NAME SHARE NAME SHARE`: a share with a decimal point is a fraction, an integer counts items."""
+    """Return our sources for `NAME SHARE NAME SHARE`. A share with a decimal point is a fraction, else a count."""
     words, splits = table.as_list(value), table.as_list(splits)
     if len(words) % 2:
-        raise ByHandError("must be pairs of a data set and its share", key)
+        raise ByHandError("the list must be pairs of a data set and its share", key)
     columns = {"messages_field": theirs.get("sft_messages_key"), "answer_field": theirs.get("ground_truths_key")}
     sources = []
     for place, (path, share) in enumerate(zip(words[::2], words[1::2], strict=True)):
         if isinstance(share, float) and share != 1.0:
-            raise ByHandError(f"{share:g} of {path}, so many items as max_items of that source", key)
+            raise ByHandError(f"give {share:g} of {path} as a number, max_items of that source", key)
         most = {} if isinstance(share, float) else {"max_items": int(share)}
         sources.append({"path": path, "split": splits[min(place, len(splits) - 1)], **columns, **most})
     return below(key, sources[0]) if len(sources) == 1 else {f"{key}.mix": sources} if sources else {}
@@ -64,14 +64,14 @@ def _shares_gpu(theirs: Theirs) -> bool:
 
 
 def _lag(value: Any, theirs: Theirs) -> Any:
-    """open-instruct counts steps, we count their minibatches."""
+    """Return the lag in optimizer steps; open-instruct counts it in steps."""
     if _shares_gpu(theirs):
         return Differs(0, "learner and engine take turns on one GPU here: rollouts are of the newest weights")
     return int(value) * int(theirs.get("num_mini_batches"))
 
 
 def _nodes(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """open-instruct counts learners and engines in total, and mason counts nodes and GPUs. Here each node has both."""
+    """Return learners and engines per node. open-instruct counts both in total; mason counts nodes and GPUs."""
     if _shares_gpu(theirs):
         return {"placement.colocate": True, "placement.learners_per_node": 1, "engine.engines_per_node": 1,
                 "launch.num_nodes": 1, "launch.slurm.gpus_per_node": 1}  # fmt: skip
@@ -101,7 +101,7 @@ def _rewards(value: Any, theirs: Theirs) -> Any:
 
 
 def _retired(value: Any, theirs: Theirs) -> Any:
-    """Return a curriculum that never repeats a prompt after this pass rate. Rewards count with their weights."""
+    """Return a curriculum that retires a prompt at this pass rate, scaled by the weights of the rewards."""
     if value is None:
         return None
     best = float(theirs.get("verification_reward")) if theirs.get("apply_verifiable_reward") else 0.0
@@ -111,14 +111,14 @@ def _retired(value: Any, theirs: Theirs) -> Any:
 
 
 def _refilled(value: Any, theirs: Theirs) -> Any:
-    """Without active_sampling, groups of equal rewards are dropped from the step, or stay in its token count."""
-    note = "there without end; here until 10 times prompts_per_step were sampled"
+    """Return our dynamic sampling; without active_sampling, whether groups of equal rewards are dropped from a step."""
+    note = "no limit there; here at most 10 times prompts_per_step are sampled"
     without = {"rollout.drop_zero_variance": bool(theirs.get("filter_zero_std_samples"))}
     return Differs({"rollout.dynamic_sampling": 10}, note) if value else without
 
 
 def _correction(value: Any, theirs: Theirs) -> Any:
-    """Weigh by rho = learner / engine at the start of the step, clamped and masked. Older versions have one cap."""
+    """Return our correction for rho = learner / engine at the start of the step. Older versions only have a cap."""
     none, truncated = {"loss.correction.name": "none"}, {"loss.correction.name": "truncated"}
     if theirs.get("use_vllm_logprobs"):
         return {"loss.proximal": "engine", **none}
@@ -135,11 +135,11 @@ def _correction(value: Any, theirs: Theirs) -> Any:
     if is_masked:
         ours = below("loss.correction", {"name": "icepop", "args.low": mask_low, "args.cap": mask_high})
     if clamp_low or (is_masked and high < mask_high):
-        raise RefusedError("a weight is truncated or masked here, not both, and truncated from above alone: set "
-                           "rho_clamp_lower_bound 0, and rho_clamp_upper_bound 0 with a mask", ours)  # fmt: skip
+        raise RefusedError("a weight is either truncated from above or masked here: set rho_clamp_lower_bound 0, and "
+                           "with a mask also rho_clamp_upper_bound 0", ours)  # fmt: skip
     if theirs.get("rho_mask_sequence_level") or theirs.get("rho_mask_tv_divergence"):
-        raise RefusedError("rho is that of a token here: sequences have loss.correction geometric, which weighs each "
-                           "token by its own ratio, and sequence_mask", ours)  # fmt: skip
+        raise RefusedError("rho is per token here. For sequences loss.correction has sequence_mask, and geometric, "
+                           "which weighs each token by its own ratio", ours)  # fmt: skip
     return ours
 
 
@@ -150,7 +150,7 @@ def _warmup(value: Any, theirs: Theirs) -> int:
 
 
 def _state_every(value: Any, theirs: Theirs) -> Any:
-    every, note = table.positive(value, theirs), "without checkpoint_state_dir nothing is saved there"
+    every, note = table.positive(value, theirs), "open-instruct saves nothing without checkpoint_state_dir"
     return every if theirs.get("checkpoint_state_dir") else Differs(every, note)
 
 
@@ -165,7 +165,7 @@ def _kl(value: Any, theirs: Theirs) -> Any:
         return {"loss.kl.coef": 0.0}
     estimator = choice(_KL, "KL estimator")(theirs.get("kl_estimator"))
     ours = {"loss.kl.coef": float(value), "loss.kl.estimator": estimator}
-    note = "r * k1 there; here w * r * k3, w the weight of the correction: the same gradient on average on-policy"
+    note = "r * k1 there; here w * r * k3, with w of loss.correction: on-policy, the gradients are equal on average"
     return Differs(ours, note) if estimator == "unbiased" else ours
 
 
@@ -183,21 +183,21 @@ def _advantage(value: Any, theirs: Theirs) -> dict[str, Any]:
 def _denominator(value: Any, _theirs: Theirs) -> Any:
     if value != "token":
         raise RefusedError(
-            f"the sum over all tokens is divided by {value} there; here a number is the tokens of each sequence "
-            f"(loss.denominator: N divides by N times the sequences)", {"loss.denominator": "constant"})  # fmt: skip
+            f"the sum over all tokens is divided by {value} there; here, loss.denominator: N divides by N times the "
+            f"number of sequences", {"loss.denominator": "constant"})  # fmt: skip
     return "tokens"
 
 
 def _template(value: Any, _theirs: Theirs) -> dict[str, Any]:
     if value and str(value).startswith(_TEMPLATES):
-        raise ByHandError("its text, of open_instruct/dataset_transformation.py, as a Jinja file", "data.template")
+        raise ByHandError("copy its text from dataset_transformation.py into a Jinja file", "data.template")
     return {}
 
 
 ROWS = (
     Row("exp_name", "run.name", lambda value, theirs: theirs.get("run_name", default=value), default="grpo",
         also={"run_name": None}),
-    Row("output_dir", "run.root", default="output/", note="the run is NAME below it, with all of it inside"),
+    Row("output_dir", "run.root", default="output/", note="the run directory is NAME below it"),
     Row("seed", "run.seed", default=42),
     Row("model_name_or_path", "model.path", lambda value, _: value and str(value).strip()),
     Row("model_revision tokenizer_revision",
@@ -214,7 +214,7 @@ ROWS = (
         default=[], also={"dataset_mixer_eval_list_splits": ["test"]}),
     Row("max_prompt_token_length", convert=lambda value, _: {
         "data.max_prompt_tokens": value, "data.drop_long_prompts": True}, default=256),
-    Row("max_token_length", note="of an older version: max_prompt_token_length bounds prompts"),
+    Row("max_token_length", note="an older key: max_prompt_token_length bounds prompts"),
     Row("response_length", "rollout.max_new_tokens", default=256),
     Row("eval_response_length", convert=lambda value, theirs: only(
         theirs.get("response_length"), why="an eval's completions are bounded by "
@@ -227,20 +227,20 @@ ROWS = (
     Row("vllm_top_p", "rollout.top_p", default=1.0),
     Row("stop_strings", "rollout.stop", lambda value, _: table.as_list(value)),
     Row("chat_template_name chat_template", convert=_template),
-    Row("system_prompt_override_file", convert=by_hand("the file's text", "data.system_prompt")),
-    Row("user_prompt_transform", convert=by_hand("the text around a prompt", "data.template")),
+    Row("system_prompt_override_file", convert=by_hand("copy the file's text", "data.system_prompt")),
+    Row("user_prompt_transform", convert=by_hand("write the text around a prompt", "data.template")),
     Row("async_steps", "rollout.max_policy_lag", _lag, default=8),
     Row("async_mode", convert=only(True, why="set rollout.max_policy_lag: 0")),
-    Row("inflight_updates", note="engines take weights between two of their steps; running completions go on"),
+    Row("inflight_updates", note="engines load weights between two decode steps; running completions continue"),
     Row("active_sampling", convert=_refilled, default=False, also={"filter_zero_std_samples": True}),
     Row("no_resampling_pass_rate no_resample_solve_rate no_resample_positive_rate", "data.curriculum", _retired,
         default=None),
     Row("mask_truncated_completions", "rollout.mask_truncated", table.differs(
-        "dropped before means and deviations of groups there; without gradient after them here"), default=False),
+        "dropped before a group's mean and deviation there; counted in both here, without gradient"), default=False),
     Row("non_stop_penalty", convert=only(
-        False, why="a completion that is cut keeps its reward here, and gets non_stop_penalty_value there: "
-        "rollout.mask_truncated, or a reward of your own")),
-    Row("non_stop_penalty_value", note="of non_stop_penalty, which is refused"),
+        False, why="a truncated completion gets non_stop_penalty_value there, and keeps its reward here: set "
+        "rollout.mask_truncated, or write a reward of your own")),
+    Row("non_stop_penalty_value", note="part of non_stop_penalty, which is refused"),
     Row("num_mini_batches", "train.num_minibatches", lambda value, _: table.whole_groups(value, "packed rows"),
         default=1),
     Row("num_epochs", convert=only(1, why="each rollout is trained on once")),
@@ -249,15 +249,15 @@ ROWS = (
     Row("lr_scheduler_type", "train.schedule", lambda value, _: table.schedule(value), default="linear"),
     Row("warm_up_steps", "train.warmup_steps", _warmup, default=None, also={"warmup_ratio": 0.0}),
     Row("weight_decay", "train.adamw.weight_decay", default=0.0),
-    Row("set_weight_decay_on_bias_and_norm", note="vectors have no weight decay here, as with true there"),
+    Row("set_weight_decay_on_bias_and_norm", note="vectors never have weight decay here, like true there"),
     Row("max_grad_norm", "train.max_grad_norm", lambda value, _: Differs(
         1.0, "null clips nothing there; here a norm is needed") if value is None else value, default=1.0),
     Row("adam_betas", "train.adamw.betas", default=[0.9, 0.999]),
     Row("beta", convert=_kl, default=0.05, also={"kl_estimator": 2}),
-    Row("load_ref_policy", note="a reference is there where loss.kl.coef is not 0"),
+    Row("load_ref_policy", note="a reference model is loaded if loss.kl.coef is not 0"),
     Row("loss_fn", convert=_loss, default="dapo", also={"clip_lower": 0.2, "clip_higher": 0.272}),
     Row("loss_denominator", "loss.denominator", _denominator, default="token"),
-    Row("masked_mean_axis", convert=only(why="set loss.denominator: sequences for 1")),
+    Row("masked_mean_axis", convert=only(why="for axis 1 set loss.denominator: sequences")),
     Row("use_rho_correction truncated_importance_sampling_ratio_cap", convert=_correction, default=True,
         also={"use_vllm_logprobs": False, "rho_clamp_lower_bound": 0.0, "rho_clamp_upper_bound": 2.0,
               "rho_mask_lower_bound": 0.0, "rho_mask_upper_bound": 0.0, "rho_mask_sequence_level": False,
@@ -268,27 +268,27 @@ ROWS = (
         also={"verification_reward": 10.0, "apply_r1_style_format_reward": False, "r1_style_format_reward": 1.0,
               "additive_format_reward": False}),
     Row("apply_evolving_rubric_reward", convert=only(False, why="rewards do not change during the run")),
-    Row("reward_aggregator", note="of several turns; here the rewards of turns are summed"),
+    Row("reward_aggregator", note="part of multi-turn rollouts; here the rewards of turns are summed"),
     Row("llm_judge_model llm_judge_* code_api_url code_* max_length_verifier_max_length remap_verifier",
-        note="of verifiers; here a reward of its own: rewards.N.name = llm_judge, or code"),
+        note="part of verifiers; here each is a reward: rewards.N.name = llm_judge, or code"),
     Row("tools", convert=only([], why="tools are an environment here: write environment.name = tools yourself")),
     Row("tool_* env_* max_steps per_turn_max_tokens only_reward_good_outputs pass_tools_to_chat_template pool_size "
-        "mask_tool_use", note="of tools"),
+        "mask_tool_use", note="part of tools"),
     Row("vllm_num_engines", convert=_nodes, default=1,
         also={"num_learners_per_node": [1], "vllm_tensor_parallel_size": 1, "num_nodes": 1, "gpus": None,
               "single_gpu_mode": False}),
     Row("sequence_parallel_size cp_degree", convert=table.split_sequences),
-    Row("cp_strategy", note="of cp_degree"),
-    Row("use_peft use_lora use_qlora", convert=only(False, why="say it by section lora: rank, alpha, targets")),
-    Row("lora_*", note="of LoRA"),
-    Row("load_in_4bit load_in_8bit use_fp8_kv_cache", convert=only(False, why="quantised weights are not here")),
+    Row("cp_strategy", note="part of cp_degree"),
+    Row("use_peft use_lora use_qlora", convert=only(False, why="set section lora instead: rank, alpha, targets")),
+    Row("lora_*", note="part of LoRA"),
+    Row("load_in_4bit load_in_8bit use_fp8_kv_cache", convert=only(False, why="quantised weights are not supported")),
     Row("model_dtype", "model.dtype", table.dtype, default="bfloat16"),
     Row("vllm_gpu_memory_utilization", "engine.vllm.gpu_memory_utilization",
         lambda value, theirs: table.shared_memory(value, theirs) if _shares_gpu(theirs) else value, default=0.9),
     Row("vllm_enforce_eager", "engine.vllm.enforce_eager", default=False),
     Row("vllm_enable_prefix_caching", "engine.vllm.enable_prefix_caching", default=False),
     Row("vllm_sync_backend vllm_attention_backend", note="weights go through shared memory and Gloo"),
-    Row("deepspeed_stage", "train.zero_stage", lambda value, _: value or Differs(1, "ZeRO 1 at least"), default=0),
+    Row("deepspeed_stage", "train.zero_stage", lambda value, _: value or Differs(1, "here at least ZeRO 1"), default=0),
     Row("deepspeed_offload_optimizer", "train.offload_optimizer", lambda value, _: "cpu" if value else "none",
         default=False),
     Row("gradient_checkpointing", "train.gradient_checkpointing", lambda *_: True, default=False),
@@ -306,16 +306,16 @@ ROWS = (
     Row("wandb_entity", "metrics.wandb.entity"),
     Row("deepspeed_zpg deepspeed_offload_param deepspeed_checkpoint_load_universal gather_whole_model fsdp_* "
         "fused_optimizer compile_model activation_* attn_implementation dtype use_cache bnb_4bit_quant_type "
-        "use_bnb_nested_quant", note="ZeRO's stage and offload are all that is chosen: train.zero_stage"),
+        "use_bnb_nested_quant", note="only ZeRO's stage and offload can be chosen: train.zero_stage"),
     Row("per_device_train_batch_size gradient_accumulation_steps max_seq_length max_train_steps world_size "
         "num_training_steps max_possible_score",
         note="a microbatch is a budget of tokens: train.max_tokens_per_microbatch"),
-    Row("eval_on_step_0", note="with an eval there is one before training, too"),
+    Row("eval_on_step_0", note="if there are evals, one runs before training too"),
     Row("push_to_hub hf_*", note="exports stay in the run directory"),
     Row("save_traces rollouts_save_path record_entropy logging_steps report_to wandb_group_name",
         note="rollouts and entropy are always written: rollout.logged_fraction"),
     Row("checkpointing_steps ephemeral_save_interval resume_from_checkpoint",
-        note="of other trainers; a run resumes by the same command"),
+        note="part of other trainers; the same command resumes a run"),
     Row("task_name cluster workspace priority pure_docker_mode image preemptible budget env description max_retries "
         "oe_eval_* try_launch_beaker_eval_jobs* try_auto_save_to_beaker eval_priority eval_workspace gs_* "
         "no_auto_dataset_cache auto_output_dir_path auto_checkpoint_state_dir dataset_local_cache_dir "
@@ -323,5 +323,5 @@ ROWS = (
         "add_seed_and_date_to_exp_name dataset_cache_mode dataset_transform_fn backend_timeout tokenizer_* "
         "get_tokenizer_fn use_fast use_slow_tokenizer cache_dataset_only cache_evolving_rubric_data_dir "
         "max_active_rubrics data_loader_seed enable_queue_dashboard queue_dashboard_port send_slack_alerts",
-        note="of AI2's cluster, evaluation service and hub"),
+        note="part of AI2's cluster, evaluation service or hub"),
 )  # fmt: skip

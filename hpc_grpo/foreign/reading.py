@@ -1,4 +1,4 @@
-"""Read configs of other systems: YAML with interpolations, hydra's overrides, options, and scripts with them.
+"""Read configs of other systems: YAML with interpolations, hydra's overrides, options, and scripts that hold these.
 
 bash runs a user's script up to its training command.
 """
@@ -47,10 +47,10 @@ exit 0
 
 
 def read_nested(path: Path, over: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a YAML file, with the keys `over` on top and OmegaConf's `${a.b}` resolved, as dotted keys.
+    """Return the dotted keys of a YAML file, overridden by `over`, with OmegaConf's `${a.b}` resolved.
 
-    `defaults` are upstream's, for keys that the file lacks. Raises ConfigError for an unreadable file, and for an
-    interpolation of a missing key.
+    An interpolation of a key that the file lacks gets upstream's value in `defaults`. Raises ConfigError for an
+    unreadable file, and for an interpolation of an unknown key.
     """
     flat = {**dict(dotted(read_yaml(path))), **over}
     return {key: _interpolated(value, flat, defaults, key) for key, value in flat.items()}
@@ -86,16 +86,16 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def read_script(path: Path, words: Sequence[str], program: str) -> tuple[list[str] | None, list[str], str]:
-    """Return the words before and after `program`, a pattern, in the first matching command of a script.
+    """Return the words before and after the pattern `program` in a script's first matching command, and a note.
 
-    `words` are the script's arguments, its `$@`. If a script sets TRAINING_ARGS instead, these are the words, with None
-    before them. The text names the programs that were not run. Raises ConfigError if the script has neither.
+    `words` are the script's arguments, its `$@`. For a script that only sets TRAINING_ARGS, returns None and these
+    words. The note names the programs that were not run. Raises ConfigError if the script has neither.
     """
     # An outer shell prints, because the inner shell kills itself. A script may set its own traps and options.
     command = ["/bin/bash", "--noprofile", "--norc", "-c", _PROGRAM, "bash", program, str(path.absolute()), *words]
     answer = run_command(command, _DEADLINE_S, environ={**os.environ, "BASH_ENV": ""}, stdin="")
     if answer.is_late:
-        raise ConfigError(f"{path} did not come to its command within {_DEADLINE_S:.0f} s.")
+        raise ConfigError(f"{path} did not reach its training command within {_DEADLINE_S:.0f} s.")
     fields = answer.text.split("\0")[:-1]
     not_run = sorted({field[1:] for field in fields if field[0] == _NOT_RUN})
     told = f" (not run: {', '.join(not_run)})" if not_run else ""
@@ -106,7 +106,7 @@ def read_script(path: Path, words: Sequence[str], program: str) -> tuple[list[st
     if arguments := [field[1:] for field in fields if field[0] == _ARGUMENTS and field[1:]]:
         return None, shlex.split(arguments[0], comments=True) if len(arguments) == 1 else arguments, told
     said = f" Bash says: {answer.said.splitlines()[-1]}." if answer.said else ""
-    raise ConfigError(f"{path} comes to no command with {program}.{said} Give the command's own words instead.")
+    raise ConfigError(f"{path} runs no command with {program}.{said} Give the command's own words instead.")
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

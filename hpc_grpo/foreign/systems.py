@@ -17,10 +17,10 @@ from hpc_grpo.foreign.table import Kind, Outcome, Row, Theirs, Translation, tran
 
 @dataclass(frozen=True)
 class System:
-    """A system and its reader. `program` is the pattern of a script's command; None: configs are YAML files.
+    """A system and its reader. `program` is a pattern for the training program in a script; "": only YAML files.
 
-    `of_launcher` reads options before the program. A config has the version of `older_defaults` if one of its keys
-    starts with one of `older_keys`.
+    `of_launcher` names the options that are read before the program. A config with a key that starts with one of
+    `older_keys` belongs to an older version, with `older_defaults`.
     """
 
     title: str
@@ -33,9 +33,9 @@ class System:
     of_training_args: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
     def translate(self, words: Sequence[str]) -> tuple[str, Translation]:
-        """Translate `words`: a YAML file, a script with its arguments, or the program's options.
+        """Return a description of the source, and the translation of `words`.
 
-        Also returns a description of the source. Raises ConfigError if it cannot be read.
+        `words`: a YAML file, a script with its arguments, or options. Raises ConfigError if they cannot be read.
         """
         name, given = self._read(words)
         return f"{self.title}: {name}", self.translated(given)
@@ -48,11 +48,11 @@ class System:
         path = Path(words[0] if words else "")
         is_file = path.suffix in (".yaml", ".yml", ".sh")
         if not words or not (is_file or self.program):
-            raise ConfigError("There is nothing to translate: give a file, or the words of the command that it runs.")
+            raise ConfigError("There is nothing to translate: give a file, or the words of a training command.")
         if not is_file:
             return "its words", self.parse(words)
         if not path.is_file():
-            raise ConfigError(f"There is no file {path}. Give a file, or the words of the command that it runs.")
+            raise ConfigError(f"There is no file {path}. Give a file, or the words of a training command.")
         if path.suffix != ".sh":
             return path.name, read_nested(path, self.parse(words[1:]), Theirs(self.rows, {}).defaults)
         before, arguments, told = read_script(path, words[1:], self.program)
@@ -83,13 +83,13 @@ _SAID_OTHERWISE = {
     "critic.cliprange_value": "critic.cliprange_value is verl's: here set task=ppo task.args.value_clip=VALUE.",
     "critic.*": "critic is verl's: here set task=ppo, which has a critic. Its keys are in task.args.",
 }
-"""Keys that the tables translate together with others, or not at all: those of PPO's critic."""
+"""Answers for keys that have no row of their own in the tables, such as those of PPO's critic."""
 
 
 def counterpart(key: str, value: Any) -> str:
-    """Return our keys for an unknown key that TRL (or transformers) or verl has, from their tables; "" for others.
+    """Return a sentence with our keys for an unknown key that TRL (or transformers) or verl has; "" for other keys.
 
-    A section of theirs is known by the first of its keys that has a counterpart.
+    For a section, the sentence is about its first key with a counterpart.
     """
     if isinstance(value, Mapping):
         return next(filter(None, (counterpart(f"{key}.{below}", inner) for below, inner in value.items())), "")
@@ -109,15 +109,15 @@ def counterpart(key: str, value: Any) -> str:
 
 
 def _said(rows: Sequence[Row], name: str, key: str, value: Any) -> str:
-    """Say which keys of ours their `name` becomes or changes, or why there is none; "" if neither is known.
+    """Return which of our keys their key `name` sets, or why it sets none; "" if neither is known.
 
-    `key` is what the user wrote. A part of a verl name may mean another key, and then says only what it becomes.
+    `key` is what the user wrote. If only its last part matches `name`, no reason is returned: `key` may be another key.
     """
     if isinstance(value, list):
         return ""
     before, outcomes = translate(rows, {}).ours, list[Outcome]()
     other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else 1
-    for tried in (value, other):  # a default of theirs changes nothing, and a text may be no number
+    for tried in (value, other):  # a default sets nothing; 1 replaces a text
         given = translate(rows, {name: tried})
         own = [outcome for outcome in given.outcomes if outcome.theirs == name and outcome.is_given]
         ours = [new for outcome in own for new in outcome.ours]

@@ -15,7 +15,7 @@ from typing import Any
 from hpc_grpo.config.resources import MOST_BESIDE_A_LEARNER
 
 NOT_GIVEN: Any = object()
-NO_ROUTER_REPLAY = "learners choose the experts of a token themselves; engines do not return theirs (router replay)"
+NO_ROUTER_REPLAY = "engines do not return a token's experts (router replay): learners choose them again"
 
 
 class Kind(Enum):
@@ -47,14 +47,14 @@ class ByHandError(Exception):
 
 @dataclass(frozen=True)
 class Differs:
-    """Our value or keys for a value, and the difference, with both formulas if they matter."""
+    """A translated value, or our keys with values, and a note on the difference, with both formulas if needed."""
 
     ours: Any
     note: str
 
 
 class Theirs:
-    """Their keys: the given ones, and upstream's defaults of the table for the others."""
+    """The other system's keys: given values, and for all other keys of the table the system's defaults."""
 
     def __init__(self, rows: Sequence[Row], given: Mapping[str, Any]) -> None:
         self.given = given
@@ -84,7 +84,7 @@ class Theirs:
         return any(key.startswith(prefix) and value is not None for key, value in self.given.items())
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return the given keys below `name`, without it."""
+        """Return the given keys below section `name`, without the section's name."""
         return {key.removeprefix(f"{name}."): own for key, own in self.given.items() if key.startswith(f"{name}.")}
 
 
@@ -94,14 +94,14 @@ Convert = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One key of theirs under all of its names; `*` stands for any text.
+    """A key of the other system, under all of its names; `*` stands for any text.
 
-    `convert` takes the value and all their keys. With `ours` it returns the value of that key, else {our key: value}.
-    It may return `Differs`, and raise RefusedError or ByHandError. Without `ours` and `convert` the key has no
+    `convert` takes the value and all their keys. With `ours` it returns the value of our key, else {our key: value}.
+    `convert` may return `Differs`, and raise RefusedError or ByHandError. Without `ours` and `convert` the key has no
     counterpart, and `note` says why. Else `note` says what is different here.
 
-    `default` is upstream's default. `also` maps further keys that `convert` reads to their defaults: the row accounts
-    for these keys too.
+    `default` is upstream's default. `also` maps further keys that `convert` reads to their defaults. The row handles
+    these keys too.
     """
 
     theirs: str
@@ -124,7 +124,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for one key of theirs. `is_given` is False for a default of theirs; `by_hand` is a key of ours."""
+    """The outcome for one of their keys. `is_given` is False for a default; `by_hand` is our key that the user sets."""
 
     kind: Kind
     theirs: str
@@ -160,21 +160,21 @@ class Translation:
         return [outcome for outcome in self.outcomes if outcome.kind is kind]
 
     def count(self, kind: Kind) -> int:
-        """Count the given keys that became `kind`."""
+        """Count the given keys whose outcome is `kind`."""
         return sum(outcome.is_given for outcome in self.of(kind))
 
     def unset(self, overrides: Iterable[str]) -> list[Outcome]:
-        """Return the keys that the user must set and that `overrides` lacks."""
+        """Return the outcomes that need a key from the user, if `overrides` do not set this key."""
         return [own for own in self.of(Kind.BY_HAND) if not any(each.startswith(own.by_hand) for each in overrides)]
 
 
 def translate(rows: Sequence[Row], given: Mapping[str, Any]) -> Translation:
-    """Translate `given`, by dotted keys, row by row. The first matching row handles a key."""
+    """Translate the dotted keys `given` row by row. The first matching row handles a key."""
     return Translation(tuple(_outcomes(rows, given)))
 
 
 def with_defaults(rows: Sequence[Row], defaults: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Return the rows of a version with these defaults."""
+    """Return the rows with the defaults of another version."""
 
     def own(row: Row) -> Row:
         default = next((defaults[name] for name in row.names if name in defaults), row.default)
@@ -200,7 +200,7 @@ def _outcomes(rows: Sequence[Row], given: Mapping[str, Any]) -> Iterator[Outcome
         for key, value in further.items():
             yield Outcome(Kind.TRANSLATED, key, value, note=f"with {row.names[0]}")
     for key, value in left.items():
-        yield Outcome(Kind.UNKNOWN, key, value, note="neither translated nor known to be without effect")
+        yield Outcome(Kind.UNKNOWN, key, value, note="the table has no row for this key")
 
 
 def _outcome(row: Row, key: str, value: Any, theirs: Theirs, *, is_given: bool = True) -> Outcome:
@@ -219,18 +219,18 @@ def _outcome(row: Row, key: str, value: Any, theirs: Theirs, *, is_given: bool =
 
 
 def choice(table: Mapping[Any, Any], what: str) -> Convert:
-    """Return a conversion by a table. Other values are refused as `what`."""
+    """Return a conversion by a table. Refuses other values; `what` names the key's meaning in the error."""
 
     def convert(value: Any, _theirs: Theirs | None = None) -> Any:
         if value not in table:
-            raise RefusedError(f"{what} {value!r} is not here; translated are {', '.join(map(str, table))}")
+            raise RefusedError(f"{what} {value!r} is not supported; supported are {', '.join(map(str, table))}")
         return table[value]
 
     return convert
 
 
 def only(*values: Any, why: str, instead: Mapping[str, Any] | None = None) -> Convert:
-    """Return a conversion for a key whose `values`, or null, change nothing. Refuses other values, because of `why`."""
+    """Return a conversion that accepts `values` and null, and sets no key of ours. Refuses others, and says `why`."""
 
     def convert(value: Any, _theirs: Theirs) -> dict[str, Any]:
         if value is not None and value not in values:
@@ -252,7 +252,7 @@ def by_hand(what: str, key: str) -> Convert:
 
 
 def below(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` as keys of a section of ours.
+    """Return `values` with names below our section `key`.
 
     >>> below("data.train", {"path": "d", "split": "train"})
     {'data.train.path': 'd', 'data.train.split': 'train'}
@@ -261,7 +261,7 @@ def below(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(prefix: str, names: str) -> str:
-    """Return names of a section of theirs, each with the section's."""
+    """Return names, separated by blanks, each below the section `prefix` of theirs."""
     return " ".join(f"{prefix}.{name}" for name in names.split())
 
 
@@ -270,7 +270,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def lora(rank: str, alpha: str, targets: str) -> Convert:
-    """Convert a switch or a rank to section `lora`, by these keys of theirs."""
+    """Return a conversion of a switch or rank to section `lora`. The arguments are names of their keys."""
 
     def convert(value: Any, theirs: Theirs) -> Any:
         if not value:
@@ -278,13 +278,13 @@ def lora(rank: str, alpha: str, targets: str) -> Convert:
         named = as_list(theirs.get(targets, default="all-linear"))
         ours: dict[str, Any] = {"lora.rank": int(theirs.get(rank)), "lora.alpha": float(theirs.get(alpha))}
         ours["lora.targets"] = "all-linear" if named == ["all-linear"] else named
-        return Differs(ours, "without dropout, which would change the ratios of policies by chance")
+        return Differs(ours, "here without dropout, which would change ratios of policies at random")
 
     return convert
 
 
 def positive(value: Any, _theirs: Theirs) -> int | None:
-    """Return a number of steps, None if 0, -1 or null stands for never."""
+    """Return a number of steps; None (never) for 0, a negative number or null."""
     return int(value) if value is not None and int(value) > 0 else None
 
 
@@ -293,37 +293,37 @@ def kept(value: Any, _theirs: Theirs) -> Any:
 
 
 def differs(note: str) -> Convert:
-    """Return a conversion that keeps a value and notes the difference, unless the value is off."""
+    """Return a conversion that keeps the value. `note` is the difference, unless the value is 0, false or null."""
     return lambda value, _: Differs(value, note) if value else value
 
 
-weight_decay = differs("on all weights there; on matrices alone here")
+weight_decay = differs("on all weights there; only on matrices here")
 
 
 def one_sequence(tokens: Any, longest: int) -> Any:
-    """Return a microbatch's tokens if they hold one sequence, as ours must."""
-    return int(tokens) if int(tokens) >= longest else Differs(longest, "at least one whole sequence")
+    """Return the tokens of a microbatch. They are at least `longest`, because ours must hold a full sequence."""
+    return int(tokens) if int(tokens) >= longest else Differs(longest, "here at least one full sequence")
 
 
 def whole_groups(count: Any, what: str) -> Any:
     """Return the number of minibatches. Ours hold complete groups; `what` describes theirs."""
-    return 1 if int(count) == 1 else Differs(int(count), f"minibatches are made of whole groups here, of {what} there")
+    return 1 if int(count) == 1 else Differs(int(count), f"minibatches hold {what} there, complete groups here")
 
 
 def length(steps: Any, epochs: Any) -> dict[str, Any]:
-    """Use the number of steps instead of epochs if both are given: our runs have one length."""
+    """Return the run's length: steps, or epochs if no steps are given. Our runs have one length."""
     return {"train.total_steps": int(steps)} if steps else {"train.total_epochs": int(epochs)}
 
 
 def share_of_steps(share: Any, steps: Any, key: str) -> float:
-    """Return a share of the run's `steps`. Raises ByHandError if only the data tells their number."""
+    """Return a share of the run's `steps`. Raises ByHandError if the number of steps depends on the data."""
     if share and not steps:
-        raise ByHandError(f"{share:g} of the steps of the run, whose number only the data tells", key)
+        raise ByHandError(f"{share:g} of the run's steps, whose number depends on the data", key)
     return float(share or 0) * int(steps or 0)
 
 
 def schedule(name: Any, note: str = "") -> Any:
-    """Return our schedule. `note` describes the difference, unless the schedule is constant."""
+    """Return our schedule, with `note` as the difference unless the schedule is constant."""
     ours = choice(
         {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
          "cosine_with_min_lr": "cosine"}, "learning-rate schedule")(name, NOT_GIVEN)  # fmt: skip
@@ -344,7 +344,7 @@ def reporters(value: Any, _theirs: Theirs) -> dict[str, Any]:
 
 
 def overlong(is_on: Any, tokens: Any, factor: Any) -> int | None:
-    """Return the buffer of DAPO's penalty for completions that are too long."""
+    """Return the buffer in tokens of DAPO's penalty for long completions; None if the penalty is off."""
     if not is_on:
         return None
     if float(factor) != 1.0:
@@ -354,21 +354,21 @@ def overlong(is_on: Any, tokens: Any, factor: Any) -> int | None:
 
 
 def shared_memory(value: Any, _theirs: Theirs) -> Any:
-    """Bound the share of a GPU's memory that an engine may have beside a learner (config/resources.py)."""
+    """Return the share of a GPU's memory for an engine, bounded as beside a learner (config/resources.py)."""
     if float(value) <= MOST_BESIDE_A_LEARNER:
         return value
     return Differs(MOST_BESIDE_A_LEARNER, "the largest share of a GPU's memory for an engine beside a learner")
 
 
 def split_sequences(value: Any, _theirs: Theirs) -> Any:
-    note = f"a sequence is split over {value} GPUs there; here each learner has whole sequences"
+    note = f"a sequence is split over {value} GPUs there; here only if train.sequence_parallel is set"
     return {} if value in (None, 1) else Differs({}, note)
 
 
 def node_shape(learners: int, engines: int, tensor: int, nodes: int, gpus_per_node: int) -> dict[str, Any]:
-    """Return our keys for so many learners and engines in all; each node here has as many as every other.
+    """Return our keys for these total numbers of learners and engines: all nodes get equal numbers.
 
-    Raises RefusedError if that cannot be; --lenient takes the nearest shape that uses all GPUs.
+    Raises RefusedError if they do not divide evenly, or need too many GPUs; --lenient takes a shape near them.
     """
     shape = {
         "launch.num_nodes": nodes, "launch.slurm.gpus_per_node": gpus_per_node, "engine.tensor_parallel": tensor,
@@ -379,8 +379,8 @@ def node_shape(learners: int, engines: int, tensor: int, nodes: int, gpus_per_no
         reason = (f"{learners} learners and {engines} engines of {tensor} GPUs take {needed}, and {nodes} nodes of "
                   f"{gpus_per_node} have {nodes * gpus_per_node}")  # fmt: skip
     elif learners % nodes or engines % nodes:
-        reason = (f"{learners} learners and {engines} engines cannot be shared out evenly among {nodes} nodes, which "
-                  f"are all alike here. Change them to multiples of {nodes}")  # fmt: skip
+        reason = (f"{learners} learners and {engines} engines do not divide evenly among {nodes} nodes. Nodes have "
+                  f"equal numbers here: change both to multiples of {nodes}")  # fmt: skip
     else:
         return shape
     shape["placement.learners_per_node"] = min(max(1, round(learners / nodes)), max(1, gpus_per_node - tensor))

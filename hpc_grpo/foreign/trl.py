@@ -1,6 +1,6 @@
-"""TRL's keys: GRPOConfig with what it inherits from transformers, arguments of `trl grpo`, open-r1's recipes.
+"""Translate TRL's keys: GRPOConfig with transformers' TrainingArguments, arguments of `trl grpo`, open-r1's recipes.
 
-Defaults are those of trl 1.16.0 and transformers 5.19.0. Formulas are those of trl/trainer/grpo_trainer.py.
+Defaults are those of trl 1.16.0 and transformers 5.19.0. TRL's formulas are in trl/trainer/grpo_trainer.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _REWARDS: dict[str, dict[str, Any]] = {
     "format": {"name": "strict_format", "args": {"reasoning_tag": "think", "answer_tag": "answer"}},
     "repetition_penalty": {"name": "repetition"},
 }
-"""Rewards that open-r1 and TRL have by name -> ours."""
+"""Names of rewards in open-r1 and TRL -> our rewards."""
 _CLIPPED = {"grpo": "sequences", "dapo": "tokens", "bnpo": "tokens", "dr_grpo": "constant", "luspo": 1}
-"""Losses that are the clipped surrogate -> our denominator."""
+"""Names of TRL's losses with the clipped surrogate -> our loss.denominator."""
 _CORRECTIONS = {"token_truncate": "truncated", "token_mask": "icepop", "sequence_truncate": "sequence",
                 "sequence_mask": "sequence_mask"}  # fmt: skip
 
@@ -32,7 +32,7 @@ def _completions(theirs: Theirs) -> int:
 
 
 def _generated(theirs: Theirs) -> int:
-    """Count the completions that are sampled together: one optimizer step's, unless the config says otherwise."""
+    """Count the completions that are sampled together. Default: those of one optimizer step."""
     whole, per = theirs.get("generation_batch_size"), theirs.get("steps_per_generation")
     of_processes = int(theirs.get("per_device_train_batch_size")) * int(theirs.get("num_processes"))
     return int(whole) if whole else of_processes * int(per) if per else _completions(theirs)
@@ -75,7 +75,7 @@ def _batch(value: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _processes(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """TRL's engines share the GPUs of its processes, unless it uses a server, or a separate device for an engine."""
+    """Return our placement. TRL's engines share its processes' GPUs, unless it has a vLLM server or device for them."""
     learners = {"placement.learners_per_node": int(value)}
     if theirs.get("vllm_mode") == "server" or theirs.get("vllm_device"):
         return {**learners, "engine.tensor_parallel": int(theirs.get("vllm_tensor_parallel_size")),
@@ -84,7 +84,7 @@ def _processes(value: Any, theirs: Theirs) -> dict[str, Any]:
 
 
 def _batches(steps: Any, theirs: Theirs, key: str) -> Differs:
-    """Convert TRL's steps, which are optimizer steps, to our steps of rollouts. No note: the steps divide evenly."""
+    """Convert TRL's optimizer steps to our steps, batches of rollouts. The note is empty if they divide evenly."""
     updates = _updates(theirs)
     batches, exact = max(1, round(int(steps) / updates)), int(steps) / updates
     note = "" if batches == exact else f"{steps} optimizer steps are {exact:g} batches of {updates}"
@@ -96,7 +96,7 @@ def _length(value: Any, theirs: Theirs) -> Any:
         return _batches(value, theirs, "train.total_steps")
     epochs = float(theirs.get("num_train_epochs"))
     if epochs != int(epochs) or epochs < 1:
-        raise ByHandError(f"{epochs:g} epochs are no whole number", "train.total_steps")
+        raise ByHandError(f"{epochs:g} epochs are no positive whole number", "train.total_steps")
     return {"train.total_epochs": int(epochs)}
 
 
@@ -127,7 +127,7 @@ def _source(key: str, theirs: Theirs, split: str) -> dict[str, Any]:
 
 
 def _eval(value: Any, theirs: Theirs) -> Any:
-    """TRL's eval samples as training does."""
+    """Return our keys of evals. TRL's eval samples with the settings of training."""
     if value in (False, "no", None):
         return {}
     common = _source("data.eval", theirs, "dataset_test_split") | {
@@ -152,9 +152,9 @@ def _graded_by(value: Any, theirs: Theirs) -> Any:
     known = [{**rewards[name], "weight": float(weight)} for name, weight in zip(names, weights, strict=True)
              if name not in missing]  # fmt: skip
     if missing:
-        raise RefusedError(f"no reward here is {', '.join(missing)}. Name it as module.function, or leave it out",
+        raise RefusedError(f"there is no reward {', '.join(missing)}. Name it as module.function, or leave it out",
                            {"rewards": known or [{"name": "math"}]})  # fmt: skip
-    ours = "graded by our functions: math, strict_format (no text outside of the elements)"
+    ours = "our functions score here, such as math, strict_format (no text outside of the elements)"
     note = ours if {*names} & {*_REWARDS} else "a function is called as f(prompts, completions, **columns), with texts"
     return Differs({"rewards": known, "eval.reward": known[0]["name"]}, note)
 
@@ -165,10 +165,10 @@ def _output(value: Any, theirs: Theirs) -> dict[str, str]:
 
 
 def _dtype(_value: Any, theirs: Theirs) -> str:
-    """The load dtype matters only without bf16. With bf16, TRL's default, the forward pass is in bfloat16."""
+    """Return our dtype. TRL's load dtype matters only without bf16: by default its forward pass is in bfloat16."""
     loaded, is_mixed = str(theirs.get("torch_dtype", "dtype")), theirs.get("bf16", default=True)
     if theirs.get("fp16") or loaded == "float16":
-        raise RefusedError("float16 is not here: take bf16", {"model.dtype": "bfloat16"})
+        raise RefusedError("float16 is not supported: use bf16", {"model.dtype": "bfloat16"})
     return "float32" if loaded == "float32" and not is_mixed else "bfloat16"
 
 
@@ -177,7 +177,7 @@ def _loss(value: Any, theirs: Theirs) -> Any:
     by_sequence = theirs.get("importance_sampling_level") == "sequence"
     low, high = float(theirs.get("epsilon")), float(theirs.get("epsilon_high", "epsilon"))
     if value in ("cispo", "sapo") and by_sequence:
-        raise RefusedError(f"one ratio for a sequence goes with the clipped losses here, not with {value}", {
+        raise RefusedError(f"one ratio for a sequence is not supported with {value}, only with clipped losses", {
             "loss.name": value})  # fmt: skip
     if value == "sapo":
         taus = {"temperature_positive": "sapo_temperature_pos", "temperature_negative": "sapo_temperature_neg"}
@@ -195,23 +195,23 @@ def _loss(value: Any, theirs: Theirs) -> Any:
     chosen = {"loss.name": name, "loss.denominator": denominator, "loss.clip_low": low, "loss.clip_high": high}
     if (delta := theirs.get("delta")) is not None:
         if float(delta) < 1 + high:
-            raise RefusedError(f"TRL has max(min(r, delta), clip(r)) where the advantage is negative, here min(max(r, "
-                               f"clip(r)), dual_clip): the same from 1 + epsilon_high = {1 + high:g}, and delta = "
-                               f"{delta} is less", chosen)  # fmt: skip
+            raise RefusedError(f"for a negative advantage TRL has max(min(r, delta), clip(r)), and we have min(max(r, "
+                               f"clip(r)), dual_clip). These are equal if delta is at least 1 + epsilon_high = "
+                               f"{1 + high:g}, but delta = {delta} is less", chosen)  # fmt: skip
         chosen["loss.args.dual_clip"] = float(delta)
     if value == "bnpo":
-        return Differs(chosen, "divided by the tokens of each microbatch there, then averaged; here by those of the "
-                               "optimizer step")  # fmt: skip
+        return Differs(chosen, "divided by the tokens of each microbatch there, and averaged; divided by the tokens of "
+                               "the optimizer step here")  # fmt: skip
     return _by_window(theirs, chosen) if value == "dapo" else _by_sequence_mean(theirs, chosen)
 
 
 def _by_window(theirs: Theirs, ours: dict[str, Any]) -> Any:
-    note = "divided by the tokens of all minibatches / their number there; here by each minibatch's own"
+    note = "divided by the minibatches' mean number of tokens there, by each minibatch's own tokens here"
     return ours if _updates(theirs) == 1 else Differs(ours, note)
 
 
 def _by_sequence_mean(theirs: Theirs, ours: dict[str, Any]) -> Any:
-    note = "divided by the number of all completions there; here by that of those that are not masked"
+    note = "divided by the number of all completions there, by the number of unmasked completions here"
     return Differs(ours, note) if theirs.get("mask_truncated_completions") else ours
 
 
@@ -229,9 +229,9 @@ def _kl(value: Any, theirs: Theirs) -> Any:
         return {"loss.kl.coef": float(value), "loss.kl.estimator": "k3"}
     keys = {"loss.kl.coef": float(value), "loss.kl.estimator": "unbiased"}
     if theirs.get("importance_sampling_level") == "sequence":
-        raise RefusedError("the KL times the ratio of the sequence is not here: set use_bias_correction_kl to false",
+        raise RefusedError("the KL times a sequence's ratio is not supported: set use_bias_correction_kl to false",
                            keys)  # fmt: skip
-    return Differs(keys, "r * k3 there; here w * r * k3, w the weight of the correction: equal with correction none")
+    return Differs(keys, "r * k3 there; here w * r * k3, with w of loss.correction: equal if that is none")
 
 
 def _refresh(value: Any, theirs: Theirs) -> Any:
@@ -242,7 +242,7 @@ def _refresh(value: Any, theirs: Theirs) -> Any:
 
 
 def _correction(value: Any, theirs: Theirs) -> Any:
-    """Correct for vLLM's logprobs. Without vLLM, transformers samples and there is nothing to correct."""
+    """Return our correction for vLLM's logprobs. TRL without vLLM samples by transformers, and corrects nothing."""
     if not theirs.get("use_vllm"):
         return Differs({"loss.correction.name": "truncated"}, "transformers sample there, with the learner's own "
                        "logprobs; here vLLM does, and min(learner / engine, 2) weighs its tokens")  # fmt: skip
@@ -264,7 +264,7 @@ ROWS = (
     Row("seed", "run.seed", default=42),
     Row("model_name_or_path", "model.path"),
     Row("model_revision", convert=only("main", why="give the folder of that revision as model.path")),
-    Row("model_init_kwargs model_init_kwargs.*", convert=by_hand("a folder with what these arguments load",
+    Row("model_init_kwargs model_init_kwargs.*", convert=by_hand("give a folder with the model that these load",
         "model.path")),
     Row("dtype torch_dtype", "model.dtype", _dtype, default="float32", also={"bf16": None, "fp16": False}),
     Row("cast_lm_head_to_fp32", "model.head_dtype", lambda value, _: "float32" if value else "model", default=False),
@@ -275,25 +275,25 @@ ROWS = (
     Row("trust_remote_code", convert=only(False, why="code that comes with a model is not run")),
     Row("use_peft", convert=table.lora("lora_r", "lora_alpha", "lora_target_modules"),
         also={"lora_r": 16, "lora_alpha": 32, "lora_target_modules": None}),
-    Row("load_in_4bit load_in_8bit", convert=only(False, why="quantised weights are not here")),
-    Row("use_rslora use_dora", convert=only(False, why="LoRA is plain here: its scale is lora.alpha / lora.rank")),
-    Row("lora_modules_to_save lora_target_parameters", convert=only(why="adapters are of linear layers alone")),
-    Row("lora_* bnb_4bit_* use_bnb_nested_quant", note="of use_peft and of quantised weights"),
+    Row("load_in_4bit load_in_8bit", convert=only(False, why="quantised weights are not supported")),
+    Row("use_rslora use_dora", convert=only(False, why="only plain LoRA is supported: scale lora.alpha / lora.rank")),
+    Row("lora_modules_to_save lora_target_parameters", convert=only(why="only linear layers get adapters")),
+    Row("lora_* bnb_4bit_* use_bnb_nested_quant", note="part of use_peft or of quantised weights"),
     Row("dataset_name",
         convert=lambda value, theirs: _source("data.train", theirs, "dataset_train_split") if value else {},
         also={"dataset_config": None, "dataset_configs": None, "dataset_prompt_column": "prompt",
               "dataset_solution_column": "solution", "dataset_train_split": "train", "dataset_test_split": "test"}),
-    Row("datasets", convert=by_hand("several data sets", "data.train.mix")),
-    Row("dataset_streaming streaming", note="data sets are read whole"),
-    Row("test_split_size", convert=by_hand("a share of the data for evals", "data.held_out")),
+    Row("datasets", convert=by_hand("list the data sets", "data.train.mix")),
+    Row("dataset_streaming streaming", note="data sets are read completely"),
+    Row("test_split_size", convert=by_hand("hold out a share of the data", "data.held_out")),
     Row("system_prompt", "data.system_prompt"),
-    Row("chat_template", convert=by_hand("its text as a Jinja file", "data.template")),
+    Row("chat_template", convert=by_hand("write this text into a Jinja file", "data.template")),
     Row("chat_template_kwargs chat_template_kwargs.*", "data.template_args",
         lambda _, theirs: theirs.section("chat_template_kwargs")),
     Row("max_prompt_length", convert=_prompt_length, default=None, also={"vllm_max_model_length": None}),
     Row("shuffle_dataset", "data.shuffle", lambda value, _: value is not False),
     Row("data_seed", convert=only(None, why="the order of prompts follows from run.seed")),
-    Row("train_sampling_strategy", convert=only("random", why="prompts come in random order, or in the data's")),
+    Row("train_sampling_strategy", convert=only("random", why="prompts come in random order, or in the data's order")),
     Row("reward_funcs", convert=_graded_by, default=None, also={"reward_weights": None}),
     Row("reward_model_name_or_path",
         convert=only(None, why="a reward model is a server here: rewards.0.name = remote")),
@@ -303,55 +303,55 @@ ROWS = (
     Row("num_iterations", "train.num_minibatches", _minibatches, default=1),
     Row("num_processes", convert=_processes, default=1,
         also={"vllm_mode": "colocate", "vllm_device": None, "vllm_tensor_parallel_size": 1},
-        note="accelerate's own: give num_processes=N. Learners share their GPUs with engines where TRL's do"),
+        note="accelerate's option: give num_processes=N. Learners share GPUs with engines if TRL's processes do"),
     Row("max_completion_length", "rollout.max_new_tokens", lambda value, _: value or 512, default=512),
     Row("temperature", "rollout.temperature", default=1.0),
     Row("top_p", "rollout.top_p", default=1.0),
-    Row("top_k", convert=only(0, -1, why="top-k sampling is not here: use top_p")),
-    Row("min_p", convert=only(0, 0.0, why="min-p sampling is not here: use top_p")),
+    Row("top_k", convert=only(0, -1, why="top-k sampling is not supported: use top_p")),
+    Row("min_p", convert=only(0, 0.0, why="min-p sampling is not supported: use top_p")),
     Row("generation_kwargs.stop", "rollout.stop", lambda value, _: table.as_list(value)),
-    Row("generation_kwargs generation_kwargs.*", convert=only({}, why="further settings of sampling are not here")),
+    Row("generation_kwargs generation_kwargs.*", convert=only({}, why="further sampling settings are not supported")),
     Row("repetition_penalty",
         convert=only(1, 1.0, why="sampling has no repetition penalty; the reward repetition is one")),
-    Row("vllm_structured_outputs_regex", convert=only(why="completions are not bound to a pattern here")),
+    Row("vllm_structured_outputs_regex", convert=only(why="structured outputs are not supported")),
     Row("max_tool_calling_iterations",
-        convert=only(why="tools are an environment here: write environment.max_turns yourself")),
+        convert=only(why="tools are an environment here: set environment.max_turns yourself")),
     Row("mask_truncated_completions", "rollout.mask_truncated", default=False),
     Row("max_steps", convert=_length, default=-1, also={"num_train_epochs": 3.0}),
     Row("learning_rate", "train.lr", default=1e-6),
     Row("lr_scheduler_type", "train.schedule", lambda value, theirs: table.schedule(
-        value, "its lr_scheduler_kwargs are not here: cosine is half a wave that ends at 0"
+        value, "lr_scheduler_kwargs are ignored: cosine is half a wave that ends at 0"
         if theirs.has("lr_scheduler_kwargs") else ""), default="linear"),
-    Row("lr_scheduler_kwargs*", note="with lr_scheduler_type"),
+    Row("lr_scheduler_kwargs*", note="see lr_scheduler_type"),
     Row("warmup_steps", "train.warmup_steps", lambda value, theirs: _share_of_steps(
         value or theirs.get("warmup_ratio"), theirs, "train.warmup_steps"), default=0, also={"warmup_ratio": None}),
     Row("weight_decay", "train.adamw.weight_decay", default=0.0),
     Row("adam_beta1", "train.adamw.betas", lambda value, theirs: [value, theirs.get("adam_beta2")], default=0.9,
         also={"adam_beta2": 0.999}),
     Row("adam_epsilon", "train.adamw.eps", default=1e-8),
-    Row("optim", convert=only("adamw_torch", "adamw_torch_fused", "adamw", why="learners have AdamW alone")),
-    Row("optim_args optim_args.* optim_target_modules", convert=only(why="learners have AdamW alone")),
+    Row("optim", convert=only("adamw_torch", "adamw_torch_fused", "adamw", why="learners only have AdamW")),
+    Row("optim_args optim_args.* optim_target_modules", convert=only(why="learners only have AdamW")),
     Row("max_grad_norm", "train.max_grad_norm", default=1.0),
     Row("label_smoothing_factor", convert=only(0, 0.0, why="the loss has no label smoothing")),
     Row("neftune_noise_alpha", convert=only(why="embeddings get no noise")),
     Row("router_aux_loss_coef", "train.router_aux_loss_coef", lambda value, _: Differs(
-        value, "of each sequence by itself; TRL takes all tokens of a microbatch together") if value else 0.0),
+        value, "over all tokens of a microbatch there, over each sequence here") if value else 0.0),
     Row("gradient_checkpointing", "train.gradient_checkpointing", default=True),
     Row("loss_type", convert=_loss, default="dapo",
         also={"importance_sampling_level": "token", "epsilon": 0.2, "epsilon_high": None, "delta": None,
               "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}),
-    Row("vespo_*", note="of loss_type vespo, which is refused"),
+    Row("vespo_*", note="part of loss_type vespo, which is refused"),
     Row("beta", convert=_kl, default=0.0, also={"use_bias_correction_kl": True}),
     Row("scale_rewards", convert=_scaling, default="group"),
     Row("multi_objective_aggregation", convert=only(
-        "sum_then_normalize", why="rewards are summed before they are normalised, not each by itself")),
+        "sum_then_normalize", why="rewards are always summed first, then normalised")),
     Row("sync_ref_model", convert=_refresh, default=False,
         also={"ref_model_sync_steps": 512, "ref_model_mixup_alpha": 0.6}),
     Row("entropy_coef", convert=lambda value, _: Differs(
         {"loss.entropy_coef": float(value)}, "a mean over tokens there; here divided as loss.denominator says")
         if value else {}, default=0.0),
-    Row("use_adaptive_entropy", convert=only(False, why="the weight of the entropy stays as it is")),
-    Row("entropy_coef_* entropy_target", note="of use_adaptive_entropy, which is refused"),
+    Row("use_adaptive_entropy", convert=only(False, why="the entropy's coefficient is constant")),
+    Row("entropy_coef_* entropy_target", note="part of use_adaptive_entropy, which is refused"),
     Row("top_entropy_quantile", convert=only(1, 1.0, why="all tokens are trained on")),
     Row("off_policy_mask_threshold", convert=only(why="sequences are not masked by their KL to the engine here")),
     Row("vllm_importance_sampling_correction", convert=_correction, default=True,
@@ -364,7 +364,7 @@ ROWS = (
         note="the run starts its engines itself: engine.engines_per_node"),
     Row("save_strategy", convert=_save, default="steps", also={"save_steps": 500}),
     Row("save_total_limit", "checkpoint.keep_last", table.kept, default=None),
-    Row("load_best_model_at_end", convert=only(False, why="the export at the end is the last step's")),
+    Row("load_best_model_at_end", convert=only(False, why="the final export has the last step's weights")),
     Row("eval_strategy", convert=_eval, default="no", also={"eval_steps": None, "num_generations_eval": None}),
     Row("report_to", convert=table.reporters, default="none"),
     Row("wandb_project", "metrics.wandb.project"),
@@ -374,16 +374,16 @@ ROWS = (
     Row("do_eval do_train do_predict eval_on_start eval_delay per_device_eval_batch_size eval_accumulation_steps "
         "eval_do_concat_batches eval_use_gather_object prediction_loss_only include_for_metrics batch_eval_metrics "
         "metric_for_best_model greater_is_better",
-        note="with an eval there is one before training, too; batches need no key"),
+        note="if there are evals, one runs before training too; batches need no key"),
     Row("hub_* push_to_hub* log_level* log_on_each_node logging_* overwrite_output_dir callbacks benchmarks wandb_* "
         "trackio_* project disable_tqdm save_only_model save_on_each_node resume_from_checkpoint debug "
         "skip_memory_metrics restore_callback_states_from_checkpoint include_num_input_tokens_seen",
-        note="of the hub and of logging; the same command resumes"),
+        note="part of the hub and of logging; the same command resumes a run"),
     Row("dataloader_* remove_unused_columns label_names length_column_name ignore_data_skip",
-        note="of the data loader"),
+        note="part of the data loader"),
     Row("bf16_full_eval fp16_full_eval tf32 accelerator_config* parallelism_config* average_tokens_across_devices "
         "auto_find_batch_size ddp_* deepspeed* fsdp* full_determinism gradient_checkpointing_kwargs* "
         "ignore_bias_buffers liger_kernel_config use_liger_kernel local_rank pad_to_multiple_of torch_compile* "
         "torch_empty_cache_steps use_cache enable_jit_checkpoint disable_dropout",
-        note="of transformers' trainer: here DeepSpeed's ZeRO, packed sequences, no dropout"),
+        note="part of transformers' trainer; here DeepSpeed's ZeRO, packed sequences, no dropout"),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""verl's keys: hydra overrides of verl.trainer.main_ppo with FSDP.
+"""Translate verl's keys: hydra overrides of verl.trainer.main_ppo with FSDP.
 
-Defaults are those of verl 0.9.1 (verl/trainer/config/_generated_ppo_trainer.yaml). Formulas are those of
+Defaults are those of verl 0.9.1 (verl/trainer/config/_generated_ppo_trainer.yaml). verl's formulas are in
 verl/trainer/ppo/core_algos.py.
 """
 
@@ -13,7 +13,7 @@ from hpc_grpo.foreign import table
 from hpc_grpo.foreign.table import Differs, RefusedError, Row, Theirs, as_list, below, by_hand, choice, only, positive
 
 _ACTOR = "actor_rollout_ref.actor"
-_TURNS = "turns are an environment here: write the section environment yourself"
+_TURNS = "several turns need an environment here: write the section environment yourself"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _OPTIM = f"{_ACTOR}.optim"
 _POLICY = f"{_ACTOR}.policy_loss"
@@ -29,12 +29,12 @@ _OVERLONG = ("reward_model.overlong_buffer", "reward.reward_kwargs.overlong_buff
 
 
 def _files(key: str, value: Any, theirs: Theirs) -> dict[str, Any]:
-    """verl's parquet files hold chat messages, and the answer inside the column reward_model."""
+    """Return our sources. verl's parquet files hold chat messages, and the answer inside the column reward_model."""
     files = as_list(value)
     columns = {"messages_field": theirs.get("data.prompt_key"), "answer_field": "reward_model.ground_truth"}
     if len(files) == 1:
         return below(key, {"path": files[0], **columns})
-    # All files of verl are called train.parquet and test.parquet, in folders with names.
+    # verl's files are all called train.parquet or test.parquet, so the folder gives the name.
     mix = [{"path": file, "name": PurePath(file).parent.name or PurePath(file).stem, **columns} for file in files]
     return {f"{key}.mix": mix} if mix else {}
 
@@ -42,7 +42,7 @@ def _files(key: str, value: Any, theirs: Theirs) -> dict[str, Any]:
 def _minibatches(value: Any, theirs: Theirs) -> int:
     batch = int(theirs.get("data.train_batch_size"))
     if batch % int(value):
-        raise RefusedError(f"data.train_batch_size = {batch} is no multiple of it", {"train.num_minibatches": 1})
+        raise RefusedError(f"data.train_batch_size = {batch} is no multiple of this", {"train.num_minibatches": 1})
     return batch // int(value)
 
 
@@ -51,16 +51,16 @@ def _microbatch(value: Any, theirs: Theirs) -> int:
     longest = int(theirs.get("data.max_prompt_length")) + int(theirs.get("data.max_response_length"))
     if theirs.get(f"{_ACTOR}.use_dynamic_bsz"):
         return max(int(theirs.get(f"{_ACTOR}.ppo_max_token_len_per_gpu")), longest)
-    if not theirs.get(f"{_ACTOR}.ppo_micro_batch_size_per_gpu"):  # the older key is of all GPUs
+    if not theirs.get(f"{_ACTOR}.ppo_micro_batch_size_per_gpu"):  # the older key counts all GPUs
         value = int(value or 1) // (int(theirs.get("trainer.nnodes")) * int(theirs.get("trainer.n_gpus_per_node")))
     return max(1, int(value)) * longest
 
 
 def _estimator(name: Any) -> str:
-    """Return our estimator. `+` uses k2's gradient, which k2 has itself."""
+    """Return our estimator with the value of verl's. A `+` at the end, for k2's gradient, is ignored."""
     base = str(name).removesuffix("+")
     if base not in _KL:
-        raise RefusedError(f"the KL estimator {name!r} is not here; {', '.join(_KL)} are", {"loss.kl.coef": 0.0})
+        raise RefusedError(f"the KL estimator {name!r} is not supported; {', '.join(_KL)} are", {"loss.kl.coef": 0.0})
     return _KL[base]
 
 
@@ -73,14 +73,14 @@ def _kl_loss(value: Any, theirs: Theirs) -> Any:
         keys = below("loss.kl", {"coef": float(coef), "where": "loss", "estimator": _estimator(name)})
         if not name.endswith("+") or keys["loss.kl.estimator"] == "k2":
             return keys
-        return Differs({**keys, "loss.kl.estimator": "k2"}, f"value {_estimator(name)}, gradient of k2 there; here k2: "
-                       "the same gradient, k2's value in loss/kl")  # fmt: skip
+        return Differs({**keys, "loss.kl.estimator": "k2"}, f"value of {_estimator(name)}, gradient of k2 there; here "
+                       "k2: the same gradient, but k2's value in loss/kl")  # fmt: skip
     if not in_reward:
         return {"loss.kl.coef": 0.0}
     name, coef = theirs.get("algorithm.kl_penalty"), theirs.get("algorithm.kl_ctrl.kl_coef")
     keys = below("loss.kl", {"coef": float(coef), "where": "reward", "estimator": _estimator(name)})
-    return Differs(keys, "r_t - coef * KL_t is summed and then normalised with its group or batch there: A = norm(r - "
-                   "coef * sum of KL); here after: A_t = norm(r) - coef * sum of the KL from t on")  # fmt: skip
+    return Differs(keys, "the KL is subtracted before the norm there: A = norm(r - coef * sum of KL); after the norm "
+                   "here: A_t = norm(r) - coef * sum of the KL from t on")  # fmt: skip
 
 
 def _loss(value: Any, theirs: Theirs) -> Any:
@@ -99,7 +99,7 @@ def _loss(value: Any, theirs: Theirs) -> Any:
     if name == "kl_cov":
         keys |= {"loss.args.fraction": theirs.get(f"{_POLICY}.kl_cov_ratio"),
                  "loss.args.kl_coef": theirs.get(f"{_POLICY}.ppo_kl_coef")}  # fmt: skip
-        return Differs(keys, "of each microbatch, and ppo_kl_coef * |log r| there; of the optimizer step, and k3 here")
+        return Differs(keys, "the microbatch's tokens, ppo_kl_coef * |log r| there; the optimizer step's, k3 here")
     if name == "clip_cov":
         theirs_of = {"fraction": "ratio", "low": "lb", "high": "ub"}
         keys |= {f"loss.args.{ours}": theirs.get(f"{_POLICY}.clip_cov_{own}") for ours, own in theirs_of.items()}
@@ -117,41 +117,41 @@ def _aggregation(value: Any, theirs: Theirs) -> Any:
     loss = theirs.get(f"{_POLICY}.loss_mode")
     if denominator != "sequences" and loss == "gspo":
         raise RefusedError(
-            f"verl 0.9 divides gspo's loss by loss_agg_mode = {value}, verl up to 0.8 by sequences whatever it is. Set "
+            f"verl 0.9 divides gspo's loss as loss_agg_mode = {value} says, verl up to 0.8 always by sequences. Set "
             f"{_ACTOR}.loss_agg_mode=seq-mean-token-mean, or here loss.denominator", sequences)  # fmt: skip
     if denominator != "sequences" and loss == "sapo":
-        return Differs(sequences, f"loss_agg_mode = {value} is of KL and entropy alone there: sapo's own term is "
+        return Differs(sequences, f"loss_agg_mode = {value} is only for KL and entropy there: sapo's own term is "
                        "always seq-mean-token-mean; here all terms are")  # fmt: skip
     return {"loss.denominator": denominator}
 
 
 def _advantage(value: Any, theirs: Theirs) -> Any:
     if value == "gae":
-        raise RefusedError("PPO's critic is task: ppo; this table is for algorithms without one", {
+        raise RefusedError("PPO's critic needs task: ppo; this table is for algorithms without a critic", {
             "loss.advantage.name": "group"})  # fmt: skip
     keys: dict[str, Any] = {"loss.advantage.name": choice(_ADVANTAGES, "advantage estimator")(value)}
     if keys["loss.advantage.name"] == "group":
         is_scaled = bool(theirs.get("algorithm.norm_adv_by_std_in_grpo"))
         return keys | {"loss.advantage.normalize_std": is_scaled, "loss.advantage.args.eps": 1e-6}
-    note = "(r - mean) / deviation over all tokens of the batch, deviation over N - 1, there; over its completions, "
-    return keys if "rloo" in value else Differs(keys, f"{note}over N, here")
+    note = "mean and deviation are over all tokens of the batch, the latter with N - 1, there; over its completions, "
+    return keys if "rloo" in value else Differs(keys, f"{note}with N, here")
 
 
 def _nodes(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """verl trains and samples on the same GPUs in turn, as colocated learners and engines do."""
+    """Return a colocated placement: verl trains and samples on the same GPUs in turn."""
     gpus = int(theirs.get("trainer.n_gpus_per_node"))
     return {"launch.num_nodes": int(value), "launch.slurm.gpus_per_node": gpus, "placement.colocate": True,
             "placement.learners_per_node": gpus, "engine.engines_per_node": gpus}  # fmt: skip
 
 
 def _parallel_engine(value: Any, _theirs: Theirs) -> Any:
-    """Engines that share GPUs with learners have one GPU each, whatever verl sets."""
-    keys, note = {"engine.tensor_parallel": 1}, "engines that take turns with learners have one GPU each here: without "
-    return keys if value in (None, 1) else Differs(keys, f"{note}room for the model, set placement.colocate=false")
+    """Return one GPU per engine: an engine that shares GPUs with learners cannot have more."""
+    keys, note = {"engine.tensor_parallel": 1}, "engines that take turns with learners have one GPU each here: if the "
+    return keys if value in (None, 1) else Differs(keys, f"{note}model does not fit, set placement.colocate=false")
 
 
 def _warmup(value: Any, theirs: Theirs) -> int:
-    """verl's schedule advances once per step, ours with each optimizer step."""
+    """Return our warmup in optimizer steps: verl's schedule advances once per step, ours with each optimizer step."""
     ratio, whole = theirs.get(f"{_OPTIM}.lr_warmup_steps_ratio"), theirs.get("trainer.total_training_steps")
     steps = int(value) if int(value) > 0 else int(table.share_of_steps(ratio, whole, "train.warmup_steps"))
     batch, of_step = theirs.get("data.train_batch_size"), theirs.get(f"{_ACTOR}.ppo_mini_batch_size")
@@ -171,16 +171,16 @@ def _resampled(value: Any, theirs: Theirs) -> Any:
     if (metric := theirs.get("algorithm.filter_groups.metric")) not in ("reward", "seq_reward", "seq_final_reward"):
         raise RefusedError(f"groups are compared by their rewards, not by {metric}", {"rollout.dynamic_sampling": 10})
     batches = int(theirs.get("algorithm.filter_groups.max_num_gen_batches"))
-    note = "there without end; here until 10 times prompts_per_step were sampled"
+    note = "no limit there; here at most 10 times prompts_per_step are sampled"
     return batches if batches >= 2 else Differs(10, note)
 
 
 def _correction(value: Any, theirs: Theirs) -> dict[str, Any]:
-    """Weigh by min(learner / engine, threshold), or mask tokens outside of `lower_upper`."""
+    """Return our correction: weights min(learner / engine, threshold), or a mask outside of `lower_upper`."""
     none = {"loss.correction.name": "none"}
     if theirs.get(f"{_CORRECTION}.bypass_mode"):
         if theirs.get(f"{_CORRECTION}.loss_type") != "ppo_clip":
-            raise RefusedError("bypass_mode is here with ppo_clip alone", none)
+            raise RefusedError("bypass_mode is only supported with loss_type ppo_clip", none)
         return {"loss.proximal": "engine", **none}
     if not value:
         return none
@@ -194,14 +194,14 @@ def _correction(value: Any, theirs: Theirs) -> dict[str, Any]:
 def _overlong(value: Any, theirs: Theirs) -> int | None:
     buffer, factor = (theirs.get(*(f"{name}.{key}" for name in _OVERLONG)) for key in ("len", "penalty_factor"))
     if value and buffer is None:
-        raise RefusedError("the buffer has no len")
+        raise RefusedError("the overlong buffer has no len")
     return table.overlong(value, buffer, 1.0 if factor is None else factor)
 
 
 ROWS = (
     Row("trainer.experiment_name", "run.name", default="gsm8k"),
     Row("trainer.default_local_dir", "run.root", lambda value, _: value or "checkpoints",
-        note="the run is NAME below it, with all of it inside"),
+        note="the run directory is NAME below it"),
     Row("trainer.project_name", "metrics.wandb.project", default="verl_examples"),
     Row("trainer.logger", convert=table.reporters, default=["console", "wandb"]),
     Row("trainer.nnodes", convert=_nodes, default=1, also={"trainer.n_gpus_per_node": 8}),
@@ -213,17 +213,17 @@ ROWS = (
     Row("trainer.save_freq", "checkpoint.every", positive, default=-1),
     Row("trainer.test_freq", "eval.every", positive, default=-1),
     Row("trainer.max_actor_ckpt_to_keep", "checkpoint.keep_last", table.kept, default=None),
-    Row("trainer.val_before_train", note="with an eval there is one before training, too"),
-    Row("trainer.val_only", convert=only(False, why="an eval apart from training is hpc-grpo model eval")),
-    Row("trainer.device", convert=only("cuda", why="GPUs are NVIDIA's here, or there are none")),
+    Row("trainer.val_before_train", note="if there are evals, one runs before training too"),
+    Row("trainer.val_only", convert=only(False, why="for an eval without training use hpc-grpo model eval")),
+    Row("trainer.device", convert=only("cuda", why="only NVIDIA's GPUs, or CPUs, are supported")),
     Row("trainer.critic_warmup", convert=only(0, why="there is no critic to warm up")),
-    Row("trainer.v1.trainer_mode", convert=only("sync", why="verl's asynchronous trainers are rollout.max_policy_lag "
-        "here")),
+    Row("trainer.v1.trainer_mode", convert=only("sync", why="for an asynchronous trainer set "
+        "rollout.max_policy_lag")),
     Row("trainer.resume_mode trainer.resume_from_path", convert=only(
         "auto", "disable", why="the same command resumes; begin another run from model.path")),
     Row("--config-name", convert=only("ppo_trainer", "ppo_trainer.yaml", why="the table has the defaults of verl's "
         "ppo_trainer, which trains with FSDP")),
-    Row("--config-path", note="where verl has its defaults"),
+    Row("--config-path", note="the folder of verl's defaults"),
     Row("data.train_files", convert=lambda value, theirs: _files("data.train", value, theirs),
         also={"data.prompt_key": "prompt"}, note="verl chooses the reward by data_source; here it is rewards.0.name"),
     Row("data.val_files", convert=lambda value, theirs: _files("data.eval", value, theirs)
@@ -232,13 +232,13 @@ ROWS = (
     Row("data.sampler.class_path data.sampler.class_name",
         convert=only(why="prompts come in the order of data.shuffle, or by data.curriculum")),
     Row("data.custom_cls.path data.custom_cls.name",
-        convert=by_hand("a function that yields items", "data.train.path")),
+        convert=by_hand("write a function that yields items", "data.train.path")),
     Row("data.train_batch_size", "rollout.prompts_per_step", default=1024),
     Row("data.gen_batch_size", note="as many groups are sampled as are trained on; with filter_groups further ones"),
     Row("data.max_prompt_length", "data.max_prompt_tokens", default=512),
     Row("data.max_response_length", "rollout.max_new_tokens", default=512),
     Row("data.filter_overlong_prompts", "data.drop_long_prompts", default=False),
-    Row("data.truncation", convert=only("error", why="prompts are never cut: they are dropped, or an error")),
+    Row("data.truncation", convert=only("error", why="prompts are never cut: a long one is dropped, or an error")),
     Row("data.shuffle", "data.shuffle", default=True),
     Row("data.seed", "run.seed", lambda value, _: value or 0),
     Row("data.apply_chat_template_kwargs data.apply_chat_template_kwargs.*", "data.template_args",
@@ -251,21 +251,21 @@ ROWS = (
     Row("data.video_key data.audio_key data.image_patch_size data.mm_processor_kwargs "
         "data.return_multi_modal_inputs data.reward_fn_key data.return_* data.*_workers data.use_shm "
         "data.val_batch_size data.validation_shuffle data.tool_config_path data.function_tool_path",
-        note="of verl's data loader; models here read texts and images, in one turn"),
+        note="part of verl's data loader; models here read only texts and images"),
     Row("actor_rollout_ref.model.path", "model.path"),
-    Row("actor_rollout_ref.model.custom_chat_template", convert=by_hand("its text as a Jinja file", "data.template")),
+    Row("actor_rollout_ref.model.custom_chat_template", convert=by_hand("write it into a Jinja file", "data.template")),
     Row("actor_rollout_ref.model.override_config actor_rollout_ref.model.external_lib",
-        convert=only({}, why="the model is as its folder says")),
-    Row("actor_rollout_ref.model.override_config.*", convert=only(why="the model is as its folder says")),
+        convert=only({}, why="the model's config.json is not changed")),
+    Row("actor_rollout_ref.model.override_config.*", convert=only(why="the model's config.json is not changed")),
     Row("actor_rollout_ref.model.enable_gradient_checkpointing", "train.gradient_checkpointing", default=True),
     Row("actor_rollout_ref.model.lora_rank", convert=table.lora(
         *(f"actor_rollout_ref.model.{key}" for key in ("lora_rank", "lora_alpha", "target_modules"))),
         also={"actor_rollout_ref.model.lora_alpha": 16, "actor_rollout_ref.model.target_modules": "all-linear"}),
-    Row("actor_rollout_ref.model.lora.rank", convert=only(0, why="of Megatron's adapters: set lora.rank")),
+    Row("actor_rollout_ref.model.lora.rank", convert=only(0, why="for Megatron's adapters: set lora.rank")),
     Row("actor_rollout_ref.model.exclude_modules", convert=only(why="lora.targets names what gets an adapter")),
     Row("actor_rollout_ref.model.lora_adapter_path", "model.adapter"),
-    Row("actor_rollout_ref.model.lora*", note="of LoRA"),
-    Row("actor_rollout_ref.model.mtp.enable", convert=only(False, why="prediction of several tokens is not here")),
+    Row("actor_rollout_ref.model.lora*", note="part of LoRA"),
+    Row("actor_rollout_ref.model.mtp.enable", convert=only(False, why="multi-token prediction is not supported")),
     Row("actor_rollout_ref.model.mtp.* actor_rollout_ref.model.use_* actor_rollout_ref.model.enable_activation_offload "
         "actor_rollout_ref.model.fused_kernel_options.* actor_rollout_ref.model.tiled_mlp.* "
         "actor_rollout_ref.model.torch_dtype", note="verl's own workers and buffers"),
@@ -280,9 +280,9 @@ ROWS = (
     Row(f"{_OPTIM}.lr", "train.lr", default=1e-6),
     Row(f"{_OPTIM}.weight_decay", "train.adamw.weight_decay", table.weight_decay, default=0.01),
     Row(f"{_OPTIM}.betas", "train.adamw.betas", default=[0.9, 0.999]),
-    Row(f"{_OPTIM}.optimizer", convert=only("AdamW", why="learners have AdamW alone")),
+    Row(f"{_OPTIM}.optimizer", convert=only("AdamW", why="learners only have AdamW")),
     Row(table.named(_OPTIM, "optimizer_impl override_optimizer_config override_optimizer_config.*"),
-        convert=only("torch.optim", {}, why="learners have AdamW alone")),
+        convert=only("torch.optim", {}, why="learners only have AdamW")),
     Row(f"{_OPTIM}.lr_warmup_steps", "train.warmup_steps", _warmup, default=-1,
         also={f"{_OPTIM}.lr_warmup_steps_ratio": 0.0}),
     Row(f"{_OPTIM}.lr_scheduler_type", "train.schedule", _schedule, default="constant",
@@ -294,35 +294,35 @@ ROWS = (
             "tau_neg": 1.05, "policy_loss.clip_cov_ratio": 0.0002, "policy_loss.clip_cov_lb": 1.0,
             "policy_loss.clip_cov_ub": 5.0, "policy_loss.kl_cov_ratio": 0.0002,
             "policy_loss.ppo_kl_coef": 0.1}.items()}),
-    Row(f"{_POLICY}.dro_beta", note="of loss_mode dro, which is refused"),
+    Row(f"{_POLICY}.dro_beta", note="part of loss_mode dro, which is refused"),
     Row(f"{_ACTOR}.loss_agg_mode", convert=_aggregation, default="token-mean",
         also={f"{_ACTOR}.loss_scale_factor": None}),
     Row(f"{_ACTOR}.entropy_coeff", "loss.entropy_coef", default=0),
     Row(f"{_ACTOR}.use_kl_loss", convert=_kl_loss, default=False,
         also={f"{_ACTOR}.kl_loss_coef": 0.001, f"{_ACTOR}.kl_loss_type": "low_var_kl",
               "algorithm.use_kl_in_reward": False, "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.kl_penalty": "kl"}),
-    Row("algorithm.kl_ctrl.type", convert=only("fixed", why="the KL's weight stays as it is")),
-    Row("algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl", note="of kl_ctrl.type adaptive, which is refused"),
+    Row("algorithm.kl_ctrl.type", convert=only("fixed", why="the KL's coefficient is constant")),
+    Row("algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl", note="part of the refused kl_ctrl.type adaptive"),
     Row("algorithm.adv_estimator", convert=_advantage, default="gae", also={"algorithm.norm_adv_by_std_in_grpo": True}),
     Row("algorithm.gamma algorithm.lam",
         convert=only(1, 1.0, why="without a critic each token has the whole reward of its sequence")),
-    Row("algorithm.use_pf_ppo", convert=only(False, why="samples are not drawn again by their rewards")),
-    Row("algorithm.pf_ppo.*", note="of use_pf_ppo, which is refused"),
+    Row("algorithm.use_pf_ppo", convert=only(False, why="rollouts are not resampled by their rewards")),
+    Row("algorithm.pf_ppo.*", note="part of use_pf_ppo, which is refused"),
     Row("algorithm.filter_groups.enable", "rollout.dynamic_sampling", _resampled, default=False,
         also={"algorithm.filter_groups.metric": "reward", "algorithm.filter_groups.max_num_gen_batches": 0}),
-    Row("algorithm.filter_groups.max_inflight_gen_batches", note="engines are kept full by themselves"),
+    Row("algorithm.filter_groups.max_inflight_gen_batches", note="engines are always kept full"),
     Row(f"{_CORRECTION}.rollout_is", convert=_correction, default=None,
         also={f"{_CORRECTION}.rollout_is_threshold": 2.0, f"{_CORRECTION}.bypass_mode": False,
               f"{_CORRECTION}.loss_type": "ppo_clip"}),
-    Row(f"{_CORRECTION}.rollout_rs", convert=only(why="sequences are masked by the correction alone, without a second "
-        "one: loss.correction has sequence_mask and geometric")),
-    Row(f"{_CORRECTION}.rollout_rs_threshold", note="of rollout_rs, which is refused"),
+    Row(f"{_CORRECTION}.rollout_rs", convert=only(why="there is only one correction: to mask sequences, set "
+        "loss.correction to sequence_mask or geometric")),
+    Row(f"{_CORRECTION}.rollout_rs_threshold", note="part of rollout_rs, which is refused"),
     Row(f"{_CORRECTION}.rollout_is_batch_normalize", convert=only(
         False, why="weights are not divided by their mean over the batch")),
     Row("algorithm.rollout_is_threshold", convert=lambda value, _: below(
         "loss.correction", {"name": "truncated", "args.cap": float(value)}) if value else {}),
     Row("algorithm.rollout_is*",
-        convert=by_hand("one of truncated, sequence, sequence_mask, icepop", "loss.correction")),
+        convert=by_hand("choose truncated, sequence, sequence_mask or icepop", "loss.correction")),
     Row(f"{_ACTOR}.fsdp_config.optimizer_offload", "train.offload_optimizer",
         lambda value, _: "cpu" if value else "none", default=False),
     Row(f"{_ACTOR}.fsdp_config.param_offload actor_rollout_ref.ref.fsdp_config.param_offload",
@@ -330,18 +330,18 @@ ROWS = (
     Row(f"{_ACTOR}.ulysses_sequence_parallel_size {_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
         convert=table.split_sequences),
     Row(f"{_ACTOR}.qat.enable {_ACTOR}.fsdp_config.qat.enable {_ROLLOUT}.qat.enable",
-        convert=only(False, why="quantised weights are not here")),
+        convert=only(False, why="quantised weights are not supported")),
     Row(f"{_ACTOR}.freeze_vision_tower", note="with data.images the tower is frozen; model.train_vision trains it"),
     Row(f"{_ACTOR}.shuffle {_ACTOR}.data_loader_seed", note="the order within a step is that of the prompts"),
     Row(f"{_ROLLOUT}.name", convert=lambda value, _: Differs({}, table.engine(value))),
     Row(f"{_ROLLOUT}.n", "rollout.group_size", default=1),
     Row(f"{_ROLLOUT}.temperature", "rollout.temperature", default=1.0),
     Row(f"{_ROLLOUT}.top_p", "rollout.top_p", default=1),
-    Row(f"{_ROLLOUT}.top_k", convert=only(-1, 0, why="top-k sampling is not here: use top_p")),
+    Row(f"{_ROLLOUT}.top_k", convert=only(-1, 0, why="top-k sampling is not supported: use top_p")),
     Row(f"{_ROLLOUT}.do_sample", convert=only(True, why="a group of greedy completions has no advantages")),
     Row(f"{_ROLLOUT}.ignore_eos", convert=only(False, why="completions end with the end token")),
     Row(f"{_ROLLOUT}.over_sample_rate", convert=only(0, why="every group that is sampled is trained on")),
-    Row(f"{_ROLLOUT}.quantization", convert=only(why="quantised weights are not here")),
+    Row(f"{_ROLLOUT}.quantization", convert=only(why="quantised weights are not supported")),
     Row(f"{_ROLLOUT}.multi_turn.enable", convert=only(False, why=_TURNS)),
     Row(f"{_ROLLOUT}.agent.default_agent_loop", convert=only("single_turn_agent", why=_TURNS)),
     Row(f"{_ROLLOUT}.gpu_memory_utilization", "engine.vllm.gpu_memory_utilization", table.shared_memory, default=0.5),
@@ -353,8 +353,8 @@ ROWS = (
     Row(f"{_ROLLOUT}.val_kwargs.n", "eval.num_samples", default=1),
     Row(f"{_ROLLOUT}.val_kwargs.temperature", "eval.temperature", default=0),
     Row(f"{_ROLLOUT}.val_kwargs.top_p", "eval.top_p", default=1.0),
-    Row(f"{_ROLLOUT}.val_kwargs.top_k", convert=only(-1, 0, why="an eval samples without top_k here")),
-    Row(f"{_ROLLOUT}.val_kwargs.do_sample", note="nothing reads it there either: a temperature of 0 is greedy"),
+    Row(f"{_ROLLOUT}.val_kwargs.top_k", convert=only(-1, 0, why="top-k sampling is not supported")),
+    Row(f"{_ROLLOUT}.val_kwargs.do_sample", note="verl does not read it either: a temperature of 0 is greedy"),
     Row(f"{_ROLLOUT}.enable_rollout_routing_replay", convert=only(False, why=table.NO_ROUTER_REPLAY)),
     Row("reward_model.enable reward.reward_model.enable",
         convert=only(False, why="a reward model is a server: rewards.0.name = remote")),
@@ -363,11 +363,11 @@ ROWS = (
     Row("reward_model.reward_manager reward.reward_manager.name", convert=only(
         "naive", "dapo", "prime", why="the reward is rewards.0.name")),
     Row("custom_reward_function.* reward.custom_reward_function.path",
-        convert=by_hand("FILE:FUNCTION, as f(prompts, completions, **columns) -> scores", "rewards")),
-    Row("reward.custom_reward_function.name", note="of reward.custom_reward_function.path"),
-    Row("distillation.enabled", convert=only(False, why="a teacher is task: distill")),
+        convert=by_hand("name it FILE:FUNCTION, for f(prompts, completions, **columns) -> scores", "rewards")),
+    Row("reward.custom_reward_function.name", note="part of reward.custom_reward_function.path"),
+    Row("distillation.enabled", convert=only(False, why="a teacher needs task: distill")),
     Row("distillation.* reward.sandbox_fusion.* sandbox_fusion.* reward.* reward_model.*",
-        note="of rewards and teachers that are switched on by other keys"),
+        note="part of rewards and teachers that other keys switch on"),
     Row(" ".join((
         table.named(_ROLLOUT, "mode load_format seed full_determinism nnodes n_gpus_per_node cudagraph_capture_sizes "
                "layered_summon free_cache_engine enable_chunked_prefill disable_log_stats skip_tokenizer_init "

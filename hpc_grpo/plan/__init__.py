@@ -1,1 +1,1 @@
-"""Plan a run before it starts, without torch: memory by device, time of a step, what to change. Read fit.py first."""
+"""Plan a run before it starts, without torch: memory by device, disk, steps, what to change. Read fit.py first."""

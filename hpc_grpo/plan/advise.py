@@ -50,7 +50,7 @@ def largest_models(plan: Plan) -> list[tuple[str, Plan]]:
 
 
 def _candidates(plan: Plan) -> list[Settings]:
-    """List changes worth trying, those first that cost least."""
+    """List changes worth trying, the cheapest first."""
     config = plan.config
     train, wider = config.train, _wider_engines(plan)
     has_large_store = config.launch.object_store_gib > _LEAST_OBJECT_STORE_GIB
@@ -88,7 +88,7 @@ def _more_nodes(plan: Plan) -> list[Change]:
 
 
 def _wider_engines(plan: Plan) -> Settings:
-    """Give each engine twice the GPUs, and use half as many engines. Return nothing if that is impossible."""
+    """Return settings with twice the GPUs for each engine and half as many engines; () if that is impossible."""
     engine = plan.config.engine
     wider = 2 * engine.tensor_parallel
     in_turn = plan.config.placement.colocate
@@ -98,7 +98,7 @@ def _wider_engines(plan: Plan) -> Settings:
 
 
 def shortfall(plan: Plan) -> str:
-    """Name the device that lacks the most memory; "" if the plan fits."""
+    """Name the device that lacks the most memory, else the other problems of the plan; "" if the plan fits."""
     missing = [budget for budget in plan.budgets if not budget.fits]
     if not missing:
         return "; ".join(plan.problems)

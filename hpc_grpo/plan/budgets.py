@@ -16,19 +16,19 @@ from hpc_grpo.types import DTYPE_BYTES, GIB
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's `reduce_bucket_size`: allocated in full, however small the model is."""
 SUB_GROUP_ELEMENTS = 1_000_000_000
-"""DeepSpeed's `sub_group_size`: ZeRO-3 takes the optimizer's step for so many parameters at once."""
+"""DeepSpeed's `sub_group_size`: the number of parameters in one part of ZeRO-3's optimizer step."""
 MAX_LIVE_ELEMENTS = 1_000_000_000
-"""DeepSpeed's `stage3_max_live_parameters`: gathered at once under ZeRO-3."""
+"""DeepSpeed's `stage3_max_live_parameters`: the most parameters that ZeRO-3 gathers at once."""
 LEARNER_CONTEXT_BYTES = 2 * GIB
 """CUDA context, NCCL's buffers and cuBLAS workspaces (assumed)."""
 FRAGMENTATION = 0.05
-"""Share by which torch's allocator reserves more than it hands out (assumed)."""
+"""Memory that torch's allocator reserves and does not use, as a share of the used memory (assumed)."""
 
 BLOCK_TOKENS = 16
 SAMPLING_ARRAYS = 4
 """float32 arrays [max_num_seqs, V] of the sampler: logits, sorted logits, probabilities, logprobs (assumed)."""
 ENGINE_CONTEXT_BYTES, CUDA_GRAPH_BYTES = 1 * GIB, 1 * GIB
-"""Assumed."""
+"""An engine's CUDA context, and its CUDA graphs (assumed)."""
 _RUNTIME = ("CUDA context", "CUDA context and graphs")
 
 GPU_PROCESS_GIB, CPU_PROCESS_GIB, GRADING_PROCESS_GIB, SYSTEM_GIB = 5.0, 1.5, 0.25, 4.0
@@ -44,7 +44,7 @@ def is_checkpointed(config: Config, *, on_gpu: bool) -> bool:
 
 
 def learner_budget(model: Model, config: Config, num_learners: int, hardware: Hardware) -> MemoryBudget:
-    """Return one learner's GPU at the peak of a step."""
+    """Return the memory budget of one learner's GPU at the peak of a step."""
     states, working = state_parts(model, config, num_learners), activation_parts(model, config, on_gpu=True)
     parts = [*states, *working, communication_part(model, config)]
     # The optimizer step's memory beyond the room left by activations, which are freed by then. Stages 1 and 2 take the
@@ -83,7 +83,7 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
         return Part(name, whole * parameters + shard * parameters // num_learners, " + ".join(terms) or "0")
 
     def frozen(name: str, size: int, parameters: int) -> Part:
-        """Count a model that is not trained: complete on each learner, or sharded by ZeRO-3."""
+        """Return the part of a model that is not trained: complete on each learner, or sharded by ZeRO-3."""
         return part(name, *((0, size) if config.train.zero_stage == 3 else (size, 0)), parameters)
 
     def trained(of: str, parameters: int, letter: str) -> list[Part]:
@@ -108,7 +108,7 @@ def state_parts(model: Model, config: Config, num_learners: int) -> list[Part]:
 
 
 def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part]:
-    """List the activations of the fullest microbatch: kept for its backward pass, and used in it."""
+    """List the activations of the fullest microbatch: those kept for the backward pass, and those used during it."""
     train, b, saves = config.train, DTYPE_BYTES[config.model.dtype], is_checkpointed(config, on_gpu=on_gpu)
     tokens, degree = ceil(train.max_tokens_per_microbatch / train.sequence_parallel), train.sequence_parallel
     peak = activations(model.shape, b, tokens, resources.LOGPROB_CHUNK_TOKENS, is_checkpointed=saves)
@@ -130,8 +130,8 @@ def activation_parts(model: Model, config: Config, *, on_gpu: bool) -> list[Part
 def communication_part(model: Model, config: Config) -> Part:
     """Return DeepSpeed's buffers in a backward pass.
 
-    Stages 1 and 2: two buckets (`overlap_comm`), and the one being reduced in float32. Stage 3: one float32
-    bucket, its copy, and the gathered weights. bfloat16 stage 1 reduces its gradients where they are.
+    Stages 1 and 2: two buckets (`overlap_comm`), and the float32 copy of the bucket that is being reduced. Stage 3: one
+    float32 bucket, its copy, and the gathered weights. Stage 1 in bfloat16 without offload reduces in place.
     """
     stage, b = config.train.zero_stage, DTYPE_BYTES[config.model.dtype]
     bucket, p, trained = REDUCE_BUCKET_ELEMENTS, model.num_parameters, policy_parameters(model, config)[0]
@@ -147,7 +147,7 @@ def communication_part(model: Model, config: Config) -> Part:
 
 
 def host_parts(model: Model, config: Config, num_learners: int, learners_on_node: int) -> list[Part]:
-    """List what the optimizer of a node's learners takes of host memory: nothing without offload."""
+    """List the host memory of the optimizers of a node's learners; an empty list without offload."""
     is_offloaded, n = config.train.offload_optimizer != "none", learners_on_node
     states = STATES[config.model.dtype, config.train.zero_stage, is_offloaded]
     p = policy_parameters(model, config)[0] + model.num_parameters * config.needs.critic
@@ -170,7 +170,7 @@ def host_parts(model: Model, config: Config, num_learners: int, learners_on_node
 class KvCache:
     """The KV cache of one engine. `num_bytes` and `bytes_per_token` are per GPU; tokens and sequences per engine.
 
-    `num_sequences` counts sequences of full length (max_model_len). More shorter ones fit.
+    `num_sequences` counts sequences of full length (max_model_len). More sequences fit if they are shorter.
     """
 
     num_bytes: int
@@ -186,12 +186,12 @@ class KvCache:
         return self.num_sequences_of(self.max_model_len)
 
     def num_sequences_of(self, tokens: float) -> int:
-        """Return how many sequences of so many tokens it holds."""
+        """Return how many sequences of `tokens` tokens the cache holds."""
         return self.num_tokens // (ceil(tokens / BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int, tensor_parallel: int = 1) -> int:
-    """Return 2 L k b: a key and a value in every layer. Tensor parallelism divides the heads, down to one per GPU.
+    """Return the bytes of a key and a value in every layer, 2 L k b. Tensor parallelism divides k, down to one head.
 
     >>> from hpc_grpo.plan.model import FAMILY
     >>> kv_bytes_per_token(FAMILY["7B"], 2)
@@ -207,12 +207,12 @@ def kv_cache(model: Model, config: Config, num_bytes: int) -> KvCache:
 
 
 def engine_budget(model: Model, config: Config, hardware: Hardware) -> tuple[MemoryBudget, KvCache]:
-    """Return the budget of one engine's GPU.
+    """Return the budget of one engine's GPU, and its KV cache.
 
-    Its cache holds at least one sequence of full length, even if that does not fit.
+    The cache holds at least one sequence of full length, even if the sequence does not fit.
 
-    vLLM (Kwon et al. 2023, arXiv:2309.06180) takes `gpu_memory_utilization` of the GPU. It runs the largest batch once
-    to measure the model's memory, and gives the rest to the KV cache in blocks.
+    vLLM (Kwon et al. 2023, arXiv:2309.06180) takes `gpu_memory_utilization` of the GPU. vLLM runs the largest batch
+    once to measure the model's memory, and gives the rest to the KV cache in blocks.
     """
     engine, given_gib = config.engine, kv_cache_gib(config, on_gpu=True)
     runtime = Part(_RUNTIME[1], ENGINE_CONTEXT_BYTES + CUDA_GRAPH_BYTES, "assumed")
@@ -262,7 +262,7 @@ def shared_gpu_budget(learner: MemoryBudget, states: Sequence[Part], engine: Mem
 
 
 def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, hardware: Hardware) -> MemoryBudget:
-    """Return a node's host memory at the peak of a step.
+    """Return the budget of a node's host memory at the peak of a step.
 
     On CPU, learners and engines are in host memory, without communication buffers: untouched pages use no memory.
     """
@@ -285,7 +285,7 @@ def host_budget(model: Model, config: Config, num_learners: int, kv_bytes: int, 
 
 
 def shared_memory_budget(model: Model, config: Config, hardware: Hardware) -> MemoryBudget:
-    """Return the part of host memory in /dev/shm, whose size is half of a node's memory by default."""
+    """Return the budget of /dev/shm, which is part of host memory. By default its size is half of a node's memory."""
     capacity = int(hardware.host_bytes * SHARED_MEMORY_SHARE)
     return MemoryBudget(memory.SHARED_MEMORY, shared_memory_parts(model, config), capacity)
 

@@ -1,4 +1,4 @@
-"""Add up what a run writes below run.root, against what may still be written there."""
+"""Compare the bytes that a run writes below run.root with the space that is left there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_grpo.system.disk import Room, room_in
 from hpc_grpo.types import DTYPE_BYTES
 
 OPTIMIZER_BYTES = 12
-"""A parameter of a checkpoint: float32 weights and AdamW's two moments, in shards. The same with offload."""
+"""Bytes per parameter in a checkpoint: float32 weights and AdamW's two moments, in shards, also with offload."""
 BYTES_PER_TOKEN = 4
 """Bytes of a logged completion for each token, assumed: four letters."""
 RECORD_BYTES = 400
@@ -36,7 +36,7 @@ STEP_BYTES = 4096
 
 @dataclass(frozen=True)
 class DiskBudget:
-    """The bytes that a run writes below its folder, or the runs of a sweep below theirs.
+    """The bytes that a run writes below its folder, or that all runs of a sweep write below the sweep's folder.
 
     `sure` follows from the model's size; `estimated` is an upper limit. `room` is the space there, including what the
     run has already written.
@@ -58,7 +58,7 @@ class DiskBudget:
 
     @property
     def is_too_large(self) -> bool:
-        """Return whether not even the checkpoints and exports have room: the run would wait for space without end."""
+        """Return whether the checkpoints and exports alone exceed the room: the run would wait for space forever."""
         return self.sure_bytes > self.room.num_bytes
 
     @property
@@ -71,7 +71,7 @@ class DiskBudget:
 
 
 def read_disk(plans: Sequence[Plan]) -> DiskBudget:
-    """Return the budget of the run directories of plans, as the machine that asks sees their file system."""
+    """Return the disk budget of all plans' run directories, with the room that this machine sees."""
     room = room_for([RunDir(plan.config.run_path) for plan in plans])
     return added([disk_budget(plan, room) for plan in plans])
 
@@ -131,8 +131,8 @@ def disk_budget(plan: Plan, room: Room) -> DiskBudget:
 def checkpoint_bytes(config: Config, num_parameters: int, num_frozen: int = 0) -> int:
     """Return the size of a checkpoint: 12 P under ZeRO-3, whose shards are all float32; stages 1 and 2 add b P.
 
-    Frozen parameters are in none. A reference that follows the policy adds b P, or 4 P for an average. Counted in the
-    files that DeepSpeed 0.19.8 writes; a test compares them.
+    Frozen parameters are not saved. A reference that follows the policy adds b P, or 4 P for an average. The sizes are
+    those of files that DeepSpeed 0.19.8 writes; a test compares them.
     """
     whole = 0 if config.train.zero_stage == 3 else DTYPE_BYTES[config.model.dtype]
     reference = 0
@@ -153,9 +153,9 @@ def num_checkpoints(config: Config, num_steps: int | None) -> int:
 
 
 def num_exports(config: Config, num_steps: int | None) -> int:
-    """Count the exports on disk at the same time: the kept ones and the one being written; at least the last.
+    """Count the exports on disk at the same time: the kept ones and the one being written; at least one.
 
-    If epochs or seconds decide, the number is the limit of kept exports; if all are kept, those due by steps.
+    If epochs or seconds make exports due, counts the limit of kept exports; without a limit, only exports due by steps.
     """
     every, keep = config.checkpoint.export_every, config.checkpoint.keep_exports
     if every is None:
@@ -169,7 +169,7 @@ def num_exports(config: Config, num_steps: int | None) -> int:
 def _text_parts(config: Config, steps: int | None) -> tuple[Part, ...]:
     rollout, kept = config.rollout, config.checkpoint.keep_batches
     sequences, longest = config.task_args.batch_size, config.train.max_tokens_per_microbatch  # as they are packed
-    if config.needs.rollouts:  # Of what dynamic sampling drops nothing is kept.
+    if config.needs.rollouts:  # groups that dynamic sampling drops are not kept
         sequences, longest = rollout.prompts_per_step * rollout.group_size, config.max_model_len
     kept = min(kept, steps or kept)
     formula = f"{kept} steps x {sequences:,} x {longest:,} tokens x {BATCH_BYTES_PER_TOKEN}, at most"

@@ -77,7 +77,7 @@ class Plan:
             return ()
         return (
             f"The export collects the weights once more on the head node: {(host.num_bytes + export) / GIB:.1f} of "
-            f"{host.capacity_bytes / GIB:.1f} GiB for a moment, and the job may be killed there. Free host memory: "
+            f"{host.capacity_bytes / GIB:.1f} GiB for a moment, so the job may be killed there. Free host memory: "
             f"more nodes, or a smaller launch.object_store_gib.",
         )
 
@@ -85,7 +85,7 @@ class Plan:
 def plan_of(
     config: Config, environ: Mapping[str, str], hardware: Hardware, *, nodes: int | None = None, size: str | None = None
 ) -> Plan:
-    """Plan `config` on `nodes`, by default its own, with the shape of `size`, by default that of its model.path.
+    """Return the plan of `config`. Defaults: `nodes` of the config, and the model of model.path instead of a `size`.
 
     `environ` is the job's start environment: it says where to find the model. Raises ConfigError if the model is not on
     this machine, or cannot be planned.
@@ -99,7 +99,7 @@ def plan_of(
 
 
 def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) -> Plan:
-    """Add up what each device holds when `config` runs on `num_nodes`."""
+    """Return the plan of `config` on `num_nodes`: the memory of each device, added up."""
     num_learners = num_nodes * config.placement.learners_per_node
     on_gpu, cache = expects_gpus(config), None
     gpus = [learner_budget(model, config, num_learners, hardware)] if on_gpu else []
@@ -116,7 +116,7 @@ def make_plan(model: Model, config: Config, num_nodes: int, hardware: Hardware) 
 
 
 def replanned(plan: Plan, settings: Settings, num_nodes: int) -> Plan:
-    """Plan with the values of dotted keys replaced, not validated."""
+    """Return the plan with other values of dotted keys, and other nodes. Does not validate the values."""
     config = plan.config
     for path, value in settings:
         config = _replaced(config, path.split("."), value)

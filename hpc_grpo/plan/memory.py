@@ -1,6 +1,6 @@
 """Count bytes: a device's memory as a sum of named parts, DeepSpeed's bytes per parameter, a microbatch's activations.
 
-budgets.py says which settings of a run are used.
+budgets.py applies these to the settings of a run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from hpc_grpo.types import GIB
 
 LEARNER_GPU, ENGINE_GPU, SHARED_GPU = "learner GPU", "engine GPU", "GPU of both in turn"
 HOST_MEMORY, SHARED_MEMORY = "node's host memory", "node's shared memory"
-"""The devices that a plan has budgets of, as they are printed."""
+"""Names of the devices with a memory budget, as printed."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One line of a budget. `formula` says in the symbols of docs/memory.md how `num_bytes` came about."""
+    """One line of a budget. `formula` is the formula of `num_bytes`, in the symbols of docs/memory.md."""
 
     name: str
     num_bytes: int
@@ -50,8 +50,8 @@ def nonzero(*parts: Part) -> tuple[Part, ...]:
 class Hardware:
     """A node. `gpu_bytes` is one GPU's memory, `host_bytes` the node's memory for a job.
 
-    The others are one GPU's peaks, in one direction: dense bfloat16 arithmetic, reading its memory, its link to another
-    GPU of the node, its share of the network between nodes, its link to the host, and its share of the host's memory.
+    The other fields are one GPU's peaks, in one direction: dense bfloat16 arithmetic, reading its memory, its link to
+    another GPU of the node, its share of the network, its link to the host, and its share of the host's memory.
     """
 
     gpu_bytes: int
@@ -113,7 +113,7 @@ def hardware_named(gpu_name: str) -> str | None:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes a parameter that DeepSpeed keeps on one learner for weights, gradients and the optimizer.
+    """Bytes per parameter that DeepSpeed keeps on one learner for weights, gradients and the optimizer.
 
     `_whole` does not depend on the number of learners W; `_shard` is divided by W. The first five lie on the GPU, those
     with `host_` in host memory. `host_pinned_shard` are the sizes of page-locked arrays among them.
@@ -163,7 +163,7 @@ with offload has the sum over microbatches, and the optimizer's copy of it.
 
 
 def pinned_rounding_bytes(arrays: Iterable[int]) -> int:
-    """Return what page-locking adds to arrays of these sizes: torch's host allocator rounds each to a power of two.
+    """Return the bytes that page-locking adds to arrays of these sizes: torch rounds each up to a power of two.
 
     ATen/core/CachingHostAllocator.h, `PowerOf2Ceil`.
 
@@ -174,12 +174,12 @@ def pinned_rounding_bytes(arrays: Iterable[int]) -> int:
 
 
 LOGIT_BYTES = 20
-"""Bytes of a chunk's logit: float32, and four more arrays of its size (normalised logits, probabilities, gradients)."""
+"""Bytes per logit of a chunk: in float32, and in four more arrays (normalised logits, probabilities, gradients)."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes at the peak of a backward pass. `kept` waits for it; `one_layer` and `head` follow one after the other.
+    """Bytes at the peak of a backward pass. `kept` is saved for the pass; `one_layer` and `head` never coexist.
 
     Counts as Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
     (arXiv:2205.05198), section 4: what autograd keeps for the backward pass, operation by operation. The operations are

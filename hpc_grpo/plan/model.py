@@ -66,7 +66,7 @@ class ModelShape:
 
     @property
     def num_layer_parameters(self) -> int:
-        """Count one layer: q, k, v, o; gate, up, down of each expert, a router; norms; biases if the model has them."""
+        """Count a layer's parameters: q, k, v, o; gate, up, down of each expert, a router; norms; biases if any."""
         d, a, k, f = self.hidden_size, self.attention_size, self.kv_size, self.intermediate_size
         matrices = d * (a + 2 * k) + a * d + 3 * d * f * (self.num_experts or 1) + d * self.num_experts
         biases = self.has_qkv_bias * (a + 2 * k) + self.has_output_bias * d + self.has_mlp_bias * (2 * f + d)
@@ -74,7 +74,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Count V d (twice when the output layer is not tied) + L layers + the last norm.
+        """Count all parameters: V d (twice if the output layer is not tied) + L layers + the last norm.
 
         >>> FAMILY["7B"].num_parameters
         7615616512
@@ -83,7 +83,7 @@ class ModelShape:
         return embeddings + self.num_layers * self.num_layer_parameters + self.hidden_size
 
     def adapter_parameters(self, rank: int, targets: str | Sequence[str]) -> int:
-        """Count a LoRA adapter: rank times inputs and outputs of each adapted layer.
+        """Count the parameters of a LoRA adapter: rank times inputs and outputs of each adapted layer.
 
         >>> FAMILY["7B"].adapter_parameters(16, "all-linear")
         40370176
@@ -96,7 +96,7 @@ class ModelShape:
 
     @property
     def largest_parameter(self) -> int:
-        """Count the elements of the largest parameter: the embedding or, of many experts, gate and up of a layer."""
+        """Count the elements of the largest parameter: the embedding, or gate and up of all experts in a layer."""
         of_experts = 2 * self.num_experts * self.intermediate_size
         widest = max(self.vocab_size, self.intermediate_size, self.attention_size, of_experts)
         return widest * self.hidden_size
@@ -141,7 +141,7 @@ def family_model(size: str) -> Model:
 
 
 def read_model(path: str, environ: Mapping[str, str]) -> Model:
-    """Return the model of `model.path`. Raises ConfigError if it is not here, or is no dense decoder."""
+    """Return the model of `model.path`. Raises ConfigError if it is not on this machine, or its kind is unknown."""
     try:
         folder = find_model(path, environ)
     except ConfigError as error:
@@ -197,7 +197,7 @@ def read_shape(settings: Mapping[str, Any], path: str) -> ModelShape:
 
 
 def count_parameters(folder: Path, *, is_tied: bool) -> int | None:
-    """Count the elements in the safetensors files, a tied output layer once. None unless every file exists."""
+    """Count the elements of the weights, a tied output layer once. None unless all their safetensors files exist."""
     files = weight_files(folder)
     if not files or not all(file.suffix == ".safetensors" and file.is_file() for file in files):
         return None

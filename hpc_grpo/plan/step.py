@@ -19,7 +19,7 @@ from hpc_grpo.plan.fit import Plan
 
 @dataclass(frozen=True)
 class Workload:
-    """A step whose sequences all have the maximal length: lengths are unknown before sampling.
+    """The work of a step whose sequences all have full length: lengths are unknown before sampling.
 
     `learner_tokens` are the tokens that learners compute; a shared prompt counts once. `num_microbatches` is for one
     learner.
@@ -51,7 +51,7 @@ def workload(plan: Plan) -> Workload | None:
 
 
 def _num_microbatches(config: Config, num_learners: int) -> int:
-    """Return the most that one learner, or one group that shares rows, trains on in a step of longest sequences."""
+    """Return the most microbatches of one learner, or one sequence-parallel group, in a step of longest sequences."""
     budget, longest, group = budget_of(config), config.max_model_len, config.rollout.group_size
     if not budget.shares_prompts:
         sequences = ceil(config.rollout.prompts_per_step * group / num_learners)

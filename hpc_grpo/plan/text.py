@@ -1,4 +1,4 @@
-"""Write what a plan tells of memory and disk as text for a terminal."""
+"""Write a plan's memory and disk as text for a terminal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _verdict(plan: Plan, disk: DiskBudget) -> Iterator[str]:
         yield f"It fits{on_nodes}{' in memory, but not on the disk here: see below' if disk.is_too_large else ''}."
         if is_unasked:
             yield from wrapped(
-                f"launch.slurm.gpus_per_node = 0 asks Slurm for none: before `submit`, set it to {needed}, or "
+                f"launch.slurm.gpus_per_node = 0 requests no GPU: before `submit`, set it to {needed}, or "
                 f"model.device=cpu. `train` takes the GPUs of its machine."
             )
         for warning in plan.warnings:
@@ -96,13 +96,13 @@ def _step(plan: Plan) -> Iterator[str]:
     )
     if plan.config.environments:
         yield from wrapped(
-            f"Of an episode the model writes at most {plan.config.most_sampled:,} tokens, in up to "
+            f"The model writes at most {plan.config.most_sampled:,} tokens of an episode, in up to "
             f"{plan.config.most_turns} turns. Assumed: an episode is one sequence."
         )
     if factor := plan.config.rollout.dynamic_sampling:
         yield from wrapped(
-            f"Up to {factor} times as many where groups are replaced (rollout.dynamic_sampling = {factor}); the "
-            f"run has as many steps as without."
+            f"Up to {factor} times as many if groups are replaced (rollout.dynamic_sampling = {factor}); the "
+            f"run's number of steps stays the same."
         )
     if all(budget.fits for budget in plan.budgets if budget.device == ENGINE_GPU):
         at_once = plan.config.engine.max_num_seqs

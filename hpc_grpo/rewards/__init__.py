@@ -5,8 +5,8 @@ checked when the config is loaded. The function yields one score for each comple
 time of each completion. A built-in that calls a server is `async` and returns the list of all scores.
 
 A user's own reward is `f(prompts, completions, **columns) -> list[float]`, as in TRL: one value per completion for each
-column of the data set. Its `rewards.N.args` are keyword arguments. They replace a column of the same name. It may be
-`async`. Its attribute `prepare` is called at each start of an attempt, with `rewards.N.args`. `prepare` raises
+column of the data set. Its `rewards.N.args` are keyword arguments, and replace a column of the same name. The function
+may be `async`. Its attribute `prepare` is called at each start of an attempt, with `rewards.N.args`. `prepare` raises
 ConfigError if the reward cannot work, and returns a note for the user, or None.
 
 This file imports only the registry: every worker loads it.
@@ -31,7 +31,7 @@ class Group:
     """The completions of one prompt.
 
     `fields` is the row of the data set: a value for each column, `answer` among them. `timeout_s` is
-    `rewards.N.timeout_s`. `images` are the files of the prompt's images.
+    `rewards.N.timeout_s`. `images` are the bytes of the prompt's image files.
     """
 
     prompt: str
@@ -43,8 +43,8 @@ class Group:
     def column(self, name: str, fix: str, *kinds: type) -> Any:
         """Return the row's value of a column.
 
-        Raises ConfigError with `fix` if the column is missing, or its value has none of the types `kinds`. Converting a
-        list or null to text would make a reference that no completion matches.
+        Raises ConfigError with `fix` if the column is missing, or its value has none of the types `kinds`. A list or
+        null is not converted to text, because no completion would match such a reference.
         """
         if name not in self.fields:
             have = ", ".join(sorted(self.fields)) or "none"
@@ -72,8 +72,8 @@ class BuiltIn:
     `prepare(settings, timeout_s, is_resume)` is called at each start of an attempt. It raises ConfigError if the reward
     cannot work, and returns a note for the user, or None. `load` imports the reward's libraries and their data, once in
     each worker: this time must not count for a completion. If completions run in other processes with their own limits,
-    `settings` have no `completion_s`. `least` and `most` bound its scores: a completion over its limit gets
-    the bound that lowers the weighted reward.
+    `settings` have no `completion_s`. `least` and `most` bound the scores: a completion over its limit gets the bound
+    that lowers the weighted reward.
     """
 
     name: str
@@ -117,7 +117,7 @@ def score(
     args: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
 ) -> list[float]:
-    """Score completions of one row by a built-in. A user's own reward may build on one with this function.
+    """Score completions of one row by a built-in. A user's own reward may call this function to build on a built-in.
 
     `args` and `timeout_s` are those of `rewards.N`. Calls from threads run one after the other. Raises ConfigError for
     settings and data that the built-in refuses, ScoringError if it fails.
@@ -142,7 +142,7 @@ def finished(value: Any) -> Any:
     if not inspect.isawaitable(value):
         return value
 
-    import asyncio  # here: a worker starts as fast as its imports are few
+    import asyncio  # here, because fewer imports make workers start faster
 
     async def awaited() -> Any:
         return await value

@@ -3,10 +3,10 @@ r"""Finds the answer in a completion, and compares answers that need no algebra:
 Everything is one linear pass, and every number has a length limit: a model in training sooner or later writes ten
 thousand nines. The library math-verify 0.9 judges mathematical notation (`symbolic`), better than any parser of ours.
 
-Two things remain ours. *Finding the answer*: math-verify's patterns take 7 s for a completion of 20,000 blanks, and use
-an answer elsewhere in the text if the box is empty. *Plain numbers and words*: ours is exact, 40 times as fast, and
-right where math-verify is wrong. math-verify reads 1.5e3 as 1.5·e·3, `1 000` as 0, 42e9999 as 42, and 0.333333 as 1/3.
-In a text it judges +7 and a plain `Paris` wrong.
+Two things are done here. *Finding the answer*: math-verify's patterns take 7 s for a completion of 20,000 blanks, and
+use an answer elsewhere in the text if the box is empty. *Plain numbers and words*: this file is exact, 40 times as
+fast, and right where math-verify is wrong. math-verify reads 1.5e3 as 1.5·e·3, `1 000` as 0, 42e9999 as 42, and
+0.333333 as 1/3. In a text, math-verify judges +7 and a plain `Paris` wrong.
 
 The answer of a completion is the first of these that exists after its thoughts:
 
@@ -23,7 +23,7 @@ from fractions import Fraction
 from hpc_grpo.rewards.fences import fenced_blocks
 
 _MAX_NUMBER_CHARACTERS = 400
-"""Longer numbers are no answers, and Python refuses to parse integers of more than 4300 digits."""
+"""A longer number is no answer. Python refuses to parse integers of more than 4300 digits."""
 
 _MAX_BETWEEN_BOXES = 40
 """Characters between two boxes of one list: `\\quad \\text{and} \\quad`."""
@@ -58,7 +58,7 @@ _SAID = re.compile(
     r"(?:(\b(?:is|are|was|(?:must|should|would|will) be|equals?)\b(?!\s*(?:not|wrong|incorrect)\b):?)|[:=])"
     r"\s*(?:\*\*|__|\})?\s*|\u7b54\u6848(\u662f|\u4e3a|:)\s*"
 )
-# A dot behind an initial or a title ends nothing: J. K. Rowling, the U.S. Navy, 5 p.m. today, St. Louis.
+# A dot after an initial or a title ends no sentence: J. K. Rowling, the U.S. Navy, 5 p.m. today, St. Louis.
 _STATEMENT_END = re.compile(
     r"(?<!\b[A-Z](?=\.\s?[A-Z]\.))(?<!\w\s[A-Z])(?<!\.[A-Za-z])(?<!\.\s[A-Z])(?<!\b(?:Dr|Ft|Mr|Ms|Mt|St))(?<!\bMrs)[.!?](?=\s+[^\s=]|\s*$)"
     r"|,?\s(?:because|since|as|so)\b|,\s(?:not|and not|which)\b|(?<=[a-z]{2}),\sor\s(?=\d)|\n"
@@ -133,7 +133,7 @@ def reference_answer(reference: str) -> str:
 
 
 def marked_answer(completion: str) -> str | None:
-    r"""Return the marked answer: the last complete `\boxed{}`, else the last `<answer>` element, else after `####`.
+    r"""Return the last complete `\boxed{}`, else the last `<answer>` element, else the text after `####`, else None.
 
     >>> marked_answer("So #### **42**"), marked_answer("It is 4.")
     ('42', None)
@@ -183,7 +183,7 @@ def final_answer(completion: str, reference: str) -> str:
 def _text_of_lines(text: str, num_paragraphs: int, is_marked: bool) -> str:
     """Return an answer of several lines: the last fenced block, else all marked text, else `num_paragraphs` paragraphs.
 
-    These are the first paragraphs after "the answer is", or the last ones of the text.
+    The paragraphs are the first ones after "the answer is", or the last ones of the text.
     """
     if blocks := fenced_blocks(text):
         return blocks[-1].content.strip("\n")
@@ -196,7 +196,7 @@ def _text_of_lines(text: str, num_paragraphs: int, is_marked: bool) -> str:
 
 
 def answer_blocks(completion: str, tags: Collection[str]) -> list[str]:
-    """Return the code blocks with one of `tags`, else the blocks without a tag, else the whole answer.
+    """Return the code blocks with one of `tags`, else the untagged blocks, else the last `<answer>`, else all text.
 
     A block in another language is no answer: it may hold commands or output.
     """
@@ -211,7 +211,7 @@ def answer_blocks(completion: str, tags: Collection[str]) -> list[str]:
 def announced_answer(text: str) -> str | None:
     """Return the text after the last "the answer is" or "Answer:"; None without one.
 
-    A label may introduce the whole solution. So it counts only if a number follows it, or no other number does.
+    "Answer:" may introduce a solution. So it counts only if a number follows it directly, or none follows at all.
 
     >>> announced_answer("Answer: Each has 3. 3 + 4 = 7"), announced_answer("Answer: 7 eggs, not 8")
     (None, '7 eggs')
@@ -278,8 +278,8 @@ def _stated_number(text: str) -> str:
 
 
 def _last_number(text: str) -> str:
-    """Return the last number of a text, with its notation if it is part of one; else the last line."""
-    marked = _without_marks(re.sub(r"\\[()\[\]]|(?<!\\)\$", "\u00a6", text))  # a bar for what delimits notation
+    """Return the last number of a text, with the notation around it; the last line of a text without numbers."""
+    marked = _without_marks(re.sub(r"\\[()\[\]]|(?<!\\)\$", "\u00a6", text))  # marks delimiters of notation
     numbers = list(_NUMBER_IN_TEXT.finditer(marked))
     line = bare(_VERB.split(last_line(text))[-1])
     if not numbers or parse_number(line) is not None:
@@ -321,7 +321,7 @@ def plain_verdict(given: str, answer: str) -> bool | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""Return the exact value of a text that is one number, else None. A percent sign is dropped, as GSM8K does.
+    r"""Return the exact value of a text that is one number, else None. A percent sign is dropped, like in GSM8K.
 
     >>> parse_number("$1,200.50"), parse_number("-3 / 4"), parse_number("50%"), parse_number("5 or 6")
     (Fraction(2401, 2), Fraction(-3, 4), Fraction(50, 1), None)
@@ -361,7 +361,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last closed `\boxed{}`, with that of other boxes in the same list.
+    r"""Return the content of the last closed `\boxed{}`, and of the boxes in a list with it; None without a box.
 
     >>> last_boxed(r"\boxed{1}, so \boxed{\frac{1}{2}} and \boxed{3"), last_boxed(r"It is $\boxed{1}$ and $\boxed{2}$.")
     ('\\frac{1}{2}', '1, 2')

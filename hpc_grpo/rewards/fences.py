@@ -23,7 +23,7 @@ class Block:
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    r"""Return the blocks of a text. A block that is never closed ends with the text, or within a line.
+    r"""Return the blocks of a text. An unclosed block ends with the text, or at a fence within a line.
 
     An opening fence may have any indentation, as in a list. The block's lines lose this indentation.
 

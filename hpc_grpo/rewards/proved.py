@@ -16,7 +16,7 @@ import httpx
 from hpc_grpo.system.proof import NONCE_BYTES, PROOF_BYTES, answer
 
 MAGIC = b"hpc-grpo reward 1\n"
-"""A caller sends this first. No HTTP request begins with a lower-case letter."""
+"""A caller sends this first. It is no HTTP request, because none begins with a lower-case letter."""
 
 
 class ProvedTransport(httpx.AsyncHTTPTransport):
@@ -45,7 +45,7 @@ class _ProvedBackend(httpcore.AsyncNetworkBackend):
             said, expected = answer(self._token, MAGIC, await _read_exactly(stream, NONCE_BYTES, timeout))
             await stream.write(said, timeout)
             if not hmac.compare_digest(await _read_exactly(stream, PROOF_BYTES, timeout), expected):
-                raise httpcore.ConnectError("who listens there has another token, or is no hpc-grpo reward serve")
+                raise httpcore.ConnectError("the server has another token, or is no hpc-grpo reward serve")
         except BaseException:
             await stream.aclose()
             raise
@@ -60,6 +60,6 @@ async def _read_exactly(stream: httpcore.AsyncNetworkStream, num_bytes: int, tim
     while len(data) < num_bytes:
         part = await stream.read(num_bytes - len(data), timeout)
         if not part:
-            raise httpcore.ConnectError("who listens there hung up instead of proving the token")
+            raise httpcore.ConnectError("the server closed the connection instead of proving the token")
         data += part
     return data

@@ -3,7 +3,7 @@
 Runs in a reward worker, or in any process that calls `hpc_grpo.rewards.score`. The worker forks the child at its first
 call, and again after a completion ended the child. A fork takes milliseconds, because the worker has the libraries.
 
-A completion can end its child by its limit of processor time, its deadline, or a crash. That completion gets the
+A completion ends the child if it exceeds its processor time or its deadline, or crashes. This completion gets the
 reward's lowest score, and the next child scores the rest. Processor time decides, not the clock: a busy node must not
 change a score. The kernel ends the child even inside C code, where Python cannot handle an alarm.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hpc_grpo.section import Section
 
 _MAX_MEMORY_BYTES = 4 << 30
-"""Address space of the child beyond the worker's, which may be large: a reward may import torch."""
+"""Address space that the child may add to the worker's. The worker's may be large: a reward may import torch."""
 
 _Kind = Literal["score", "end", "exhausted", "crashed", "raised", "refused", "late"]
 
@@ -43,7 +43,7 @@ class ScoringError(Exception):
 
 
 class ScoringTimeoutError(ScoringError, TimeoutError):
-    """Most completions of the group met their deadline by the clock."""
+    """Most completions of the group exceeded their deadline in wall time."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Scorer:
         self._child: tuple[int, Connection] | None = None
         self._loaded: set[str] = set()
         self._lock = threading.RLock()
-        """Held by the thread that uses the child: answers have no names."""
+        """Held by the thread that uses the child: an answer does not say which call it answers."""
 
     def load(self, built_in: BuiltIn) -> None:
         """Import a built-in's libraries, which the next child then has. Raises ConfigError if one is missing."""
@@ -75,9 +75,9 @@ class Scorer:
     ) -> Scored:
         """Score a group. Calls `progress` after each completion.
 
-        Signals and exceptions are retried once, because the completion may not be the cause. A second crash counts as
-        the completion's fault. A second failure counts so if most of the group can be scored. Raises ScoringError if
-        most cannot be scored, and ConfigError if the reward refuses its data.
+        Retries once after a signal or an exception, because the completion may not be the cause. A second crash counts
+        as the completion's fault. Another second failure does too, if most of the group can be scored. Raises
+        ScoringError if most cannot be scored, and ConfigError if the reward refuses its data.
         """
         found, doubtful, retried = Scored(), 0, -1
         with self._lock:
@@ -124,7 +124,7 @@ class Scorer:
                 is_crash = status < 0 and status not in FROM_OUTSIDE
                 yield "crashed" if is_crash else "raised", f"ended its process ({end_of(status)})"
             return
-        kind = "raised" if hold_on(child) == "stopped" else "late"  # who was stopped is not to blame
+        kind = "raised" if hold_on(child) == "stopped" else "late"  # SIGSTOP is not its fault
         self.close()
         yield kind, f"did not return within {group.timeout_s:g} s; its process was killed"
 
@@ -142,7 +142,7 @@ class Scorer:
         return self._child
 
     def close(self) -> int:
-        """Kill the child, if there is one. Return its exit status, which is its own if it was already ending."""
+        """Kill the child, if there is one. Return the child's exit status: -9, unless the child was already ending."""
         if self._child is None:
             return 0
         (child, connection), self._child = self._child, None
@@ -165,7 +165,7 @@ def end_of(code: int) -> str:
 
 
 def _limit_s(settings: Section) -> float:
-    """Return the processor time limit of a completion; 0.0 where its program runs elsewhere, with its own limits."""
+    """Return the processor time limit of a completion; 0.0 if its program runs in a sandbox with other limits."""
     return getattr(settings, "completion_s", 0.0)
 
 
@@ -188,7 +188,7 @@ def _answer(connection: Connection, parent: int) -> None:
 
 
 def _scored(name: str, settings: Any, group: Group, budget_s: float) -> Iterator[tuple[_Kind, Any]]:
-    """Yield each score, and what ended them. `budget_s` is 0 if there is none."""
+    """Yield each score, then how the scoring ended. `budget_s` limits a completion's processor time; 0: no limit."""
     from hpc_grpo.registry import REWARDS
 
     try:

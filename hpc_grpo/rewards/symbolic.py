@@ -1,7 +1,7 @@
 r"""Compares answers in mathematical notation by math-verify: `\sqrt{8}` and `2\sqrt{2}`, sets, intervals, matrices.
 
 A simplification may run forever, or fill the memory, so `scoring` limits each completion. math-verify's own deadline is
-an alarm. Python handles it only between two bytecodes, and so never inside a power of huge integers.
+an alarm. Python handles an alarm only between two bytecodes, so never inside a power of huge integers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 _MAX_CHARACTERS = 1000
-"""Longer answers are none; parsing takes time and stack with the length."""
+"""Longer answers are never equal: time and stack of parsing grow with the length."""
 
 _FROM_NOTATION = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
 
@@ -20,7 +20,7 @@ _ROOT = re.compile(r"\u221a\s*(\([^()]*\)|\w+)")
 _NEGATIVE_POWER = re.compile(r"\^(-\d+)")
 _SIGNS = str.maketrans({"\u221e": r"\infty ", "\u00b7": r"\cdot "})
 
-# It warns that its alarm is off. `scoring` has the limit.
+# math-verify warns that its alarm is off. `scoring` limits the time instead.
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
 

@@ -36,11 +36,11 @@ ALL_REDUCE_S = 10e-6
 MEAN_SHARE = 0.25
 """The mean of the lengths, as a share of `Config.most_sampled`. Lengths are lognormal, cut at that limit. Assumed."""
 ENVIRONMENT_S = 1.0
-"""Mean seconds of an environment per turn, lognormal, assumed. An episode has the maximum of turns."""
+"""Mean seconds of an environment per turn, lognormal, assumed. An episode has the maximum number of turns."""
 MOST_ROLLOUTS = 2048
 """Limit of simulated rollouts. For a larger step, only some nodes are simulated, with their share of the step."""
 _ROLLOUTS, _MOST_STEPS = 8192, 100
-"""Number of rollouts that a simulation counts: takes a tenth of a second or two."""
+"""A simulation counts about this many rollouts, in at most this many steps: it takes 0.1 to 0.2 s."""
 
 
 class _Advantage(AdvantageSettings):
@@ -70,7 +70,7 @@ class DecodeRate(Rate):
 
 
 def longest_step(plan: Plan) -> tuple[float, float] | None:
-    """Return the seconds of sampling and of training a step whose completions have full length, each alone.
+    """Return the seconds of sampling, and the seconds of training, of a step whose completions have full length.
 
     None on CPUs, without engines, and if an engine's cache holds no full sequence: no time is known then.
     """
@@ -84,7 +84,7 @@ def longest_step(plan: Plan) -> tuple[float, float] | None:
 
 
 def simulated(plan: Plan, lag: int) -> Forecast | None:
-    """Simulate the plan, with a tail of long completions; None if no time is known."""
+    """Return a simulated forecast of the plan, with a long tail of completions' lengths; None if no time is known."""
     config, longest, load = plan.config, plan.config.most_sampled, workload(plan)
     if load is None or longest_step(plan) is None:
         return None
@@ -98,7 +98,7 @@ def simulated(plan: Plan, lag: int) -> Forecast | None:
     # Steps that begin together end together. With a lag they come in bursts, so count whole bursts.
     ahead = lag // config.train.num_minibatches
     num_bursts = max(1, round(min(_MOST_STEPS, _ROLLOUTS / (per_node * nodes)) / (ahead + 1)))
-    # Some of the prompts for some of the nodes. Runs no algorithm or advantage of a user.
+    # Simulates a share of the prompts on a share of the nodes, without algorithms or advantages of the user's.
     prompts = max(1, round(nodes / plan.num_nodes * config.rollout.prompts_per_step))
     rollout = config.rollout.model_copy(update={"prompts_per_step": prompts})
     loss = config.loss.model_copy(update={"advantage": _Advantage()})
@@ -121,9 +121,9 @@ def mean_tokens(config: Config) -> int:
 
 
 def _decoding(plan: Plan, tokens: float) -> DecodeRate:
-    """Return the rate of a decode step. On average a sequence has its prompt and half of its completion, of `tokens`.
+    """Return the rate of a decode step. On average a sequence has its prompt and half of its `tokens` new tokens.
 
-    Memory bounds a decode step: each token of a batch reads the weights and the batch's KV cache once. Tensor
+    Memory bounds a decode step: each step reads the weights and the KV cache of its sequences once. Tensor
     parallelism adds two all-reduces of the hidden states in each layer.
     """
     config, shape, cache = plan.config, plan.model.shape, plan.kv_cache
@@ -176,7 +176,7 @@ def training_rate(plan: Plan) -> Rate:
 def _exchange_s(plan: Plan) -> float:
     """Return the seconds that a learner needs to exchange heads in its sequence-parallel group, per token of its slice.
 
-    Each pass, and the backward pass, sends queries, keys, values and the result, of all heads but its own.
+    Each forward pass and the backward pass send queries, keys, values and results, of all heads but the learner's own.
     """
     config, shape, hardware = plan.config, plan.model.shape, plan.hardware
     degree = config.train.sequence_parallel
@@ -190,9 +190,9 @@ def _exchange_s(plan: Plan) -> float:
 def _flops_per_token(config: Config) -> float:
     """Return F: 2 for the forward pass, 4 for the backward pass, and 2 for each further forward pass over the tokens.
 
-    Further passes are for gradient checkpointing and proximal logprobs. The first minibatch needs no proximal pass,
-    unless the loss compares all tokens of a minibatch or `loss.proximal` is interpolated. `loss.proximal: engine` needs
-    none.
+    Further passes are for gradient checkpointing and proximal logprobs. All minibatches but the first need a proximal
+    pass. All need one if the loss compares all tokens of a minibatch. None needs one if `loss.proximal` is engine, or
+    if it is interpolated and the loss does not compare.
     """
     proximal = 1.0 - 1.0 / config.train.num_minibatches
     if config.loss.proximal == "engine":

@@ -33,7 +33,7 @@ _MOST_STEPS, _MOST_ROLLOUTS = 300, 300_000
 
 @dataclass(frozen=True)
 class Setting:
-    """Nodes and a split to simulate. Learners and engines are those of one node; `width` is the GPUs of an engine."""
+    """Nodes and a split to simulate. `learners` and `engines` are per node, `width` is the GPUs of one engine."""
 
     nodes: int
     learners: int
@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The speed of a run. Idle is the share of time in which engines sample nothing, or learners train nothing."""
+    """The speed of a run. An idle share is the share of time in which engines or learners do nothing."""
 
     setting: Setting
     steps_per_h: float
@@ -109,7 +109,7 @@ class _Rollout:
 class SimulatedEngine:
     """Samples like vLLM: turns in order of arrival, `max_num_seqs` at once, one token each per decode step.
 
-    It has its own clock, at least the time of the last call, and later after a wait for a group's end.
+    The engine has its own clock. It shows at least the time of the last call; `end_of` may advance it further.
     """
 
     def __init__(self, decoding: Callable[[float], float], max_num_seqs: int) -> None:
@@ -118,14 +118,14 @@ class SimulatedEngine:
         self._time = self._steps = self.busy_s = 0.0
         self._order = itertools.count()
         self._running: list[tuple[float, int, float, _Rollout]] = []
-        """For each turn: its last step, a number, the environment's seconds after it, and its rollout."""
+        """For each turn: its last decode step, a tie breaker, the environment's seconds after it, its rollout."""
         self._thinking: list[tuple[float, int, _Rollout]] = []
-        """When each environment answers."""
+        """For each environment: the time of its answer, a tie breaker, its rollout."""
         self._waiting: deque[tuple[int, float, _Rollout]] = deque()
         self._num_open = 0
 
     def load(self, now: float) -> int:
-        """Count the groups that have not ended at that time."""
+        """Count the groups that have not ended at the time `now`."""
         self.advance(now)
         return self._num_open
 
@@ -245,13 +245,13 @@ class SimulatedRun:
         TrainingLoop(self, RolloutBatches(self.config, scheduler), self, self).run(state)
 
     def spent(self) -> tuple[float, float, float]:
-        """Return the time, and the seconds that all engines have sampled and all learners trained until then."""
+        """Return the time so far, and the sums of the engines' sampling seconds and the learners' training seconds."""
         for engine in self.engines:
             engine.advance(self.now)
         return self.now, sum(engine.busy_s for engine in self.engines), self._trained_s
 
     def _draw(self, step: int) -> DrawnStep:
-        """Return the measured step that stands for `step`: all once in random order, then again."""
+        """Return the measured step that stands for `step`. All come once in random order before one comes again."""
         while len(self._draws) <= step:
             self._draws += self._drawing.sample(self.rates.draws, len(self.rates.draws))
         return self._draws[step]
@@ -278,7 +278,7 @@ class SimulatedRun:
 
     def save_before_ending(self, state: DriverState, record: Callable[[], None] | None) -> None: ...
 
-    # The prompts, as long as the run's.
+    # The prompts, of the run's mean length.
     num_items = 2**62
 
     def prompt(self, ordinal: int) -> Prompt:

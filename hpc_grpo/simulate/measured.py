@@ -1,7 +1,7 @@
 """A run's own measurements: the lengths of its completions, and the time of sampling and training them.
 
-Its metrics have no seconds of sampling. Without a policy lag, the driver's wait is the sampling time. With a lag,
-engines sample several steps while learners train, and no line has this time.
+The metrics of a run do not have the seconds of sampling. Without a policy lag, the driver's wait is the sampling time.
+With a lag, engines sample several steps while learners train, and no metric has the sampling time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CALIBRATED_ROLLOUTS, _CALIBRATIONS = 10_000, 3
 """Number of rollouts, and of draws, for fitting the rates of a run with a lag."""
 _SHORTEST_S = 1e-6
 _LESS = 0.8
-"""The second number must reduce the squared errors to at most this share."""
+"""The second number of a fit must reduce the squared errors below this share."""
 _WAIT, _TRAIN, _PUBLISH, _STEP = (f"time/{phase}_s" for phase in ("generate_wait", "train", "publish", "step"))
 _LEFT_OUT = "tokens/left_out_fraction"
 
@@ -114,7 +114,7 @@ class Measurements:
 
 
 def read_measurements(run: RunDir, config: Config) -> Measurements:
-    """Read a run's measurements. Raises ConfigError if it samples nothing, or has too few steps."""
+    """Return a run's measurements. Raises ConfigError if the run samples nothing, or has too few steps."""
     if not config.needs.rollouts:
         raise ConfigError(f"task = {config.task.name} samples nothing: there is nothing to divide between engines.")
     attempt = newest_attempt(run, config, _FEWEST_STEPS)
@@ -122,7 +122,7 @@ def read_measurements(run: RunDir, config: Config) -> Measurements:
         numbers = [line["attempt"] for step, line in read_metrics(run.metrics).items() if step > 0]
         raise ConfigError(
             f"{run.path} has no attempt of {_FEWEST_STEPS} steps or more to learn from: its "
-            f"{counted(len(set(numbers)), 'attempt')} took {len(numbers)}. Train a little longer, or see what "
+            f"{counted(len(set(numbers)), 'attempt')} took {len(numbers)} steps. Train longer, or see what "
             f"`hpc-grpo plan` expects."
         )
     lines, to_go = attempt.lines, attempt.num_remaining_steps
@@ -230,8 +230,8 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
 
     With a lag or an environment, `decoding` is only a first guess, from the first step's wait.
 
-    If the steps are too similar to fit two numbers, a decode step costs the same for any batch (it reads the weights),
-    and training costs by the token (it computes), as in `plan`.
+    If the steps are too similar to fit two numbers, `plan`'s assumptions hold: a decode step costs the same for any
+    batch (it reads the weights), and training costs the same for each token (it computes).
     """
     engines = measured.num_nodes * config.engine.engines_per_node
     learners = measured.num_nodes * config.placement.learners_per_node
@@ -261,8 +261,8 @@ def fit_rates(measured: Measurements, config: Config) -> Rates:
 def fit(counts: Sequence[float], parts: Sequence[float], seconds: Sequence[float], *, by_part: bool) -> Rate:
     """Fit seconds = fixed_s counts + part_s parts by least squares, neither below 0.
 
-    Both are used only if they reduce the squared error of one number alone by a fifth. `by_part`: this is part_s,
-    unless all parts are 0.
+    Uses both numbers only if they reduce the squared error of a single number by more than a fifth. The single number
+    is part_s if `by_part`, unless all parts are 0, else fixed_s.
 
     >>> fit([1.0, 1.0, 1.0], [10.0, 20.0, 30.0], [3.0, 5.0, 7.0], by_part=True)
     Rate(fixed_s=1.0, part_s=0.2)

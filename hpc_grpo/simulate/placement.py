@@ -20,7 +20,7 @@ from hpc_grpo.simulate.cluster import Forecast
 CARD_DEFAULT = (1, 3, 1)
 """Default layout: learners per node, engines per node, GPUs per engine."""
 CLOSE, _EQUAL = 1.05, 1.01
-"""A split or ZeRO stage is worth a change if it is faster by this factor, because the rates are assumed."""
+"""Another split must be faster by `CLOSE`, another ZeRO stage by `_EQUAL`, because the rates are assumed."""
 LAG = "rollout.max_policy_lag"
 _KEYS = (
     "placement.learners_per_node",
@@ -83,7 +83,7 @@ def changed_settings(plan: Plan, other: Plan) -> Settings:
 
 
 def _candidates(plan: Plan) -> Iterator[Plan]:
-    """Yield the candidates that fit and have a time, by layout."""
+    """Yield plans of every layout, ZeRO stage and offload that fit, and whose time is known; ordered by layout."""
     num_gpus = plan.config.launch.slurm.gpus_per_node or gpus_per_node(plan.config)
     lag = max(plan.config.rollout.max_policy_lag, plan.config.train.num_minibatches)
     for learners in range(1, 1 if plan.config.placement.colocate else num_gpus):

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 EXPONENTIAL = tuple(-math.log(1 - percent / 100) for percent in range(1, 100))
-"""Lengths of which half are below 0.7 of the mean."""
+"""Lengths with an exponential distribution: half are below 0.7 of the mean."""
 LOGNORMAL = tuple(math.exp(statistics.NormalDist(-0.5).inv_cdf((n + 0.5) / 400)) for n in range(400))
 """Lengths with a long tail: half are below 0.6 of the mean, two in a hundred above five times the mean; sigma is 1."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The seconds of a work with n parts: `fixed_s` + `part_s` n."""
+    """The seconds of work with n parts: `fixed_s` + `part_s` n."""
 
     fixed_s: float
     part_s: float

@@ -1,4 +1,4 @@
-"""Write the time of a run, before its first step and from its own measurements (`hpc-grpo plan`)."""
+"""Write the expected time of a run, before its first step or from its own measurements (`hpc-grpo plan`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TITLES = ("nodes", "learners", "engines", "lag", "step, s", "steps/h", "engines
 def settings_of(
     config: Config, nodes: Sequence[int], learners: Sequence[int] | None, lags: Sequence[int] | None
 ) -> list[Setting]:
-    """List the requested settings. A node's learners and engines share its slots as in `config`.
+    """List the requested settings. A node has as many slots as in `config`; engines get those without a learner.
 
     Raises ConfigError if the learners leave no slot for an engine.
     """
@@ -68,8 +68,8 @@ def simulation_text(config: Config, measured: Measurements, settings: Sequence[S
         lines.append(f"episodes of {sequences.turns:.3g} turns; an environment takes {sequences.environment_s:.3g} s")
     if as_it_was.lag or sequences.environment_s:
         lines.append(
-            "engines sampled behind training or environments: a decode step takes what makes the simulated run wait as "
-            "long as it did"
+            "sampling overlapped with training or environments: the decode step is fitted, so that the simulated run "
+            "waits as long as the run did"
         )
     cheapest = min(found, key=lambda each: each.node_hours(1))
     best = [_best([each for each in found if each.setting.nodes == number]) for number in {s.nodes for s in settings}]
@@ -79,7 +79,7 @@ def simulation_text(config: Config, measured: Measurements, settings: Sequence[S
         *_table(rows, measured.steps_to_go),
         "",
         f"node-hours are those of {counted(measured.steps_to_go, 'step')}: {measured.which_steps}.",
-        f"* most steps/h on so many nodes. Fewest node-hours a step: {counted(cheapest.setting.nodes, 'node')}, "
+        f"* most steps/h on this number of nodes. Fewest node-hours a step: {counted(cheapest.setting.nodes, 'node')}, "
         f"{counted(cheapest.setting.learners, 'learner')} and {counted(cheapest.setting.engines, 'engine')} on each, "
         f"lag {cheapest.setting.lag}.",
         "Not counted: the network between more nodes than were measured, failures, and cores that both sides share.",
@@ -147,10 +147,10 @@ def _measured_time(plan: Plan, measured: MeasuredAttempt) -> Iterator[str]:
     steps = counted(len(measured.lines), "step")
     yield f"Step time: {measured.median_step_s:.1f} s, the median of {steps} of attempt {measured.number}{where}."
     if plan.config.needs.rollouts:
-        yield f"On other nodes, splits and lags, as it measured itself: hpc-grpo plan {plan.config.run_path}"
+        yield f"On other nodes, splits and lags, from its measurements: hpc-grpo plan {plan.config.run_path}"
     remaining = measured.num_remaining_steps
     if remaining is None:
-        yield "Node-hours left: not known, since the length of the run is not (train.total_epochs)."
+        yield "Node-hours left: not known, because the run's length in steps is not known (train.total_epochs)."
         return
     left = remaining * measured.median_step_s * (measured.num_nodes or plan.num_nodes) / 3600
     yield f"Node-hours left: {left:.1f}, for {counted(remaining, 'step')}."
@@ -184,8 +184,8 @@ def _longest_step(plan: Plan) -> Iterator[str]:
         worst_s = step_s(bound)
         hours = f", {steps * worst_s * gpus / 3600:,.0f} GPU-hours" if steps is not None else ""
         yield from wrapped(
-            f"With all that rollout.dynamic_sampling = {bound} may sample: {_seconds(worst_s)} s a step{hours}. "
-            f"Placements are without that."
+            f"With the most that rollout.dynamic_sampling = {bound} may sample: {_seconds(worst_s)} s a step{hours}. "
+            f"Placements do not include this."
         )
 
 

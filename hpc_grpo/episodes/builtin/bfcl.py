@@ -144,7 +144,7 @@ class Apis:
                 if isinstance(value, int | float) and abs(value) > _MOST.get(key, _MOST_OF_OTHERS):
                     raise ValueError(f"{key} is too large")
             value = getattr(self.instances[self._documents[name][0]], name)(**arguments)
-        except Exception as error:  # noqa: BLE001 - a call of the model's may raise anything, and is told what
+        except Exception as error:  # noqa: BLE001 - a call may raise anything, and the model sees the error
             return f"Error during execution: {error}"
         try:
             return json.dumps(value) if isinstance(value, dict) else str(value)

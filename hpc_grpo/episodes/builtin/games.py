@@ -17,7 +17,7 @@ from hpc_grpo.registry import ENVIRONMENTS, REWARDS
 from hpc_grpo.rewards import Group
 
 OFFLINE_GAMES = "2048 Blackjack FrozenLake GuessTheNumber Mastermind Minesweeper Sokoban TowerOfHanoi"
-"""Some games of one player that need no network, without their -v0."""
+"""Names, without -v0, of some games of one player that need no network."""
 _MAX_CHARS = 4000
 """Length of a message's end that is searched for the move. Python parses no number of more than 4300 digits."""
 
@@ -118,9 +118,9 @@ class ReasoningGym:
 
 @ENVIRONMENTS.register("verifiers")
 class Verifiers:
-    """An environment of verifiers: it asks the model through a client, and scores the rollout.
+    """An environment of the package verifiers. It calls the model through a client, and scores the rollout.
 
-    `args` are the arguments of `load_environment`. The sessions of a process share one environment, which supports
+    `args` are the arguments of `load_environment`. The sessions of a process share one environment: verifiers supports
     this. A row comes from the environment's own data set, with prompt, answer and info.
     """
 

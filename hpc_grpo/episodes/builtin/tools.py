@@ -3,9 +3,9 @@
 Each call in a message is answered by a message of the role `tool`. A message without a call ends the episode. The
 rewards of the config judge this message: the environment gives no reward.
 
-The model reads ValueError and TypeError of a tool. Any other exception, also for a missed deadline `call_s`, comes out
-of `step` and masks the episode. No call starts later than `call_s` after the first call of its message. Otherwise many
-slow calls would exceed the environment's deadline, and mask the episode.
+The model sees a tool's ValueError and TypeError. `step` raises any other exception, also for a missed deadline
+`call_s`, and this masks the episode. No call starts later than `call_s` after the first call of its message. Otherwise
+many slow calls would exceed the environment's deadline, and mask the episode.
 
 The sandbox of the reward `code` runs `python`. A program sees the state of the session's earlier programs: they run
 again first, and their output is dropped. Together they have `python_s` of CPU time, and twice this in wall time. A
@@ -63,7 +63,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 class Tools:
     """`tools` are names of built-in tools, or the user's functions as `module:function`, sync or async.
 
-    The result of a tool is converted by `str`, and cut to `max_chars`.
+    A tool's result is converted by `str`, and cut to `max_chars`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON schema of a tool, as chat templates take it, from its signature and docstring.
+    """Return a tool's JSON schema for chat templates, from the function's signature and docstring.
 
     Lines `name: text` below `Args:` describe parameters. Raises ConfigError for a function that a model cannot call.
     """
@@ -149,7 +149,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     except (PydanticUserError, NameError) as error:
         raise ConfigError(f"environment.args.tools: the parameters of {name} have no JSON schema: {error}") from None
     if not text or parameters["type"] != "object":
-        raise ConfigError(f"environment.args.tools: {name} must have a docstring, and named parameters alone.")
+        raise ConfigError(f"environment.args.tools: {name} must have a docstring, and only named parameters.")
     properties, described = parameters["properties"], None
     for schema in properties.values():
         schema.pop("title", None)
@@ -175,7 +175,7 @@ def shortened(text: str, most: int) -> str:
 
 @TOOLS.register("python")
 class Python:
-    """The tool `python`, and its session."""
+    """The tool `python`, with the programs of its session."""
 
     def __init__(self, seconds: float, isolation: str) -> None:
         self._limits, self._isolation = Limits(seconds, clock=_CLOCK), isolation

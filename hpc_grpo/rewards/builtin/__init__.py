@@ -1,4 +1,4 @@
-"""The built-in rewards, one file each, imported when a config names them."""
+"""The built-in rewards. A file is imported when a config names one of its rewards."""
 
 from __future__ import annotations
 

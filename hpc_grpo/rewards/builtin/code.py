@@ -32,7 +32,7 @@ class CodeSettings(Section):
     partial: bool = Field(False, description="Score the share of cases that passed.")
     isolation: Choice = Field("strong", description="strong: namespaces or bubblewrap; limits: neither of them.")
     parallel: PositiveInt = Field(8, description="Programs that run at the same time, at most one on each core.")
-    time_s: PositiveFloat = Field(2.0, description="Processor seconds of one case; three times as many by the clock.")
+    time_s: PositiveFloat = Field(2.0, description="Processor seconds of one case; three times this in wall time.")
     memory_mib: PositiveInt = Field(512, description="Memory of one case.")
     processes: PositiveInt = Field(32, description="Processes of one case.")
     tmp_mib: PositiveInt = Field(64, description="Size of /tmp, which is in memory.")
@@ -43,9 +43,9 @@ class CodeSettings(Section):
 
 
 def prepare(settings: CodeSettings, timeout_s: float, is_resume: bool) -> str:
-    """Return which isolation is used.
+    """Return a description of the isolation.
 
-    Raises ConfigError if it is weaker than configured, or if one endless loop takes all time.
+    Raises ConfigError if the isolation is weaker than configured, or if one endless loop may use up `timeout_s`.
     """
     if timeout_s <= (longest_s := settings.limits.wall_s):
         raise ConfigError(
@@ -61,11 +61,11 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
 
     The column `tests_field` is Python text with assertions, run after the program. Or it is a list of `{"input": …,
     "output": …}`, possibly as JSON: the program reads stdin, and its output is compared without white space at ends of
-    lines. With `partial`, the score of a list is the share of passed cases. A case over a limit is the last one if
-    another one could use up `timeout_s`. `with_prompt` puts the column `prompt_field` before the program: the head of a
+    lines. With `partial`, the score of a list is the share of passed cases. No case runs after a case over a limit if
+    one more could use up `timeout_s`. `with_prompt` puts the column `prompt_field` before the program: the head of a
     function, without the markup of a chat.
 
-    A program has `time_s` of processor time for each case, and three times that on the clock. The sandbox has no
+    A program has `time_s` of processor time for each case, and three times that in wall time. The sandbox has no
     network, no files except the system's, and /tmp in memory. `isolation: limits` is used only if the config names it.
     """
     limits = settings.limits
@@ -98,9 +98,9 @@ def code(group: Group, settings: CodeSettings) -> Iterator[float]:
 
 
 def program_of(completion: str, is_tested: bool = False) -> str:
-    """Return the program in a completion: its last code block that is tagged Python.
+    """Return the program in a completion: the last of its `answer_blocks` for Python.
 
-    With `is_tested`, the last block that defines a function or class: an example of its use may follow.
+    With `is_tested`, the last block that defines a function or class, if any: an example of its use may follow.
 
     >>> program_of("Like this:\\n```python\\nprint(1)\\n```\\nDone.")
     'print(1)\\n'

@@ -118,7 +118,7 @@ def _response_language(text: str, language: str) -> bool:
 
 
 def _language(text: str) -> str | None:
-    """Return the language as an ISO 639-1 code. None if it cannot be detected, which counts against no completion."""
+    """Return the language as an ISO 639-1 code; None if it cannot be detected: then any language counts as right."""
     import langdetect
 
     try:
@@ -175,7 +175,7 @@ def _postscript(text: str, postscript_marker: str) -> bool:
 
 @_instruction("detectable_format:number_bullet_lists")
 def _number_bullet_lists(text: str, num_bullets: int) -> bool:
-    patterns = (r"^[^\S\n]*\*[^\*].*$", r"^[^\S\n]*-.*$")  # by \s* many empty lines would take seconds
+    patterns = (r"^[^\S\n]*\*[^\*].*$", r"^[^\S\n]*-.*$")  # with \s*, many empty lines would take seconds
     return sum(len(re.findall(pattern, text, re.MULTILINE)) for pattern in patterns) == num_bullets
 
 
@@ -207,7 +207,7 @@ def _json_format(text: str) -> bool:
 
 @_instruction("detectable_format:title")
 def _title(text: str) -> bool:
-    """Look between the first `<<` and the last `>>` of each line."""
+    """Return whether a line has text between its first `<<` and its last `>>`."""
     return any(
         line[line.find("<<") : line.rfind(">>")].lstrip("<").rstrip(">").strip()
         for line in text.split("\n")

@@ -23,7 +23,7 @@ def load() -> None:
 
 @reward("math", ScoredHere, load=load)
 def math(group: Group, settings: Section) -> Iterator[float]:
-    r"""Compare each completion with its `answer`: a number, words, or notation such as `\sqrt{8}`, sets, matrices."""
+    r"""Compare each completion with the item's `answer`: a number, words, or notation (`\sqrt{8}`, sets, matrices)."""
     wanted = answers.reference_answer(str(group.answer()))
     verdicts: dict[str, bool] = {}  # completions of a group often agree
     for completion in group.completions:
@@ -52,13 +52,13 @@ class Gsm8kSettings(ScoredHere):
 def gsm8k(group: Group, settings: Gsm8kSettings) -> Iterator[float]:
     """Compare numbers with the number after `####` in the column `answer` (GSM8K, arXiv:2110.14168).
 
-    `strict` only accepts the completion's number after `####`, which also trains the format. `flexible` uses its last
-    number.
+    `strict` only accepts the completion's number after `####`, and so trains the format too. `flexible` uses the
+    completion's last number.
     """
     reference = str(group.answer())
     wanted = answers.parse_number(answers.after_hashes(reference) or reference)
     if wanted is None:
-        raise ConfigError(f"the answer {reference!r} ends in no number behind ####. Use the reward math.")
+        raise ConfigError(f"the answer {reference!r} has no number after ####. Use the reward math.")
     for completion in group.completions:
         text = answers.plain_characters(answers.after_thoughts(completion))
         strict = answers.stated_number(answers.after_hashes(text) or "")

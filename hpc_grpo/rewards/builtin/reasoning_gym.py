@@ -28,7 +28,7 @@ from hpc_grpo.section import Section
 _COLUMNS = ("task", "task_args", "metadata", "question", "answer")
 _SHARE_OF_TIMEOUT = 0.8
 _START_S = 60.0
-"""The package takes seconds to import, on a busy node many."""
+"""Seconds in which the package must be imported: it takes a few, and more on a busy node."""
 
 _EVALUATED = (
     ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp,
@@ -45,19 +45,19 @@ class ReasoningGymSettings(Section):
     isolation: Choice = Field(
         "strong", description="Where answers are scored. strong: namespaces or bubblewrap; limits: neither of them."
     )
-    time_s: PositiveFloat = Field(2.0, description="Processor seconds of one completion, which scores 0 beyond them.")
+    time_s: PositiveFloat = Field(2.0, description="Processor seconds of one completion. Beyond them it scores 0.")
     memory_mib: PositiveInt = Field(1024, description="Memory of one completion.")
 
 
 def load() -> None:
     if find_spec("reasoning_gym") is None:
         raise ConfigError("the package reasoning-gym is missing. Install hpc-grpo[tasks].")
-    with contextlib.suppress(ConfigError):  # `prepare` refuses, unless the settings ask for less
+    with contextlib.suppress(ConfigError):  # `prepare` raises it, unless the settings ask for less
         _start(ReasoningGymSettings())
 
 
 def prepare(settings: ReasoningGymSettings, timeout_s: float, is_resume: bool) -> str:
-    """Say what isolation there is. Raises ConfigError if it is weaker than wanted."""
+    """Return a description of the isolation. Raises ConfigError if it is weaker than requested."""
     _start(settings)
     return describe(find_isolation(settings.isolation))
 
@@ -66,8 +66,8 @@ def prepare(settings: ReasoningGymSettings, timeout_s: float, is_resume: bool) -
 def reasoning_gym(group: Group, settings: ReasoningGymSettings) -> Iterator[float]:
     """Score by the item's task. Without `partial`, only a full score counts.
 
-    `answers.final_answer` finds the answer, in the form of the item's answer. A completion scores 0 if its scoring
-    raises, or takes more than `time_s` of processor time.
+    `answers.final_answer` finds the answer, in the form of the item's answer. A completion scores 0 if scoring it
+    raises, or takes more than `time_s` of processor time. Raises RuntimeError if the item's answer raises too.
     """
     fix = "This reward scores rows of reasoning_gym:TASK alone. Name another reward."
     row = {column: group.column(column, fix) for column in _COLUMNS}
@@ -97,7 +97,7 @@ def _sandbox(isolation: str, time_s: float, memory_mib: int) -> SandboxedScorer:
 
 
 def _start(settings: ReasoningGymSettings) -> None:
-    """Import the package in the sandbox: a cold file system's time must not count against a call."""
+    """Import the package in the sandbox: the time of a cold file system must not count for a completion."""
     sandbox = _sandbox(find_isolation(settings.isolation), settings.time_s, settings.memory_mib)
     try:
         sandbox.score(f"{__name__}:imported", "0", _START_S)
@@ -133,9 +133,9 @@ _python_eval = eval
 def evaluate(source: str, names: Any = None, local: Any = None) -> Any:
     """Evaluate an expression of literals, operators and functions, in place of `eval`.
 
-    sympy's parser gives `names`. They include mathematical functions and constants only if the task has a variable:
-    other tasks ask for certain numbers, and `ceiling(pi)` would be one more. Raises ValueError for any other
-    expression: otherwise an answer could write its own score.
+    sympy's parser gives `names`. Mathematical functions and constants are allowed only if the task has a variable:
+    other tasks ask for given numbers, and `ceiling(pi)` would add one. Raises ValueError for any other expression:
+    otherwise an answer could write its own score.
     """
     caller = sys._getframe(1)
     is_task_s = names is None
@@ -158,7 +158,7 @@ def evaluate(source: str, names: Any = None, local: Any = None) -> Any:
 
 
 def _is_mathematics(value: Any) -> bool:
-    """Return whether a value is a constant, variable or function of sympy's. `Integral` is none: it solves nothing."""
+    """Return whether a value is a constant, variable or function of sympy's. `Integral` does not count as one."""
     import sympy
 
     if isinstance(value, type):

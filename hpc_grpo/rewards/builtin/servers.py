@@ -49,9 +49,9 @@ def load() -> None:
 
 
 def open_client(server: Server) -> httpx.AsyncClient:
-    """Return a client for the server, which gets the key. A token is not sent: both sides prove it.
+    """Return a client that sends the key to the server. A token is not sent: both sides prove that they have it.
 
-    Proxies of the environment are for https alone: they could read the rest. Raises ConfigError for a missing key or
+    Only https uses proxies of the environment: they could read plain http. Raises ConfigError for a missing key or
     token, and for a token with a server that takes none.
     """
     import httpx
@@ -78,7 +78,7 @@ def open_client(server: Server) -> httpx.AsyncClient:
 async def ask_all(server: Server, path: str, bodies: Sequence[Any], timeout_s: float) -> list[Any]:
     """Post each body and return the JSON of the answers, at most `concurrency` at a time.
 
-    Raises ConfigError if the server refuses for good, AnswerError if one is not answered within `timeout_s`.
+    Raises ConfigError if the server refuses for good, AnswerError if it does not answer a body within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s - _MARGIN_S
     gate = asyncio.Semaphore(server.concurrency)
@@ -92,10 +92,10 @@ async def ask_all(server: Server, path: str, bodies: Sequence[Any], timeout_s: f
 
 
 async def wait_for(server: Server, path: str, timeout_s: float, *, is_resume: bool) -> Any:
-    """Wait until the server answers a GET, and return its JSON. None if it answers but has nothing at `path`.
+    """Wait until the server answers a GET. Return the answer's JSON; None if the server has nothing at `path`.
 
-    Before a run it waits `timeout_s`, at most 45 s, because nodes wait and the user may still watch. Then it raises
-    ConfigError. Before a resume it waits ten minutes, because a server that answered once is likely to return. Then it
+    Before a run, waits `timeout_s`, at most 45 s, because nodes wait and the user may still watch. Then raises
+    ConfigError. Before a resume, waits ten minutes, because a server that answered once is likely to return. Then
     raises RewardAwayError.
     """
     timeout_s = _RESUME_S if is_resume else min(timeout_s, _START_S)
@@ -104,7 +104,7 @@ async def wait_for(server: Server, path: str, timeout_s: float, *, is_resume: bo
             return await _ask(client, server, "GET", path, None, time.monotonic() + timeout_s)
         except AnswerError as error:
             if is_resume:
-                raise RewardAwayError(f"{error} It did when the run began: start it, and the run goes on.") from error
+                raise RewardAwayError(f"{error} It answered when the run began. Start it: the run resumes.") from error
             raise ConfigError(f"{error} Start the server before the run, or set rewards.N.args.url.") from error
 
 
@@ -126,7 +126,7 @@ async def _ask(client: httpx.AsyncClient, server: Server, method: str, path: str
                 return _answer_of(response, method, url)
             wrong = f"status {status}"
             asked = response.headers.get("Retry-After", "")
-            pause_s = max(pause_s, float(asked) if asked.isdecimal() else 0.0)  # it may be a date
+            pause_s = max(pause_s, float(asked) if asked.isdecimal() else 0.0)  # Retry-After may be a date
         pause_s = min(pause_s, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.25)
         if time.monotonic() + pause_s >= deadline:
             raise UnansweredError(f"{url} did not answer within the call's deadline, in {tries} tries: {wrong}.")
@@ -135,19 +135,19 @@ async def _ask(client: httpx.AsyncClient, server: Server, method: str, path: str
 
 
 def _answer_of(response: httpx.Response, method: str, url: str) -> Any:
-    """Return the JSON of an answer, or raise for a refusal. A server without a page for its health is alive too."""
+    """Return the JSON of an answer, or raise for a refusal. Return None for a missing page: the server is alive."""
     status = response.status_code
     if response.is_success:
         try:
             return response.json()
         except ValueError as error:
-            raise AnswerError(f"{url} answers with what is no JSON: {response.text[:200]!r}") from error
+            raise AnswerError(f"{url} answers with text that is no JSON: {response.text[:200]!r}") from error
     if method == "GET" and status in (404, 405):
         return None
     if why := _REFUSALS.get(status):
         raise ConfigError(
-            f"{url} answers {status}: {why}. Look at url and api_key_env, or token_env where `hpc-grpo reward serve` "
-            f"is asked."
+            f"{url} answers {status}: {why}. Check url and api_key_env, or token_env if the server is an "
+            f"`hpc-grpo reward serve`."
         )
     raise AnswerError(f"{url} answers {status}: {response.text[:500]}")
 
@@ -162,7 +162,7 @@ class RemoteSettings(Section):
     health_path: str = Field("/health", description="Path that answers while the server can score.")
     api_key_env: str | None = Field(None, description="Environment variable with the key. Default: no key.")
     token_env: str | None = Field(
-        None, description="Environment variable with the token of an hpc-grpo reward serve. Default: another server."
+        None, description="Environment variable with the token, for an hpc-grpo reward serve. Default: no token."
     )
     attempt_s: PositiveFloat = Field(60.0, description="Deadline of one request.")
     concurrency: ClassVar[int] = 1
@@ -175,10 +175,10 @@ async def prepare_remote(settings: RemoteSettings, timeout_s: float, is_resume: 
 
 @reward("remote", RemoteSettings, prepare=prepare_remote, load=load)
 async def remote(group: Group, settings: RemoteSettings) -> list[float]:
-    """Post a group. The answer is `{"scores": […]}` or `{"rewards": […]}`, or the list alone.
+    """Return the server's scores. The answer is `{"scores": […]}` or `{"rewards": […]}`, or the list alone.
 
-    A group is one request. It is retried while the server is away, restarts or is busy, until `rewards.N.timeout_s`. A
-    group without an answer by then is masked, and never scored 0.
+    A group is one request. The request is retried while the server is away, restarts or is busy, until
+    `rewards.N.timeout_s`. A group without an answer by then is masked, and never scored 0.
     """
     count = len(group.completions)
     prompts = [group.prompt] * count
@@ -225,7 +225,7 @@ class LlmJudgeSettings(Section):
     template: str = Field(_TEMPLATE, description="Question, with {prompt}, {completion}, {answer} and {scale}.")
     pattern: str = Field(_SCORE, description="Pattern of Python with one group, around the score in the reply.")
     scale: PositiveFloat = Field(10.0, description="Best score that the judge gives.")
-    api_key_env: str | None = Field(None, description="Environment variable with the key; null: no key.")
+    api_key_env: str | None = Field(None, description="Environment variable with the key. Default: no key.")
     concurrency: PositiveInt = Field(16, description="Requests at the same time.")
     max_tokens: PositiveInt = Field(512, description="Longest reply of the judge.")
     temperature: NonNegativeFloat = Field(0.0, description="Sampling temperature of the judge.")
@@ -245,7 +245,7 @@ class LlmJudgeSettings(Section):
 
 
 async def prepare_llm_judge(settings: LlmJudgeSettings, timeout_s: float, is_resume: bool) -> str:
-    """Wait for the server, and look whether it has the model. Raises ConfigError if it has others only."""
+    """Wait for the server. Raises ConfigError if it serves only other models."""
     url, model = settings.url, settings.model
     found = await wait_for(settings, "/models", timeout_s, is_resume=is_resume)
     served = [entry.get("id") for entry in found.get("data", [])] if isinstance(found, dict) else []
@@ -289,7 +289,7 @@ async def llm_judge(group: Group, settings: LlmJudgeSettings) -> list[float]:
 def _filled(settings: LlmJudgeSettings, prompt: str, completion: str, reference: Any) -> str:
     """Fill a template in one pass: braces in a completion are not filled.
 
-    Escapes the template's marks, such as `</response>`, in the completion, so that it cannot end its own part.
+    Escapes the template's marks, such as `</response>`, in the completion: a completion cannot end its own part.
     """
     marks = "|".join(map(re.escape, {"reference", *re.findall(r"</([\w.:-]+)>", settings.template)}))
     completion = re.sub(rf"(?i)<(?=\W{{0,9}}(?:{marks})\b)", "&lt;", completion)

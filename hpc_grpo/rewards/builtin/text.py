@@ -62,7 +62,7 @@ def _f1(given: list[str], wanted: list[str]) -> float:
 
 
 class RegexSettings(ScoredHere):
-    pattern: str | None = Field(None, description="Pattern of Python; null: that of the row.")
+    pattern: str | None = Field(None, description="Pattern of Python. Default: the row's pattern.")
     pattern_field: str = Field("pattern", description="Column with the pattern of each row.")
     mode: Literal["search", "fullmatch"] = Field("search", description="Match anywhere, or the whole completion.")
     ignore_case: bool = Field(False, description="Upper and lower case are equal.")
@@ -94,15 +94,15 @@ def regex(group: Group, settings: RegexSettings) -> Iterator[float]:
 
 
 class KeywordMatchSettings(ScoredHere):
-    keyword_list: list[str] | None = Field(None, description="Keywords; null: those of the row.")
+    keyword_list: list[str] | None = Field(None, description="Keywords. Default: the row's keywords.")
     keyword_field: str = Field("keywords", description="Column with the keywords of each row.")
     case_sensitive: bool = Field(False, description="Upper and lower case differ.")
 
 
 @reward("keyword_match", KeywordMatchSettings)
 def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[float]:
-    """Count keywords, as whole words. They come from `keyword_list`, else from the column `keyword_field`: a list of
-    texts or one text with commas. An item without keywords scores 1.0.
+    """Return the share of keywords that occur as whole words. `keyword_list` has the keywords, else the column
+    `keyword_field`: a list of texts or one text with commas. An item without keywords scores 1.0.
     """
     own = settings.keyword_list
     wanted = group.column_of(settings, "keyword_field", str, list, NoneType) if own is None else own
@@ -120,7 +120,7 @@ def keyword_match(group: Group, settings: KeywordMatchSettings) -> Iterator[floa
 class JsonSchemaSettings(ScoredHere):
     # Not named `schema`: pydantic's models have a method of that name.
     wanted: dict[str, Any] | bool | str | None = Field(
-        None, alias="schema", description="The schema, or its text as JSON; null: that of the row."
+        None, alias="schema", description="The schema, or its text as JSON. Default: the row's schema."
     )
     schema_field: str = Field("schema", description="Column with the schema of each row.")
     partial: float = Field(0.0, description="Score of JSON that does not follow the schema.")
@@ -133,7 +133,7 @@ def load_json_schema() -> None:
 
 @reward("json_schema", JsonSchemaSettings, load=load_json_schema)
 def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
-    """Check the last fenced JSON block, else the whole completion, against `schema` or the row's schema.
+    """Check the last of the completion's `answer_blocks` for JSON against `schema`, else against the row's schema.
 
     A schema is an object, or its JSON text. Its `$schema` names the draft, by default 2020-12. `partial` is the score
     of JSON that does not follow the schema. References to other documents are not fetched.
@@ -166,7 +166,7 @@ def json_schema(group: Group, settings: JsonSchemaSettings) -> Iterator[float]:
 
 class LengthSettings(ScoredHere):
     most: PositiveInt | None = Field(None, description="Longest completion without a penalty.")
-    over: PositiveInt | None = Field(None, description="Length over which the penalty falls to -1; null: `most`.")
+    over: PositiveInt | None = Field(None, description="Length beyond `most` that gets -1. Default: `most`.")
     target: PositiveInt | None = Field(None, description="Length that scores 1.")
     unit: Literal["words", "characters"] = Field("words", description="What is counted.")
 

@@ -1,7 +1,7 @@
 """Run the programs of a session: `python -s -P cells.py`, with a JSON list of programs on stdin.
 
-All share one namespace. Only the last one is shown: its output and the value of its last expression, or its error. The
-verdict is `done` once the last one has ended.
+All programs share one namespace. Prints only the last program's output and the value of its last expression, or its
+error. The verdict is `done` once the last program has ended.
 
 It imports only the standard library.
 """
@@ -32,7 +32,7 @@ def run(number: int, program: str, names: dict[str, Any]) -> None:
             value = eval(compile(ast.Expression(last.value), file, "eval"), names)
             if value is not None:
                 print(repr(value))
-    except BaseException as error:  # noqa: BLE001 - a SystemExit ends a call and no session
+    except BaseException as error:  # noqa: BLE001 - SystemExit ends a call, not the session
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         traceback.print_exception(type(error), error, frames, file=sys.stdout)
     sys.stdout.flush()
@@ -41,7 +41,7 @@ def run(number: int, program: str, names: dict[str, Any]) -> None:
 
 def main() -> None:
     *earlier, last = json.load(sys.stdin)
-    random.seed(0)  # the earlier calls must find what they found
+    random.seed(0)  # the earlier programs must draw the same numbers again
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = [os.dup(1), os.dup(2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -53,7 +53,7 @@ def main() -> None:
     os.dup2(shown[1], 2)
     run(len(earlier) + 1, last, names)
     os.write(_VERDICT_FD, b"done")
-    os._exit(0)  # and wait for no thread of a program
+    os._exit(0)  # does not wait for threads of a program
 
 
 if __name__ == "__main__":

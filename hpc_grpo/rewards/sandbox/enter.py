@@ -41,7 +41,7 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 NOBODY = 65534
 INNER_USER = 1000
 _DEVICES = ("null", "full", "random", "urandom")
-"""Without zero: its shared mappings are memory of no process, which no limit counts."""
+"""Omits `zero`: its shared mappings belong to no process, so no limit counts their memory."""
 _HIDDEN_IN_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 EXIT_REFUSED = 71
 
@@ -75,7 +75,7 @@ def _staged(shown: dict[str, str]) -> dict[str, str]:
     """Bind the paths below a folder that anybody may enter: root gives up its rights, and a path may be below /root."""
     _call("unshare", _NEW_MOUNTS)
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
-    # Opened before: the paths may lie below the folder that the mount covers.
+    # Opened before the mount, which may cover the paths.
     opened = {path: os.open(path, os.O_PATH | os.O_NOFOLLOW) for path in shown}
     _mount("tmpfs", _STAGE, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     staged = {path: f"{_STAGE}/{number}" for number, path in enumerate(shown)}

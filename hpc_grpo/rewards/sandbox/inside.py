@@ -1,14 +1,14 @@
-"""The first process of a sandbox: `python -I -S inside.py`. Reads a JSON job per line, and writes its results in a
-line.
+"""The first process of a sandbox: `python -I -S inside.py`. It reads jobs, a JSON line each, and writes a line with
+the results of each job.
 
 A job has `cases` (texts), `limits`, `files` to write into its start folder, and a program:
 - `argv`, a program. Each case is the text on the program's stdin.
 - `scorer`, a function as `module:name`. It gets `given`, and returns a function that scores a case. This process
   imports the module and calls the function once. Each case is scored in a fork of this process, and so starts at once.
 
-The answer has the job's `id` and, for each run case, how it ended and what it wrote. The first case that does not end
-with `exit 0` is the last one. With `patience_s`, the last one is the first case that passes a limit or is killed after
-this many seconds. This process never runs a model's text, and no case can reach this process.
+The answer has the job's `id` and, for each run case, how it ended and what it wrote. No case runs after one that does
+not end with `exit 0`. With `patience_s`, only a case that exceeds a limit or is killed after this many seconds is the
+last one. This process never runs a model's text, and no case can reach this process.
 
 The kernel limits the memory of single processes, so this process watches the sum of all. Without a namespace, this
 process kills its descendants. It imports only the standard library, and holds no secret.
@@ -38,14 +38,14 @@ _POLL_S, _POLL_NODE_S = 0.02, 0.2
 """Seconds between two checks of the processes: those of the namespace, or without one those of the whole node."""
 
 _POLL_ENDING_S = 0.001
-"""A program that has closed its pipes is about to end."""
+"""Seconds between two checks of a program that has closed its pipes: it is about to end."""
 
 _MEMORY = re.compile(rb"^Vm(Size|RSS|Swap|PTE):\s+(\d+) kB$", re.MULTILINE)
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""OpenBLAS and MKL read it too. With one thread per core of a large node, NumPy's import would exceed the limits."""
+"""Read by OpenBLAS and MKL too. With a thread for each core of a large node, NumPy's import would exceed the limits."""
 _DESCRIPTORS = {"stdin": 0, "stdout": 1, "stderr": 2, "verdict": 3}
 _KILL_S, _KILL_POLL_S = 5.0, 0.0005
-"""On a busy node a killed process takes a while to go."""
+"""Seconds to wait for killed processes, and between two checks: on a busy node they take a while to end."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the first process of a namespace gets no signal without a handler
     os.environ.update(_ONE_THREAD)
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what an imported scorer prints is no answer
+        os.dup2(2, 1)  # output of an imported scorer is no answer
         for line in sys.stdin.buffer:
             job = json.loads(line)
             answers.write(json.dumps({"id": job["id"], "results": _run_cases(job)}).encode() + b"\n")
@@ -86,7 +86,7 @@ def _run_cases(job: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _empty_folder() -> None:
-    """Remove what a case has left. Folders may be nested deeper than Python recurses, and than a path is long."""
+    """Remove the files of a case. Folders may be nested too deep for Python's recursion or for a single path."""
     Path.cwd().chmod(0o700)  # A case may have removed the permission that a path through "." needs.
     pending, moved = [Path()], 0
     while pending:
@@ -159,7 +159,7 @@ def _made(scorer: str, given: str) -> Callable[[str], float]:
 
 
 def _take_descriptors(theirs: dict[str, int]) -> None:
-    """Give this process the case's pipes and no other descriptor: those of this program's loop carry the results."""
+    """Leave this process only the case's pipes. The loop's other descriptors carry the results of cases."""
     above = {name: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for name, descriptor in theirs.items()}
     for name, descriptor in above.items():
         os.dup2(descriptor, _DESCRIPTORS[name])
@@ -167,7 +167,7 @@ def _take_descriptors(theirs: dict[str, int]) -> None:
 
 
 def _limit(limits: dict[str, float], address_bytes: float) -> None:
-    """Set the kernel's limits of this process, and a lower priority than the watching process."""
+    """Set the kernel's limits of this process, and a lower priority than that of the watching process."""
     for name, most in {
         "CPU": limits["cpu_s"],
         "AS": address_bytes,
@@ -183,7 +183,7 @@ def _limit(limits: dict[str, float], address_bytes: float) -> None:
 
 
 def _watch(process: int, selector: Any, pending: Any, written: dict[str, bytearray], limits: dict[str, float]) -> str:
-    """Feed and read the program until it ends or passes a limit. Checks its usage every 20 ms."""
+    """Feed and read the program until it ends or exceeds a limit. Return how it ended, as in `_run`."""
     deadline, next_look = time.monotonic() + limits["wall_s"], 0.0
     while True:
         for key, _ in selector.select(_POLL_S if selector.get_map() else _POLL_ENDING_S):
@@ -287,7 +287,7 @@ def _others() -> list[int]:
 
 
 def _kill_all() -> bool:
-    """Kill and reap the remaining processes. False if they multiply faster; the end of this process then ends them."""
+    """Kill and reap the other processes. Return False if new ones start too fast; they end with this process."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         others = _others()

@@ -36,22 +36,22 @@ _SYSTEM_PATHS = (
     *("/usr/libexec", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/alternatives"),
 )
 _OF_PREFIX = ("bin", "lib", "lib32", "lib64", "include", "pyvenv.cfg")
-"""Parts of its prefix that a Python needs. The prefix may be a project's folder."""
+"""Parts of a Python's prefix that the Python needs. The rest may be a project's files."""
 _GRACE_S = 10.0
 """Time beyond the job's deadlines, to build and tear down the sandbox on a busy node."""
 
 _MIB = 1 << 20
 _OTHER_THREADS = 256
 _SOCKET_SETTING, _SOCKET_BYTES = Path("/proc/sys/net/core/wmem_default"), 212_992
-"""The size of a socket's buffer, and Linux's default, for a network namespace that hides the setting."""
+"""The file with a socket's buffer size, and Linux's default for a network namespace that hides the file."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one case. `cpu_s` applies to each process, the others to all processes of a case together.
+    """Limits of one case. `cpu_s` is per process; the other limits are for all processes of a case together.
 
-    On the clock a case has `clock` times `cpu_s`: a busy node gives a program part of a core, and a sleeping program
-    must end too.
+    A case has `clock` times `cpu_s` seconds of wall time: a busy node gives a program part of a core, and a sleeping
+    program must end too.
     """
 
     cpu_s: float = 2.0
@@ -68,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """How a case ended: `exit N`, `signal N`, or the limit it passed (time, memory, processes, output)."""
+    """How a case ended: `exit N`, `signal N`, or the limit that it exceeded (time, memory, processes, output)."""
 
     ended: str
     stdout: str = ""
@@ -88,10 +88,10 @@ def run_job(
     limits: Limits,
     patience_s: float | None = None,
 ) -> list[CaseResult]:
-    """Run `argv` once for each text on stdin, in a new sandbox. Raises SandboxError if it could not run.
+    """Run `argv` once for each of `cases`, its stdin, in a new sandbox. Raises SandboxError if the sandbox fails.
 
-    The first case that does not end with `exit 0` is the last one. With `patience_s`, the last one is the first case
-    that passes a limit after so many seconds. If a program kills the sandbox, that is the result of its case.
+    No case runs after one that does not end with `exit 0`. With `patience_s`, only a case that exceeds a limit after
+    this many seconds is the last one. If a program kills the sandbox, the result of its case says so.
     """
     job: dict[str, Any] = {"id": "", "argv": argv, "files": files, "cases": cases, "patience_s": patience_s}
     job["limits"] = _for_kernel(isolation, limits)
@@ -131,7 +131,7 @@ class SandboxedScorer:
         self._folder = self._exit.enter_context(_folder(isolation))
 
     def score(self, function: str, text: str, wall_s: float, **given: Any) -> float | None:
-        """Return the score; None if the scoring of this text gave no number, passed a limit or died.
+        """Return the score; None if the scoring of this text gave no number, exceeded a limit or died.
 
         Raises ConfigError if the function refuses its settings, SandboxError if the sandbox itself failed.
         """
@@ -155,7 +155,7 @@ class SandboxedScorer:
         """Return the answer to a job; None if the sandbox has ended."""
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer either
+        with contextlib.suppress(BrokenPipeError):  # the sandbox has ended, and will not answer
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
         while line := process.stdout.readline():
@@ -167,7 +167,7 @@ class SandboxedScorer:
         return None
 
     def close(self) -> None:
-        """End the sandbox, if there is one. A fork only forgets a sandbox that its parent has started."""
+        """End the sandbox, if there is one. A fork does not end its parent's sandbox, but only forgets it."""
         if self._process is not None and self._owner == os.getpid():
             self._process.kill()
             self._process.communicate()
@@ -189,7 +189,7 @@ class SandboxedScorer:
 
 @lru_cache
 def find_isolation(wanted: str) -> str:
-    """Return the isolation to use. Raises ConfigError if this machine does not give what is wanted."""
+    """Return the isolation to use. Raises ConfigError if this machine does not offer the wanted isolation."""
     refuse_shown([Path.home(), Path.cwd()])
     if wanted == "limits":
         if os.geteuid() == 0:
@@ -229,7 +229,7 @@ def _for_kernel(isolation: str, limits: Limits) -> dict[str, float]:
         "file_bytes": limits.tmp_mib * _MIB,
         "output_bytes": limits.output_kib << 10,
         "socket_bytes": int(_SOCKET_SETTING.read_text()) if _SOCKET_SETTING.exists() else _SOCKET_BYTES,
-        # Before 5.14 the kernel counts all threads of the user's on the node, and not those of a namespace.
+        # Before Linux 5.14 the limit counts all the user's threads on the node, not only the namespace's.
         "kernel_processes": limits.processes + (0 if isolation in STRONG and version >= (5, 14) else _own_threads()),
     }
 
@@ -246,7 +246,7 @@ def _command(isolation: str, limits: Limits) -> list[str]:
 
 
 def _folder(isolation: str) -> contextlib.AbstractContextManager[str]:
-    """Return the start folder of a sandbox: without namespaces a new one, since its programs write there."""
+    """Return the start folder of a sandbox. With `limits` it is a new folder, because programs write into it."""
     if isolation == "limits":
         return TemporaryDirectory(prefix="hpc-grpo-code-")
     return contextlib.nullcontext("/")
@@ -260,7 +260,7 @@ def _bubblewrap(shown: list[str], limits: Limits, inside: list[str]) -> list[str
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxError("there is no program bwrap")
-    # Root's processes the kernel does not limit.
+    # The kernel does not limit root's processes.
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
     words += [program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
     if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout:
@@ -303,7 +303,7 @@ def refuse_shown(private: Iterable[str | Path]) -> None:
 
 
 def _own_threads() -> int:
-    """Count this user's threads on the node, with room for threads that start meanwhile."""
+    """Count this user's threads on the node, plus room for threads that start later."""
     count = 0
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

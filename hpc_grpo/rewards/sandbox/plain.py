@@ -46,7 +46,7 @@ class BrokenMessageError(Exception):
 
 
 class Channel:
-    """Sends and receives messages over two pipes, one on each line."""
+    """Sends and receives messages over two pipes, one message on each line."""
 
     def __init__(self, reads: int, writes: int) -> None:
         self._reads, self._writes = os.fdopen(reads, "rb"), os.fdopen(writes, "wb", buffering=0)
@@ -69,8 +69,8 @@ def pack(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Return values as plain data, and their objects in the order of the data's nodes.
 
-    `describe` returns the node of an object that stays in this process. `numbers` has the nodes of the other process's
-    message that made objects here, by the identity of the object.
+    `describe` returns the node of an object that stays in this process. `numbers` maps the `id` of an object that came
+    in the other process's message to the number of its node in that message.
     """
     if are_inline(roots):
         return {"nodes": [], "roots": list(roots), "same": []}, []
@@ -82,7 +82,7 @@ def pack(
         value, has_parts = pending.pop()
         if _is_inline(value) or id(value) in places or (id(value) in opened and not has_parts):
             continue
-        if type(value) in _FROZEN and not has_parts:  # After its parts, which it is made of.
+        if type(value) in _FROZEN and not has_parts:  # It comes after the parts that make it.
             opened.add(id(value))
             pending.append((value, True))
         else:
@@ -109,7 +109,7 @@ def pack(
 def unpack(data: Any, resolve: Resolve, originals: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
     """Return the values, and the objects of all nodes. `resolve` returns the object that a node describes.
 
-    Updates objects of `originals` to the state in the data. Raises BrokenMessageError.
+    Updates objects of `originals` to the state in the data. Raises BrokenMessageError for invalid data.
     """
     try:
         nodes, same = data["nodes"], dict(data["same"])
@@ -177,7 +177,7 @@ def _out_of_one(kind: str, data: str) -> list[Any]:
 
 
 def is_as_sent(node: Sequence[Any], value: Any) -> bool:
-    """Return whether a list without containers still holds the very parts of its node."""
+    """Return whether a list without containers still holds the same parts as its node."""
     return type(value) is list and len(value) == len(node) - 1 and all(map(operator.is_, value, node[1:]))
 
 

@@ -1,14 +1,14 @@
 """Run unit tests on a program: `python -I unit_tests.py TIME_S`, JSON with `program` and `tests` on stdin.
 
-There are two processes. This one runs the tests, and no code of the program. A fork, made before the tests are read,
-runs the program, and no code of the tests:
+There are two processes. This one runs the tests, and no code of the program. A fork runs the program, and no code of
+the tests. The fork is made before the tests are read:
 
     tests ── call f(x) ──► program        each message is plain data (plain.py)
           ◄─── value ─────
 
 The program may change its builtins, modules and classes. A test only receives the values that it asked for. The tests
-use the program's names as usual. An object that is no plain data is a `Remote` here. Its attributes, methods and
-operators run in the program, but a comparison with a value of the tests runs here: an `__eq__` that is always true
+use the program's names as usual. An object that is no plain data is a `Remote` here. A remote's attributes, methods
+and operators run in the program. A comparison with a value of the tests runs here: an `__eq__` that is always true
 would pass every test. The verdict is written when the tests have ended.
 
 It imports only the standard library.
@@ -72,7 +72,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _awaited(coroutine: Any) -> Any:
-    import asyncio  # here: it takes as long as all the rest
+    import asyncio  # slow, and rarely needed
 
     return asyncio.run(coroutine)
 
@@ -129,7 +129,7 @@ class Remote:
 
     @staticmethod
     def _asking_of_two(operation: str) -> Callable[..., Any]:
-        """Ask about two objects of the other process. A value of this process is compared and added up here."""
+        """Return a method for two operands. It runs in the other process if both are objects there, else here."""
 
         def method(self: Remote, other: Any) -> Any:
             if isinstance(other, Remote):
@@ -161,7 +161,7 @@ class Peer:
         self._plain: dict[int, Any] = {}
 
     def as_plain(self, remote: Remote) -> Any:
-        """Return an object of the other process as plain data. Raises TypeError if it is none.
+        """Return an object of the other process as plain data. Raises TypeError for an object of another type.
 
         The answer is cached: a later request could get another number, above one bound and below another.
         """
@@ -267,7 +267,7 @@ class Peer:
 
 def _error(kind: Any, arguments: Any, attributes: Any, text: str) -> BaseException:
     error: BaseException = kind.__new__(kind, *arguments)
-    if isinstance(kind.__init__, types.WrapperDescriptorType):  # as of SystemExit, whose `code` is no attribute of vars
+    if isinstance(kind.__init__, types.WrapperDescriptorType):  # SystemExit's sets `code`, which vars(error) lacks
         with contextlib.suppress(Exception):
             kind.__init__(error, *arguments)
     error.args = arguments
@@ -295,7 +295,7 @@ def main() -> None:
 
 
 def _run_program(channel: Any, not_its: list[int]) -> None:
-    """Serve the program's names. The descriptors of the job and of the verdict are the tests'."""
+    """Serve the program's names. Closes the descriptors `not_its`, such as the verdict's, which the tests write."""
     for descriptor in not_its:
         os.close(descriptor)
     os.open(os.devnull, os.O_RDONLY)  # as 0
@@ -316,9 +316,9 @@ def _run_program(channel: Any, not_its: list[int]) -> None:
 
 
 def _run_tests(channel: Any, program: str, tests: str) -> bool:
-    """Run the tests in a namespace with the program's names. Return whether they test anything. Raises what they raise.
+    """Run the tests in a namespace with the program's names. Return whether they test anything. Raises their errors.
 
-    Functions that pytest would call are called, unless the tests do so.
+    Calls the functions that pytest would call, unless the tests call some of them.
     """
 
     def do(operation: str, operands: list[Any]) -> Any:
@@ -352,7 +352,7 @@ def _run_tests(channel: Any, program: str, tests: str) -> bool:
 
 
 def _watch_unittest() -> list[Any]:
-    """Have `unittest.main` run the cases of the tests. Return a list that will have every result that is made."""
+    """Make `unittest.main` run the cases of the tests. Return a list that gets every new TestResult."""
     unittest: Any = importlib.import_module("unittest")
     results: list[Any] = []
 
@@ -369,10 +369,10 @@ def _watch_unittest() -> list[Any]:
 
 
 def _acts(node: ast.AST) -> bool:
-    """Return whether a module asserts or calls anything, beside in what it defines."""
+    """Return whether a module asserts, calls or raises anything outside of its functions and classes."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
-    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):  # it is another name here
+    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):  # it is not "__main__" here
         return False
     return isinstance(node, ast.Assert | ast.Call | ast.Raise) or any(map(_acts, ast.iter_child_nodes(node)))
 
@@ -393,8 +393,8 @@ def _lookup(peer: Peer, names: tuple[str, ...]) -> dict[str, Any]:
 def _names(peer: Peer, tests: ast.Module) -> dict[str, Any]:
     """Return the program's values of names that the tests use.
 
-    A builtin is Python's, or a program could pass with its own `abs`. It is the program's if the tests use no other
-    name of the program: then they test a function of this name.
+    The name of a builtin is Python's builtin: a program could pass with its own `abs`. But if the tests use no other
+    name of the program, they test a function of this name, and get the program's.
     """
     used = _used(tests)
     found = _lookup(peer, tuple(used - vars(builtins).keys()))

@@ -36,7 +36,7 @@ def script(folder: Path, text: str) -> Path:
             "critic is verl's: here set task=ppo, which has a critic. Its keys are in task.args.",
         ),
         ("algorithm={lam: 0.9}", "algorithm.lam is verl's: here set task=ppo task.args.gae_lambda=VALUE."),
-        ("top_k=50", "top_k is TRL's: leave it out (top-k sampling is not here: use top_p)."),
+        ("top_k=50", "top_k is TRL's: leave it out (top-k sampling is not supported: use top_p)."),
         ("train.warmup_ratio=0.1", "warmup_ratio is TRL's: here set train.warmup_steps."),
         ("trainer={total_epochs: 2}", "trainer.total_epochs is verl's: here set train.total_epochs."),
         ("actor_rollout_ref={rollout: {n: 4}}", "actor_rollout_ref.rollout.n is verl's: here set rollout.group_size."),
@@ -217,13 +217,13 @@ def test_nodes_and_gpus_are_those_of_the_job_of_base_or_of_the_overrides(
 
 def test_what_open_instruct_asks_for_and_is_not_here_is_refused_unless_it_is_given(tmp_path: Path) -> None:
     path = script(tmp_path, OPEN_INSTRUCT % ("", "olmo_thinker"))
-    with pytest.raises(ConfigError, match=r"as a Jinja file: set data\.template"):
+    with pytest.raises(ConfigError, match=r"into a Jinja file: set data\.template"):
         load_request(str(path), [])
     (tmp_path / "mine.jinja").write_text("{{ messages }}")
     given = [f"data.template={tmp_path / 'mine.jinja'}"]
     assert load_request(str(path), given).config.data.template == str(tmp_path / "mine.jinja")
     path.write_text('TRAINING_ARGS="--use_lora true"')
-    with pytest.raises(ConfigError, match="use_lora = True: say it by section lora"):
+    with pytest.raises(ConfigError, match="use_lora = True: set section lora instead"):
         load_request(str(path), given)
 
 

@@ -413,7 +413,7 @@ async def test_openais_client_asks_for_text_completions_also_as_a_stream(scene: 
         ("", "no token"),
         ("\ud83d", "half of a character"),
         ([1, -1], "token -1 is not among"),
-        ([10**30], "is not among the tokenizer's"),
+        ([10**30], "is outside the tokenizer's vocabulary"),
     ],
 )
 @in_scene()

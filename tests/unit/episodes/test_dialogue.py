@@ -494,11 +494,11 @@ def test_tools_go_through_the_template_or_into_the_system_message(name: str, is_
 
 REFUSALS = [
     (None, {}, "no chat template"),
-    ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", {}, "leaves out what the model answers"),
+    ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", {}, "leaves out the model's answers"),
     (
         "{{ messages[0].content }}{{ messages[1].content if messages[1] }}",
         {},
-        "leaves out what an environment tells with the role user",
+        "leaves out an environment's messages of the role user",
     ),
     ("{{ raise_exception('no') if messages[1] }}{{ messages[0].content }}", {}, "role user, and .* refuses it: no"),
     (MISTRAL, {"system_prompt": "Be brief."}, "role system, .* Unset data.system_prompt"),

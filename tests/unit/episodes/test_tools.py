@@ -265,7 +265,7 @@ def _all_described(key: str, times: int = 1, share: float = 0.5, ids: list[int] 
         ([], "environment.args.tools is empty"),
         (["pyton"], "did you mean 'python'"),
         ([f"{FILE}:undocumented"], "must have a docstring"),
-        ([f"{FILE}:of_anything"], "named parameters alone"),
+        ([f"{FILE}:of_anything"], "only named parameters"),
         ([f"{FILE}:lookup", f"{FILE}:lookup"], "two functions of one name"),
         ([f"{FILE}:look"], "has no 'look'"),
     ],

@@ -263,11 +263,11 @@ EXPECTED: dict[str, dict[str, Any]] = {
 
 REFUSED = {
     "areal/boba": "neither reward_norm nor adv_norm",
-    "areal/lora": "say it by section lora",
-    "open-instruct/olmo3-2026": "cannot be shared out evenly among 9 nodes",
+    "areal/lora": "set section lora instead",
+    "open-instruct/olmo3-2026": "do not divide evenly among 9 nodes",
     "open-instruct/olmo3": "take 72, and 8 nodes of 8 have 64",
     "open-instruct/qwen7b": "a right answer counts only in the right format",
-    "trl/zero-7b": "no reward here is soft_format",
+    "trl/zero-7b": "there is no reward soft_format",
 }
 
 

@@ -113,7 +113,7 @@ def test_areals_loss_is_its_own_and_its_second_norm_is_the_difference_that_is_to
     first = peers.areal_advantages(STEP, 10.0, -0.5)
     second = peers.over_tokens(STEP, first)
     assert ours(config, STEP, second) == pytest.approx(peers.areal(STEP, second, **AREALS[name]), rel=1e-9)
-    assert "A = (b - mean(b)) / deviation(b) over tokens there; A = b here" in notes_of("areal", keys)
+    assert "A = (b - mean(b)) / deviation(b) over tokens; here, A = b" in notes_of("areal", keys)
     without = {key: value for key, value in keys.items() if not key.startswith("actor.adv_norm")}
     config = loaded("areal", without)
     assert ours(config, STEP) == pytest.approx(peers.areal(STEP, first, **AREALS[name]), rel=1e-9)
@@ -127,7 +127,7 @@ def test_areals_ratio_of_a_sequence_leaves_masked_tokens_out_and_the_difference_
         peers.areal(STEP, _norm(STEP), level="sequence", upper=None), rel=1e-9)  # fmt: skip
     assert ours(loaded("areal", masked), STEP) != pytest.approx(
         peers.areal(STEP, _norm(STEP), level="sequence", upper=1.2), rel=1e-9)  # fmt: skip
-    note = "a sequence's ratio is over the tokens that are not masked there"
+    note = "a sequence's ratio is over its unmasked tokens"
     assert (note in notes_of("areal", keys), note in notes_of("areal", masked)) == (False, True)
 
 
@@ -204,7 +204,7 @@ def test_trls_kl_is_that_of_ours_where_the_engine_agrees_and_else_the_difference
     assert ours(config, MATCHING) == pytest.approx(peers.trl(MATCHING, **peer), rel=1e-9)
     assert ours(config, STEP) != pytest.approx(peers.trl(STEP, **peer), rel=1e-9)
     told = {outcome.theirs: outcome.note for outcome in SYSTEMS["trl"].translated(keys).of(Kind.DIFFERS)}
-    assert told["beta"] == "r * k3 there; here w * r * k3, w the weight of the correction: equal with correction none"
+    assert told["beta"] == "r * k3 there; here w * r * k3, with w of loss.correction: equal if that is none"
 
 
 def test_verls_kl_in_the_reward_comes_before_the_normalisation_and_the_difference_is_told() -> None:

@@ -52,7 +52,7 @@ def test_an_episode_samples_its_turns_and_is_trained_on_whole() -> None:
     assert load.max_new_tokens == 1024 * 4 * 512
     assert load.num_microbatches == 256
     text = " ".join(plan_text(plan).split())
-    assert "Of an episode the model writes at most 2,048 tokens, in up to 4 turns. Assumed: " in text
+    assert "The model writes at most 2,048 tokens of an episode, in up to 4 turns. Assumed: " in text
     assert "512 tokens on average (25% of what an episode may sample), cut at 2,048" in text
 
 

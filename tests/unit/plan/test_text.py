@@ -21,8 +21,8 @@ def test_a_plan_that_fits_says_so() -> None:
 
 def test_a_step_that_is_filled_is_planned_with_its_bound() -> None:
     text = " ".join(plan_text(plan_7b_config("7B", 2, "rollout.dynamic_sampling=3")).split())
-    assert "Up to 3 times as many where groups are replaced (rollout.dynamic_sampling = 3); the run" in text
-    assert "With all that rollout.dynamic_sampling = 3 may sample: " in text
+    assert "Up to 3 times as many if groups are replaced (rollout.dynamic_sampling = 3); the run" in text
+    assert "With the most that rollout.dynamic_sampling = 3 may sample: " in text
 
 
 def test_a_size_that_does_not_fit_is_listed_with_what_lacks() -> None:
@@ -56,7 +56,7 @@ def test_steps_measured_on_other_nodes_are_given_with_their_number() -> None:
 def test_gpus_that_no_job_asks_for_are_named_beside_the_verdict() -> None:
     plan = plan_7b_config("7B", 2, "launch.slurm.extra.exclusive=false", "launch.slurm.gpus_per_node=0")
     text = "\n\n".join(size_sections(plan, disk_budget(plan, Room(2**50, "free"))))
-    assert "\nIt fits nodes with 4 GPUs each.\nlaunch.slurm.gpus_per_node = 0 asks Slurm for none: " in text
+    assert "\nIt fits nodes with 4 GPUs each.\nlaunch.slurm.gpus_per_node = 0 requests no GPU: " in text
 
 
 def test_a_run_that_fits_in_memory_alone_is_not_said_to_fit() -> None:

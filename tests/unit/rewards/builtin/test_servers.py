@@ -89,7 +89,7 @@ def test_marks_of_a_template_s_own_are_out_of_reach_too(serve: Serve, mark: str)
     ("is_resume", "error", "words"),
     [
         (False, ConfigError, r"Start the server before the run"),
-        (True, RewardAwayError, r"It did when the run began: start it, and the run goes on\."),
+        (True, RewardAwayError, r"It answered when the run began\. Start it: the run resumes\."),
     ],
 )
 def test_a_server_that_is_away_is_a_mistake_at_a_start_and_none_at_a_resume(
