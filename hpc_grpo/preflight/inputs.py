@@ -395,7 +395,7 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError for an empty data set, a model's folder, a data file of unknown type, or a bad row.
+    """Raise ConfigError for an empty data set, a model's folder, a file or folder without rows, or a bad row.
 
     Checks rows of .jsonl and .json files, at most `_MAX_CHECKED_ROWS` of a file. The job checks the other rows, and
     lengths in tokens.
@@ -403,20 +403,17 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
     for source, place in _sources(config, working_dir):
         if place is None:
             continue
-        is_empty = place.is_dir() and not any(files for _, _, files in os.walk(place, followlinks=True))
         if place.is_dir() and weight_files(place):
             raise ConfigError(f"Data set {place} is the folder of a model. Give a file, or the folder of a data set.")
-        if place.is_file():
-            open_source(source)  # the type of a file
+        open_source(source)  # the types of files
         if place.is_file() and place.suffix in _TEXT_ROWS:
             number = -1
             for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
                 check_item(source, row, number, config.data.images)
                 if config.needs.labels:
                     completion_text(source, row, number)
-            is_empty = number < 0
-        if is_empty:
-            raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
+            if number < 0:
+                raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 
 
 def refuse_wrong_share(config: Config, working_dir: Path) -> None:
