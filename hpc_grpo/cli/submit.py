@@ -43,6 +43,7 @@ from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.inputs import refusals, refuse_what_fails, small_evals, to_fetch
+from hpc_grpo.report.status import read_records
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner
@@ -216,8 +217,9 @@ def stop(run_name: str, now: bool) -> None:
         else:
             echo(f"{run.name} stops after its step and a checkpoint.")
     if runs:
-        again = "the command that submitted the sweep" if find_sweep(run_name) else f"hpc-grpo submit {run_name}"
-        echo(f"To resume: {again}")
+        records = read_records(runs[0])
+        again = records.start_command(records.newest, run_name)
+        echo(f"To resume: {'the command that submitted the sweep' if find_sweep(run_name) else again}")
 
 
 def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver: str, queue: JobQueue) -> None:

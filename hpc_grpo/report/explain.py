@@ -131,15 +131,8 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
         duration_s=None if end is None else end - record.started_at,
         num_steps=_num_steps(records, index),
         error=error or printed,
-        advice=advice and advice._replace(todo=advice.todo.format(command=_command(records, record))),
+        advice=advice and advice._replace(todo=advice.todo.format(command=records.start_command(record, "RUN"))),
     )
-
-
-def _command(records: RunRecords, record: AttemptRecord) -> str:
-    """Return the command that starts the run again as this attempt was started."""
-    if record.source == "slurm" and records.chain.links:
-        return "hpc-grpo submit RUN"
-    return "the same command" if record.source == "joined" else "hpc-grpo train RUN"
 
 
 def _kind(record: AttemptRecord, sign: float | None, printed: str) -> str:
