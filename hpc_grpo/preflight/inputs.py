@@ -94,7 +94,7 @@ def refusals(
 ) -> Iterator[ConfigError]:
     """Yield each error once that would stop a run at its start. Finds errors in seconds, without the user's code.
 
-    The configs are of one run or of the cells of a sweep, which have one `launch` and one disk. `only` selects the
+    The configs are of one run or of the runs of a sweep, which have one `launch` and one disk. `only` selects the
     errors of one check of the doctor. `asks_slurm`: also check the GPUs and the partition of a job to submit.
     """
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
