@@ -49,6 +49,7 @@ from hpc_grpo.system.hugging_face import (
     dataset_folders,
     datasets_cache,
     find_model,
+    home,
     hub_cache,
     is_offline,
     weight_files,
@@ -71,6 +72,7 @@ _MAX_CHECKED_ROWS = 200_000
 """Reading them takes a second or two. Other users share the login node."""
 _TEXT_ROWS = (".jsonl", ".json")
 _FEW_PROMPTS = 8
+_HUB_S = 5.0
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _PREFETCH = "hpc-grpo cluster prefetch CONFIG, on a login node"
 _MAKE_ROOM = (
@@ -336,6 +338,27 @@ def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
             f"{', '.join(map(str, items))}: not in the cache {hub_cache(of_job)}, and the job is offline. Run "
             f"{_PREFETCH}, or give paths that exist."
         )
+
+
+def refuse_unknown_models(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for a model that the hub does not know. A hub that does not answer refuses nothing."""
+    of_job = job_environ(environ, config.launch.env)
+    file = home(of_job) / "token"  # this process may have another HF_HOME
+    token = of_job.get("HF_TOKEN") or (file.read_text().strip() if file.is_file() else None)
+    for item in () if is_offline(of_job) else to_fetch(config, environ):
+        if item.source is not None:
+            continue
+        try:
+            from huggingface_hub import HfApi
+
+            HfApi(of_job.get("HF_ENDPOINT"), token).model_info(item.name, timeout=_HUB_S)
+        except Exception as error:  # the library raises whatever its HTTP client does
+            if type(error).__name__ != "RepositoryNotFoundError":
+                return
+            raise ConfigError(
+                f"{item}: there is no such folder, and the hub has no model of this name, or none for your token. "
+                f"Check the spelling. For a private model, export HF_TOKEN or log in with `hf auth login`."
+            ) from error
 
 
 def _is_here(item: Item, environ: Mapping[str, str]) -> bool:
