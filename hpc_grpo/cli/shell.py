@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hpc_grpo.cli.options import open_run, slurm_overrides, slurm_time
+from hpc_grpo.cli.options import complete, open_run, slurm_overrides, slurm_time
 from hpc_grpo.cli.request import load_request
 from hpc_grpo.config import load_launch
 from hpc_grpo.config.yaml_text import read_yaml
@@ -22,7 +22,7 @@ _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
 
 
 @click.command()
-@click.argument("run_name", metavar="[RUN]", required=False)
+@click.argument("run_name", metavar="[RUN]", required=False, shell_complete=complete("runs"))
 @click.option("--node", metavar="NAME", help="A node of RUN's job; default: the first.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Nodes to allocate; default: 1.")
 @click.option(

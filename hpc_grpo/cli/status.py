@@ -145,7 +145,7 @@ def logs(run_name: str, follows: bool, node: str | None, attempt: int | None, nu
 
 
 @click.command("report")
-@click.argument("run_names", nargs=-1, required=True, metavar="RUN...")
+@click.argument("run_names", nargs=-1, required=True, metavar="RUN...", shell_complete=complete("runs"))
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="The page. Default: report.html in the first run."
 )

@@ -43,6 +43,7 @@ from hpc_grpo.launch.place.job_queue import JobQueue, JobRequest
 from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.preflight.inputs import refusals, refuse_what_fails, small_evals, to_fetch
+from hpc_grpo.report.status import read_records
 from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner
@@ -81,7 +82,10 @@ from hpc_grpo.types import GIB
     help="Submit a run for each value, as one array. Several: a run for each combination.",
 )
 @click.option(
-    "--seeds", type=click.IntRange(1), metavar="N", help="Train each cell of a sweep with N seeds, from run.seed on."
+    "--seeds",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Train each combination of values with N seeds, from run.seed on.",
 )
 @click.option(
     "--at-once",
@@ -138,16 +142,14 @@ def submit(
         )
     for warning in small_evals(request.config):
         echo(warning, err=True)
-    run, cells = RunDir(request.config.run_path), None
+    run, grid = RunDir(request.config.run_path), None
     job = JobRequest(run, request.config.launch, attempt_command(run, driver))
     if is_sweep:
-        cells = load_sweep(config_name, words, sweep, seeds, queue, driver)
-        if not cells.job.tasks:
-            echo(
-                f"All {len(cells.cells)} runs in {cells.root} are already complete; raise train.total_* to extend them."
-            )
+        grid = load_sweep(config_name, words, sweep, seeds, queue, driver)
+        if not grid.job.tasks:
+            echo(f"All {len(grid.runs)} runs in {grid.root} are already complete; raise train.total_* to extend them.")
             return
-        job = replace(cells.job, at_once=at_once)
+        job = replace(grid.job, at_once=at_once)
     job = replace(job, after=(after,) if after else ())
     refuse_endless_chain(job.launch)
     script = queue.render(job)
@@ -156,19 +158,19 @@ def submit(
         return
     if dry_run:
         os.environ.update(request.exported)
-        requests = [request] if cells is None else [*cells.cells.values()]
+        requests = [request] if grid is None else [*grid.runs.values()]
         refused: list[HpcGrpoError] = [*_held(requests, queue)]
         refused += refusals([each.config for each in requests], accepts_changes=accepts_changes)
-        first = "" if cells is None else f"Cells:\n\n{cells}\n\n"
-        if not refused and cells is None and is_over(run, request.config):
+        first = "" if grid is None else f"Runs:\n\n{grid}\n\n"
+        if not refused and grid is None and is_over(run, request.config):
             first = f"submit would queue no job. {_already_complete(run)}\n\n"
         echo(script + _comments(requests, refused, first), nl=False)
         for error in refused:
             raise error
         return
-    if cells is not None:
-        array = replace(cells, job=job).submit(queue, driver, accepts_changes)
-        echo(array if parsable else _how_to_follow_sweep(cells, array))
+    if grid is not None:
+        array = replace(grid, job=job).submit(queue, driver, accepts_changes)
+        echo(array if parsable else _how_to_follow_sweep(grid, array))
         return
     run, job_id = queue_run(request, queue, driver, after, accepts_changes=accepts_changes)
     if not job_id:
@@ -216,8 +218,9 @@ def stop(run_name: str, now: bool) -> None:
         else:
             echo(f"{run.name} stops after its step and a checkpoint.")
     if runs:
-        again = "the command that submitted the sweep" if find_sweep(run_name) else f"hpc-grpo submit {run_name}"
-        echo(f"To resume: {again}")
+        records = read_records(runs[0])
+        again = records.start_command(records.newest, run_name)
+        echo(f"To resume: {'the command that submitted the sweep' if find_sweep(run_name) else again}")
 
 
 def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver: str, queue: JobQueue) -> None:
@@ -241,7 +244,7 @@ def _how_to_follow_sweep(sweep: Sweep, array: str) -> str:
         f"Submitted array {array} for {counted(len(sweep.job.tasks), 'run')} in {sweep.root}\n\n{sweep}\n\n"
         f"  where they stand:  hpc-grpo status {sweep.root}\n"
         f"  results by cell:   hpc-grpo compare {sweep.root}\n"
-        f"  end all, or one:   hpc-grpo stop {sweep.root}    hpc-grpo stop {next(iter(sweep.cells)).path}"
+        f"  end all, or one:   hpc-grpo stop {sweep.root}    hpc-grpo stop {next(iter(sweep.runs)).path}"
     )
 
 
@@ -285,7 +288,7 @@ def _comments(requests: Sequence[Request], refused: Sequence[HpcGrpoError], firs
     try:
         plan = plan_text(plan_of(request.config, request.environ, GH200))
         assumed = f"{GH200.gpu_bytes // GIB} GiB on each GPU and {GH200.host_bytes // GIB} GiB of a node's memory"
-        which = "" if len(requests) == 1 else f" of the first of {len(requests)} cells"
+        which = "" if len(requests) == 1 else f" of the first of {len(requests)} runs"
         plan = f"Plan{which}, assuming {assumed}; `hpc-grpo plan` takes other values.\n\n{plan}"
     except ConfigError as error:
         plan = f"No plan: {' '.join(str(error).split())}\n"

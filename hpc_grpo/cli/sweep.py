@@ -1,4 +1,4 @@
-"""`hpc-grpo submit --sweep`: one run for each cell of a grid of values, submitted together as one array of jobs.
+"""`hpc-grpo submit --sweep`: one run for each combination of values, submitted together as one array of jobs.
 
 Each run is a folder of the sweep. Task K of the array trains the run behind `.cells/K`. Follow-on jobs belong to a run.
 """
@@ -41,7 +41,7 @@ class Sweep:
     """
 
     root: Path
-    cells: Mapping[RunDir, Request]
+    runs: Mapping[RunDir, Request]
     values: Mapping[RunDir, Mapping[str, str]]
     job: JobRequest
 
@@ -50,13 +50,13 @@ class Sweep:
 
         Raises ConfigError if a run is held, or would fail in its job.
         """
-        for run in self.cells:
+        for run in self.runs:
             refuse_if_trained(run, queue)
-        refuse_what_fails([request.config for request in self.cells.values()], accepts_changes=accepts_changes)
+        refuse_what_fails([request.config for request in self.runs.values()], accepts_changes=accepts_changes)
         is_new = not self.root.exists()
         try:
             with ExitStack() as stack:
-                for run, request in self.cells.items():
+                for run, request in self.runs.items():
                     stack.enter_context(undone_unless_queued(run))
                     freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
                 (self.root / CELLS).mkdir(exist_ok=True)
@@ -64,16 +64,16 @@ class Sweep:
                 for run, number in numbers.items():
                     with suppress(FileExistsError):
                         (self.root / CELLS / str(number)).symlink_to(run.path)
-                runs = [run for run, number in numbers.items() if number in self.job.tasks]
-                return submit_runs(self.job, runs, driver, queue)
+                queued = [run for run, number in numbers.items() if number in self.job.tasks]
+                return submit_runs(self.job, queued, driver, queue)
         except BaseException:  # also at Ctrl+C
-            if is_new and self.root.exists() and not any(run.path.exists() for run in self.cells):
+            if is_new and self.root.exists() and not any(run.path.exists() for run in self.runs):
                 shutil.rmtree(self.root)
             raise
 
     @property
     def _numbers(self) -> dict[RunDir, int]:
-        return task_numbers(self.root, [*self.cells])
+        return task_numbers(self.root, [*self.runs])
 
     def __str__(self) -> str:
         tasks = {run: str(task) if task in self.job.tasks else "complete" for run, task in self._numbers.items()}
@@ -84,34 +84,34 @@ class Sweep:
 def load_sweep(
     config_name: str, words: Sequence[str], sweeps: Sequence[str], num_seeds: int | None, queue: JobQueue, driver: str
 ) -> Sweep:
-    """Load a config once for each cell.
+    """Load a config once for each run.
 
-    Raises ConfigError for a bad sweep, for cells that are no valid config, and for a folder that others may write.
+    Raises ConfigError for a bad sweep, for runs whose config is not valid, and for a folder that others may write.
     """
     base = load_request(config_name, words).for_queue(queue)
     root = base.config.run_path
     refuse_shared(root)
     if RunDir(root).has_config():
         raise ConfigError(f"{root} is a run, and a sweep needs a folder for its runs. Give another name: --name NAME")
-    cells, values = dict[RunDir, Request](), dict[RunDir, dict[str, str]]()
+    runs, values = dict[RunDir, Request](), dict[RunDir, dict[str, str]]()
     for name, own in grid(sweeps, words, base.config.run.seed, num_seeds).items():
         request = load_request(config_name, [*words, *own, f"run.root={root}", f"run.name={name}"]).for_queue(queue)
         run = RunDir(request.config.run_path)
-        cells[run], values[run] = request, dict(word.split("=", 1) for word in own)
+        runs[run], values[run] = request, dict(word.split("=", 1) for word in own)
     os.environ.update(base.exported)
     task = RunDir(root / CELLS / TASK)
-    numbers = task_numbers(root, [*cells])
-    tasks = tuple(numbers[run] for run, request in cells.items() if not is_over(run, request.config))
-    return Sweep(root, cells, values, JobRequest(task, base.config.launch, attempt_command(task, driver), tasks=tasks))
+    numbers = task_numbers(root, [*runs])
+    tasks = tuple(numbers[run] for run, request in runs.items() if not is_over(run, request.config))
+    return Sweep(root, runs, values, JobRequest(task, base.config.launch, attempt_command(task, driver), tasks=tasks))
 
 
 def grid(
     sweeps: Sequence[str], overrides: Sequence[str], first_seed: int, num_seeds: int | None
 ) -> dict[str, list[str]]:
-    """Return the overrides of each cell by its name: all combinations of `sweeps`, each KEY=VALUE,VALUE, and seeds.
+    """Return the overrides of each run by its name: all combinations of `sweeps`, each KEY=VALUE,VALUE, and seeds.
 
-    `overrides` are those of all cells. Raises ConfigError for another form, an empty value, a key or value that is
-    given twice, and a key that cells cannot change.
+    `overrides` are those of all runs. Raises ConfigError for another form, an empty value, a key or value that is
+    given twice, and a key that runs cannot change.
 
     >>> grid(["train.lr=1e-6,2e-6"], [], 0, None)
     {'lr-1e-06': ['train.lr=1e-06'], 'lr-2e-06': ['train.lr=2e-06']}
@@ -124,7 +124,7 @@ def grid(
             raise ConfigError(f"--sweep {sweep!r} must be a key and its values, none of them empty: train.lr=1e-6,2e-6")
         if key.startswith(_FIXED):
             raise ConfigError(
-                f"--sweep {sweep!r}: {key} is the same in all cells. Cells are named by their values, and all tasks of "
+                f"--sweep {sweep!r}: {key} is the same in all runs. Runs are named by their values, and all tasks of "
                 f"the array ask for the same nodes. Give it as {key}=VALUE, without --sweep."
             )
         if key in {*axes, *given} or (key == "run.seed" and num_seeds is not None):
@@ -137,16 +137,16 @@ def grid(
             ) from None
     if num_seeds is not None:
         axes["run.seed"] = [first_seed + number for number in range(num_seeds)]
-    cells: dict[str, list[str]] = {}
+    runs: dict[str, list[str]] = {}
     for values in product(*axes.values()):
         name = _name(axes, values)
-        if name in cells:
+        if name in runs:
             raise ConfigError(
-                f"--sweep: two cells have the name {name}. Give each value once. Values must differ in letters or "
-                "digits, which name the cells."
+                f"--sweep: two runs have the name {name}. Give each value once. Values must differ in letters or "
+                "digits, which name the runs."
             )
-        cells[name] = [f"{key}={json.dumps(value, default=str)}" for key, value in zip(axes, values, strict=True)]
-    return cells
+        runs[name] = [f"{key}={json.dumps(value, default=str)}" for key, value in zip(axes, values, strict=True)]
+    return runs
 
 
 def task_numbers(root: Path, runs: Sequence[RunDir]) -> dict[RunDir, int]:

@@ -20,7 +20,7 @@ from hpc_grpo.launch.chain.submit import remove_stop
 from hpc_grpo.launch.fork import fork as fork_run
 from hpc_grpo.launch.freeze import freeze, is_over
 from hpc_grpo.launch.supervisor.attempt import run_attempt
-from hpc_grpo.preflight.inputs import refusals
+from hpc_grpo.preflight.inputs import refusals, refuse_unknown_models
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import refuse_if_held
 from hpc_grpo.run.paths import RunDir
@@ -98,6 +98,7 @@ def refuse_wrong_inputs(request: Request, accepts_changes: bool = False) -> None
     if not is_over(RunDir(config.run_path), config):
         for error in refusals([config], request.environ, accepts_changes=accepts_changes, asks_slurm=False):
             raise error
+        refuse_unknown_models(config, request.environ)
 
 
 def run_until_over(command: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,13 @@ BATCH_ITEMS = 1000
 """Items read or tokenized in one call: enough for the libraries' threads, few enough to stay small in memory."""
 
 _TAKE_ARGS = ("function", "reasoning_gym")
+_IN_FOLDERS = (
+    *(".parquet", ".arrow", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt"),
+    *(".xml", ".h5", ".hdf5", ".lance", ".tar", ".zip"),
+)
+"""Suffixes of files with rows that the library `datasets` finds in a folder. `.json.gz` counts as `.json`."""
+_SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files of `save_to_disk`, one of which every saved folder has."""
 _WHOLE_BYTES = 1 << 26
 _NUM_BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 _LEFT_BY_DATASETS = ("cache-", "tmp")
@@ -64,7 +72,20 @@ def _kind(path: str) -> str:
             f"Data set {path}: files must end in {', '.join(f'.{name}' for name in suffixes)}, not "
             f"{suffix or 'nothing'!r}. Convert it, or read it with a function of yours: path/to/file.py:function."
         )
+    if Path(path).is_dir() and not _holds_rows(Path(path)):
+        raise ConfigError(
+            f"Data set {path}: the folder must hold a file that ends in {', '.join(_IN_FOLDERS)}, and holds none. Give "
+            f"the folder of a data set, a file, or a name of the Hugging Face hub."
+        )
     return "hub"
+
+
+def _holds_rows(folder: Path) -> bool:
+    """Return whether `datasets` could find rows in a folder, by the names of its files. Reads no file."""
+    if any((folder / name).exists() for name in _SAVED):
+        return True
+    names = (name for _, _, files in os.walk(folder, followlinks=True) for name in files if name != "config.json")
+    return any(suffix.lower() in _IN_FOLDERS for name in names for suffix in Path(name).suffixes)
 
 
 def reward_fields(item: Mapping[str, Any], answer_field: str | None) -> Mapping[str, Any]:
@@ -284,7 +305,7 @@ class Table(Source):
                 f"Data set {path!r} needs the package `datasets` ({error}). Install hpc-grpo[train], or use a .jsonl "
                 f"file."
             ) from error
-        if any((self.path / marker).exists() for marker in ("dataset_info.json", "dataset_dict.json")):
+        if any((self.path / name).exists() for name in _SAVED):
             try:
                 table = datasets.load_from_disk(path)
             except (OSError, ValueError, KeyError) as error:

@@ -49,6 +49,7 @@ from hpc_grpo.system.hugging_face import (
     dataset_folders,
     datasets_cache,
     find_model,
+    home,
     hub_cache,
     is_offline,
     weight_files,
@@ -71,6 +72,7 @@ _MAX_CHECKED_ROWS = 200_000
 """Reading them takes a second or two. Other users share the login node."""
 _TEXT_ROWS = (".jsonl", ".json")
 _FEW_PROMPTS = 8
+_HUB_S = 5.0
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _PREFETCH = "hpc-grpo cluster prefetch CONFIG, on a login node"
 _MAKE_ROOM = (
@@ -94,7 +96,7 @@ def refusals(
 ) -> Iterator[ConfigError]:
     """Yield each error once that would stop a run at its start. Finds errors in seconds, without the user's code.
 
-    The configs are of one run or of the cells of a sweep, which have one `launch` and one disk. `only` selects the
+    The configs are of one run or of the runs of a sweep, which have one `launch` and one disk. `only` selects the
     errors of one check of the doctor. `asks_slurm`: also check the GPUs and the partition of a job to submit.
     """
     unlike = {config.model_dump_json(exclude={"run"}): config for config in configs}  # seeds alone change no answer
@@ -338,6 +340,27 @@ def refuse_offline(config: Config, environ: Mapping[str, str]) -> None:
         )
 
 
+def refuse_unknown_models(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for a model that the hub does not know. A hub that does not answer refuses nothing."""
+    of_job = job_environ(environ, config.launch.env)
+    file = home(of_job) / "token"  # this process may have another HF_HOME
+    token = of_job.get("HF_TOKEN") or (file.read_text().strip() if file.is_file() else None)
+    for item in () if is_offline(of_job) else to_fetch(config, environ):
+        if item.source is not None:
+            continue
+        try:
+            from huggingface_hub import HfApi
+
+            HfApi(of_job.get("HF_ENDPOINT"), token).model_info(item.name, timeout=_HUB_S)
+        except Exception as error:  # the library raises whatever its HTTP client does
+            if type(error).__name__ != "RepositoryNotFoundError":
+                return
+            raise ConfigError(
+                f"{item}: there is no such folder, and the hub has no model of this name, or none for your token. "
+                f"Check the spelling. For a private model, export HF_TOKEN or log in with `hf auth login`."
+            ) from error
+
+
 def _is_here(item: Item, environ: Mapping[str, str]) -> bool:
     """Return whether an item is a path, is generated, or is in the cache of `environ`."""
     if item.is_local or item.source is not None:
@@ -395,7 +418,7 @@ def refuse_unlike_vocabularies(config: Config, working_dir: Path, environ: Mappi
 
 
 def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
-    """Raise ConfigError for an empty data set, a model's folder, a data file of unknown type, or a bad row.
+    """Raise ConfigError for an empty data set, a model's folder, a file or folder without rows, or a bad row.
 
     Checks rows of .jsonl and .json files, at most `_MAX_CHECKED_ROWS` of a file. The job checks the other rows, and
     lengths in tokens.
@@ -403,20 +426,17 @@ def refuse_unreadable_data(config: Config, working_dir: Path) -> None:
     for source, place in _sources(config, working_dir):
         if place is None:
             continue
-        is_empty = place.is_dir() and not any(files for _, _, files in os.walk(place, followlinks=True))
         if place.is_dir() and weight_files(place):
             raise ConfigError(f"Data set {place} is the folder of a model. Give a file, or the folder of a data set.")
-        if place.is_file():
-            open_source(source)  # the type of a file
+        open_source(source)  # the types of files
         if place.is_file() and place.suffix in _TEXT_ROWS:
             number = -1
             for number, row in enumerate(islice(read_items(source), _MAX_CHECKED_ROWS)):
                 check_item(source, row, number, config.data.images)
                 if config.needs.labels:
                     completion_text(source, row, number)
-            is_empty = number < 0
-        if is_empty:
-            raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
+            if number < 0:
+                raise ConfigError(f"Data set {place} is empty. It must hold at least one item.")
 
 
 def refuse_wrong_share(config: Config, working_dir: Path) -> None:

@@ -30,6 +30,8 @@ _WIDTH = 110
 
 
 class Advice(NamedTuple):
+    """In the tables, `todo` has {command} for the command that starts the run again."""
+
     cause: str
     todo: str
 
@@ -129,15 +131,8 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
         duration_s=None if end is None else end - record.started_at,
         num_steps=_num_steps(records, index),
         error=error or printed,
-        advice=advice and advice._replace(todo=advice.todo.replace("hpc-grpo submit RUN", _command(records, record))),
+        advice=advice and advice._replace(todo=advice.todo.format(command=records.start_command(record, "RUN"))),
     )
-
-
-def _command(records: RunRecords, record: AttemptRecord) -> str:
-    """Return the command that starts the run again as this attempt was started."""
-    if record.source == "slurm" and records.chain.links:
-        return "hpc-grpo submit RUN"
-    return "the same command" if record.source == "joined" else "hpc-grpo train RUN"
 
 
 def _kind(record: AttemptRecord, sign: float | None, printed: str) -> str:
@@ -199,22 +194,22 @@ def advise(kind: str, *texts: str, has_jobs: bool = True) -> Advice | None:
 _BY_KIND = {
     "resumable": Advice(
         "stopped in time",
-        "Nothing is wrong. If no job of its chain waits, hpc-grpo submit RUN continues from its last checkpoint.",
+        "Nothing is wrong. If no job of its chain waits, {command} continues from its last checkpoint.",
     ),
-    "stopped": Advice("stopped by request", "hpc-grpo submit RUN continues from its checkpoint."),
+    "stopped": Advice("stopped by request", "{command} continues from its checkpoint."),
     "cancelled": Advice(
         "cancelled",
-        "If that was not you, ask who ended the job. hpc-grpo submit RUN continues from the last checkpoint.",
+        "If that was not you, ask who ended the job. {command} continues from the last checkpoint.",
     ),
     "walltime": Advice(
         "walltime",
         "The time limit came before the last checkpoint; later steps are trained again. Save more often or ask for "
-        "more time: hpc-grpo submit RUN checkpoint.every=N launch.slurm.time_min=MIN.",
+        "more time: {command} checkpoint.every=N launch.slurm.time_min=MIN.",
     ),
     "node_lost": Advice(
         "node lost",
-        "A machine failed, not the run. hpc-grpo submit RUN, or the next job of its chain, continues from the last "
-        "checkpoint. To keep off a node that fails again: hpc-grpo submit RUN launch.slurm.extra.exclude=NODE.",
+        "A machine failed, not the run. {command}, or the next job of its chain, continues from the last "
+        "checkpoint. To keep off a node that fails again: {command} launch.slurm.extra.exclude=NODE.",
     ),
 }
 """Looked up first: other messages in the log are consequences."""
@@ -243,26 +238,26 @@ _BY_PATTERN = {
     r"|No available memory for the cache blocks|less than desired GPU memory utilization": Advice(
         "out of GPU memory",
         "Learner: lower train.max_tokens_per_microbatch; more nodes (launch.num_nodes) shard the optimizer further. "
-        "Engine: lower engine.vllm.gpu_memory_utilization or engine.vllm.max_num_seqs. Then hpc-grpo submit RUN "
+        "Engine: lower engine.vllm.gpu_memory_utilization or engine.vllm.max_num_seqs. Then {command} "
         "KEY=VALUE. With a new run.name, train.zero_stage=3 and train.offload_optimizer=cpu hold less on the GPU.",
     ),
     r"weight store needs|SIGBUS|/dev/shm[^\n]*No space left|No space left[^\n]*/dev/shm": Advice(
         "out of shared memory",
-        "Less must fit in the node's /dev/shm: hpc-grpo submit RUN launch.object_store_gib=GIB, with a smaller one.",
+        "Less must fit in the node's /dev/shm: {command} launch.object_store_gib=GIB, with a smaller one.",
     ),
     r"SIGKILL(?! by OOM killer)|oom[-_]kill|OUT_OF_MEMORY|ray\.exceptions\.OutOfMemoryError"
     r"|node running low on memory|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator|\bMemoryError\b": Advice(
         "out of host memory (probably)",
         "A process was killed, most often because the job used more memory than it asked for. Ask for more "
         "(launch.slurm.extra.mem=0: all of the node), or use less: launch.object_store_gib, or fewer "
-        "engine.engines_per_node. Then hpc-grpo submit RUN KEY=VALUE. With a new run.name, also "
+        "engine.engines_per_node. Then {command} KEY=VALUE. With a new run.name, also "
         "train.offload_optimizer=none if the GPU has room.",
     ),
     # The second line: torch.save's, without the errno.
     r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT"
     r"|inline_container\.cc[^\n]*unexpected pos|basic_ios::clear: iostream error": Advice(
         "disk full",
-        "Free space where the run directory is, or raise your quota. Then hpc-grpo submit RUN, or with a lower "
+        "Free space where the run directory is, or raise your quota. Then {command}, or with a lower "
         "checkpoint.keep_last=N, continues from the last whole checkpoint.",
     ),
     r"checksum mismatch": Advice(
@@ -274,7 +269,7 @@ _BY_PATTERN = {
     r"|Reward '[^\n]*' (returned|does not|must be|raised)|RewardError|\breward '[^\n]*': ": Advice(
         "reward error",
         "The reward function failed; its own error is above. Mend it, raise rewards.N.timeout_s if it is only slow, or "
-        "allow more failures: grading.max_failed_fraction. Then hpc-grpo submit RUN KEY=VALUE, with what you raised.",
+        "allow more failures: grading.max_failed_fraction. Then {command} KEY=VALUE, with what you raised.",
     ),
     r"gradient of .* is not finite": Advice(
         "diverged",
@@ -303,7 +298,7 @@ _BY_PATTERN = {
 _OTHERWISE = {
     "config": Advice(
         "configuration error",
-        "Trying again gives the same. Change what the message names: hpc-grpo submit RUN KEY=VALUE, which says "
+        "Trying again gives the same. Change what the message names: {command} KEY=VALUE, which says "
         "whether a key may not change and needs a new run.name.",
     ),
     "bringup_failed": Advice(
@@ -314,11 +309,11 @@ _OTHERWISE = {
     "killed": Advice(
         "killed without a word",
         "Nothing could be recorded: the node died, or Slurm or a person killed the job. Slurm's output of the job may "
-        "say which. hpc-grpo submit RUN, or the next job of its chain, continues from the last checkpoint.",
+        "say which. {command}, or the next job of its chain, continues from the last checkpoint.",
     ),
 }
 _UNKNOWN = Advice(
     "not recognised",
-    "Read the error above, if there is one, and hpc-grpo logs RUN. hpc-grpo submit RUN tries again from the last "
+    "Read the error above, if there is one, and hpc-grpo logs RUN. {command} tries again from the last "
     "checkpoint. The same error twice is a bug in the reward, the model or hpc-grpo.",
 )

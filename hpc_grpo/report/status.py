@@ -114,6 +114,12 @@ class RunRecords:
         is_newest = self.newest is not None and attempt.attempt == self.newest.attempt
         return attempt.exit_kind == "running" and is_newest and self.is_held(now)
 
+    def start_command(self, attempt: AttemptRecord | None, name: str) -> str:
+        """Return the command that starts the run `name` again as this attempt was started; None: it has no attempt."""
+        if self.chain.links and (attempt is None or attempt.source == "slurm"):
+            return f"hpc-grpo submit {name}"
+        return "the command that started it" if attempt and attempt.source == "joined" else f"hpc-grpo train {name}"
+
     def last_sign_of_life(self) -> float | None:
         """Return the unix time of the newest attempt's last beat or finished step; None if it left neither."""
         if self.newest is None:

@@ -35,10 +35,9 @@ def refuse_damage(folder: Path) -> None:
         digest, _, name = line.partition("  ")
         file = folder / name if name else sums
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
-            run = folder.parent
             print(
                 f"error: {file} is missing or damaged: the run runs from its own copy of hpc-grpo.\n"
-                f"  hpc-grpo submit {run} --accept-changes   copies the installed one, and records that",
+                "The command that started the run, with --accept-changes, copies the installed one and records that.",
                 file=sys.stderr,
             )
             sys.exit(_EXIT_CONFIG)

@@ -66,7 +66,7 @@ class RunDir:
 
     @property
     def name(self) -> str:
-        """The run's name: the name of its folder; in a sweep, SWEEP/CELL."""
+        """The run's name: the name of its folder; in a sweep, SWEEP/RUN."""
         return f"{self.path.parent.name}/{self.path.name}" if self.is_cell else self.path.name
 
     @property
@@ -134,7 +134,7 @@ class RunDir:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether the runs in a folder are the cells of a sweep."""
+    """Return whether a folder holds the runs of a sweep."""
     return (folder / CELLS).is_dir()
 
 

@@ -14,7 +14,7 @@ from hpc_grpo.algorithms.advantages import AdvantageSettings
 from hpc_grpo.config import Config
 from hpc_grpo.config.resources import expects_gpus, schedules_ahead, trained_parameters
 from hpc_grpo.config.train import GrpoTask
-from hpc_grpo.plan.budgets import is_checkpointed
+from hpc_grpo.plan.budgets import is_checkpointed, policy_parameters
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.step import workload
 from hpc_grpo.simulate.cluster import Forecast, Setting, forecast
@@ -146,27 +146,30 @@ def training_rate(plan: Plan) -> Rate:
     """Return the rate of a learner's part of a step, for n sampled tokens with their prompts.
 
     The arithmetic takes F P T / (W c): F FLOPs per parameter and token, P parameters, T tokens, W learners, c the
-    reached FLOP/s (Kaplan et al. 2020, section 2.1). DeepSpeed moves the bytes of a microbatch at the same time
-    (`overlap_comm`, ZeRO-3's prefetch). The bytes of the optimizer step follow. An offloaded AdamW reads and writes 40
-    bytes a parameter.
+    reached FLOP/s (Kaplan et al. 2020, section 2.1). A frozen parameter of LoRA's base model takes F - 2. DeepSpeed
+    moves the bytes of a microbatch at the same time (`overlap_comm`, ZeRO-3's prefetch). The bytes of the optimizer
+    step follow. An offloaded AdamW reads and writes 40 bytes a parameter.
     """
     config, hardware, workers, load = plan.config, plan.hardware, plan.num_learners, workload(plan)
     assert load is not None
-    parameters = trained_parameters(config, plan.model.num_parameters)
-    active = plan.model.num_parameters - plan.model.shape.num_idle_parameters
-    scoring = (plan.model.reference_parameters or active) * config.needs.reference + plan.model.teacher_parameters
-    flops = _flops_per_token(config) * trained_parameters(config, active) + 2 * scoring
-    in_microbatch, in_step = _communicated_bytes(config)
-    # One byte per parameter between all learners, in rings through each learner's own link.
+    p, idle = plan.model.num_parameters, plan.model.shape.num_idle_parameters
+    trained = policy_parameters(plan.model, config)[0] + p * config.needs.critic
+    frozen = 0 if config.lora is None else p
+    computing = trained + frozen - trained_parameters(config, idle)
+    scoring = (plan.model.reference_parameters or p - idle) * config.needs.reference + plan.model.teacher_parameters
+    # The backward pass goes through frozen weights, and computes no gradients of them.
+    flops = _flops_per_token(config) * computing - 2 * frozen + 2 * scoring
+    in_microbatch, in_step = _communicated_bytes(config, trained, frozen)
+    # One byte between all learners, in rings through each learner's own link.
     between_nodes = hardware.network_bytes_per_s * config.placement.learners_per_node
     bandwidth = between_nodes if plan.num_nodes > 1 else hardware.nvlink_bytes_per_s
-    exchange_s = parameters * (workers - 1) / workers / (bandwidth * NETWORK_SHARE)
-    shard, is_offloaded = parameters / workers, config.train.offload_optimizer != "none"
+    byte_s = (workers - 1) / workers / (bandwidth * NETWORK_SHARE)
+    shard, is_offloaded = trained / workers, config.train.offload_optimizer != "none"
     # A gradient sum in host memory is copied to the GPU, increased, and copied back.
     host_s = 8 * shard / (hardware.host_link_bytes_per_s * READING_SHARE)
     update_s = 40 * shard / (hardware.host_memory_bytes_per_s * HOST_SHARE)
-    microbatch_s = in_microbatch * exchange_s + host_s * is_offloaded
-    step_s = in_step * exchange_s + update_s * is_offloaded
+    microbatch_s = in_microbatch * byte_s + host_s * is_offloaded
+    step_s = in_step * byte_s + update_s * is_offloaded
     tokens, sampled = load.learner_tokens / workers, load.max_new_tokens / workers
     token_s = max(flops / (hardware.gpu_flops_per_s * TRAINING_SHARE), load.num_microbatches * microbatch_s / tokens)
     token_s += _exchange_s(plan)
@@ -204,13 +207,17 @@ def _flops_per_token(config: Config) -> float:
     return 6 + 2 * is_checkpointed(config, on_gpu=True) + 2 * proximal
 
 
-def _communicated_bytes(config: Config) -> tuple[int, int]:
-    """Return the bytes per parameter that learners exchange in a microbatch and in an optimizer step (DeepSpeed
-    0.19.8).
+def _communicated_bytes(config: Config, trained: int, frozen: int) -> tuple[int, int]:
+    """Return the bytes that learners exchange in a microbatch and in an optimizer step (DeepSpeed 0.19.8).
 
-    Gradients travel in float32. Stage 1 all-reduces them once a step (4 bytes each way), stage 2 in every microbatch
-    (`use_multi_rank_bucket_allreduce`); both gather the new weights. Stage 3 gathers weights for the forward and the
-    backward pass of every microbatch, and scatters the gradients' sum.
+    `trained` and `frozen` count parameters. Gradients travel in float32. Stage 1 all-reduces them once a step (4 bytes
+    each way), stage 2 in every microbatch (`use_multi_rank_bucket_allreduce`); both gather the new weights. Stage 3
+    gathers weights for the forward and the backward pass of every microbatch, and scatters the gradients' sum.
     """
-    weights = DTYPE_BYTES[config.model.dtype]
-    return {1: (0, 8 + weights), 2: (8, weights), 3: (2 * weights + 4, 0)}[config.train.zero_stage]
+    size = DTYPE_BYTES[config.model.dtype]
+    in_stages = {
+        1: (0, (8 + size) * trained),
+        2: (8 * trained, size * trained),
+        3: (2 * size * (trained + frozen) + 4 * trained, 0),
+    }
+    return in_stages[config.train.zero_stage]

@@ -49,6 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a config and two runs of it, the second with another learning rate."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hpc_grpo.api.job_queue", FinishingQueue)
+    monkeypatch.setattr("hpc_grpo.cli.train.refuse_unknown_models", lambda *_args: None)  # the hub has no org/model
     (tmp_path / "my_run.yaml").write_text(CONFIG)
     write_run("my-run", solved=(True, True, False, False))
     write_run("other", "train.lr=3e-6", solved=(True, True, True, False))

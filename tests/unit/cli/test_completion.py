@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from tests.support.command import call
+from tests.support.command import call, command_of
 from tests.support.run_builder import RunBuilder
 
 BASH = """compopt() { echo "$@"; }; . "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
@@ -62,6 +63,17 @@ def test_tab_offers(shell: str, words: list[str], names: list[str], goes_on: boo
     assert [name for name in found if name in names] == names
     assert any(name in found for name in ("nospace", "open")) == goes_on
     assert {*found} <= {*names, "-o", "nospace", "-U", "-V", "hpc-grpo", "-S", "-a", "open", "ended"}
+
+
+@pytest.mark.parametrize("words", ["status", "report", "cluster shell"])
+def test_a_command_that_takes_a_run_offers_its_name(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HPC_GRPO_RUNS_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    RunBuilder(tmp_path / "runs" / "my-run")
+    command = command_of(words)
+    assert [item.value for item in command.params[0].shell_complete(click.Context(command), "my")] == ["my-run"]
 
 
 def test_a_second_installation_adds_no_second_line(shell: str) -> None:

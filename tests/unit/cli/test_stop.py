@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.command import call
@@ -22,6 +24,16 @@ def test_a_run_that_waits_is_stopped_too(built: RunBuilder) -> None:
     assert "Nothing trains it now" in printed
     assert printed.endswith("hpc-grpo submit adder\n")
     assert built.run.stop_marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "command"), [("local", "hpc-grpo train adder"), ("joined", "the command that started it")]
+)
+def test_stop_names_the_command_that_started_the_run(source: str, command: str, built: RunBuilder) -> None:
+    record = built.attempt(1)
+    replace(record, source=source).save(built.folder(record))
+    built.hold(1)
+    assert call("stop", "adder").output.endswith(f"To resume: {command}\n")
 
 
 def test_cancel_ends_what_waits_before_what_runs(built: RunBuilder, queue: FakeQueue) -> None:

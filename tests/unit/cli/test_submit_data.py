@@ -100,12 +100,24 @@ def test_a_bad_row_anywhere_is_refused_by_its_number(row: str, message: str, que
     assert message.format(path=tmp_path / "rows.jsonl") in result.stderr
 
 
-def test_an_empty_folder_is_refused(queue: FakeQueue, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [None, "README.md", "rows.py", "config.json"])
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_a_folder_without_a_data_set_is_refused(
+    name: str | None, words: list[str], queue: FakeQueue, tmp_path: Path
+) -> None:
     (tmp_path / "rows" / "train").mkdir(parents=True)
-    result = submit("data.train.path=./rows")
+    if name is not None:
+        (tmp_path / "rows" / "train" / name).touch()
+    result = submit("data.train.path=./rows", *words)
     assert (result.exit_code, queue.requests) == (EXIT_CONFIG, [])
-    assert f"Data set {tmp_path}/rows is empty. It must hold at least one item." in result.stderr
-    (tmp_path / "rows" / "train" / "part.jsonl").write_text(ROW)
+    assert f"Data set {tmp_path}/rows: the folder must hold a file that ends in .parquet," in result.stderr
+    assert result.stderr.count("error: ") == 1
+
+
+@pytest.mark.parametrize("name", ["train/part.jsonl", "PART.CSV", "part.json.gz", "dataset_dict.json"])
+def test_a_folder_with_a_data_set_is_taken(name: str, queue: FakeQueue, tmp_path: Path) -> None:
+    (tmp_path / "rows" / "train").mkdir(parents=True)
+    (tmp_path / "rows" / name).write_text(ROW)
     assert submit("data.train.path=./rows").exit_code == 0
 
 

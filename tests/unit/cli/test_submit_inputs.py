@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 import hpc_grpo
 from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.plan import disk as plan_disk
-from hpc_grpo.preflight.inputs import refuse_wrong_share
+from hpc_grpo.preflight.inputs import refuse_unknown_models, refuse_wrong_share
 from hpc_grpo.system.disk import Room
 from hpc_grpo.types import GIB
 from tests.support.command import call
@@ -70,6 +72,31 @@ WRONG_FOR_TRAIN = [
     ("rewards.0.name=my.py:shows_wrok", "{here}/my.py has no 'shows_wrok'. It has: needs_gold, shows_work"),
     ("rewards.0.name=my.py:needs_gold", "cannot be called: missing a required argument: 'gold'"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(RepositoryNotFoundError, EXIT_CONFIG), (HfHubHTTPError, 0), (ConnectionError, 0)]
+)
+def test_train_refuses_a_model_that_the_hub_does_not_know(
+    kind: type[Exception], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def model_info(api: HfApi, name: str, **_: object) -> None:
+        asked.append(f"{api.endpoint}/{name}")
+        raise kind.__new__(kind)  # without the answer of an HTTP library
+
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+    monkeypatch.setattr("hpc_grpo.cli.train.run_attempt", lambda *_args: 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    words = ["model.path=org/gone", "data.train.path=rows.jsonl", "eval.every=null", "launch.env.HF_ENDPOINT=https://h"]
+    result = call("train", "local/debug", *words, f"launch.env.HF_HOME={tmp_path}")
+    assert (result.exit_code, asked) == (code, ["https://h/org/gone"]), result.stderr
+    assert ("model.path = org/gone: there is no such folder" in result.stderr) == (code == EXIT_CONFIG)
+    assert (tmp_path / "runs").exists() == (code == 0)
+    refuse_unknown_models(minimal_config(model={"path": "org/gone"}), {"HF_HUB_OFFLINE": "1"})
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(("word", "says"), WRONG_FOR_TRAIN, ids=[word for word, _ in WRONG_FOR_TRAIN])

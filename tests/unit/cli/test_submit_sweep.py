@@ -1,4 +1,4 @@
-"""`hpc-grpo submit --sweep` as a user calls it: its cells, its array, what it refuses, and the table of results."""
+"""`hpc-grpo submit --sweep` as a user calls it: its runs, its array, what it refuses, and the table of results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def submit(root: Path, *words: str) -> Result:
     return call("submit", "local/debug", *inputs, *words)
 
 
-def test_each_cell_is_a_run_with_its_values_and_two_jobs_behind_its_task(queue: FakeQueue, root: Path) -> None:
+def test_each_combination_is_a_run_with_its_values_and_two_jobs_behind_its_task(queue: FakeQueue, root: Path) -> None:
     result = submit(root, *GRID, "--at-once", "2")
     assert result.exit_code == 0, result.stderr
     assert f"Submitted array 100 for 6 runs in {root}" in result.output
@@ -103,16 +103,16 @@ def test_the_same_command_submits_the_runs_that_are_not_complete(queue: FakeQueu
         assert "All 6 runs" in submit(root, *GRID, *further).output
 
 
-def test_a_dry_run_names_what_each_cell_lacks_in_the_cache_once(queue: FakeQueue, root: Path) -> None:
+def test_a_dry_run_names_what_each_run_lacks_in_the_cache_once(queue: FakeQueue, root: Path) -> None:
     below = submit(root, "--sweep", "model.path=org/a,org/b", "--seeds", "2", "--dry-run").output
     lacks = "model.path = org/a, data.train.path = org/rows, model.path = org/b"
     assert f"# Not in the cache: {lacks}. Without a network" in below
 
 
-def test_a_dry_run_says_which_cell_it_plans(queue: FakeQueue, root: Path) -> None:
+def test_a_dry_run_says_which_run_it_plans(queue: FakeQueue, root: Path) -> None:
     (root.parents[1] / "qwen").mkdir(parents=True)
     (root.parents[1] / "qwen" / "config.json").write_text(json.dumps(QWEN_7B))
-    assert "# Plan of the first of 6 cells, assuming " in submit(root, "model.path=./qwen", *GRID, "--dry-run").output
+    assert "# Plan of the first of 6 runs, assuming " in submit(root, "model.path=./qwen", *GRID, "--dry-run").output
 
 
 def test_more_steps_take_complete_runs_up_again(queue: FakeQueue, root: Path) -> None:
@@ -145,9 +145,9 @@ def test_slurm_is_asked_once_about_the_partition_of_all_runs(
 def test_the_runs_of_a_sweep_share_data_and_kernels_with_the_runs_beside_it(queue: FakeQueue, root: Path) -> None:
     submit(root, *GRID)
     submit(root, "run.name=alone")
-    alone, cell = (load_resolved(root.parent / name / "config.yaml") for name in ("alone", f"debug/{NAMES[0]}"))
-    assert tokenized_data(cell) == tokenized_data(alone) == root.parent / ".data"
-    assert archive_of(cell) == archive_of(alone)
+    alone, swept = (load_resolved(root.parent / name / "config.yaml") for name in ("alone", f"debug/{NAMES[0]}"))
+    assert tokenized_data(swept) == tokenized_data(alone) == root.parent / ".data"
+    assert archive_of(swept) == archive_of(alone)
 
 
 def test_more_seeds_later_are_further_tasks(queue: FakeQueue, root: Path) -> None:
@@ -177,8 +177,8 @@ def test_a_sweep_with_a_run_that_is_held_queues_nothing(queue: FakeQueue, root: 
 def test_values_may_be_texts(queue: FakeQueue, root: Path, sweep: str, names: list[str], values: list[Any]) -> None:
     result = submit(root, "--sweep", sweep)
     assert result.exit_code == 0, result.stderr
-    cells = [flat(load_resolved(root / name / "config.yaml").model_dump(mode="json")) for name in names]
-    assert [cell[sweep.partition("=")[0]] for cell in cells] == values
+    found = [flat(load_resolved(root / name / "config.yaml").model_dump(mode="json")) for name in names]
+    assert [run[sweep.partition("=")[0]] for run in found] == values
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_values_may_be_texts(queue: FakeQueue, root: Path, sweep: str, names: li
         (["--sweep", "train.lr="], "must be a key and its values, none of them empty"),
         (["--sweep", "train.lr=1e-6,,2e-6"], "must be a key and its values, none of them empty"),
         (["--sweep", "train.lr"], "must be a key and its values"),
-        (["--sweep", "train.lr=1e-6,1.0e-6"], "two cells have the name lr-1e-06"),
+        (["--sweep", "train.lr=1e-6,1.0e-6"], "two runs have the name lr-1e-06"),
         (["--sweep", "train.lr=1e-6,-1"], "train.lr"),
-        (["--sweep", "launch.num_nodes=1,2"], "launch.num_nodes is the same in all cells"),
-        (["--sweep", "run.name=a,b"], "run.name is the same in all cells"),
+        (["--sweep", "launch.num_nodes=1,2"], "launch.num_nodes is the same in all runs"),
+        (["--sweep", "run.name=a,b"], "run.name is the same in all runs"),
         (["--sweep", "run.seed=1,2", "--seeds", "2"], "run.seed are given twice"),
         (["--sweep", "train.lr=[1"], "is not valid YAML"),
         (["--sweep", "train.lr=1e-6,2e-6", "train.lr=3e-6"], "train.lr are given twice"),
@@ -212,7 +212,7 @@ def test_a_bad_sweep_is_one_error(queue: FakeQueue, root: Path, words: list[str]
 def test_a_sweep_that_breaks_off_leaves_no_job_held(
     queue: FakeQueue, root: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """At the second cell. At Ctrl+C it is not known what the queue has taken, so the runs stay."""
+    """At the second run. At Ctrl+C it is not known what the queue has taken, so the runs stay."""
     submit_job = queue.submit
 
     def limited(request: JobRequest) -> str:
@@ -226,7 +226,7 @@ def test_a_sweep_that_breaks_off_leaves_no_job_held(
     assert root.exists() == isinstance(error, KeyboardInterrupt)
 
 
-def test_cells_that_the_queue_refuses_leave_those_of_before(queue: FakeQueue, root: Path) -> None:
+def test_runs_that_the_queue_refuses_leave_those_of_before(queue: FakeQueue, root: Path) -> None:
     assert submit(root, "--seeds", "1").exit_code == 0
     queue.refused = len(queue.requests) + 1
     assert "too many jobs" in submit(root, "--seeds", "2").stderr

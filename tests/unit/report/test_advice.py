@@ -96,6 +96,11 @@ NEEDS_A_NEW_RUN = {
 }
 
 
+@pytest.mark.parametrize("todo", TODOS)
+def test_only_the_placeholder_names_the_command_that_starts_the_run(todo: str) -> None:
+    assert not re.search("hpc-grpo (submit|train)", todo.format(command="COMMAND"))
+
+
 @pytest.mark.parametrize("todo", [todo for todo in TODOS if KEY.search(todo)])
 def test_what_it_says_to_change_exists_and_may_change(todo: str) -> None:
     assert "  " not in todo

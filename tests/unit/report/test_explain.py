@@ -128,7 +128,7 @@ def test_the_end_of_the_log_counts_where_no_error_stands_out(built: RunBuilder) 
         ("slurm", False, "hpc-grpo train RUN"),
         ("local", False, "hpc-grpo train RUN"),
         ("ssh", False, "hpc-grpo train RUN"),
-        ("joined", False, "the same command"),
+        ("joined", False, "the command that started it"),
     ],
 )
 def test_the_command_to_go_on_is_the_one_that_started_the_attempt(

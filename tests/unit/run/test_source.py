@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_grpo.run import source
+from hpc_grpo.run.copied_main import refuse_damage
 from hpc_grpo.run.paths import RunDir
 from hpc_grpo.run.source import copy_problems, copy_source, copyable, entry, functions_of, imported_files, used_file
 from tests.support.configs import minimal_config
@@ -45,6 +46,16 @@ def test_a_copy_that_is_damaged_is_refused_before_it_is_imported(run: RunDir) ->
     assert done.returncode == 78
     assert done.stderr.startswith(f"error: {run.source_dir}/hpc_grpo/cli.py is missing or damaged")
     assert copy_problems(run, digest) == ["hpc_grpo/cli.py is changed", "hpc_grpo/more.py is new"]
+
+
+def test_a_damaged_copy_of_any_run_names_the_command_that_started_it(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_source(run, {}, "")
+    (run.source_dir / "hpc_grpo" / "cli.py").unlink()
+    with pytest.raises(SystemExit):
+        refuse_damage(run.source_dir)
+    assert "The command that started the run, with --accept-changes, copies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "torn"])

@@ -14,6 +14,8 @@ from tests.unit.plan.plan_configs import plan_shipped_7b
 
 P = 7_615_616_512
 """Parameters of 7B. Its config has two learners and two engines a node, and samples a step ahead."""
+A = 40_370_176
+"""Parameters of its adapter of rank 16."""
 SEQUENCES, LENGTH, NEW = 1024, 5120, 4096
 AVERAGE = LENGTH - NEW / 2
 """Tokens of a sequence, over the time in which it is sampled."""
@@ -103,6 +105,18 @@ def test_learners_wait_for_gradients_where_the_network_is_slower_than_the_arithm
     step = expected(4, f"train.zero_stage={stage}", *small)
     byte_s = P * 7 / 8 / (0.8 * 25e9 * 2)  # through the interfaces of a node's two learners
     arithmetic_s = 6 * P * SEQUENCES * LENGTH / (8 * 0.4 * 989e12)
+    assert step.train_s == pytest.approx(max(arithmetic_s, 128 * in_microbatch * byte_s) + in_step * byte_s)
+
+
+@pytest.mark.parametrize(
+    ("stage", "in_microbatch", "in_step"), [(1, 0, 10 * A), (2, 8 * A, 2 * A), (3, 4 * P + 8 * A, 0)]
+)
+def test_lora_has_gradients_of_its_adapter_alone(stage: int, in_microbatch: int, in_step: int) -> None:
+    """Stage 3 gathers the base model's weights too, twice per microbatch."""
+    small = ("train.max_tokens_per_microbatch=5120", "train.gradient_checkpointing=false")
+    step = expected(4, "lora.rank=16", f"train.zero_stage={stage}", *small)
+    byte_s = 7 / 8 / (0.8 * 25e9 * 2)
+    arithmetic_s = (4 * P + 6 * A) * SEQUENCES * LENGTH / (8 * 0.4 * 989e12)
     assert step.train_s == pytest.approx(max(arithmetic_s, 128 * in_microbatch * byte_s) + in_step * byte_s)
 
 
