@@ -94,7 +94,7 @@ class LedgerVerdict:
 
 
 def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines of the steps that the newest weights were trained by, in order of steps.
+    """Return the lines of the steps that the newest weights were trained on, in order of steps.
 
     >>> [line.attempt for line in surviving_lineage([LedgerLine(s, a, ()) for s, a in [(1, 1), (2, 1), (2, 2)]])]
     [1, 2]
