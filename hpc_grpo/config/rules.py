@@ -385,7 +385,7 @@ def _importance_weights(config: Config) -> None:
 
 
 def _rewards(config: Config) -> None:
-    """Raise ConfigError for keys of reward advantages if the task uses no rewards."""
+    """Raise ConfigError for keys that only change advantages from rewards, if a teacher's task uses no rewards."""
     if not config.needs.teacher or config.needs.rewards:
         return
     for key, is_default, default in (

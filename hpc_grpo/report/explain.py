@@ -217,7 +217,7 @@ _BY_KIND = {
         "checkpoint. To avoid a node that fails again: hpc-grpo submit RUN launch.slurm.extra.exclude=NODE.",
     ),
 }
-"""Looked up first: other messages in the log are consequences."""
+"""Looked up before patterns: with these kinds, messages in the log are only consequences."""
 
 _WITHOUT_JOBS = {
     "resumable": Advice("stopped in time", "Nothing is wrong. The same command continues from its last checkpoint."),
@@ -298,7 +298,7 @@ _BY_PATTERN = {
         "last output is among the files that hpc-grpo logs RUN --node NODE lists.",
     ),
 }
-"""Searched in order, in one text after the other, without case."""
+"""Pattern -> advice. The first match counts, in one text after the other, ignoring case."""
 
 _OTHERWISE = {
     "config": Advice(

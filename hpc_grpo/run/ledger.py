@@ -20,7 +20,7 @@ from hpc_grpo.run.paths import RunDir
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """`ordinals` are all of the step: `num_dropped` were sampled but not trained on, `num_passed_over` not sampled."""
+    """`ordinals` are all of the step. Of them `num_dropped` were only sampled, `num_passed_over` not even sampled."""
 
     step: int
     attempt: int
