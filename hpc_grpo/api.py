@@ -85,14 +85,14 @@ class Run:
     def rollouts(self, step: int | None = None, *, evals: bool = False, eval_set: str = "") -> DataFrame:
         """Return a row per completion of a step. Default: the newest step with completions.
 
-        `evals`: the completions of the eval after the step instead, of `data.eval`, or of the set `eval_set`.
+        With `evals`, returns the completions of the eval after the step: of `data.eval`, or of the set `eval_set`.
         Raises ConfigError for a step without completions on disk.
         """
 
         def file_of(number: int) -> Path:
             return self._dir.eval_rollouts(number, eval_set) if evals else self._dir.rollouts(number)
 
-        # Not every file: a file of a lost step that a resumed run has not repeated yet may remain.
+        # Only steps with metrics: the file of a lost step remains until the resumed run repeats the step.
         steps = [number for number in read_metrics(self._dir.metrics) if file_of(number).is_file()]
         if not steps or step not in (None, *steps):
             raise ConfigError(
@@ -102,7 +102,7 @@ class Run:
         return _pandas().DataFrame([{"step": chosen, **line} for line in read_jsonl(file_of(chosen))])
 
     def explain(self) -> str:
-        """Explain each attempt's end, and what to do; as `hpc-grpo status --why` does."""
+        """Explain how each attempt ended and what to do, like `hpc-grpo status --why`."""
         return "\n".join(explained(self._dir))
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """The run's state: submitted, starting, training, waiting, stopped, complete, failed, cancelled or lost."""
+        """The run's state, one of `report.status.RunStatus`, such as submitted, training, waiting or complete."""
         return self.run.status.state
 
     def wait(self, timeout_s: float | None = None) -> Run:
@@ -151,7 +151,7 @@ class Job:
 
 
 def submit(config: str | Path, *, nodes: int | None = None, overrides: Mapping[str, Any] | None = None) -> Job:
-    """Submit a run as a Slurm job, as `hpc-grpo submit CONFIG --nodes N KEY=VALUE` does, and return at once.
+    """Submit a run as a Slurm job, like `hpc-grpo submit CONFIG --nodes N KEY=VALUE`, and return at once.
 
     The same call resumes an interrupted run. Raises ConfigError for errors that would make the job fail.
 
@@ -174,12 +174,12 @@ def train(
     on_step: Callable[..., Any] | str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Train here, as `hpc-grpo train` does, and return the run: complete, or stopped at a checkpoint.
+    """Train here, like `hpc-grpo train`, and return the run once it is complete or stopped at a checkpoint.
 
     `rewards` replace the rewards of the config: functions of a file, or names of built-ins. `environment` is a class of
     a file, and `on_step` a function that is called after each step (`train.on_step`). The processes of the run import
-    that file. So a script that trains has `if __name__ == "__main__":` around this call. Raises
-    ConfigError where the user must change something, and LaunchError where training failed.
+    that file, so a script needs `if __name__ == "__main__":` around this call. Raises ConfigError if the user must
+    change something, and LaunchError if training failed.
 
     Example:
         >>> hpc_grpo.train("my_run.yaml", rewards=[my_reward], overrides={"train.lr": 2e-6})   # doctest: +SKIP
@@ -227,7 +227,7 @@ def _pandas() -> Any:
         import pandas
     except ImportError as error:
         raise ConfigError(
-            "This Python has no pandas, which tables of a run are made of. The light installation goes without it: "
+            "Tables of a run need pandas, which this Python lacks. The light installation does not install it: "
             "pip install pandas"
         ) from error
     return pandas

@@ -28,7 +28,7 @@ EXIT_RESUMABLE = 75
 EXIT_CONFIG = 78
 
 _MOST_CHARACTERS = 1000
-"""Of the text of a user's error, which may be of any length."""
+"""Limit for the text of an error that a user's function raised."""
 
 
 class HpcGrpoError(Exception):
@@ -50,11 +50,11 @@ class RewardError(HpcGrpoError):
 
 
 class RewardAwayError(HpcGrpoError):
-    """A reward's server, which answered at an earlier start, does not answer at a resume: the run is retried."""
+    """At a resume, a reward's server does not answer. It answered at an earlier start, so the run is retried."""
 
 
 class PromptError(HpcGrpoError):
-    """An engine refuses a prompt, as every engine would, or no engine is left. The learners are unchanged."""
+    """An engine refuses a prompt, as every engine would, or no prompt is left to sample. The learners are unchanged."""
 
     exit_code = EXIT_CONFIG
 
@@ -80,7 +80,7 @@ class EnvironmentLateError(LaunchError):
 
 
 class JobInDoubtError(LaunchError):
-    """The queue may hold a job of the run: it did not answer."""
+    """A command of the scheduler failed, so its queue may hold a job of the run."""
 
 
 class RunHeldError(LaunchError):
@@ -100,17 +100,17 @@ class NodesUnavailableError(LaunchError):
 
 
 class EndAskedError(LaunchError):
-    """The end was requested while the run waited for nodes, servers or space: no process could write a checkpoint.
+    """A stop was requested while the run could not write a checkpoint: it waited for nodes, a server or disk space.
 
-    `step` is the step of the newest checkpoint: with one, another attempt resumes; without one, the code is 1. A driver
-    that waited for space ends with 75 in both cases.
+    `step` is the step of the newest checkpoint, from which another attempt resumes. 0: none, and the exit code is 1,
+    but 75 for disk space.
     """
 
     exit_code = EXIT_RESUMABLE
 
     def __init__(self, awaited: str, step: int) -> None:
-        carries_on = f"; start it again to carry on from the checkpoint of step {step}" if step else ""
-        super().__init__(f"Asked to end while waiting: {awaited}{carries_on}.")
+        carries_on = f"; start the run again to resume from the checkpoint of step {step}" if step else ""
+        super().__init__(f"A stop was requested while waiting: {awaited}{carries_on}.")
         if not step:
             self.exit_code = EXIT_CRASH
 
@@ -118,7 +118,7 @@ class EndAskedError(LaunchError):
 def described(error: BaseException) -> str:
     """Describe an error of a user's function: its type, the start of its text, and the place that raised it."""
     text = f"{type(error).__name__}: {str(error)[:_MOST_CHARACTERS]}"
-    if isinstance(error, SyntaxError):  # its text has the place; its traceback is of Python's own import
+    if isinstance(error, SyntaxError):  # its text names the place; its traceback shows only Python's import
         return text
     [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)  # not extract_tb, which reads the source files
     return f"{text} ({frame.f_code.co_filename}:{line})"

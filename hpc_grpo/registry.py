@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).parent
 
 
 class Registry:
-    """The built-ins of some modules, and the users' own entries; `kind` is for error texts.
+    """Finds entries by name: built-ins and users' own. `kind` is the word for an entry in error texts.
 
     `modules` maps a module of the package to the names of its entries. Without modules there are only users' entries.
     `others` maps names of other systems to ours.
@@ -113,15 +113,15 @@ class Registry:
     def _import(self, name: str, module_name: str) -> ModuleType:
         try:
             if module_name.endswith(".py"):
-                copy = _PACKAGE.parent / copied_as(module_name)  # in a process that runs from a run's own copy
+                copy = _PACKAGE.parent / copied_as(module_name)  # exists if this process runs from a run's copy
                 return _import_file(copy if copy.is_file() else Path(module_name))
-            # A console script's path lacks the working directory. Last, so that it never hides an installed package.
+            # A console script's path lacks the working directory. Append it: it must not hide an installed package.
             _append_to_path(Path.cwd())
             return importlib.import_module(module_name)
         except ConfigError as error:
             raise ConfigError(f"{self._kind} {name!r}: {error}") from error
         except BaseException as error:
-            # SystemExit included: a script without a main guard is an easy mistake here.
+            # Also SystemExit: users name scripts without a main guard.
             if isinstance(error, ModuleNotFoundError) and error.name == module_name:
                 raise ConfigError(
                     f"{self._kind} {name!r}: there is no {module_name}.py in {Path.cwd()}, and no package "
@@ -175,7 +175,7 @@ def names_function(path: str) -> bool:
 
 
 def copied_as(module_name: str) -> Path:
-    """Return the path of a run's copy of a user's file, beside the package; the name is the config's."""
+    """Return where a run's copy of the user's file `module_name` lies, relative to the folder with the package."""
     digest = hashlib.blake2b(module_name.encode(), digest_size=4).hexdigest()
     return Path("functions", digest, Path(module_name).name)
 
@@ -192,7 +192,7 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    # Before the module runs: dataclasses and pickle look their module up by name.
+    # Register the module before it runs: dataclasses and pickle look it up by name.
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)

@@ -28,7 +28,7 @@ VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Loading:
-    """The data for expanding paths while a config is loaded: the user's variables, and texts to keep."""
+    """Data for expanding paths while a config is loaded: the user's variables, and texts to leave unchanged."""
 
     environ: Mapping[str, str]
     resolved: frozenset[str] = frozenset()
@@ -45,7 +45,7 @@ class Args(Section):
 
 
 def _written_out(value: object, info: ValidationInfo) -> object:
-    """Replace `~` and `$NAME` once, when the user's config is loaded. A run directory's copy has no `Loading`.
+    """Replace `~` and `$NAME`, except without `Loading`: a run directory's config has its paths expanded already.
 
     Raises ValueError for an unset or empty variable, and for an unknown user's home.
     """
@@ -57,7 +57,7 @@ def _written_out(value: object, info: ValidationInfo) -> object:
     try:
         return f"{Path(home).expanduser()}{separator}{below}" if home.startswith("~") else text
     except RuntimeError as error:
-        raise ValueError(f"{home} is the home of nobody here. Give the whole path") from error
+        raise ValueError(f"no user of this machine has the home {home}. Give the full path") from error
 
 
 def _value(name: str, environ: Mapping[str, str]) -> str:
@@ -69,7 +69,7 @@ def _value(name: str, environ: Mapping[str, str]) -> str:
 LocalPath = BeforeValidator(_written_out)
 """Marks a key whose text is a path, or a name that may be a path, on the machine that loads the config.
 
-Not for `launch.local_dir`, `launch.env` and `launch.notify`: their variables are the nodes'.
+Not for `launch.local_dir`, `launch.env` and `launch.notify`: these belong to the nodes of the run.
 """
 PathText = Annotated[str, LocalPath]
 

@@ -99,7 +99,7 @@ class GroupRequest:
     sampling: SamplingSpec
     is_urgent: bool = False
     images: Any = ()
-    """As in `Prompt`. The token ids then have one placeholder for each image."""
+    """Like `Prompt.images`. The token ids then have one placeholder for each image."""
     environment: int | None = None
     row: Mapping[str, Any] = field(default_factory=dict)
     environment_seed: int = 0
@@ -186,9 +186,9 @@ class GroupGrades:
     errors: tuple[str, ...] = ()
     """One line per failed reward call."""
     timed_out: bool = False
-    """Whether each failed call missed its deadline: the server may be slow, and the reward correct."""
+    """True if every failed call missed its deadline: the server may be slow, and the reward correct."""
     over_budget: tuple[str, ...] = ()
-    """How a completion exceeded a reward's budget, and so got its worst score; "" for the others."""
+    """How a completion exceeded a reward's budget, for which it got the worst score; "" for other completions."""
     turn_rewards: tuple[tuple[float, ...], ...] = ()
     """The environment's reward of each turn; () without an environment."""
     shown_prompt: str = ""
@@ -222,7 +222,7 @@ class TrainSequence:
     nats, `policy_versions[i]` the version of the weights that sampled it. These three are 0 where the mask is False.
     Without an engine, `engine_logprobs` are 0, and `policy_versions` are 0 or None. Tokens that the model did not write
     are masked: the prompt, and observations inside an episode. (ordinal, sample_index) orders sequences
-    deterministically. `images` are the files of the prompt's images.
+    deterministically. `images` are the bytes of the prompt's image files.
 
     A prompt [5, 6], the completion [7, 8] with advantage 0.5, an observation [9], and the completion [4]:
 

@@ -1,4 +1,4 @@
-"""The `hpc-grpo` command. `COMMANDS` says which module has which command: only the one that is called is imported."""
+"""The `hpc-grpo` command. `COMMANDS` maps each command to its module, which is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hpc_grpo.run.owner import keep_others_from_writing
 from hpc_grpo.system.processes import write_no_core_dumps
 
 click.UsageError.exit_code = EXIT_CONFIG
-"""As of every other mistake of the user's: a fleet must not try a wrong command again."""
+"""The exit code of all user errors: a fleet must not retry a wrong command."""
 click.IntRange.name = "integer"
-"""Instead of "integer range", in help and errors."""
+"""Help and errors show this word instead of "integer range"."""
 
 SECTIONS = {
     "Run": ("init", "config", "plan", "train", "submit", "fork", "stop"),
@@ -38,7 +38,7 @@ COMMANDS = {
     "submit": ("submit.submit", "Submit a run as a Slurm job, or resume a run."),
     "fork": ("train.fork", "Begin a new run from a checkpoint, with other values."),
     "stop": ("submit.stop", "End a run after its step; --now: at once."),
-    "status": ("status.status", "Where runs stand; --why: what became of each attempt."),
+    "status": ("status.status", "Where runs stand; --why: how each attempt ended."),
     "watch": ("status.watch", "All runs or one, live: phase, progress, curves, completions."),
     "logs": ("status.logs", "The end of the driver's log, or of a node's."),
     "report": ("status.report", "What runs have learned: curves, and an HTML page."),
@@ -46,7 +46,7 @@ COMMANDS = {
     "compare": ("status.compare", "Runs side by side: config, results, paired intervals."),
     "model": ("", "eval, sample, serve, export, replay: a run's model."),
     "model eval": ("evaluate.evaluate", "Evaluate a run's exports, or any model's folder."),
-    "model sample": ("evaluate.sample", "Show what a run's export, or any model, says to prompts."),
+    "model sample": ("evaluate.sample", "Show completions of prompts by a run's export, or any model."),
     "model serve": ("serve.serve", "Serve a run's export, or any model, to OpenAI clients."),
     "model export": ("replay.export", "Write a checkpoint's model in Hugging Face format."),
     "model replay": ("replay.replay", "Train a recorded step again on one learner."),
@@ -60,11 +60,11 @@ COMMANDS = {
     "place pod": ("places.pod", "Train on pods: the same command on each of them."),
     "place host": ("places.host", "Train on hosts that are started by hand."),
     "place fleet": ("fleet.fleet", "Train on a fleet of VMs: jobs wait in a database."),
-    "disk": ("", "du, clean: what runs take, and what can go."),
-    "disk du": ("disk.du", "Say what runs take on disk."),
+    "disk": ("", "du, clean: show the disk space of runs, and free it."),
+    "disk du": ("disk.du", "Show the disk space that runs take."),
     "disk clean": ("disk.clean", "Remove older checkpoints and exports of runs."),
     "demo": ("demo.demo", "Train a small model by GRPO on this machine."),
-    "grpo": ("grpo.grpo", "Train by GRPO as train_grpo.py does."),
+    "grpo": ("grpo.grpo", "Train by GRPO, like train_grpo.py."),
     "attempt": ("job.attempt", ""),
     "job-setup": ("job.job_setup", ""),
 }
@@ -92,7 +92,7 @@ MOVED = {
     "shell": "cluster shell",
     "simulate": "plan",
 }
-"""Old name -> what to type. Old names answer for one release."""
+"""Old name -> what to type now. Old names still work for one release."""
 
 _OTHER_WORDS = {
     "chat": "model sample",
@@ -110,7 +110,7 @@ _HAD_THEM = ("eval", "sample", "logs", "demo")
 
 
 def up_to_date(words: list[str]) -> list[str]:
-    """Return the words of a command line with the names of today, and tell the user of those that have changed."""
+    """Return the words of a command line with current names. Print the old names that it replaces."""
     name = words[0] if words else ""
     new = [*MOVED.get(name, name).split(), *words[1:]]
     if name in _HAD_THEM or new[:2] in (["model", "eval"], ["model", "sample"]):
@@ -121,12 +121,12 @@ def up_to_date(words: list[str]) -> list[str]:
         told += [
             f"{old} is now {MOVED_OPTIONS[old]}" for old in MOVED_OPTIONS if old in {w.split("=")[0] for w in words}
         ]
-        echo(f"hpc-grpo {'; '.join(told)}. The old name goes with the next release.", err=True)
+        echo(f"hpc-grpo {'; '.join(told)}. The next release removes the old name.", err=True)
     return new
 
 
 class _Group(PlainGroup):
-    """Import a command when it is called. `words` are those before its name."""
+    """A group that imports each command when it is called. `words` are the words before a command's name."""
 
     def __init__(self, words: str = "", **settings: Any) -> None:
         super().__init__(**settings)
@@ -175,7 +175,7 @@ class _Group(PlainGroup):
 
 
 def _without_option(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error for an option that a command lacks, with the option, key or option of sbatch that was meant."""
+    """Return the error for an option that a command lacks. It suggests an option, a key or an option of sbatch."""
     written, params = error.option_name, error.ctx.command.params if error.ctx else []
     options = [each for each in params if isinstance(each, click.Option) and not each.hidden]
     if close := get_close_matches(written, [name for each in options for name in each.opts], n=1, cutoff=0.75):

@@ -22,9 +22,9 @@ _MESSAGES = "messages"
 
 
 class Chat:
-    """A model and what was said so far; without a chat template each prompt stands alone.
+    """A model and its conversation so far. Without a chat template, the model sees each prompt alone.
 
-    The prompts of `config` are those of its first eval source. Raises ConfigError where the model cannot be loaded, or
+    Prompts have the template of the config's first eval source. Raises ConfigError if the model cannot be loaded, or
     its tokenizer does not fit the template.
     """
 
@@ -54,12 +54,12 @@ class Chat:
         self._messages: list[dict[str, str]] = []
 
     def say(self, prompt: str, show: Callable[[str], None]) -> str:
-        """Return the model's answer to `prompt`; `show` gets it piece by piece. A stopped answer is forgotten."""
+        """Return the answer to `prompt`; `show` gets it piece by piece. An interrupted answer is not remembered."""
         import torch
         from transformers import TextStreamer
 
         class Shown(TextStreamer):  # type: ignore[misc]
-            """Hands whole words on, as they come."""
+            """Passes each complete word to `show` when the model has written it."""
 
             def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
                 show(text)
@@ -99,7 +99,7 @@ class Chat:
         return token_ids
 
     def _encode_end(self, messages: list[dict[str, str]]) -> list[int]:
-        """Return the token ids of a conversation, without its oldest turns where all turns exceed the context."""
+        """Return the token ids of a conversation. Drops its oldest turns if all turns exceed the context."""
         limit = getattr(self._model.config, "max_position_embeddings", None)
         while True:
             token_ids = self._encode({_MESSAGES: messages})
@@ -109,14 +109,14 @@ class Chat:
 
 
 def converse(config: Config, models: Mapping[str, str], chat_of: Callable[[Config], Chat] = Chat) -> None:
-    """Answer prompts by each of `models` (name -> path) until the input ends. Raises ConfigError as `Chat` does."""
-    with redirect_stdout(sys.stderr):  # libraries report there when they are imported
+    """Answer prompts by each of `models` (name -> path) until the input ends. Raises ConfigError like `Chat`."""
+    with redirect_stdout(sys.stderr):  # libraries print to stdout when they are imported
         chats = {name: chat_of(with_model(config, path)) for name, path in models.items()}
     echo(f"Each line is a prompt; {NEW} begins a new conversation, Ctrl+C stops an answer, Ctrl+D ends.", err=True)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 - gives input() its editing and history
-    with suppress(EOFError, KeyboardInterrupt):  # Ctrl+C at the prompt ends as the end of the input does
+    with suppress(EOFError, KeyboardInterrupt):  # Ctrl+C at the prompt also ends the conversation
         while True:
             prompt = input("> " if is_terminal else "").strip()
             for name, chat in chats.items() if prompt else ():

@@ -1,4 +1,4 @@
-"""The commands to call before a run: what its config means, what it needs, what would go wrong on this cluster."""
+"""The commands for the time before a run: `config`, `plan`, `doctor` and `prefetch`."""
 
 from __future__ import annotations
 
@@ -149,14 +149,14 @@ def plan(
 ) -> None:
     """Estimate memory, disk and time of a run before it starts: what fits, what to change, which placement is fastest.
 
-    Exits with 78 if the run does not fit its nodes. Does not judge the room on disk: submit does. Loads no model.
+    Exits with 78 if the run does not fit its nodes. Does not check free disk space: submit does. Loads no model.
 
     With RUN, simulate the run with other numbers of nodes and learners, and other lags: steps/h, idle shares and
     node-hours. Uses the lengths and times that the run has measured. Needs the full installation, but no nodes.
     """
     if (run := run_unless_config(config_name)) is not None:
         if any(value is not None for value in (size, *asked.values())) or overrides:
-            raise click.UsageError("With a RUN: --nodes, --learners, --lag and --json alone.")
+            raise click.UsageError("A RUN allows only --nodes, --learners, --lag and --json.")
         config = read_config(run)
         settings = settings_of(config, nodes or (1, 2, 4, 8), learners or None, lags or None)
         measured = read_measurements(run, config)
@@ -166,7 +166,7 @@ def plan(
             echo(simulation_text(config, measured, settings), nl=False)
         return
     if learners or lags or len(nodes) > 1:
-        raise click.UsageError("--learners, --lag and several --nodes go with a RUN, which has measured its times.")
+        raise click.UsageError("--learners, --lag and several --nodes need a RUN, whose measured times they use.")
     request = load_request(config_name, overrides)
     start = inputs.start_of(request.config)
     if size is None:
@@ -193,7 +193,7 @@ def plan(
 def _hardware(
     config: Config, hardware: str | None, gpu_memory_gib: float | None, host_memory_gib: float | None
 ) -> Hardware:
-    """Return the node to plan for, as the options say it, else as this machine is. Says what it assumes."""
+    """Return the node to plan for, from the options or else from this machine. Prints what it assumes."""
     is_here, on_gpus = hardware is None, expects_gpus(config)
     gpus = parse_gpus(ask_nvidia_smi().text) if is_here and on_gpus else []
     found = hardware_named(gpus[0].name) if gpus else None
@@ -246,7 +246,7 @@ def doctor(
     5 minutes. In an allocation: checks its nodes. Exits with 78 if a check failed.
     """
     if overrides and optional_config is None:
-        raise ConfigError("KEY=VALUE changes a key of CONFIG: name one, such as local/tiny_grpo.")
+        raise ConfigError("KEY=VALUE changes a key of CONFIG: give a CONFIG first, such as local/tiny_grpo.")
     begun = time.monotonic()
     context = _context(optional_config, overrides)
     if result is not None:
@@ -271,7 +271,7 @@ def doctor(
 def prefetch(config_name: str, overrides: tuple[str, ...], verify_only: bool, as_json: bool) -> None:
     """Fetch the model and the data sets of a run on the login node, and verify them with the network off.
 
-    Fills the caches that the job will use; respects HF_HOME in launch.env. Only verifies paths on disk.
+    Fills the caches that the job will use; respects HF_HOME in launch.env. Paths on disk are only verified.
     Exits with 78 if the job would miss something.
     """
     request = load_request(config_name, overrides)
@@ -290,7 +290,7 @@ def prefetch(config_name: str, overrides: tuple[str, ...], verify_only: bool, as
 
 
 def _context(optional_config: str | None, overrides: Sequence[str]) -> Context:
-    """Resolve what doctor looks at; a config that does not load is a finding, not an error."""
+    """Return what the doctor checks. A config that does not load becomes a finding instead of an error."""
     queue = job_queue()
     if optional_config is None:
         return Context(None, queue.with_own_settings(LaunchConfig(), os.environ), os.environ)

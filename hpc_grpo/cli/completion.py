@@ -1,4 +1,4 @@
-"""Completion at TAB in bash and zsh: runs, configs and keys, and the shell scripts that ask for them."""
+"""Tab completion of runs, configs and keys, and the scripts for bash and zsh that call it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _SHELLS = {"bash": (_BASH, ".bashrc"), "zsh": (_ZSH, ".zshrc")}
 
 
 def install(shell: str) -> str:
-    """Write the script of a shell, and one line that reads it into the user's rc file; say what was done."""
+    """Write a shell's completion script, and a line in the user's rc file that reads it. Return a text for the user."""
     script, rc_name = _SHELLS[shell]
     file = Path.home() / ".local" / "share" / "hpc-grpo" / f"completion.{shell}"
     write_atomic(file, script)
@@ -63,7 +63,7 @@ def install(shell: str) -> str:
 
 
 def candidates(kinds: Sequence[str], text: str) -> list[CompletionItem]:
-    """Return what may stand for `text`: of `kinds` runs, configs (files among them), keys up to the next dot."""
+    """Return the completions of `text` among `kinds`: runs, configs (also files), keys (up to the next dot)."""
     found = {"runs": _runs, "configs": _configs, "keys": _keys}
     names = (name for kind in kinds for name in found[kind](text))
     return [CompletionItem(name) for name in sorted({*names}) if name.startswith(text)]

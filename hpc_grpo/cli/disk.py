@@ -21,7 +21,7 @@ from hpc_grpo.system.readable import file_size, table
 @ROOT
 @JSON
 def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
-    """Show the bytes and files of runs on disk, what `clean` would free, and the room that is left.
+    """Show the bytes and files of runs on disk, what `clean` would free, and the free space.
 
     Default: all runs. The name of a sweep stands for its runs.
     """
@@ -59,7 +59,7 @@ def du(run_names: tuple[str, ...], root: Path | None, as_json: bool) -> None:
 def clean(run_names: tuple[str, ...], yes: bool) -> None:
     """Remove older checkpoints and exports of runs, and incomplete saves. Refuses a run that trains.
 
-    Lists the files and asks first. Without a terminal, removes only with --yes. Keeps the newest whole checkpoint, the
+    Lists the files and asks first. Without a terminal, removes only with --yes. Keeps the newest valid checkpoint, the
     newest export, rollouts, ledger and all records. The name of a sweep stands for its runs.
     """
     runs = open_runs(run_names)
@@ -79,7 +79,7 @@ def clean(run_names: tuple[str, ...], yes: bool) -> None:
     for run, of_run in found.items():
         refuse_unless_newest_is_whole(run, of_run)
         for item in of_run:
-            refuse_if_held(run)  # an attempt may have started meanwhile
+            refuse_if_held(run)  # an attempt may have started since the first check
             remove_checkpoint(item.path)
     echo(f"Removed {total}.")
 

@@ -96,8 +96,7 @@ def evaluate(
         raise ConfigError(f"--out = {output}: there is no folder {output.parent}. Make it, or name another one.")
     if max_items is not None and not paths:
         raise ConfigError(
-            f"--max-items = {max_items} is about --data, and none is given. Of the run's own sets: "
-            f"data.eval.max_items={max_items}."
+            f"--max-items = {max_items} needs --data. To limit the run's own eval set: data.eval.max_items={max_items}."
         )
     subject = find_subject(target, options, data=paths).with_others([word for word in words if "=" not in word])
     data = [{"path": _named_data(path), "max_items": max_items} for path in paths]
@@ -158,14 +157,14 @@ def sample(
         )
     subject = find_subject(target, options, data=("-",))
     if images and not prompts:
-        raise ConfigError("--image is about prompts on the command line. Give a PROMPT, or leave --image out.")
+        raise ConfigError("--image needs prompts on the command line. Give a PROMPT, or leave --image out.")
     if images and subject.config.data.images is None:
         subject = replace(subject, config=with_overrides(subject.config, ["data.images=image"]))
     column = subject.config.data.images
     if interactive and as_json:
-        raise ConfigError("--json is about prompts on the command line, and --play. Leave it out.")
+        raise ConfigError("--json does not work with --interactive. Leave one of them out.")
     if interactive and column is not None:
-        raise ConfigError("--interactive reads text alone. Give prompts on the command line, with --image.")
+        raise ConfigError("--interactive reads only text. Give prompts on the command line, with --image.")
 
     def configure(place: RunDir) -> Config:
         file = place.path / "prompts.jsonl"
@@ -176,7 +175,7 @@ def sample(
 
     if interactive:
         if options["num_samples"] is not None:
-            raise ConfigError("--num is about prompts on the command line: a conversation goes on from one answer.")
+            raise ConfigError("--num does not work with --interactive: a conversation continues from one answer.")
         os.chdir(subject.working_dir)
         config = configure(RunDir(subject.folder / "chat"))
         converse(with_overrides(config, [*as_overrides(config, options), *sets]), subject.models)
@@ -194,7 +193,7 @@ def sample(
 
 @dataclass(frozen=True)
 class Subject:
-    """The models by name, the config, the folder for new files, and the working directory."""
+    """What `eval` and `sample` work on: models by name, config, folder for new files, working directory."""
 
     config: Config
     models: Mapping[str, str]
@@ -225,10 +224,10 @@ def find_subject(target: str, options: dict[str, Any], data: Sequence[str]) -> S
     settings_of, steps, base = (options.pop(key) for key in ("settings_of", "steps", "base"))
     if (run := _run_unless_model(target)) is not None:
         if settings_of is not None:
-            raise ConfigError("--config goes with a MODEL: a RUN has its own. Change keys of it by KEY=VALUE.")
+            raise ConfigError("--config is for a MODEL: a RUN has its own config. Change its keys by KEY=VALUE.")
         return _subject_of_run(run, steps, with_base=base)
     if steps or base:
-        raise ConfigError(f"--step and --base go with a RUN, and {target} is a model. Leave them out.")
+        raise ConfigError(f"--step and --base are for a RUN, but {target} is a model. Leave them out.")
     if settings_of is not None:
         config = load_request(settings_of, []).config
     elif data:
@@ -246,13 +245,13 @@ def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Su
         there = ", ".join(map(str, sorted(exports))) or "none"
         raise ConfigError(
             f"--step = {missing[0]}: run {run.path.name} has exports of these steps: {there}. "
-            f"`hpc-grpo model export {run.path} --step N` makes one of a checkpoint."
+            f"`hpc-grpo model export {run.path} --step N` writes the export of a checkpoint."
         )
     if not exports and not with_base:
         raise ConfigError(
-            f"Run {run.path.name} has no export yet: there is one when it is complete, or as often as "
-            f"checkpoint.export_every says. `hpc-grpo model export {run.path}` makes one of its newest checkpoint; "
-            f"--base looks at the model that it began with."
+            f"Run {run.path.name} has no export yet. A run writes one when it is complete, and every "
+            f"checkpoint.export_every. `hpc-grpo model export {run.path}` writes one from the newest checkpoint. "
+            f"--base uses the run's initial model."
         )
     chosen = steps or ([] if with_base else [max(exports)])
     base = {"base": _absolute(config.model.adapter or config.model.path, started_in)} if with_base else {}
@@ -261,7 +260,7 @@ def _subject_of_run(run: RunDir, steps: Sequence[int], *, with_base: bool) -> Su
 
 
 def _run_unless_model(target: str) -> RunDir | None:
-    """Return the run that RUN|MODEL names, None for a model. Raises ConfigError where it is neither."""
+    """Return the run that RUN|MODEL names, None for a model. Raises ConfigError if it is neither."""
     is_model = (Path(target) / "config.json").is_file() or is_adapter(target)
     with suppress(ConfigError):
         is_model = is_model or (target.count("/") == 1 and find_model(target, os.environ).is_dir())
@@ -274,7 +273,7 @@ def _run_unless_model(target: str) -> RunDir | None:
 
 
 def _named_data(path: str) -> str:
-    """Return the value of --data for the config. Raises ConfigError for what is not there, or no data set."""
+    """Return the value of --data for the config. Raises ConfigError for a missing file, or one that is no data set."""
     named = _absolute(path)
     if not is_generated(path) and (path.endswith(DATA_FILES) or path.startswith(("/", ".", "~"))):
         place = Path(path).expanduser()
@@ -314,7 +313,7 @@ def _evaluate(
         config = configure(folder)
         for key, instead in _SAID_OTHERWISE.items():
             if any(override.partition("=")[0] == key for override in overrides):
-                raise ConfigError(f"{key} cannot be changed for an eval: {instead} says it. Leave it out.")
+                raise ConfigError(f"{key} cannot be changed for an eval: {instead} sets it. Leave it out.")
         every = [*as_overrides(config, options), *overrides]
         freeze(with_overrides(config, every), sys.argv, every)
     except ConfigError:
@@ -322,9 +321,9 @@ def _evaluate(
         raise
     EvalRequest(subject.models, prompts, plays).save(folder)
     with redirect_stdout(sys.stderr):
-        code = run_attempt(folder, EVAL_DRIVER, comes_back=True)  # to print the answer
+        code = run_attempt(folder, EVAL_DRIVER, comes_back=True)  # the caller then prints the answer
     if code != 0:
-        echo(f"What it was to do, and its logs: {folder.path}", err=True)
+        echo(f"The failed attempt's config and its logs: {folder.path}", err=True)
     return folder, code
 
 
@@ -335,7 +334,7 @@ def as_overrides(config: Config, options: Mapping[str, Any]) -> list[str]:
         "eval.temperature": options.get("temperature"),
         "rollout.max_new_tokens": options.get("max_new_tokens"),
     }
-    for name, of_set in config.data.eval_sets.items():  # the options hold for sets with values of their own, too
+    for name, of_set in config.data.eval_sets.items():  # the options also override values of an eval set
         own = of_set.own_settings.keys()
         values |= {f"data.eval_sets.{name}.{key}": options[key] for key in own if options.get(key) not in (None, ())}
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]

@@ -36,7 +36,7 @@ try:
     from hpc_grpo.fleet.vms import add_vm, drain_vm, list_vms, remove_vm
 except ModuleNotFoundError as error:
     raise ConfigError(
-        "hpc-grpo place fleet needs further packages: pip install -e '.[fleet]' where it lies."
+        "hpc-grpo place fleet needs further packages: pip install -e '.[fleet]' in hpc-grpo's folder."
     ) from error
 
 _ONCE = click.option("--once", is_flag=True, help="Do one round only.")
@@ -123,7 +123,7 @@ def watch(folder: Path | None) -> None:
 
 
 def _run(folder: Path | None, names: Sequence[str], once: bool) -> None:
-    """Run loops until a signal, or a round of each."""
+    """Run loops until a signal. With `once`, run one round of each loop."""
     opened = open_fleet(folder)
 
     async def run() -> None:
@@ -134,7 +134,7 @@ def _run(folder: Path | None, names: Sequence[str], once: bool) -> None:
                 await loop.round()
             await controller.close()
         else:
-            echo(f"Running {', '.join(names)} for the fleet in {opened.folder}. Ctrl+C ends it; jobs run on.")
+            echo(f"Running {', '.join(names)} for the fleet in {opened.folder}. Ctrl+C ends the loops; jobs continue.")
             await controller.run([loop.run for loop in loops], listens="dispatch" in names)
 
     asyncio.run(run())
@@ -142,7 +142,7 @@ def _run(folder: Path | None, names: Sequence[str], once: bool) -> None:
 
 @fleet.group(cls=PlainGroup)
 def vm() -> None:
-    """Add VMs, list them, take them out."""
+    """Add, list, drain and remove VMs."""
 
 
 @vm.command("add")
@@ -167,17 +167,17 @@ def add(folder: Path | None, /, address: str, host_key: str, fingerprint: str, i
         host_key = _trusted_key(address, values["port"], host_key, fingerprint)
     transport = "local" if is_local else "ssh"
     add_vm(database, {**values, "ip_address": address, "host_key": host_key, "transport": transport})
-    echo(f"Added {values['name'] or address}. The poller looks at it soon: hpc-grpo place fleet vm list")
+    echo(f"Added {values['name'] or address}. The poller visits it soon: hpc-grpo place fleet vm list")
 
 
 def _trusted_key(address: str, port: int, host_key: str, fingerprint: str) -> str:
-    """Return the host key to pin: that of the command line, or the VM's, if the user accepts it."""
+    """Return the host key to pin: from the command line, or else from the VM if the user accepts it."""
     if host_key:
         pinned(host_key)
         return host_key
     found, seen = asyncio.run(fetch_host_key(address, port))
     if fingerprint and fingerprint != seen:
-        raise ConfigError(f"--fingerprint = {fingerprint!r} must be that of {address}'s host key, which has {seen}.")
+        raise ConfigError(f"--fingerprint = {fingerprint!r} differs from the fingerprint of {address}'s key: {seen}.")
     if not fingerprint:
         click.confirm(f"The host key of {address} has the fingerprint {seen}. Trust it?", abort=True)
     return found
@@ -230,7 +230,7 @@ def remove(folder: Path | None, name: str) -> None:
     "--retries", "max_retries", type=click.IntRange(0), help="Number of retries. Default: max_retries of fleet.yaml."
 )
 @click.option(
-    "--model", default="", help="Model to train as train_grpo.py does, with the options below, instead of CONFIG."
+    "--model", default="", help="Model to train like train_grpo.py, with the options below, instead of CONFIG."
 )
 @click.option("--dataset", default="")
 @click.option("--reward_function", "--reward-function", default="")
@@ -253,13 +253,11 @@ def submit(folder: Path | None, /, config_name: str, overrides: tuple[str, ...],
     path = Path(config_name).expanduser()
     config = config_text(path) if config_name and path.is_file() else ""
     if (path.suffix in (".yaml", ".yml")) != bool(config):
-        raise ConfigError(
-            f"CONFIG = {config_name!r} must be a .yaml file that is there, or the name of a shipped config."
-        )
+        raise ConfigError(f"CONFIG = {config_name!r} must be an existing .yaml file, or the name of a shipped config.")
     job = {"config_name": config_name, "config": config, "overrides": overrides, **values}
     job_id = submit_job(database, job, opened.settings)
     if opened.nats_url and not asyncio.run(announce(opened.nats_url, [job_id])):
-        echo(f"NATS does not answer: the job is found within {opened.settings.sweep_s:.0f} s.", err=True)
+        echo(f"NATS does not answer: the dispatcher finds the job within {opened.settings.sweep_s:.0f} s.", err=True)
     echo(job_id)
 
 
@@ -311,14 +309,14 @@ def logs(folder: Path | None, job_id: str, follows: bool, attempt: int | None, l
     row = find_job(database, job_id)
     path = JobLogs(opened.logs).path(job_id, attempt)
     if not path.exists() and not follows:
-        echo(f"There is no log of it here (yet); it is {row['status']}.", err=True)
+        echo(f"The fleet's folder has no log of {job_id} yet. The job is {row['status']}.", err=True)
         return
     file = GrowingFile(path.resolve(), lines)
     echo(file.read(), nl=False)
     while follows and (row["status"] in ("queued", "running") or row["retry_at"] is not None):
         time.sleep(1.0)
         row = find_job(database, job_id)
-        if path.resolve() != file.path:  # a newer attempt's, from its beginning
+        if path.resolve() != file.path:  # the log of a newer attempt: show all of it
             file = GrowingFile(path.resolve(), None)
         while text := file.read():
             echo(text, nl=False)

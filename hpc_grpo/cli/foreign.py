@@ -48,7 +48,7 @@ def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str
         raise click.UsageError("--from-… options exclude each other: give one.")
     if not asked:
         if options["lenient"] or options["out"] is not None:
-            raise click.UsageError("--lenient and --out go with a --from-… option.")
+            raise click.UsageError("--lenient and --out need a --from-… option.")
         return False
 
     file = options[f"from_{asked[0]}"]
@@ -70,7 +70,7 @@ def translated(words: Sequence[str], overrides: Sequence[str], options: dict[str
 def refuse(origin: str, outcomes: Sequence[Outcome], how: str) -> None:
     """Raise ConfigError with the reasons and the fix `how` if there are refused `outcomes`."""
     if outcomes:
-        raise ConfigError(f"{origin} asks for what is not here:{notes(outcomes)}\n{how}")
+        raise ConfigError(f"{origin} has settings that are not supported:{notes(outcomes)}\n{how}")
 
 
 def notes(outcomes: Iterable[Outcome]) -> str:

@@ -1,6 +1,6 @@
-"""The command with the options of a plain `train_grpo.py`: it writes a config, trains by it, and hands over the model.
+"""The command with the options of a plain `train_grpo.py`: it writes a config, trains with it, and copies the model.
 
-The file `train_grpo.py` beside the package calls it. Defaults of options are those of TRL's script that it stands for.
+The file `train_grpo.py` beside the package calls the command. Option defaults are those of the TRL script it replaces.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.paths import RunDir
 
 _GPUS_OF_A_LEARNER = 4
-"""How many GPUs share one learner; the others sample, which takes most of a step's time."""
+"""One learner is started for this many GPUs. All other GPUs sample, which takes most of a step's time."""
 
 _REWARDS = {"correctness": "exact"}
-"""Rewards of that script that have another name here: its correctness compares texts."""
+"""Reward of that script -> our name. The script's `correctness` compares texts."""
 
 _UNSLOTH_RANK = 16
 _NO_UNSLOTH = (
     "--use_unsloth: trains a LoRA adapter, by peft and DeepSpeed on all GPUs. Packing, vLLM's sampling and gradient "
-    "checkpointing are on without it."
+    "checkpointing do not need this option."
 )
 
 
@@ -56,15 +56,15 @@ _NO_UNSLOTH = (
 @click.option("--lora_r", type=click.IntRange(1, 512), help=f"Rank of the LoRA adapter; default: {_UNSLOTH_RANK}.")
 @OVERRIDES
 def grpo(overrides: tuple[str, ...], **given: Any) -> None:
-    """Train by GRPO as train_grpo.py does, and write the model and its tokenizer to --output_dir.
+    """Train by GRPO like train_grpo.py, and write the model and its tokenizer to --output_dir.
 
-    Reads the columns `prompt` and `answer`. Writes OUTPUT_DIR/train_grpo.yaml and trains by it as `hpc-grpo train`
-    does, in OUTPUT_DIR/run; the same command resumes a run that was interrupted. KEY=VALUE changes any other key.
+    Reads the columns `prompt` and `answer`. Writes OUTPUT_DIR/train_grpo.yaml and trains with it, like `hpc-grpo
+    train`, in OUTPUT_DIR/run. The same command resumes an interrupted run. KEY=VALUE changes any other key.
     """
     if given["use_unsloth"]:
         echo(_NO_UNSLOTH, err=True)
     if given["reward_function"] in _REWARDS:
-        echo(f"--reward_function {given['reward_function']}: {_REWARDS[given['reward_function']]} here.", err=True)
+        echo(f"--reward_function {given['reward_function']} is {_REWARDS[given['reward_function']]} here.", err=True)
     output = given["output_dir"].expanduser().absolute()
     file = output / "train_grpo.yaml"
     write_atomic(file, to_yaml(config_values(given, output, LocalPlace().node_resources().num_gpus)))

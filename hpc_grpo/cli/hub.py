@@ -1,4 +1,4 @@
-"""Hand an exported model over: into a folder, or to the Hugging Face hub by its own client."""
+"""Copy an exported model to a folder, or upload it to the Hugging Face hub by the hub's client."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def copy_export(export: Path, output: Path) -> None:
         except OSError:  # another file system, or one without hard links
             shutil.copyfile(file, staged)
         staged.replace(output / file.name)
-        staged.unlink(missing_ok=True)  # a rename between two links of one file leaves both
+        staged.unlink(missing_ok=True)  # a rename between two hard links of one file keeps both
 
 
 class HubRepository:
-    """A model's repository on the hub of $HF_ENDPOINT. The token is that of $HF_TOKEN or of `hf auth login`."""
+    """A model's repository on the hub of $HF_ENDPOINT. The token comes from $HF_TOKEN or `hf auth login`."""
 
     def __init__(self, name: str, *, is_public: bool) -> None:
-        """Raises ConfigError for a wrong name, and without a token. `upload` makes a repository that is not there."""
+        """Raises ConfigError for a wrong name, and without a token, hub client or network. Creates no repository."""
         if is_offline(os.environ):
             named = ", ".join(variable for variable in OFFLINE_VARIABLES if os.environ.get(variable))
             raise ConfigError(f"--push-to-hub = {name}: {named} keeps this process from the hub. Unset the variable.")
@@ -57,15 +57,15 @@ class HubRepository:
             raise ConfigError(f"--push-to-hub = {name}: must be ORG/NAME, such as my-group/my-model.")
         if get_token() is None:
             raise ConfigError(
-                f"--push-to-hub = {name}: there is no token. `hf auth login`, or export HF_TOKEN; the token must be "
-                f"allowed to write."
+                f"--push-to-hub = {name}: there is no token. Run `hf auth login`, or export HF_TOKEN; the token must "
+                f"be allowed to write."
             )
 
     def upload(self, export: Path, texts: Mapping[str, str], message: str) -> str:
         """Upload the files of an export and texts by name, in one commit; return the address of the repository.
 
-        The hub keeps what it has: an upload that was cut off begins with the files that are missing. Raises ConfigError
-        for a token that may not write, and HpcGrpoError if the hub does not answer.
+        Creates a missing repository. After an interruption, a second upload sends only the missing files. Raises
+        ConfigError for a token that may not write, and HpcGrpoError for all other failures.
         """
         from huggingface_hub import CommitOperationAdd
 
@@ -76,12 +76,12 @@ class HubRepository:
             operations = [CommitOperationAdd(name, content) for name, content in every.items()]
             self._api.create_commit(self._name, operations, commit_message=message)
         except Exception as error:
-            # The client raises whatever its libraries do. `_explained` says what the user can do.
+            # The client raises any exception of its libraries.
             raise self._explained(error) from error
         return f"{self._api.endpoint}/{self._name}"
 
     def _explained(self, error: Exception) -> HpcGrpoError:
-        """Return what the user can do about an error of the client, which raises whatever its libraries do."""
+        """Return an error for the user, with a fix, for an exception of the client."""
         said = f"{type(error).__name__}: {_in_a_line(error)}"
         if getattr(getattr(error, "response", None), "status_code", None) in _REFUSED:
             return ConfigError(
@@ -90,7 +90,7 @@ class HubRepository:
             )
         return HpcGrpoError(
             f"--push-to-hub = {self._name}: {self._api.endpoint} did not take the model ({said}) The export stays on "
-            f"this disk. The same command tries again."
+            f"this disk. Repeat the command to try again."
         )
 
 

@@ -35,7 +35,7 @@ _PROMPTS = ("question", "prompt", "problem", "instruction", "input", "query")
 _ANSWERS = ("answer", "solution", "target", "output", "response", "label")
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])")
 _EVAL_PROMPTS, _LEAST_STEPS, _MANY_STEPS, _MOST_READ = 8, 20, 100, 10_000
-_CPU_MICROBATCH = 1024  # tokens; twice the longest sequence that `init` allows
+_CPU_MICROBATCH = 1024  # tokens; the longest sequence of a config for CPUs has 640
 _SHOWN = """\
 # Written by `hpc-grpo init`. `hpc-grpo config {file}` has every key and what it means.
 # Evals count a completion as solved if the reward below gives it 1.0 (eval.solved_at) or more.
@@ -55,17 +55,17 @@ def init(file: Path, **given: Any) -> None:
     Asks for missing options. Without a terminal, --model and --data are required.
     """
     if file.exists():
-        raise ConfigError(f"{file} is there already. Name another file: hpc-grpo init FILE.")
+        raise ConfigError(f"{file} exists already. Name another file: hpc-grpo init FILE.")
     missing = [f"--{name}" for name in ("model", "data") if given[name] is None]
     asks = is_asked()
     if missing and not asks:
-        raise ConfigError(f"{' and '.join(missing)} must be given: there is no terminal to ask at.")
+        raise ConfigError(f"{' and '.join(missing)} must be given: there is no terminal to ask on.")
 
     def answer(name: str, question: str, default: str | None, kind: Any = str) -> str:
         said = default if given[name] is None else given[name]
         if given[name] is None and asks:
             said = click.prompt(question, default=default, type=kind, err=True)
-        # No shell expands an answer, or --data=~/rows.jsonl.
+        # No shell expands the answer to a question, or the ~ of --data=~/rows.jsonl.
         return os.path.expandvars(os.path.expanduser(str(said)))  # noqa: PTH111 - Path would change other names
 
     model = answer("model", "Model (a Hugging Face folder or name)", "Qwen/Qwen2.5-0.5B-Instruct")
@@ -87,7 +87,7 @@ def init(file: Path, **given: Any) -> None:
     config = load_config(str(file))
     echo(f"Wrote {file}: {_as_text(gpus, values)}")
     if plan is not None and not plan.fits:
-        echo(f"It does not fit: {'; '.join(plan.problems)}. `hpc-grpo plan {name}` says what to change.", err=True)
+        echo(f"The run does not fit: {'; '.join(plan.problems)}. `hpc-grpo plan {name}` says what to change.", err=True)
     for _, says in missing_inputs(config, Path.cwd()):
         echo(f"Not there yet: {says}.", err=True)
     echo(f"Next: hpc-grpo plan {name}; then hpc-grpo train {name}, or hpc-grpo submit {name} on Slurm.")
@@ -98,7 +98,7 @@ def is_asked() -> bool:
 
 
 def _values(name: str, model: str, data: str, fields: dict[str, Any], reward: str, eval_set: str) -> dict[str, Any]:
-    """Return the config without its length and placement. Raises ConfigError for an eval set that is neither."""
+    """Return the config without its length and placement. Raises ConfigError for a number that is no share."""
     try:
         share = float(eval_set)
     except ValueError:
@@ -131,8 +131,8 @@ def _fields(data: str) -> dict[str, Any]:
     prompt = next((name for name in _PROMPTS if name in row), None)
     if prompt is None:
         raise ConfigError(
-            f"{data} has the columns {', '.join(row) or 'none'}, and none is a prompt by its name "
-            f"({', '.join(_PROMPTS)}, messages). Rename it, or write data.train.prompt_field by hand."
+            f"{data} has the columns {', '.join(row) or 'none'}, and none has the name of a prompt column "
+            f"({', '.join(_PROMPTS)}, messages). Rename one, or write data.train.prompt_field by hand."
         )
     return {"prompt_field": prompt, "answer_field": answer}
 
@@ -147,13 +147,13 @@ def _share(hashes: Sequence[int]) -> str:
 
 
 def _length(values: Mapping[str, Any], hashes: Sequence[int]) -> dict[str, Any]:
-    """Return the keys of a run's length. A small file gets 20 steps and a higher rate. Raises ConfigError."""
+    """Return the keys of a run's length. A small file gets at least 20 steps and a higher lr. Raises ConfigError."""
     share = values["data"].get("held_out", 0.0)
     num_held = sum(number < held_out_below(share) for number in hashes)
     if share and hashes and not 0 < num_held < len(hashes):
         raise ConfigError(
             f"Evals would hold out {share:g} of {counted(len(hashes), 'prompt')}, which is none of them or all. "
-            f"Give a file: --eval FILE; with two prompts or more another share may do: --eval SHARE."
+            f"Give a file: --eval FILE. With two or more prompts, another share may work: --eval SHARE."
         )
     steps = (len(hashes) - num_held or inf) / values["rollout"]["prompts_per_step"]
     epochs = max(1, ceil(_LEAST_STEPS / steps))
@@ -179,13 +179,13 @@ def _fitting(values: dict[str, Any], gpus: int) -> tuple[dict[str, Any], Plan | 
 
 def node_split(learners: int, engines: int, *, colocated: bool = False) -> dict[str, Any]:
     """Return the sections of a node's learners and engines; `colocated`: they take turns on one GPU."""
-    # The learner's states stay on the GPU, so that the engine takes less than usual.
+    # The learner's states stay on the GPU, so the engine gets less memory than its default.
     engine = {"engines_per_node": engines, **({"vllm": {"gpu_memory_utilization": 0.4}} if colocated else {})}
     return {"engine": engine, "placement": {"learners_per_node": learners, "colocate": colocated}}
 
 
 def _known_size(model: str) -> str | None:
-    """Return the size of Qwen2.5 to plan with for a model that is not here, by the billions in its name."""
+    """Return the Qwen2.5 size to plan with for a model that is not on disk, by the billions in its name; else None."""
     with suppress(ConfigError):
         read_model(model, os.environ)
         return None

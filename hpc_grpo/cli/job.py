@@ -27,7 +27,7 @@ def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver:
     origin = LinkJob(successor_of, by_hand) if link else None
     run = RunDir(run_dir.readlink() if run_dir.parent.name == CELLS else run_dir.absolute())
     code = run_attempt(run, driver, origin)
-    if code == 0 and (run.path / ANSWER).is_file():  # of an eval that was begun on another node
+    if code == 0 and (run.path / ANSWER).is_file():  # an eval that was started on another node
         echo((run.path / ANSWER).read_text(), nl=False)
     sys.exit(code)
 
@@ -37,6 +37,6 @@ def attempt(run_dir: Path, link: bool, successor_of: str, by_hand: bool, driver:
 @OVERRIDES
 @STARTS_RUN
 def job_setup(config_name: str, overrides: tuple[str, ...], accepts_changes: bool, driver: str) -> None:
-    """Print the shell lines a job runs first: for sbatch/grpo_rlzero.sbatch, which takes what `train` takes."""
+    """Print the shell lines that a job runs first. sbatch/grpo_rlzero.sbatch calls this with the words of `train`."""
     for line in setup_lines(load_request_or_run(config_name, overrides).config.launch):
         echo(line)

@@ -34,7 +34,7 @@ def complete(*kinds: str) -> Callable[[click.Context, click.Parameter, str], lis
 
         before, others = context.params.get(str(parameter.name)), [kind for kind in kinds if kind != "keys"]
         if "=" in text or (isinstance(before, tuple) and before[-1:] == ("=",)):
-            return []  # a value; bash takes KEY=V for 3 words
+            return []  # the text is a value; bash splits KEY=V into 3 words
         keys_only = "keys" in kinds and (before or not others)  # keys follow a config
         return candidates(["keys"] if keys_only else others, text)
 
@@ -60,7 +60,7 @@ RUN = click.argument("run_name", metavar="RUN", shell_complete=complete("runs"))
 RUNS = click.argument("run_names", nargs=-1, metavar="[RUN]...", shell_complete=complete("runs"))
 CONFIG = click.argument("config_name", metavar="CONFIG", shell_complete=complete("configs"))
 CONFIG_OR_RUN = click.argument("config_name", metavar="CONFIG|RUN", shell_complete=complete("configs", "runs"))
-SET = click.option("--set", "sets", multiple=True, hidden=True, help="Before: KEY=VALUE without it.")
+SET = click.option("--set", "sets", multiple=True, hidden=True, help="The old form of KEY=VALUE.")
 OVERRIDES = together(
     click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete("keys")), SET, _after_sets
 )
@@ -69,7 +69,7 @@ ROOT = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help=f"Folder with the runs; default: ${RUNS_ROOT_VARIABLE} or ./runs.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, null where a value is unknown.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, with null for unknown values.")
 DRIVER = click.option("--driver", hidden=True, default=DEFAULT_DRIVER, help="Module or .py file; for tests.")
 STARTS_RUN = together(
     click.option(
@@ -102,7 +102,7 @@ def slurm_time(value: str) -> int:
 
 
 def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
-    """Return the options given to a command as overrides of the config. Raises UsageError where two contradict."""
+    """Return the options given to a command as overrides of the config. Raises UsageError if two contradict."""
     chains = [options.get("chain") is not None, options.get("one_job"), options.get("until_complete")]
     if sum(map(bool, chains)) > 1:
         raise click.UsageError("--chain N, --one-job and --until-complete contradict each other: give one.")
@@ -126,7 +126,7 @@ def slurm_overrides(options: Mapping[str, Any]) -> list[str]:
     if options.get("one_job"):
         overrides.append("launch.slurm.max_job_chains=0")
     if options.get("until_complete"):
-        echo("--until-complete is the default now. The option goes with the next release.", err=True)
+        echo("--until-complete is the default now. The next release removes the option.", err=True)
         overrides.append("launch.slurm.max_job_chains=null")
     return overrides
 
@@ -148,9 +148,9 @@ def find_run(argument: str, root: Path | None = None) -> RunDir:
 
 
 def find_runs(names: Sequence[str], root: Path | None = None) -> list[RunDir]:
-    """Return the runs that names stand for, each once; without names those below `root`, or the default folder.
+    """Return the runs that `names` name, each once. Without names, return the runs below `root` or the default folder.
 
-    RUN is one run, and a sweep stands for its runs. Raises ConfigError as `find_run` does.
+    The name of a sweep stands for its runs. Raises ConfigError like `find_run`.
     """
     if not names:
         return runs_below(root or runs_root())
@@ -158,7 +158,7 @@ def find_runs(names: Sequence[str], root: Path | None = None) -> list[RunDir]:
 
 
 def find_sweep(argument: str, root: Path | None = None) -> list[RunDir]:
-    """Return the runs of a sweep: a folder, or a name below the runs root. Empty if it is none."""
+    """Return the runs of a sweep: a folder, or a name below the runs root. Empty if `argument` names no sweep."""
     for folder in (Path(argument).expanduser(), *(each / argument for each in _roots(root))):
         if _is_sweep(folder) and (runs := runs_below(folder)):
             return runs
@@ -166,7 +166,7 @@ def find_sweep(argument: str, root: Path | None = None) -> list[RunDir]:
 
 
 def run_unless_config(argument: str) -> RunDir | None:
-    """Return the run that CONFIG|RUN names, None for a config. Raises ConfigError where it is neither."""
+    """Return the run that CONFIG|RUN names, None for a config. Raises ConfigError if it is neither."""
     from hpc_grpo.config.load import find_config
 
     try:
@@ -183,14 +183,14 @@ def run_unless_config(argument: str) -> RunDir | None:
 
 
 def open_run(argument: str) -> RunDir:
-    """Return the run that RUN names, for a command that acts on it. Raises ConfigError where others may write it."""
+    """Return the run that RUN names, for a command that changes it. Raises ConfigError if others may write to it."""
     run = find_run(argument)
     refuse_shared(run.path)
     return run
 
 
 def open_runs(names: Sequence[str]) -> list[RunDir]:
-    """Return the runs that names stand for, for a command that acts on them. Raises ConfigError as `open_run` does."""
+    """Return the runs that `names` name, for a command that changes them. Raises ConfigError like `open_run`."""
     runs = find_runs(names)
     for run in runs:
         refuse_shared(run.path)
@@ -208,13 +208,13 @@ def all_runs() -> list[RunDir]:
 
 
 def runs_below(root: Path) -> list[RunDir]:
-    """Return the runs directly below `root`, and those of the sweeps there; none if there is no such folder."""
+    """Return the runs directly below `root`, and the runs of sweeps there; none if there is no such folder."""
     folders = (_entries(path) if _is_sweep(path) else [path] for path in _entries(root))
     return [RunDir(path.absolute()) for paths in folders for path in paths if _is_run(path)]
 
 
 def say_no_runs(root: Path | None) -> None:
-    """Name the folder that has no runs, `root` or the default one, and the demo's runs where they are."""
+    """Print that `root`, or the default folder, has no runs. If the demo has runs, print where they are."""
     looked = (root or runs_root()).absolute()
     echo(f"No runs below {looked}.{_of_the_demo()} Name another folder with --root or {RUNS_ROOT_VARIABLE}.", err=True)
 
@@ -250,19 +250,19 @@ def _roots(root: Path | None = None) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    with suppress(OSError):  # no folder, or somebody else's
+    with suppress(OSError):  # no folder, or another user's
         return sorted(folder.iterdir())
     return []
 
 
 def _is_sweep(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # somebody else's folder, or no name at all
+    with suppress(OSError, ValueError):  # another user's folder, or an invalid name
         return is_sweep(path)
     return False
 
 
 def _is_run(path: Path) -> bool:
-    with suppress(OSError):  # somebody else's folder, or no name at all
+    with suppress(OSError):  # another user's folder, or an invalid name
         return RunDir(path).has_config()
     return False
 
@@ -270,7 +270,7 @@ def _is_run(path: Path) -> bool:
 def _no_such_run(argument: str, roots: Sequence[Path]) -> str:
     if Path(argument).suffix in (".yaml", ".yml", ".sh") and Path(argument).is_file():
         return (
-            f"RUN = {argument!r} is a config, and this command takes its run: run.root/run.name, such as runs/my-run."
+            f"RUN = {argument!r} is a config, but this command needs its run: run.root/run.name, such as runs/my-run."
         )
     looked = " or ".join(f"{root.absolute()}" for root in roots)
     names = {run.path.name: run.name for root in roots for run in runs_below(root)}
@@ -279,6 +279,6 @@ def _no_such_run(argument: str, roots: Sequence[Path]) -> str:
     hint = f" Did you mean {', '.join(repr(names[near]) for near in close)}?" if close else ""
     return (
         f"RUN = {argument!r} must be a run directory (a folder with config.yaml) or the name of a run below {looked}."
-        f"{hint}{_of_the_demo()} `hpc-grpo status --root FOLDER` shows the runs of a folder; {RUNS_ROOT_VARIABLE} "
-        f"names the one to look in."
+        f"{hint}{_of_the_demo()} `hpc-grpo status --root FOLDER` shows the runs of a folder. {RUNS_ROOT_VARIABLE} "
+        f"names the folder to look in."
     )

@@ -1,4 +1,4 @@
-"""The commands for nodes without a scheduler: `pod`, the same on every pod, and `host`, with a command per role."""
+"""The commands for nodes without a scheduler: `pod` is the same on every pod, `host` has a command for each role."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def stop(config_name: str, overrides: tuple[str, ...]) -> None:
 
 
 def _role_by_hand() -> Role:
-    """Return the role from RAY_HEAD_IP, RAY_HEAD_PORT and EXPECTED_WORKERS alone. Default: head on port 10001."""
+    """Return the role from RAY_HEAD_IP, RAY_HEAD_PORT and EXPECTED_WORKERS. Default: head on port 10001."""
     names = ("RAY_HEAD_IP", "RAY_HEAD_PORT", "EXPECTED_WORKERS")
     given = {name: value for name, value in os.environ.items() if name in names}
     role = find_role({"RAY_HEAD_PORT": "10001", **given})
@@ -86,7 +86,7 @@ def _role_by_hand() -> Role:
 
 
 def _request(config_name: str, overrides: Sequence[str], role: Role) -> Request:
-    """Resolve the config. The command line wins over nodes and port of the environment."""
+    """Load the config. Overrides on the command line win over the environment's number of nodes and port."""
     told = {"launch.num_nodes": role.num_nodes, "launch.port": role.port}
     from_role = [f"{key}={json.dumps(value)}" for key, value in told.items() if value is not None]
     request = load_request(config_name, [*from_role, *overrides])
@@ -98,7 +98,7 @@ def _request(config_name: str, overrides: Sequence[str], role: Role) -> Request:
 
 
 def _lead(request: Request, accepts_changes: bool, driver: str) -> None:
-    """Freeze the run and become its attempt, as `train` does."""
+    """Freeze the run and become its attempt, like `train`."""
     os.environ[HEAD_VARIABLE] = "1"
     start_training(request, accepts_changes=accepts_changes, driver=driver, is_restart=True)
 

@@ -14,9 +14,9 @@ from hpc_grpo.run.lock import read_lock_owner
 from hpc_grpo.run.source import own_command
 
 _OF_THE_RUN = {
-    "start": "the run brings its Ray up itself: hpc-grpo train, submit, pod or host",
-    "stop": "it ends every Ray of yours on this machine: hpc-grpo stop RUN ends this run",
-    "up": "the run brings its Ray up itself",
+    "start": "hpc-grpo train, submit, pod and host start the Ray of a run",
+    "stop": "it would end every Ray of yours on this machine: hpc-grpo stop RUN ends only this run",
+    "up": "a run starts its own Ray",
     "down": "hpc-grpo stop RUN ends the run",
 }
 _ASK_DASHBOARD = ("job", "list", "get", "summary", "logs")
@@ -40,19 +40,19 @@ def ray(run_name: str, words: tuple[str, ...]) -> None:
     address, head = attempt.ray_dashboard, attempt.nodes[0]
     if (words == ("dashboard",) or words[0] in _ASK_DASHBOARD) and not address:
         raise ConfigError(
-            f"`ray {words[0]}` is for Ray's dashboard, which run {run.name} goes without: start it with "
+            f"`ray {words[0]}` needs Ray's dashboard, and run {run.name} has none: start the run with "
             f"launch.ray_dashboard=true."
         )
     if words == ("dashboard",):
         port = address.rpartition(":")[2]
-        echo(f"http://{address} on {head}, which asks for the token in {run.secret}")
-        echo(f"From another machine: ssh -L {port}:{address} {head}, and http://127.0.0.1:{port} there.")
+        echo(f"http://{address} on {head}; the dashboard asks for the token in {run.secret}")
+        echo(f"From another machine: ssh -L {port}:{address} {head}, then open http://127.0.0.1:{port} there.")
         return
     found = {"RAY_ADDRESS": attempt.ray_address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(run.secret)}
     if words[0] in _ASK_DASHBOARD:
         owner = read_lock_owner(run)
-        if owner is None or not owner.is_on_this_host:  # who listens at that address here is not known
-            raise ConfigError(f"`ray {words[0]}` asks Ray's dashboard, which is on the loopback of {head}: there.")
+        if owner is None or not owner.is_on_this_host:  # another program may listen at this address here
+            raise ConfigError(f"`ray {words[0]}` asks Ray's dashboard on the loopback of {head}. Call it there.")
         found["RAY_API_SERVER_ADDRESS"] = f"http://{address}"
     command = [sys.executable, "-m", "ray.scripts.scripts", *words]
     if words[0] == "status":

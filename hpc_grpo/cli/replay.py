@@ -40,7 +40,7 @@ _OF_THE_STEP = (
     "model.", "train.max_tokens_per_microbatch", "train.share_prompts", "train.attention",
     "train.gradient_checkpointing", "train.num_threads", "run.root", "run.name", "placement.",
 )  # fmt: skip
-"""Keys whose change the replay of a step shows."""
+"""Keys whose change has an effect on the replay of a step."""
 
 
 @click.command("replay")
@@ -51,11 +51,11 @@ _OF_THE_STEP = (
 def replay(run_name: str, overrides: tuple[str, ...], step: int, as_json: bool) -> None:
     """Train a recorded step again on one learner, without engines, and compare its metrics with those of the run.
 
-    Needs checkpoint.keep_batches in the run. KEY=VALUE changes keys for this step, such as loss.name=dapo, which takes
-    the settings of its paper. The run does not change.
+    Needs checkpoint.keep_batches in the run. KEY=VALUE changes keys for this step. Another loss, such as
+    loss.name=dapo, gets the settings of its paper. The run does not change.
     """
     run, config, changed = _prepared(run_name, overrides)
-    with redirect_stdout(sys.stderr):  # libraries report there when they are imported, and when they start
+    with redirect_stdout(sys.stderr):  # libraries print to stdout when they are imported or start
         result = train_again(run, step, config, changed)
     if as_json:
         echo_json(asdict(result))
@@ -84,7 +84,7 @@ def export(
     """Write a checkpoint's model in Hugging Face format into the run's folder of exports.
 
     With lora, writes the adapter in PEFT's format. --out and --push-to-hub add a model card: base model, data, rewards,
-    evals, and the command to train the model again. They use an existing export of the step.
+    evals, and the command to train the model again. Both options use an existing export of the step.
     The hub's token comes from HF_TOKEN or `hf auth login`.
 
     KEY=VALUE adapts the config to this machine, such as model.device=cpu.
@@ -100,7 +100,7 @@ def export(
                 f"--out = {output}: the folder cannot be made ({error.strerror}). Name another."
             ) from error
     if hub["is_public"] and hub["repository"] is None:
-        raise ConfigError("--public is about --push-to-hub ORG/NAME. Give both, or leave --public out.")
+        raise ConfigError("--public needs --push-to-hub ORG/NAME. Give both, or leave --public out.")
     if hub["repository"] is not None:
         repository = HubRepository(hub["repository"], is_public=hub["is_public"])
     hands_over = output is not None or repository is not None
@@ -123,7 +123,7 @@ def export(
 
 
 def _export_there(run: RunDir, step: int | None, *, merged: bool) -> Path | None:
-    """Return the export of a step, by default of the newest of all checkpoints and exports; None if it must be made."""
+    """Return an existing export; None if it must be written. Default of `step`: the newest checkpoint or export."""
     exports = step_dirs(run.exports)
     steps = [*exports, *(each.step for each in valid_checkpoints(run, check_hashes=False))]
     folder = exports.get(max(steps, default=0) if step is None else step)
@@ -134,24 +134,24 @@ def _export_there(run: RunDir, step: int | None, *, merged: bool) -> Path | None
 
 
 def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, Config]:
-    """Return the run, its config, and that with `overrides`; make this process a learner's before torch is imported.
+    """Return the run, its config, and the config with `overrides`. Raises ConfigError for keys without effect here.
 
-    Numbers depend on a learner's variables. Relative paths of the config are relative to the folder that the run was
-    started in, while that is there. Raises ConfigError for keys whose change the replay of a step would not show.
+    Sets a learner's environment variables, which change numbers: call this before torch is imported. Changes to the
+    folder where the run was started, if that folder exists: relative paths in the config start there.
     """
     run = find_run(run_name)
-    # One learner here has all of a row, whatever number of learners shared it.
+    # The one learner here computes complete rows, also if several learners shared each row.
     config = with_overrides(read_config(run), ["train.sequence_parallel=1"])
     for key, _, _ in (override.partition("=") for override in overrides):
         if key.startswith("loss.advantage"):
             raise ConfigError(
-                f"{key} cannot change in a replay: the advantages of a step are decided before learners see it, and "
-                f"are in its record. Leave it out."
+                f"{key} cannot change in a replay: the advantages are in the step's record, because the driver "
+                f"computes them before learners get the step. Leave it out."
             )
         if not key.startswith(_OF_THE_STEP):
             raise ConfigError(
-                f"{key} cannot change in a replay: it would change nothing in a step whose batch and optimizer state "
-                f"are recorded. What may: {', '.join(f'{key}*' if key[-1] == '.' else key for key in _OF_THE_STEP)}."
+                f"{key} cannot change in a replay: it has no effect on a step whose batch and optimizer state are "
+                f"recorded. Choose {', '.join(f'{key}*' if key[-1] == '.' else key for key in _OF_THE_STEP)}."
             )
     changed = with_overrides(config, _as_in_papers(config, overrides))
     if (started_in := working_dir(run)).is_dir():
@@ -161,7 +161,7 @@ def _prepared(run_name: str, overrides: Sequence[str]) -> tuple[RunDir, Config, 
 
 
 def _as_in_papers(config: Config, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides, with the settings of another loss or correction from its paper, not from the one before."""
+    """Return the overrides. With another loss or correction, its settings are its paper's instead of the run's."""
     named = [override.replace("loss.correction.name=", "loss.correction=") for override in overrides]
     names = [override.partition("=")[2] for override in named if override.startswith("loss.name=")]
     if not names:
@@ -173,9 +173,9 @@ def _as_in_papers(config: Config, overrides: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Replay:
-    """The learners' metrics of a step, by name: those of the run, and those of this process.
+    """The learners' metrics of a step by name: recorded by the run, and replayed by this process.
 
-    `num_learners` shared the step then. The replay began after step `first_step`.
+    In the run, `num_learners` shared the step. The replay began after step `first_step`.
     """
 
     recorded: Mapping[str, float]
@@ -198,7 +198,7 @@ def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Repl
     if missing := [number for number in steps if not run.batches(number).is_dir()]:
         there = ", ".join(map(str, sorted(step_dirs(run.batches(step).parent)))) or "none"
         raise ConfigError(
-            f"The batch of step {missing[0]} of run {run.name} was not kept. It kept: {there}. To train "
+            f"The batch of step {missing[0]} of run {run.name} was not kept. Kept steps: {there}. To train "
             f"step {step} again, all from step {steps[0]} on are needed: set checkpoint.keep_batches."
         )
     records = {number: read_batches(run.batches(number)) for number in steps}
@@ -220,16 +220,16 @@ def train_again(run: RunDir, step: int, config: Config, changed: Config) -> Repl
 
 
 def export_checkpoint(run: RunDir, step: int | None, config: Config, *, merged: bool = False) -> Path:
-    """Write the export of a checkpoint, by default of the newest. Raises ConfigError where there is none of `step`."""
+    """Write the export of a checkpoint, by default of the newest. Raises ConfigError if `step` has no checkpoint."""
     from hpc_grpo.learner.checkpoint import export_model
     from hpc_grpo.learner.learner import Learner
 
     found = {each.step: each for each in valid_checkpoints(run, check_hashes=False)}
     if not found:
-        raise ConfigError(f"Run {run.name} has no whole checkpoint. A run writes its first one after its first step.")
+        raise ConfigError(f"Run {run.name} has no valid checkpoint. A run writes its first one after its first step.")
     if step is not None and step not in found:
         there = ", ".join(map(str, sorted(found)))
-        raise ConfigError(f"--step = {step}: run {run.name} has whole checkpoints of these steps: {there}.")
+        raise ConfigError(f"--step = {step}: run {run.name} has valid checkpoints of these steps: {there}.")
     checkpoint = found[max(found) if step is None else step]
     learner = Learner(config, total_optimizer_steps=1)
     load_here(learner, checkpoint)
@@ -259,7 +259,7 @@ def shown(result: Replay, step: int) -> str:
     ]
     lines = [table(("METRIC", "RECORDED", "REPLAYED", "DIFFERENCE"), rows)]
     if all(result.replayed[name] == value for name, value in result.recorded.items()):
-        lines.append(f"Step {step}: all {len(result.recorded)} metrics are those of the run, to the last bit.")
+        lines.append(f"Step {step}: all {len(result.recorded)} metrics equal those of the run, to the last bit.")
     elif result.num_learners > 1:
-        lines.append(f"The run shared the step among {result.num_learners} learners, which add up in another order.")
+        lines.append(f"The run shared the step among {result.num_learners} learners, which sum in another order.")
     return "\n".join(lines)

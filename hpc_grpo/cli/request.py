@@ -2,7 +2,7 @@
 
 A `.sh` config is a shell file that sets TRAINING_ARGS, exports variables and sets a few launch settings.
 TRAINING_ARGS (an array, or a string) holds the words after `hpc-grpo train`, or options of open-instruct. Bash sources
-the file once and prints what it left behind NUL-separated, so that no value is parsed twice.
+the file once and prints the resulting values with NUL between them, so no value is parsed twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OWN = (*SETTINGS, _BASE, "TRAINING_ARGS")
 
 _DEADLINE_S = 60.0
 _NOT_OURS = ("_", "SHLVL", "PWD", "OLDPWD", "BASH_", "LMOD_", "_LM", "__LMOD", "MODULE", "LOADEDMODULES", "MANPATH")
-"""Prefixes of variables that bash or the modules system sets: true of this shell, not of the run."""
+"""Prefixes of variables that bash or the modules system sets for this shell. They do not belong to the run."""
 
 _PROGRAM = r"""
 set -e
@@ -89,9 +89,9 @@ class Request:
 
 @dataclass(frozen=True)
 class ShellConfig:
-    """Hold what a `.sh` config asks for; `exported` are the variables it exported or changed.
+    """The content of a `.sh` config. `exported` are the variables that the file exported or changed.
 
-    With `options` of open-instruct the `config_name` is BASE, or empty.
+    With `options` of open-instruct, `config_name` is the value of BASE, or empty.
     """
 
     config_name: str
@@ -154,9 +154,9 @@ def _translated(
 
 
 def with_exported(config: Config, exported: dict[str, str]) -> Config:
-    """Let the exported variables through to training.
+    """Return `config` with the names of the exported variables in `launch.pass_env`, so that they reach training.
 
-    `launch.pass_env` keeps their names, never their values: no rule knows every secret, and config.yaml is kept.
+    config.yaml must not get their values: one of them may be a secret, and the file stays on disk.
     """
     new = [name for name in exported if not is_allowed(name) and not is_denied(name)]
     launch = config.launch.model_copy(update={"pass_env": [*dict.fromkeys([*config.launch.pass_env, *new])]})
@@ -165,7 +165,7 @@ def with_exported(config: Config, exported: dict[str, str]) -> Config:
 
 def read_shell_config(path: Path) -> ShellConfig:
     """Source the file and collect what it set. Raises ConfigError with bash's own message."""
-    # A setting of the caller's shell is not one of the file.
+    # A setting in the caller's shell must not count as a setting of the file.
     before = {name: value for name, value in os.environ.items() if name not in _OWN}
     kind, count, *rest = _sourced(path, before)
     words, (base, *rest) = rest[: int(count)], rest[int(count) :]
@@ -181,7 +181,7 @@ def read_shell_config(path: Path) -> ShellConfig:
     if words and words[0].startswith("--") and words[0].partition("=")[0] != "--set":
         return ShellConfig(base, settings, exported, words)
     config_name, overrides = _parse_words(words, path)
-    beside = path.parent / config_name  # the working directory's wins
+    beside = path.parent / config_name  # a file in the working directory wins
     if not Path(config_name).is_file() and beside.is_file():
         config_name = str(beside)
     return ShellConfig(config_name, [*settings, *overrides], exported, [])

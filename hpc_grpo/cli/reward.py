@@ -32,7 +32,7 @@ _SETTINGS = together(
     ),
     click.option(
         "--pass-env", "pass_env", multiple=True, metavar="VARIABLE",
-        help="A secret environment variable that the reward reads. It gets no others.",
+        help="A secret environment variable that the reward reads. The reward gets no other secrets.",
     ),
     click.option(
         "--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True, metavar="S",
@@ -124,8 +124,8 @@ def serve(
     if len(token := os.environ.get(token_env, "")) < LEAST_TOKEN_LENGTH:
         raise ConfigError(
             f"{token_env} has {len(token)} characters and must have {LEAST_TOKEN_LENGTH} at least: a reward server "
-            f"executes code, and everybody on the network reaches it. Set it to a token that runs know too, such as "
-            f"the output of openssl rand -hex 16."
+            f"executes code, and everybody on the network reaches it. Set it to the token of the runs, for example "
+            f"to the output of openssl rand -hex 16."
         )
     with _opened(_rewards(name, rewards_of, **settings), workers) as pool:
         try:
@@ -134,7 +134,7 @@ def serve(
             raise ConfigError(f"--host {host} --port {port}: {error.strerror}. Take another port.") from error
         with server:
             for number in (signal.SIGTERM, signal.SIGINT):
-                # In a thread: shutdown waits for the loop that this one is in.
+                # In a thread: shutdown waits for serve_forever, which the main thread runs.
                 signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
             echo(f"Serving on http://{host}:{server.server_address[1]}")
             server.serve_forever(poll_interval=0.1)
@@ -165,14 +165,14 @@ def _statistics(values: Sequence[float]) -> tuple[str, ...]:
 
 
 def _opened(rewards: Sequence[RewardConfig], num_workers: int) -> closing[RewardPool]:
-    """Start a pool, import and prepare its rewards as training does, and print their notes."""
+    """Start a pool, import and prepare its rewards like training, and print the rewards' notes."""
     from hpc_grpo.grading.pool import RewardPool
 
     pool = RewardPool(rewards, num_workers)
     try:
         for note in pool.check():
             echo(note, err=True)
-    except BaseException:  # also at Ctrl+C: its workers would stay
+    except BaseException:  # also at Ctrl+C: otherwise the pool's workers would stay
         pool.close()
         raise
     return closing(pool)

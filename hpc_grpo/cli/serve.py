@@ -72,7 +72,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
     broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     endpoint = Endpoint(config.model.path, config.max_model_len)
     await endpoint.start(host, port)
-    with redirect_stdout(sys.stderr):  # vLLM's lines
+    with redirect_stdout(sys.stderr):  # vLLM prints to stdout
         adapter = config.model.adapter
         loop = StepLoop(lambda: Sampler(start_vllm(config, on_gpu=on_gpu, reads_weights=True), stop_ids, adapter))
         await asyncio.to_thread(loop.wait_ready)
@@ -89,7 +89,7 @@ async def _serve(config: Config, host: str, port: int) -> None:
 
     def chats() -> Chats:
         own = Chats(dialogue, limits, config.data.max_prompt_tokens, ask)
-        own.broken = broken  # each request has its own chats
+        own.broken = broken  # each request has new Chats; all report to one future
         return own
 
     key = await endpoint.open(chats)

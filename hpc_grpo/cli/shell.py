@@ -1,4 +1,4 @@
-"""The command that gives a shell on compute nodes, for work by hand."""
+"""The command that gives a shell on compute nodes, for interactive work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpc_grpo.launch.place.slurm.place import allocation_command, attach_command
 from hpc_grpo.report.status import read_records
 
 _FOR_A_SHELL = ("launch.slurm.time_min=60", "launch.num_nodes=1")
-"""These win over the config, which asks for what training needs."""
+"""These override the config, whose time and nodes are for training."""
 
 
 @click.command()
@@ -51,11 +51,11 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
             request = load_request(optional_config, words)
             os.environ.update(request.exported)
             launch = request.config.launch
-        else:  # a config that may hold nothing but a launch section, or the defaults
+        else:  # the config may have only a launch section; without a config, the defaults
             launch = load_launch(optional_config, words)
         become(allocation_command(launch), os.environ)
     if overrides or optional_config:
-        raise ConfigError("RUN has its nodes already: options for an allocation do not go with it. Give RUN or those.")
+        raise ConfigError("RUN has its nodes already. Give RUN, or options for an allocation, but not both.")
     run = open_run(run_name)
     records = read_records(run)
     attempt = records.newest
@@ -68,5 +68,5 @@ def shell(run_name: str | None, node: str | None, optional_config: str | None, *
         raise ConfigError(f"Run {run.name} runs on {attempt.nodes[0]} without Slurm: log in there instead.")
     if node not in (None, *attempt.nodes):
         raise ConfigError(f"--node = {node!r} must be a node of job {attempt.job_id}: {', '.join(attempt.nodes)}.")
-    python = (read_yaml(run.config).get("launch") or {}).get("python")  # of any version's run
+    python = (read_yaml(run.config).get("launch") or {}).get("python")  # another version may have written the config
     become(attach_command(attempt.job_id, node or attempt.nodes[0], python), os.environ)

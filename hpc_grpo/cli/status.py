@@ -47,7 +47,7 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
     Asks the scheduler only with --slurm.
     """
     if why and (asks_slurm or not run_names):
-        raise click.UsageError("--why needs a RUN, and goes without --slurm.")
+        raise click.UsageError("--why needs a RUN, and does not work with --slurm.")
     runs = find_runs(run_names, root)
     if why:
         from hpc_grpo.report.explain import explained, explained_facts
@@ -67,7 +67,7 @@ def status(run_names: tuple[str, ...], root: Path | None, as_json: bool, why: bo
             queue = ask_about(records)
             summaries = queue.corrected(summaries)
         except LaunchError as error:
-            echo(f"Without Slurm's word: {error}", err=True)
+            echo(f"Shown without the scheduler's answer: {error}", err=True)
     if as_json:
         echo_json(status_facts(summaries, queue.values() if queue else None))
         return

@@ -91,12 +91,12 @@ from hpc_grpo.types import GIB
     "--at-once",
     type=click.IntRange(1),
     metavar="N",
-    help="Most tasks of a sweep's array at once, without follow-on jobs.",
+    help="Largest number of a sweep's tasks that run at once. Follow-on jobs do not count.",
 )
 @click.option("--after", default="", metavar="JOBID", help="Start after this job has ended, also if it failed.")
 @click.option("--parsable", is_flag=True, help="Print the job id only.")
 @click.option(
-    "--dry-run", is_flag=True, help="Print the job script, the plan and what submit would refuse (ends with 78)."
+    "--dry-run", is_flag=True, help="Print the job script, the plan, and why submit would refuse (exit code 78)."
 )
 @click.option("--test-only", is_flag=True, help="Ask Slurm when the job would start, and do nothing.")
 @STARTS_RUN
@@ -116,7 +116,7 @@ def submit(
 ) -> None:
     """Submit a run as a Slurm job and return. The same command resumes a run that was interrupted.
 
-    Two follow-on jobs wait behind each job and continue the run. A complete run cancels them. --one-job: none.
+    Two follow-on jobs wait behind each job and continue the run. A complete run cancels them. --one-job omits them.
 
     With RUN, resumes a run after `stop`, or after its chain gave up. The job asks for the same resources as the last
     job. KEY=VALUE and options may only change keys that do not change the training.
@@ -124,11 +124,11 @@ def submit(
     queue, words = job_queue(), [*overrides, *slurm_overrides(options)]
     is_sweep = bool(sweep) or seeds is not None
     if at_once is not None and not is_sweep:
-        raise click.UsageError("--at-once goes with --sweep or --seeds.")
+        raise click.UsageError("--at-once needs --sweep or --seeds.")
     if (run := run_unless_config(config_name)) is not None:
         if parsable or dry_run or test_only or after or is_sweep:
             raise click.UsageError(
-                "--parsable, --dry-run, --test-only, --after, --sweep and --seeds go with a CONFIG, not with a RUN."
+                "--parsable, --dry-run, --test-only, --after, --sweep and --seeds need a CONFIG instead of a RUN."
             )
         _resume(open_run(config_name), words, accepts_changes, driver, queue)
         return
@@ -182,9 +182,9 @@ def submit(
 def queue_run(
     request: Request, queue: JobQueue, driver: str = DEFAULT_DRIVER, after: str = "", *, accepts_changes: bool = False
 ) -> tuple[RunDir, str]:
-    """Freeze a run and queue its jobs; return it, and the first job's id, "" where the run is complete already.
+    """Freeze a run, queue its jobs, and return the run and its first job's id; the id of a complete run is "".
 
-    Raises ConfigError where the run is held, or would fail in its job.
+    Raises RunHeldError if an attempt trains the run, and ConfigError if the run would fail in its job.
     """
     run = RunDir(request.config.run_path)
     os.environ.update(request.exported)
@@ -205,7 +205,7 @@ def stop(run_name: str, now: bool) -> None:
     The name of a sweep stands for its runs.
     """
     runs = [run for run in open_runs([run_name]) if not _is_complete(run)]
-    for run in runs:  # all of them first: no task of an array may start in place of another
+    for run in runs:  # mark all runs first, so that no waiting task starts when another one ends
         run.stop_marker.touch()
     if now:
         for run in runs:
@@ -214,7 +214,7 @@ def stop(run_name: str, now: bool) -> None:
         return
     for run in runs:
         if read_lock_owner(run) is None:
-            echo(f"{run.name}: Nothing trains it now; a job that waits will end as soon as it starts.")
+            echo(f"{run.name}: No job trains it now. A waiting job will end as soon as it starts.")
         else:
             echo(f"{run.name} stops after its step and a checkpoint.")
     if runs:
@@ -224,18 +224,18 @@ def stop(run_name: str, now: bool) -> None:
 
 
 def _resume(run: RunDir, overrides: Sequence[str], accepts_changes: bool, driver: str, queue: JobQueue) -> None:
-    """Submit a run again with what its last job asked for, changed by `overrides`."""
+    """Submit a run again with the resources of its last job, changed by `overrides`."""
     if not overrides and _is_complete(run):
         return
     refuse_if_trained(run, queue)
     config = reconfigured(run, overrides)
     launch = next_launch(run, overrides)
     refuse_endless_chain(launch)
-    queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses what cannot be asked for
+    queue.render(JobRequest(run, launch, attempt_command(run, driver)))  # refuses wrong options for sbatch
     refuse_what_fails([config.model_copy(update={"launch": launch})], accepts_changes=accepts_changes)
     with undone_unless_queued(run):
         freeze(config, sys.argv, overrides, accepts_changes=accepts_changes)
-        if not _is_complete(run):  # more steps reopen one that was
+        if not _is_complete(run):  # `freeze` reopens a complete run that gets more steps
             echo(_how_to_follow(run, submit_run(run, launch, driver, queue)))
 
 
@@ -275,14 +275,14 @@ def _held(requests: Sequence[Request], queue: JobQueue) -> Iterator[LaunchError]
     for request in requests:
         try:
             refuse_if_trained(RunDir(request.config.run_path), queue)
-        except LaunchError as error:  # also of a queue that does not answer
+        except LaunchError as error:  # also if the queue does not answer
             yield error
 
 
 def _comments(requests: Sequence[Request], refused: Sequence[HpcGrpoError], first: str) -> str:
     """Return the text below a job script, as shell comments, so sbatch still accepts the script.
 
-    The plan is that of the first request.
+    The plan is for the first request.
     """
     request = requests[0]
     try:

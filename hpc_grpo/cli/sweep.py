@@ -35,7 +35,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9.+-]+")
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep, folders of `root`. `values` are those in which they differ, by key and as JSON.
+    """The runs of a sweep, folders of `root`. `values` has the values in which runs differ, as JSON by key.
 
     `job` is the array with a task for each run that is not complete.
     """
@@ -48,7 +48,7 @@ class Sweep:
     def submit(self, queue: JobQueue, driver: str, accepts_changes: bool) -> str:
         """Freeze the runs, and queue those that are not complete as one array. Return its id.
 
-        Raises ConfigError if a run is held, or would fail in its job.
+        Raises RunHeldError if an attempt trains a run, and ConfigError if a run would fail in its job.
         """
         for run in self.runs:
             refuse_if_trained(run, queue)
@@ -86,7 +86,7 @@ def load_sweep(
 ) -> Sweep:
     """Load a config once for each run.
 
-    Raises ConfigError for a bad sweep, for runs whose config is not valid, and for a folder that others may write.
+    Raises ConfigError for a bad sweep, for runs whose config is not valid, and for a folder that others may write to.
     """
     base = load_request(config_name, words).for_queue(queue)
     root = base.config.run_path
@@ -110,8 +110,8 @@ def grid(
 ) -> dict[str, list[str]]:
     """Return the overrides of each run by its name: all combinations of `sweeps`, each KEY=VALUE,VALUE, and seeds.
 
-    `overrides` are those of all runs. Raises ConfigError for another form, an empty value, a key or value that is
-    given twice, and a key that runs cannot change.
+    `overrides` apply to all runs. Raises ConfigError for a sweep that is not KEY=VALUE,VALUE, an empty value, a key
+    or value that is given twice, and a key that runs cannot change.
 
     >>> grid(["train.lr=1e-6,2e-6"], [], 0, None)
     {'lr-1e-06': ['train.lr=1e-06'], 'lr-2e-06': ['train.lr=2e-06']}
@@ -150,7 +150,7 @@ def grid(
 
 
 def task_numbers(root: Path, runs: Sequence[RunDir]) -> dict[RunDir, int]:
-    """Return the number of each run in the sweep: the number of its link, else the next free one."""
+    """Return the number of each run in the sweep: the name of its symlink in `.cells`, else the next free number."""
     linked = {link.readlink(): int(link.name) for link in (root / CELLS).glob("*")}
     free = count(max(linked.values(), default=-1) + 1)
     return {run: linked[run.path] if run.path in linked else next(free) for run in runs}

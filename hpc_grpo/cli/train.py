@@ -34,13 +34,13 @@ _LOOK_S = 0.2
 @click.command()
 @CONFIG_OR_RUN
 @OVERRIDES
-@click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted for the run alone.")
+@click.option("--link", is_flag=True, hidden=True, help="This Slurm job was submitted only for this run.")
 @STARTS_RUN
 def train(config_name: str, overrides: tuple[str, ...], link: bool, accepts_changes: bool, driver: str) -> None:
     """Train here: on this machine, or on all nodes of the Slurm allocation this shell is in.
 
     CONFIG is a .yaml file, a .sh file that sets TRAINING_ARGS, or the name of a shipped config. The same
-    command resumes a run that was interrupted, and so does RUN.
+    command, or RUN instead of CONFIG, resumes an interrupted run.
     """
     start_training(load_request_or_run(config_name, overrides), accepts_changes, driver, is_link=link)
 
@@ -65,14 +65,14 @@ def start_training(
 ) -> NoReturn:
     """Freeze the run and become its attempt in this process. `is_link`: this job was submitted for the run only.
 
-    `is_restart`: the earlier leader may have just been killed, so its recent heartbeat does not refuse the start.
+    `is_restart`: the earlier attempt may have just been killed. Its heartbeat is watched before a start is refused.
     """
     request.tell()
     os.environ.update(request.exported)
     run = RunDir(request.config.run_path)
-    if not is_link:  # a link may wait for the one before it
+    if not is_link:  # a link may wait for the previous link
         refuse_if_held(run, time.sleep if is_restart else None)
-        if driver == DEFAULT_DRIVER:  # another, such as a test's, need not read what the config names
+        if driver == DEFAULT_DRIVER:  # another driver, such as a test's, may not read the config's inputs
             refuse_wrong_inputs(request, accepts_changes)
     what = "Resuming run" if run.has_config() else "New run"
     freeze(request.config, sys.argv, request.overrides, accepts_changes=accepts_changes)
@@ -83,8 +83,8 @@ def start_training(
         wanted = request.config.launch.modules  # a job would load them
         if missing := [name for name in wanted if not any(f"{one}/".startswith(f"{name}/") for one in loaded)]:
             echo(
-                f"Not loaded in this shell, of launch.modules: {', '.join(missing)}. `module load {' '.join(missing)}` "
-                f"does, and so does a shell of `hpc-grpo cluster shell --config CONFIG`.",
+                f"This shell has not loaded all launch.modules: {', '.join(missing)}. Run `module load "
+                f"{' '.join(missing)}`, or use a shell of `hpc-grpo cluster shell --config CONFIG`.",
                 err=True,
             )
     words = ["--link", "--by-hand"] if is_link else ["--no-link"]
@@ -104,7 +104,7 @@ def refuse_wrong_inputs(request: Request, accepts_changes: bool = False) -> None
 def run_until_over(command: Sequence[str]) -> int:
     """Run `command`, forward signals, and return its exit code. The command ends when this process ends."""
     sys.stdout.flush()
-    # A session of its own: Ctrl+C then reaches it once, through here.
+    # The child has its own session, so Ctrl+C reaches it only once: from this process.
     with Signals() as signals:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM))
         while (code := child.poll()) is None:

@@ -32,21 +32,21 @@ _OTHER_WORDS = {
     "lora_target_modules": "lora.targets", "peft_config": "lora", "epochs": "train.total_epochs",
     "num_epochs": "train.total_epochs", "function": "name",
 }  # fmt: skip
-"""Keys of other systems -> our keys, in the same section or from the top. By spelling alone, a wrong key is nearer."""
+"""Keys of other systems -> our keys, in the same section or from the top. Spelling alone would suggest a wrong key."""
 
 _OTHER_NAMES = {
-    "dpo": "there is no training on preference pairs here", "gae": "set task=ppo", "gkd": "set task=distill",
+    "dpo": "training on preference pairs is not supported", "gae": "set task=ppo", "gkd": "set task=distill",
     "reinforce": "set loss.advantage=rloo", "reinforce_plus_plus": "set loss.advantage=reinforce_pp",
     "reinforce_plus_plus_baseline": "set loss.advantage=reinforce_pp_baseline", "vanilla": "set loss.name=grpo",
-    "trpo": "TRPO is not here: set loss=grpo, whose clip bounds a step instead",
+    "trpo": "TRPO is not supported: set loss=grpo, whose clip bounds a step",
 }  # fmt: skip
-"""Names of methods in other systems -> what to do here. `_chosen_elsewhere` has our own names."""
+"""Names of methods in other systems -> what to set here. `_chosen_elsewhere` maps our own names."""
 
 Checked = TypeVar("Checked", bound=Section)
 
 
 class InvalidConfigError(ConfigError):
-    """Values do not fit a section. `lines` maps each mistake to a key that no section has and its value, or to None."""
+    """Values do not fit a section. `lines` maps each error text to (unknown key, value), or None for other errors."""
 
     def __init__(self, origin: str, lines: Mapping[str, tuple[str, Any] | None]) -> None:
         super().__init__("\n  ".join([f"{origin} is not a valid config:", *lines]))
@@ -164,7 +164,7 @@ def _example(place: _Place, detail: Any) -> str:
 
 
 def _as_section(kind: type[BaseModel], text: str) -> str:
-    """Return an example of the section, with `text` as its path or name, or that of a required section in it; or ""."""
+    """Return an example of the section: `text` is its path or name, or that of a required inner section. Else ""."""
     if key := next((each for each in ("path", "name") if each in kind.model_fields), ""):
         return f"{{{key}: {text}}}"
     fields = kind.model_fields.items()
@@ -173,7 +173,7 @@ def _as_section(kind: type[BaseModel], text: str) -> str:
 
 
 def in_plain_words(detail: Any) -> str:
-    """Say what a value must be, from one error of pydantic."""
+    """Return what a value must be, from one error of pydantic."""
     if detail["type"] == "string_type" and detail["input"] is None:
         return "must be a text"
     message: str = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
@@ -227,7 +227,7 @@ def _place(section: type[Section], location: Sequence[int | str]) -> _Place:
 
 
 def sections_in(annotation: Any, *, items: bool = True) -> Iterator[type[BaseModel]]:
-    """Yield the section classes in a field's type; with `items` also those of the items of a list or a mapping."""
+    """Yield the section classes in a field's type; with `items`, also the classes in its lists and mappings."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     elif items or get_origin(annotation) in (Union, UnionType, Annotated):

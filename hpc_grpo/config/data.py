@@ -50,7 +50,7 @@ class ModelConfig(Section):
 
 
 class _SourceKeys(Section):
-    """Keys of a source. A data set with one source has these keys itself."""
+    """Keys of a source. A data set with one source has these keys directly, as in data.train.split."""
 
     name: str | None = Field(None, description="Name of the source in metrics and rollouts. Default: from its path.")
     args: dict[str, Any] = Field({}, description="Keyword arguments of a reasoning_gym task, or of your function.")
@@ -137,13 +137,13 @@ class EvalSetConfig(DatasetConfig):
 
 class CurriculumConfig(Section):
     easy_from: float = Field(1.0, description="A group with at least this mean reward is easy.")
-    easy_rest: NonNegativeInt | None = Field(None, description="Turns to skip an easy prompt. null: all later turns.")
+    easy_rest: NonNegativeInt | None = Field(None, description="Passes that skip an easy prompt. null: all later ones.")
     hard_to: float | None = Field(
         None, description="A group with at most this mean reward is hard. null: no group is hard."
     )
-    hard_rest: NonNegativeInt | None = Field(1, description="Turns to skip a hard prompt. null: all later turns.")
+    hard_rest: NonNegativeInt | None = Field(1, description="Passes that skip a hard prompt. null: all later passes.")
     after: PositiveInt = Field(
-        2, description="A prompt is easy, or hard, after this many easy, or hard, groups in a row."
+        2, description="A prompt counts as easy (or hard) after this many easy (or hard) groups in a row."
     )
     difficulty_field: str | None = Field(
         None,
@@ -181,14 +181,14 @@ class DataConfig(Section):
     preprocessing: Preprocessing = Field(
         "generic",
         description=(
-            "generic: the text unchanged. deepseek: DeepSeek-R1's prompt, which asks for <think> and "
-            "<answer> elements (plain: the base model's conversation; chat: its system prompt)."
+            "generic: the text unchanged. deepseek: DeepSeek-R1's prompt, which asks for <think> and <answer> "
+            "elements: with template plain the base model's conversation, with chat a system prompt."
         ),
     )
     prompt_format: str = Field("{prompt}", description="Text around a plain prompt; {prompt} is replaced.")
     system_prompt: str | None = Field(None, description="System message put before a chat prompt.")
     template_args: dict[str, Any] = Field(
-        {}, description="Chat template's arguments, such as {enable_thinking: false}."
+        {}, description="Arguments of the chat template, such as {enable_thinking: false}."
     )
     images: str | None = Field(
         None,
@@ -198,7 +198,7 @@ class DataConfig(Section):
         ),
     )
     max_pixels: PositiveInt | None = Field(
-        None, description="Scale an image with more pixels than this down. Default: the model's processor decides."
+        None, description="Scale down images with more pixels than this. Default: the model's processor decides."
     )
     max_prompt_tokens: PositiveInt = Field(
         512, description="Longest prompt in tokens. A longer prompt is an error; see drop_long_prompts."
@@ -230,12 +230,12 @@ class DataConfig(Section):
 
     @property
     def eval_data(self) -> dict[str, DatasetConfig]:
-        """Map the name of each eval set with its own data to that data. "" is data.eval."""
+        """Map the names of eval sets with data of their own to this data. The name "" is data.eval."""
         return ({} if self.eval is None else {"": self.eval}) | dict(self.eval_sets)
 
     @property
     def judged_sources(self) -> list[tuple[str, SourceConfig]]:
-        """List the sources of the eval sets, and those of data.train if a share of them is held out."""
+        """List the sources of the eval sets, and also of data.train if a share of its prompts is held out."""
         return self.sources(for_eval=True if self.held_out is None else None)
 
     def eval_sources(self, eval_set: str) -> list[tuple[str, SourceConfig]]:

@@ -128,7 +128,7 @@ class LaunchConfig(Section):
     min_nodes: PositiveInt | None = Field(
         None,
         description=(
-            "Smallest number of nodes to continue with after a loss. Default: all; on Slurm a new "
+            "Smallest number of nodes to continue with after the loss of a node. Default: all; on Slurm a new "
             "job continues instead."
         ),
     )
@@ -141,9 +141,9 @@ class LaunchConfig(Section):
     rejoin_s: Annotated[float, Field(ge=0)] = Field(
         120.0,
         description=(
-            "`pod` and `host`: seconds that the head waits after a loss for workers to return. The smallest wait is "
-            "20 s, so that the remaining workers can reconnect. At the start the head waits 15 times this, and at "
-            "least 1800 s."
+            "`pod` and `host`: seconds that the head waits for a lost worker to return. The smallest wait is 20 s, so "
+            "that the remaining workers can reconnect. At the start the head waits 15 times this, and at least "
+            "1800 s."
         ),
     )
     reward_server: RewardServerConfig | None = Field(
@@ -160,7 +160,7 @@ class LaunchConfig(Section):
         None,
         description=(
             "shared: every node sees the run directory. private: only the head's disk holds it, and "
-            "other nodes send their files there. Default: the place's; for Slurm shared."
+            "other nodes send their files there. Default: the place decides; on Slurm shared."
         ),
     )
     interface: str | None = Field(

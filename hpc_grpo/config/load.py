@@ -24,7 +24,7 @@ CONFIGS_DIR = Path(__file__).resolve().parents[2] / "configs"
 _DATA = "name it in data.train.path"
 _NO_CONFIGS = {".jsonl": _DATA, ".parquet": _DATA, ".arrow": _DATA, ".py": "name its function in rewards"}
 _NAMED = ("task", "loss", "loss.correction", "loss.advantage", "train.on_step")
-"""Sections that may be given as a name alone."""
+"""Sections whose value may be only a name, such as `loss: grpo`."""
 
 _LENGTHS = {"train.total_steps", "train.total_episodes", "train.total_epochs"}
 """A config sets exactly one of these. An override of one removes the others."""
@@ -43,7 +43,7 @@ def load_config(name: str, overrides: Iterable[str] = (), environ: Mapping[str, 
 def load_launch(
     name: str | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ
 ) -> LaunchConfig:
-    """Load section `launch` of a config. The config needs no other section. `name` None: all defaults."""
+    """Load section `launch` of a config, which needs no other section. If `name` is None, begin with the defaults."""
     values = overridden({} if name is None else read_layers(find_config(name)), overrides)
     return checked(LaunchConfig, values.get("launch", {}), name or "This", "launch", loading=Loading(environ))
 
@@ -54,7 +54,7 @@ def load_resolved(path: Path) -> Config:
 
 
 def with_overrides(config: Config, overrides: Iterable[str], environ: Mapping[str, str] = os.environ) -> Config:
-    """Apply `overrides` to a resolved config and check it as `load_config` does. Raises ConfigError."""
+    """Apply `overrides` to a resolved config and check it like `load_config`. Raises ConfigError."""
     values = config.model_dump(mode="json")
     resolved = frozenset(_texts(values))
     return _validated(overridden(values, overrides), "With these overrides it", Loading(environ, resolved))
@@ -67,7 +67,7 @@ def load_values(
     base: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
-    """Merge `values` over `base`, apply `overrides`, and check the result. Raises ConfigError, which names `origin`."""
+    """Merge `values` over `base`, apply `overrides`, and check the result. Raises ConfigError with `origin`."""
     return _validated(overridden(_merge(base or {}, values), overrides), origin, Loading(environ))
 
 
@@ -94,7 +94,7 @@ def find_config(name: str) -> Path:
     """Return the file behind a path or a name below `configs/`. Raises ConfigError with the shipped names."""
     if found := Path(name) if Path(name).is_file() else shipped_config(name):
         if found.suffix in _NO_CONFIGS:
-            raise ConfigError(f"{name} is no config: {_NO_CONFIGS[found.suffix]} of one, such as my_run.yaml.")
+            raise ConfigError(f"{name} is no config: {_NO_CONFIGS[found.suffix]} of a config, such as my_run.yaml.")
         return found
     shipped = sorted(str(p.relative_to(CONFIGS_DIR).with_suffix("")) for p in CONFIGS_DIR.rglob("*.yaml"))
     beside = [str(p) for suffix in ("yaml", "yml", "sh") for p in Path(name).parent.glob(f"*.{suffix}") if p.is_file()]
@@ -109,7 +109,7 @@ def find_config(name: str) -> Path:
 def read_layers(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a config and merge it over its base files: `base: other.yaml`, or a list.
 
-    `above` are the files whose `base` led here. Raises ConfigError for a base that is no file, `path` or in `above`.
+    `above` are the files whose `base` includes `path`. Raises ConfigError for a missing base, or a cycle of bases.
     """
     values = read_yaml(path)
     if "loss" in values:
@@ -124,7 +124,7 @@ def read_layers(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         if not base_path.is_file():
             raise ConfigError(f"{path}: base {base!r} does not exist (looked at {base_path}).")
         if base_path.resolve() in (files := (*above, path.resolve())):
-            raise ConfigError(f"{path}: base {base!r} is a file that has {path.name} among its own bases. Remove one.")
+            raise ConfigError(f"{path}: base {base!r} has {path.name} among its own bases. Remove one of the two.")
         merged = _merge(merged, read_layers(base_path, files))
     return _merge(merged, values)
 

@@ -1,4 +1,4 @@
-"""Removed keys. Each is an error that names the new key, or what replaces it."""
+"""Error texts for removed keys. Each text names the new key, or the fixed value that replaced the key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_grpo.config.train import DistillArgs, OwnArgs, PpoArgs
 _UNITS = {"steps": "steps", "epochs": "epochs", "s": "seconds"}
 _INTERVALS = {"checkpoint.every": Every(steps=50), "checkpoint.export_every": None, "eval.every": None}
 _EVERY = {f"{every}_{unit}": (every, default) for every, default in _INTERVALS.items() for unit in _UNITS}
-"""Removed key -> its new key, and the default of the new key. The default counts for units that are not given."""
+"""Removed key -> (new key, default of the new key). The default fills in units that the user did not give."""
 
 _MOVED = {
     **{f"ppo.{key}": (f"task.args.{key}", "{}") for key in PpoArgs.model_fields},
@@ -73,7 +73,7 @@ _REMOVED = {
     "distill.coef": "1: task.args.reward_coef weighs the rewards beside it",
     "task.coef": "1: task.args.reward_coef weighs the rewards beside it",
     "task.normalize_advantages": "true",
-    "placement.gpus": "as model.device says: with cpu no GPUs are reserved",
+    "placement.gpus": "decided by model.device: with cpu no GPUs are reserved",
     "train.on_step.timeout_s": "deadlines.silent_s",
     "train.logprob_chunk_tokens": "1024",
     "train.skip_zero_advantages": "true",
@@ -88,13 +88,13 @@ _REMOVED = {
 
 
 def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collection[str] = ()) -> Iterator[str]:
-    """Yield what replaces `key`, or the keys of a removed section such as `ppo`. Yields nothing for other keys.
+    """Yield an error text for a removed `key`, or for each key of a removed section such as `ppo`; else nothing.
 
-    `beside` holds the other values of the key's section: three removed keys became one key. `valid` are the keys of a
-    chosen variant: a key that moved to `args` is explained if the variant has it there.
+    `beside` holds the values of the key's section: keys for steps, epochs and seconds became one key. `valid` are the
+    keys of a chosen variant, if any. A key that moved to `args` yields nothing if `valid` lacks the new key.
     """
     section = key.rpartition(".")[0]
-    # A source has these sections too.
+    # Each data source may have the sections `environment` and `rewards` too.
     general = re.sub(r"^(?:data\..+\.)?(environment|rewards)\.(?:\d+\.)?", r"\1.", key)
     if key in _EVERY:
         yield _explain_every(*_EVERY[key], beside)
@@ -107,19 +107,19 @@ def explain_moved(key: str, value: Any, beside: Mapping[str, Any], valid: Collec
         how = "leave it out" if value is None else f"set {new}={form.format(_text(value))} instead"
         yield f"{key} is now {new}: {how}."
     elif general in _REMOVED:
-        yield f"{key} is no key any more, but always {_REMOVED[general]}. Leave it out."
+        yield f"{key} was removed. Its fixed value is {_REMOVED[general]}. Leave it out."
     elif isinstance(value, Mapping):
         for inner, own in value.items():
             yield from explain_moved(f"{key}.{inner}", own, value, valid)
 
 
 def _explain_every(new: str, default: Every | None, beside: Mapping[str, Any]) -> str:
-    """Return the error text: how to write the given units, with the defaults of the other units."""
+    """Return the error text, with a value for key `new`: the given units, others from its present value or default."""
     section, _, name = new.rpartition(".")
     given = {unit: beside[f"{name}_{unit}"] for unit in _UNITS if f"{name}_{unit}" in beside}
     try:
         held = Every.read(beside.get(name, default))
-    except ValueError:  # the value has its own error
+    except ValueError:  # the wrong value gets another error
         held = default
     spans = {unit: getattr(held, field, None) for unit, field in _UNITS.items()} | given
     text = ", ".join(f"{count} {unit}" for unit, count in spans.items() if count is not None)

@@ -22,7 +22,7 @@ _CPU_BATCHED_TOKENS = 2048
 """Tokens of an engine's step on CPU: more than enough to keep it busy, few enough for its caches."""
 
 _OBJECT_STORE_SHARE = 0.4
-"""A share of the free shared memory: the weight store needs the rest."""
+"""Largest share of the free shared memory for Ray's object store: the weight store needs the rest."""
 _MIN_OBJECT_STORE_BYTES = 80 * 2**20
 """Ray refuses less than 75 MiB."""
 
@@ -57,7 +57,7 @@ class NodeDemand:
             return (*self.learners, *self.engines)
         pairs = zip_longest(self.learners, self.engines, fillvalue={"CPU": 0.0})
         bundles = [{**engine, "CPU": learner["CPU"] + engine["CPU"]} for learner, engine in pairs]
-        # A whole GPU: Ray would put the halves of two bundles on one GPU.
+        # Reserve a whole GPU in each bundle: Ray would put two bundles of half a GPU on one GPU.
         return tuple({**bundle, "GPU": 1} if "GPU" in bundle else bundle for bundle in bundles)
 
     @property
@@ -105,7 +105,7 @@ class Budget:
 
 
 def budget_of(config: Config) -> Budget:
-    """Return the budget of `train`. `share_prompts` null: true with kernel `sdpa` on CPU, where it is faster."""
+    """Return the budget of `train`. If `share_prompts` is null, prompts are shared with kernel `sdpa` on CPU."""
     train = config.train
     is_measured = train.attention == "sdpa" and not expects_gpus(config)
     return Budget(train.max_tokens_per_microbatch, is_measured if train.share_prompts is None else train.share_prompts)
@@ -122,7 +122,7 @@ def gpus_per_node(config: Config) -> int:
 
 
 def check_fits(config: Config, place: str, demand: NodeDemand, *, num_gpus: float, num_cpus: float) -> None:
-    """Raise ConfigError with the sum if `demand` exceeds the resources of the node `place`."""
+    """Raise ConfigError with the numbers if `demand` exceeds the resources of the node `place`."""
     shares = ", or let learners and engines share GPUs: placement.colocate=true, with as many engines as learners."
     for kind, needed, available in (("GPU", demand.num_gpus, num_gpus), ("CPU", demand.num_cpus, num_cpus)):
         if needed > available:
@@ -173,7 +173,7 @@ def kv_cache_gib(config: Config, *, on_gpu: bool) -> float | None:
 
 
 def max_batched_tokens(config: Config, *, on_gpu: bool) -> int:
-    """Return the token limit of an engine's step: at least one for each request that decodes, and for each guess."""
+    """Return the token limit of an engine's step. The default has room for all decoding requests and their guesses."""
     engine, given = config.engine, config.engine.vllm.get("max_num_batched_tokens")
     decoded = engine.max_num_seqs * (1 + (engine.ngram_tokens or 0))
     if on_gpu:

@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
-from typing_extensions import TypedDict  # pydantic reads none of typing's before Python 3.12
+from typing_extensions import TypedDict  # pydantic refuses `typing.TypedDict` before Python 3.12
 
 from hpc_grpo.config.checked import checked
 from hpc_grpo.registry import REWARDS
@@ -70,8 +70,8 @@ class EnvironmentConfig(Section):
     args: EnvironmentArgs = Field(
         default_factory=EnvironmentArgs,
         description=(
-            "Keyword arguments of the class. Of the environment tools: tools, a list of python, calculator, or your "
-            "function, module:function."
+            "Keyword arguments of the class. The environment tools has the argument tools: a list of python, "
+            "calculator, or your functions (module:function)."
         ),
     )
     python: PathText | None = Field(
@@ -110,7 +110,7 @@ class RewardConfig(Section):
     def settings(self, key: str = "rewards.N") -> Section | None:
         """Return the validated `args` of a built-in reward, None for a user's function.
 
-        Raises ConfigError for unknown keys and wrong values. The keys in its text start with `key`.
+        Raises ConfigError for unknown keys and wrong values. The error text names them below `key`.
         """
         if ":" in self.name:
             return None

@@ -48,13 +48,13 @@ def _nodes(config: Config) -> None:
     num_nodes, least = config.launch.num_nodes, config.launch.min_nodes
     if least is not None and least > num_nodes:
         raise ConfigError(
-            f"launch.min_nodes = {least} must be at most launch.num_nodes = {num_nodes}: a run continues with "
-            "min_nodes or more after a loss. Lower it, or set it to null."
+            f"launch.min_nodes = {least} must be at most launch.num_nodes = {num_nodes}: after the loss of a node, a "
+            "run continues with at least launch.min_nodes. Lower launch.min_nodes, or set it to null."
         )
     if config.needs.critic and least is not None and least < num_nodes:
         raise ConfigError(
             f"launch.min_nodes = {least} is below launch.num_nodes = {num_nodes}. A run with a critic can only "
-            "resume with as many learners as before. Set it to null: the next job then continues with all nodes."
+            "resume with as many learners as before. Set launch.min_nodes=null: the next job then has all nodes."
         )
 
 
@@ -63,7 +63,7 @@ def _lag_and_minibatches(config: Config) -> None:
     if lag % minibatches:
         raise ConfigError(
             f"rollout.max_policy_lag = {lag} counts optimizer steps and must be a multiple of "
-            f"train.num_minibatches = {minibatches}. Set it to one, or change train.num_minibatches."
+            f"train.num_minibatches = {minibatches}. Choose such a multiple, or change train.num_minibatches."
         )
     if minibatches > config.items_per_step:
         key = "task.args.batch_size" if config.needs.labels else "rollout.prompts_per_step"
@@ -74,7 +74,7 @@ def _lag_and_minibatches(config: Config) -> None:
 
 
 def _names(config: Config) -> None:
-    """Check names and settings of built-ins, and rewards and prompts of each source. Imports no user's module."""
+    """Check names and settings of built-ins, and rewards and prompts of each source. Does not import user modules."""
     if not config.needs.rollouts:
         return
     for key, reward in config.rewards_by_key.items():
@@ -119,7 +119,7 @@ def _eval(config: Config) -> None:
     names = [reward.name for _, source in sources for reward in config.rewards_of(source)]
     names += ["environment" for key, _ in sources if key in config.environments]
     if not all(config.rewards_of(source) or key in config.environments for key, source in sources):
-        raise ConfigError("eval.every is set, but rewards is empty. Name the reward that decides, such as correctness.")
+        raise ConfigError("eval.every is set, but rewards is empty. Name the reward that counts, such as correctness.")
     if config.eval.reward not in (None, *names):
         raise ConfigError(
             f"eval.reward = {config.eval.reward!r} must be one of rewards: {', '.join(dict.fromkeys(names))}. Set it "
@@ -141,7 +141,7 @@ def _mixes(config: Config) -> None:
             f"{weighted[0]} has a weight, so each source of the mix needs a weight. Give {without} a weight."
         )
     if weighted and (counted := [key for key, source in sources if source.count is not None]):
-        raise ConfigError(f"{counted[0]}: weight and count exclude each other. Mix by one of them.")
+        raise ConfigError(f"{counted[0]}: weight and count exclude each other. Use one of them in the whole mix.")
 
 
 def _eval_data(config: Config) -> None:
@@ -172,13 +172,13 @@ def _curriculum(config: Config) -> None:
         return
     if not config.needs.rollouts:
         raise ConfigError(
-            f"data.curriculum is set, but task {config.task.name} samples nothing to judge prompts by. Set it to null."
+            f"data.curriculum is set, but task {config.task.name} has no rollouts to judge prompts by. Set it to null."
         )
     for key, source in config.data.sources(for_eval=False):
         if not config.rewards_of(source) and key not in config.environments:
             raise ConfigError(
-                f"data.curriculum judges prompts by rewards, and {key} has none. Name some, or set data.curriculum to "
-                f"null."
+                f"data.curriculum judges prompts by rewards, and {key} has no rewards. Name some, or set "
+                f"data.curriculum to null."
             )
     if curriculum.difficulty_field is None and curriculum.difficulty_epochs != 1.0:
         raise ConfigError(
@@ -197,19 +197,19 @@ def _lora(config: Config) -> None:
     if lora is None:
         if config.model.adapter is not None:
             raise ConfigError(
-                f"model.adapter = {config.model.adapter} is trained further with section lora alone. Set lora.rank, "
-                f"lora.alpha and lora.targets to the adapter's, or model.adapter=null."
+                f"model.adapter = {config.model.adapter} needs section lora. Set lora.rank, lora.alpha and "
+                f"lora.targets to the adapter's values, or set model.adapter=null."
             )
         return
     if lora.targets != "all-linear" and (not lora.targets or _HEADS & {*lora.targets}):
         raise ConfigError(
             f"lora.targets = {lora.targets} must be all-linear, or names of linear layers such as [q_proj, v_proj], "
-            f"without {', '.join(sorted(_HEADS))}: vLLM loses adapters of these in logprobs. Leave them out."
+            f"without {', '.join(sorted(_HEADS))}: vLLM's logprobs ignore adapters of these layers. Leave them out."
         )
     if lora.dropout > 0.0 and config.needs.rollouts:
         raise ConfigError(
-            f"lora.dropout = {lora.dropout:g} would change the ratios of policies by chance: task {config.task.name} "
-            f"compares two passes over a sequence. Set lora.dropout=0."
+            f"lora.dropout = {lora.dropout:g} would make the policy ratios random: task {config.task.name} compares "
+            f"two passes over a sequence. Set lora.dropout=0."
         )
 
 
@@ -218,7 +218,7 @@ def _images(config: Config) -> None:
     if data.images is None:
         if config.model.train_vision or data.max_pixels is not None:
             key = "model.train_vision" if config.model.train_vision else "data.max_pixels"
-            raise ConfigError(f"{key} is set, and data.images is not. Set data.images, or leave {key} out.")
+            raise ConfigError(f"{key} is set, but data.images is not. Set data.images, or leave {key} out.")
         return
     refused = {
         f"task: {config.task.name}": config.task.name != "grpo",
@@ -231,9 +231,8 @@ def _images(config: Config) -> None:
     }
     if wrong := [key for key, is_set in refused.items() if is_set]:
         raise ConfigError(
-            f"data.images = {data.images} does not go with {wrong[0]}. Models of images train with task: grpo, all "
-            f"weights of the language model, template: chat and answers of one turn. Change it, or set data.images to "
-            f"null."
+            f"data.images = {data.images} does not work with {wrong[0]}. Training with images needs task: grpo, a "
+            f"chat template, no lora and no environment. Change the setting {wrong[0]}, or set data.images to null."
         )
 
 
@@ -242,8 +241,8 @@ def check_engine(config: Config, *, on_gpu: bool) -> None:
     guesses, is_ahead = config.engine.ngram_tokens, config.engine.vllm.get("async_scheduling")
     if guesses is not None and not on_gpu:
         raise ConfigError(
-            "engine.vllm.speculative_config needs engines on GPUs. On CPU, vLLM 0.32 samples guessed tokens at a "
-            "temperature that it never sets, so completions and logprobs are wrong. Set it to null."
+            "engine.vllm.speculative_config needs engines on GPUs. On CPU, vLLM 0.32 leaves the temperature of "
+            "guessed tokens unset, so completions and logprobs are wrong. Set it to null."
         )
     if is_ahead and not on_gpu:
         raise ConfigError(
@@ -252,7 +251,7 @@ def check_engine(config: Config, *, on_gpu: bool) -> None:
     if is_ahead and guesses is not None:
         raise ConfigError(
             "engine.vllm.async_scheduling = true and engine.vllm.speculative_config exclude each other: vLLM guesses "
-            "from tokens that a step ahead does not have yet. Set one of them to null."
+            "from the last tokens, and a step scheduled ahead lacks them. Set one of the two to null."
         )
 
 
@@ -262,7 +261,7 @@ def check_vllm_names(config: Config) -> None:
     if unknown := [name for name in config.engine.vllm if names and name not in names]:
         free = [name for name in names if owner_of(name) is None]
         near, usual = nearest(unknown[0], free), ", ".join(VllmArgs.__annotations__)
-        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{near} The usual ones: {usual}.")
+        raise ConfigError(f"engine.vllm.{unknown[0]}: vLLM has no such argument{near} Usual arguments: {usual}.")
 
 
 def _vllm_names() -> list[str]:
@@ -296,8 +295,8 @@ def _sequence_lengths(config: Config) -> None:
         )
     if config.train.share_prompts and config.train.attention == "flash_attention_2":
         raise ConfigError(
-            "train.share_prompts = true needs train.attention = sdpa or varlen: flash_attention_2 is given each "
-            "document's own keys alone. Set train.attention=sdpa, or train.share_prompts=false."
+            "train.share_prompts = true needs train.attention = sdpa or varlen: with flash_attention_2, documents "
+            "cannot share a prompt's keys. Set train.attention=sdpa, or train.share_prompts=false."
         )
     if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
         raise ConfigError(
@@ -314,7 +313,7 @@ def _attention(config: Config) -> None:
         raise ConfigError(f"train.attention = {kernel} needs a GPU; with model.device = cpu choose sdpa.")
     if config.model.dtype == "float32":
         raise ConfigError(
-            f"train.attention = {kernel} computes in 16 bits alone; with model.dtype = float32 choose sdpa."
+            f"train.attention = {kernel} computes only in 16 bits; with model.dtype = float32 choose sdpa."
         )
 
 
@@ -323,9 +322,9 @@ def _sequence_parallel(config: Config) -> None:
     check_sequence_parallel(config, config.launch.num_nodes * learners)
     if config.launch.min_nodes is not None and learners % degree:
         raise ConfigError(
-            f"train.sequence_parallel = {degree} must divide placement.learners_per_node = {learners} where a run may "
-            f"continue with fewer nodes: launch.min_nodes = {config.launch.min_nodes}. Lower it, or set "
-            f"launch.min_nodes=null."
+            f"train.sequence_parallel = {degree} must divide placement.learners_per_node = {learners}, because with "
+            f"launch.min_nodes = {config.launch.min_nodes} the run may lose nodes. Lower train.sequence_parallel, or "
+            f"set launch.min_nodes=null."
         )
     if degree > 1 and config.train.attention == "flash_attention_2":
         raise ConfigError(
@@ -366,7 +365,8 @@ def _staged_environment(config: Config) -> None:
     if launch.container is not None and launch.stage.environment is not None:
         raise ConfigError(
             f"launch.stage.environment = {launch.stage.environment}, but Ray and training run in "
-            f"launch.container.image = {launch.container.image} with its own Python. Set one of the two to null."
+            f"launch.container.image = {launch.container.image}, which has its own Python. Set "
+            f"launch.stage.environment=null or launch.container=null."
         )
 
 
@@ -385,7 +385,7 @@ def _importance_weights(config: Config) -> None:
 
 
 def _rewards(config: Config) -> None:
-    """Raise ConfigError for keys of reward advantages if the task uses no rewards."""
+    """Raise ConfigError for keys that only change advantages from rewards, if a teacher's task uses no rewards."""
     if not config.needs.teacher or config.needs.rewards:
         return
     for key, is_default, default in (
@@ -394,7 +394,7 @@ def _rewards(config: Config) -> None:
     ):
         if not is_default:
             raise ConfigError(
-                f"{key} would have no effect: with task.args.reward_coef = 0 no advantage is made of rewards. Set "
+                f"{key} would have no effect: with task.args.reward_coef = 0 rewards give no advantages. Set "
                 f"{key}={default}, or task.args.reward_coef above 0."
             )
 
@@ -454,8 +454,8 @@ def _kl(config: Config) -> None:
         )
     if kl.refresh_steps is None and kl.mixup < 1.0:
         raise ConfigError(
-            f"loss.kl.mixup = {kl.mixup:g} would have no effect: the reference is frozen. Set loss.kl.refresh_steps to "
-            f"the steps between two refreshes, or loss.kl.mixup=1."
+            f"loss.kl.mixup = {kl.mixup:g} would have no effect: the reference is frozen. Set loss.kl.refresh_steps, "
+            f"the number of steps between two refreshes, or loss.kl.mixup=1."
         )
     if kl.where == "reward" and kl.estimator == "unbiased":
         raise ConfigError(
@@ -475,8 +475,8 @@ def _distillation(config: Config) -> None:
     _ = config.task_args.required_teacher
     if config.loss.compares_minibatch:
         raise ConfigError(
-            f"loss.name = {config.loss.name} compares advantages before an optimizer step, and the teacher makes "
-            "them during the step. Choose another loss.name, such as grpo."
+            f"loss.name = {config.loss.name} compares advantages before an optimizer step, but the teacher's "
+            "advantages are computed during the step. Choose another loss.name, such as grpo."
         )
 
 

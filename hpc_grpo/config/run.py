@@ -19,7 +19,7 @@ from pydantic import (
     PositiveInt,
     field_validator,
 )
-from typing_extensions import TypedDict  # pydantic reads none of typing's before Python 3.12
+from typing_extensions import TypedDict  # pydantic refuses `typing.TypedDict` before Python 3.12
 
 from hpc_grpo.section import LocalPath, PathText, Section, TopP
 
@@ -190,7 +190,7 @@ class MetricsConfig(Section):
     completions: NonNegativeInt = Field(
         0,
         description=(
-            "Largest number of completions of a step in a table of W&B and TensorBoard. Only completions that "
+            "Largest number of completions of a step in a table of W&B and TensorBoard, from the completions that "
             "rollout.logged_fraction keeps. 0: no text leaves the run directory."
         ),
     )
@@ -213,5 +213,5 @@ class MetricsConfig(Section):
     @classmethod
     def _in_order(cls, steps: tuple[int, int] | None) -> tuple[int, int] | None:
         if steps is not None and steps[0] > steps[1]:
-            raise ValueError(f"the first step comes before the last: [{steps[1]}, {steps[0]}]")
+            raise ValueError(f"the first step must come first: [{steps[1]}, {steps[0]}]")
         return steps

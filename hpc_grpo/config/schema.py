@@ -55,7 +55,7 @@ class Config(Section):
         None,
         description=(
             "Environment that the model acts in, turn by turn (docs/environments.md). Default: "
-            "none. Each prompt has one completion."
+            "none. A rollout is then one completion."
         ),
     )
     grading: GradingConfig = GradingConfig()
@@ -129,13 +129,13 @@ class Config(Section):
 
     @property
     def needs(self) -> Needs:
-        """Return what the run's algorithm needs. Raises ConfigError if `task` names none."""
+        """Return what the run's algorithm needs. Raises ConfigError if `task` names no algorithm."""
         needs: Needs = ALGORITHMS.find(self.task.name)(self).needs
         return needs
 
     @property
     def models(self) -> dict[str, str]:
-        """Map each key that names a model of the run to that model: `model.path`, then those that learners add."""
+        """Map each config key of a model to the model: `model.path`, then the further models that learners load."""
         needs, named = self.needs, {"model.path": self.model.path}
         if needs.reference and self.loss.kl.reference is not None:
             named["loss.kl.reference"] = self.loss.kl.reference
@@ -147,12 +147,12 @@ class Config(Section):
 
     @property
     def scoring_models(self) -> dict[str, str]:
-        """Map each key of a model that scores sampled tokens to that model. All share the policy's vocabulary."""
+        """Map each config key of a model that scores sampled tokens to the model. All share the policy's vocabulary."""
         return {key: path for key, path in self.models.items() if key in ("loss.kl.reference", "task.args.teacher")}
 
     @property
     def items_per_step(self) -> int:
-        """Return the prompts of a step, or its demonstrations."""
+        """Return the number of prompts of a step, or of demonstrations."""
         items: int = ALGORITHMS.find(self.task.name)(self).items_per_step
         return items
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
-from typing_extensions import TypedDict  # pydantic refuses that of `typing` before Python 3.12
+from typing_extensions import TypedDict  # pydantic refuses `typing.TypedDict` before Python 3.12
 
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.section import Args, ByName, Fraction, PathText, Section, as_section
@@ -128,14 +128,14 @@ class DistillArgs(Args):
     reward_coef: NonNegativeFloat = Field(
         0.0,
         description=(
-            "Weight of the advantages that loss.advantage makes of rewards. The teacher's advantage, log teacher - log "
-            "policy, has weight 1. 0: rewards may be []."
+            "Weight of the advantages that loss.advantage computes from rewards. The teacher's advantage, log teacher "
+            "- log policy, has weight 1. 0: rewards may be []."
         ),
     )
 
     @property
     def required_teacher(self) -> str:
-        """Return the teacher. Raises ConfigError if none is named."""
+        """Return the teacher's name. Raises ConfigError if `teacher` is not set."""
         if self.teacher is None:
             raise ConfigError(
                 "task.args.teacher is not set, and task distill needs it. Set it to a Hugging Face model: a folder, "

@@ -17,7 +17,7 @@ _CLOCK = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
 """24:00:00. YAML 1.1 reads it as 86400, in base 60. Users mean a walltime."""
 
 _MERGE = "tag:yaml.org,2002:merge"
-"""<<, which a section may have several times."""
+"""YAML's merge key <<, which a section may have several times."""
 
 
 _FIXES = {
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         written: set[str] = set()
-        for key in (each for each, _ in node.value if isinstance(each.value, str)):  # YAML refuses lists as keys
+        for key in (each for each, _ in node.value if isinstance(each.value, str)):  # PyYAML refuses lists as keys
             if key.value in written and key.tag != _MERGE:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark)
             written.add(key.value)

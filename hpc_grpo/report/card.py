@@ -1,4 +1,4 @@
-"""The card of an exported model: what was trained, on what, how well, and the command that does the same again."""
+"""The card of an exported model: what was trained, on what, how well, and the command that repeats the training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILES = (".json", ".jsonl", ".parquet", ".arrow", ".py", ".csv")
 _ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
 _NO_ADDRESS = "https://left-out.invalid/v1"
 _PATH = re.compile(r"(?<![^\s'\"=:,(])(~[^\s/]*|/[^\s'\"/:]+)(/[^\s'\"/:]+)+/?")
-"""Two names or more: /score is no file."""
+"""A path has two names or more: /score is no file."""
 _READ = {"system_prompt", "prompt_format", "stop", "template", "pattern"}
 
 
@@ -122,7 +122,7 @@ def _is_on_hub(path: str, folder: Path) -> bool:
 
 
 def _for_others(value: Any) -> Any:
-    """Return the values without what describes this site: of an absolute path the last part, of an address none.
+    """Return the values without facts about this site. An absolute path keeps its last part, an address is replaced.
 
     Texts that the policy or a judge reads stay as they are.
     """
@@ -135,7 +135,7 @@ def _for_others(value: Any) -> Any:
 
 
 def _code(text: str) -> str:
-    """Return a text as code that no Markdown ends, without what describes this site."""
+    """Return a text as inline code that its characters cannot end, without facts about this site."""
     return f"`{one_line(_for_others(text)).replace('`', chr(39)).replace('|', '/')}`"
 
 

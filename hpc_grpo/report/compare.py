@@ -50,7 +50,7 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[RunDir]) -> Comparison:
-    """Compare each run with the first. Raises ConfigError for fewer than two runs, or one without a finished step."""
+    """Compare each run with the first. Raises ConfigError for fewer than two runs, or a run without a finished step."""
     if len(runs) < 2:
         raise ConfigError(f"{len(runs)} runs: a comparison needs two or more, such as runs/a and runs/b.")
     names, configs, metrics = names_of(runs), [read_config(run) for run in runs], [_lines(run) for run in runs]
@@ -67,7 +67,7 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
             before, after = (_newest_eval(runs[each], eval_set, metrics[each]) for each in (0, at))
             where = f"eval set {eval_set!r}" if eval_set else "the eval set"
             if not (before and after):
-                notes.append(f"{pair}: one of them has no eval of {where}.")
+                notes.append(f"{pair}: one of the two runs has no eval of {where}.")
             elif len({len(group.completions) for group in (*before, *after)}) > 1:
                 notes.append(f"{pair}: eval.num_samples differs on {where}, so prompts cannot be paired.")
             elif found := paired_differences(before, after, configs[0].eval_settings(eval_set)):
@@ -77,7 +77,7 @@ def compare_runs(runs: Sequence[RunDir]) -> Comparison:
                     if not key.startswith("tokens_mean")
                 }
             else:
-                notes.append(f"{pair}: {where} has other prompts, so they cannot be paired.")
+                notes.append(f"{pair}: the prompts of {where} differ, so they cannot be paired.")
         if apart:
             differences[pair] = apart
     return Comparison(

@@ -43,7 +43,7 @@ _OWN_NAMES = ("127.0.0.1", "localhost")
 
 
 class Dashboard(ThreadingHTTPServer):
-    """`runs` lists the runs at each call. `port` None: this user's own port, or the next free one."""
+    """The server. `runs` returns the current runs. `port` None: this user's own port, or the next free one."""
 
     daemon_threads = True
 
@@ -73,7 +73,7 @@ class Dashboard(ThreadingHTTPServer):
             return [self._summary(run) for run in found.values()]
         run = found[query["run"]]
         if path == "/api/run":
-            with self._lock:  # only one thread at a time reads on in a column
+            with self._lock:  # only one thread at a time may extend the columns
                 data = run_data(run, run.name, self._columns(run), time.time())
             data["eval_version"] = digest_of(data["held_out"])
             return data if query.get("evals") != data["eval_version"] else {**data, "held_out": None}
@@ -96,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "") not in _OWN_NAMES:
-            return self._send(403, "text/plain", b"This dashboard answers to localhost alone.\n")
+            return self._send(403, "text/plain", b"This dashboard answers only to localhost.\n")
         asked = urlsplit(self.path)
         if asked.path == "/":
             page = make_page({"live": True, "runs": []}, connect="'self'")
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             values = self.server.answer(asked.path, {key: own[0] for key, own in parse_qs(asked.query).items()})
         except (LookupError, ValueError, FileNotFoundError):  # a step's file may be removed during the read
-            return self._send(404, "text/plain", b"It is not there.\n")
+            return self._send(404, "text/plain", b"Not found.\n")
         except OSError as error:
             return self._send(500, "text/plain", f"{error}\n".encode(errors="replace"))
         return self._send(200, "application/json", json.dumps(values, ensure_ascii=False, allow_nan=False).encode())

@@ -140,7 +140,7 @@ def _attempts(records: RunRecords, columns: MetricColumns, now: float) -> list[d
 
 
 def _facts(records: RunRecords, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the main facts of a run, as far as the config, by dotted keys, and the records contain them."""
+    """Return the main facts of a run that its records and its config (values by dotted key) contain."""
 
     def named(pattern: str) -> str:
         return ", ".join(str(value) for key, value in config.items() if re.fullmatch(pattern, key))

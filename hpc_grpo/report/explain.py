@@ -80,7 +80,7 @@ def explain_attempts(records: RunRecords, now: float) -> list[Explanation]:
 
 
 def explained_facts(run: RunDir) -> dict[str, Any]:
-    """Return where a run stands, and what became of every attempt of it; `cause` and `todo` are None without advice."""
+    """Return a run's status and how each of its attempts ended. `cause` and `todo` are None without advice."""
     records, now = read_records(run), time.time()
     attempts = [
         {
@@ -136,7 +136,7 @@ def _explain(records: RunRecords, index: int, folder: Path | None, now: float) -
 
 
 def _kind(record: AttemptRecord, sign: float | None, printed: str) -> str:
-    """Return how an attempt ended. Its record cannot say that it was killed, or by whom."""
+    """Return how an attempt ended. The record of a killed attempt does not say so, nor who killed it."""
     if record.exit_kind in ("running", "cancelled") and ended_by_time_limit(record, sign):
         return "walltime"
     if record.was_killed_in_teardown and _DUE_TO not in printed:
@@ -209,10 +209,10 @@ _BY_KIND = {
     "node_lost": Advice(
         "node lost",
         "A machine failed, not the run. {command}, or the next job of its chain, continues from the last "
-        "checkpoint. To keep off a node that fails again: {command} launch.slurm.extra.exclude=NODE.",
+        "checkpoint. To avoid a node that fails again: {command} launch.slurm.extra.exclude=NODE.",
     ),
 }
-"""Looked up first: other messages in the log are consequences."""
+"""Looked up before patterns: with these kinds, messages in the log are only consequences."""
 
 _WITHOUT_JOBS = {
     "resumable": Advice("stopped in time", "Nothing is wrong. The same command continues from its last checkpoint."),
@@ -253,12 +253,12 @@ _BY_PATTERN = {
         "engine.engines_per_node. Then {command} KEY=VALUE. With a new run.name, also "
         "train.offload_optimizer=none if the GPU has room.",
     ),
-    # The second line: torch.save's, without the errno.
+    # The second line matches errors of torch.save, which lack the errno.
     r"No space left on device|Disk quota exceeded|ENOSPC|EDQUOT"
     r"|inline_container\.cc[^\n]*unexpected pos|basic_ios::clear: iostream error": Advice(
         "disk full",
         "Free space where the run directory is, or raise your quota. Then {command}, or with a lower "
-        "checkpoint.keep_last=N, continues from the last whole checkpoint.",
+        "checkpoint.keep_last=N, continues from the last complete checkpoint.",
     ),
     r"checksum mismatch": Advice(
         "damaged weights",
@@ -268,8 +268,8 @@ _BY_PATTERN = {
     r"The [\w ]+ failed for \d"
     r"|Reward '[^\n]*' (returned|does not|must be|raised)|RewardError|\breward '[^\n]*': ": Advice(
         "reward error",
-        "The reward function failed; its own error is above. Mend it, raise rewards.N.timeout_s if it is only slow, or "
-        "allow more failures: grading.max_failed_fraction. Then {command} KEY=VALUE, with what you raised.",
+        "The reward function failed; its own error is above. Fix it, raise rewards.N.timeout_s if it is only slow, or "
+        "allow more failures: grading.max_failed_fraction. Then {command} KEY=VALUE, with the changed key.",
     ),
     r"gradient of .* is not finite": Advice(
         "diverged",
@@ -281,8 +281,8 @@ _BY_PATTERN = {
     r"|weight group broke|Timed out waiting \d+ms": Advice(
         "nodes stopped talking (NCCL or Gloo)",
         "One process died or the network failed, and the others waited in vain: look for the first error with hpc-grpo "
-        "logs RUN --node NODE. On several nodes name the network: launch.interface. If it is always one node, exclude "
-        "it: launch.slurm.extra.exclude=NODE.",
+        "logs RUN --node NODE. On several nodes set the network: launch.interface. If the same node fails each time, "
+        "exclude it: launch.slurm.extra.exclude=NODE.",
     ),
     r"DUE TO TIME LIMIT|end of its walltime": _BY_KIND["walltime"],
     r"NODE_FAIL|DUE TO NODE FAILURE": _BY_KIND["node_lost"],
@@ -293,13 +293,13 @@ _BY_PATTERN = {
         "last output is among the files that hpc-grpo logs RUN --node NODE lists.",
     ),
 }
-"""Searched in order, in one text after the other, without case."""
+"""Pattern -> advice. The first match counts, in one text after the other, ignoring case."""
 
 _OTHERWISE = {
     "config": Advice(
         "configuration error",
-        "Trying again gives the same. Change what the message names: {command} KEY=VALUE, which says "
-        "whether a key may not change and needs a new run.name.",
+        "A retry gives the same error. Change what the message names: {command} KEY=VALUE. The command "
+        "says if a key may not change and needs a new run.name.",
     ),
     "bringup_failed": Advice(
         "nodes did not come up",

@@ -58,7 +58,7 @@ def is_of_an_actor(path: Path) -> bool:
 
 
 def why_no_attempt(records: RunRecords) -> str:
-    """Say that no attempt has started, and name the output of the job that will start one."""
+    """Return a text: no attempt has started. It names the output file of the job that will start one."""
     text, link = f"No attempt of run {records.run.name} has started yet.", records.unstarted_link
     return text if link is None else f"{text} Slurm's output of job {link.job_id}: {records.job_output(link.job_id)}"
 
@@ -108,14 +108,14 @@ def follow(
     """Yield the end of the driver's logs, or of `node`'s logs, and then new text, until they cannot grow any more.
 
     They are the logs of one attempt or, without `attempt`, of the newest and all later ones. Each file's path precedes
-    its text. Raises ConfigError for a node that the first attempt does not have; in later attempts, waits for the node.
+    its text. Raises ConfigError for a node that the first of these attempts lacks; in later ones, waits for the node.
     """
     number, files, shown = 0, list[GrowingFile](), Path()
     if (folder := attempt_dir(run, attempt)) is not None:
         number = int(folder.name.split("-")[0])
         files = [GrowingFile(path, num_lines) for path in log_files(folder, node)]
     while True:
-        records, now = read_records(run), time.time()  # before the last read
+        records, now = read_records(run), time.time()  # before the files are read, so no last line is missed
         ended = [each.attempt for each in records.attempts if not records.is_running(each, now)]
         over = is_over(records, now) or attempt in ended
         while True:

@@ -41,7 +41,7 @@ class QueueReport:
         return f"Slurm was asked {duration(now - self.answer.asked_at)} ago."
 
     def corrected(self, summaries: Sequence[RunSummary]) -> list[RunSummary]:
-        """Report a problem that the runs' records cannot show: a run waits for a job that has ended."""
+        """Return the summaries, with a problem for each run that waits for an ended job: no record shows this."""
         found = []
         for summary, jobs in zip(summaries, self.jobs, strict=True):
             waits = [job for job in jobs if job.job_id != summary.job_id or summary.attempt is None]

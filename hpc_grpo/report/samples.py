@@ -18,7 +18,7 @@ _MAX_PROMPTS, _MAX_EVALS = 200, 6
 """Limits of shown held-out prompts, and of their evals."""
 
 _MOST_CHARACTERS = 4 << 20
-"""Limit of the bytes of a set's held-out prompts with their completions."""
+"""Limit of the characters of a set's held-out prompts with their completions."""
 
 _SHOWN_CHARACTERS = 6000
 _SHOWN_PROMPTS = 4
@@ -36,7 +36,7 @@ def rollout_files(run: RunDir) -> dict[int, Path]:
 
 
 def read_groups(path: Path, judged_by: Mapping[str, Any], most_bytes: int) -> list[dict[str, Any]]:
-    """Return the rollouts of a step by prompt: of the first prompts, up to `most_bytes` of the file.
+    """Return the rollouts of a step by prompt: the first prompts of the file, about `most_bytes` in all.
 
     `judged_by` is the section `eval` of the config. It names the reward that decides what is right.
     """
@@ -76,7 +76,7 @@ def evenly_spread(steps: list[int], most: int) -> list[int]:
 
 @lru_cache(maxsize=16)
 def _through_time(files: tuple[tuple[int, Path, int], ...]) -> list[dict[str, Any]]:
-    """Return the prompts with their completions in each file. A file has a step and a time of change."""
+    """Return the prompts with their completions in each file. `files` are (step, path, modification time)."""
     ordinals = sorted({line["ordinal"] for _, path, _ in files[-1:] for line in read_jsonl(path) if _is_whole(line)})
     chosen = frozenset(ordinals[:: -(-len(ordinals) // _MAX_PROMPTS) or 1])
     prompts: dict[int, dict[str, Any]] = {}
@@ -157,7 +157,7 @@ def _solved(line: Mapping[str, Any], judged_by: Mapping[str, Any]) -> bool | Non
 def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
     """Compare held-out prompts at the first and at the last eval, newly solved ones first.
 
-    `in_their_order`: show the first prompts of each source in turn instead, independent of their results.
+    `in_their_order`: show this many prompts instead, from each source in turn, whatever their results.
     """
     main = next((own for own in held_out(run) if not own["set"]), None)
     if main is None or len(main["steps"]) < 2:
@@ -174,7 +174,7 @@ def before_and_after(run: RunDir, in_their_order: int = 0) -> str:
         shown.sort(key=lambda own: (own[1]["right"], not own[2]["right"]))
     blocks = []
     for prompt, *ends in shown[: in_their_order or _SHOWN_PROMPTS]:
-        result = str(prompt["answer"]).rpartition("####")[2]  # GSM8K's form; of another form, everything
+        result = str(prompt["answer"]).rpartition("####")[2]  # GSM8K's result; the complete answer without ####
         blocks.append(f"{_shortened(prompt['asked'])}   (answer: {_shortened(result)})")
         for step, own in zip((main["steps"][0], main["steps"][-1]), ends, strict=True):
             blocks.append(f"  step {step:>4} {'right' if own['right'] else 'wrong'} {_shortened(own['text'])}")

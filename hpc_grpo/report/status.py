@@ -1,4 +1,4 @@
-"""Read the small files of a run directory once, derive the run's status, and show it as a table, a card or JSON."""
+"""Read the small files of a run directory once, derive the run's status, and show it as a table or JSON."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _QUEUE_TITLES = ("Slurm", "estimated start")
 SILENT_S = 60.0
 """A supervisor beats every 5 s. After this much silence it counts as dead."""
 _SET_UP_S = 600.0
-"""Longer than modules and set-up lines of a job take."""
+"""The modules and set-up lines of a job take less than this."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RunRecords:
     def early_death(self, now: float) -> str:
         """Return a line about a job that began long ago, after the newest attempt, and left no attempt; "" if none did.
 
-        The last begun job of an ended chain is not such a job: it ran, and recorded why nothing follows.
+        In an ended chain, the last job that began does not count: it ran, and recorded why nothing follows.
         """
         links = takewhile(lambda link: link.job_id not in self._attempted_jobs, reversed(self.chain.links))
         begun = [link.job_id for link in links if self.run.job_mark(link.job_id).exists()]
@@ -110,7 +110,7 @@ class RunRecords:
         return self.owner is not None and now - self.owner.beat_at <= SILENT_S
 
     def is_running(self, attempt: AttemptRecord, now: float) -> bool:
-        """Return whether this attempt is running. Its record alone cannot say that it was killed."""
+        """Return whether this attempt is running. The record alone would not show that it was killed."""
         is_newest = self.newest is not None and attempt.attempt == self.newest.attempt
         return attempt.exit_kind == "running" and is_newest and self.is_held(now)
 
@@ -165,13 +165,13 @@ def ended_by_time_limit(attempt: AttemptRecord, last_sign: float | None) -> bool
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The fields of a run in `status`, `list` and `watch`; unknown values are None.
+    """The fields of a run in `status` and `watch`; unknown values are None.
 
     A field ending in `_s` is in seconds, `_at` in unix seconds. `step` of `total_steps` have ended. `walltime_left_s`
-    is that of the running attempt's allocation, `heartbeat_age_s` the time since its supervisor's last sign of life.
+    is for the running attempt's allocation, `heartbeat_age_s` is the time since its supervisor's last sign of life.
     `problem` is a sentence about what last went wrong, `slow_node` about a node that holds up a run that trains.
-    `doing` is the phase of the driver now, `doing_s` for how long. `in_step` says how far the step under way is.
-    `on_step` says why `train.on_step` ended the run, or is off.
+    `doing` is the driver's current phase, `doing_s` its duration so far. `in_step` says how much of the current step is
+    done. `on_step` says why `train.on_step` ended the run, or is off.
     """
 
     run: str
@@ -318,7 +318,7 @@ def _was_cancelled(records: RunRecords, newest: AttemptRecord) -> bool:
 
 
 def _problem(records: RunRecords, status: RunStatus, now: float) -> str | None:
-    """Return the last problem; an earlier attempt than the newest is named."""
+    """Return the last problem. The text names the attempt if it is not the newest."""
     ended, newest = records.chain.ended, records.newest
     if records.unreadable:
         return f"{', '.join(records.unreadable)} cannot be read."
@@ -341,7 +341,7 @@ def _what_went_wrong(attempt: AttemptRecord, is_running: bool) -> str:
         return attempt.why or f"It ended as {attempt.exit_kind} and does not say why."
     if attempt.exit_kind == "running" and not is_running:
         if attempt.was_killed_in_teardown:
-            return f"{attempt.signalled} asked it to end, and it was killed before it had."
+            return f"{attempt.signalled} asked it to end, and it was killed before it had ended."
         return "It was killed before it could say why."
     if attempt.lost_nodes:
         return "Lost " + "; ".join(f"{node}: {why}" for node, why in attempt.lost_nodes.items())

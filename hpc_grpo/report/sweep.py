@@ -1,4 +1,4 @@
-"""Results of the runs of a folder by cell: runs whose configs differ in their seed alone are one cell."""
+"""Results of the runs of a folder by cell: runs whose configs differ only in their seed are one cell."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hpc_grpo.system.readable import UNKNOWN, table
 
 _OF_A_RUN = ("run.name", "run.root", "run.seed")
 _MAY_DIFFER = ("launch.", "metrics.")
-"""Keys in which the runs of a cell may differ, since one was resumed with another value."""
+"""Keys in which the runs of a cell may differ, because a run may be resumed with another value."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs that differ in their seed alone. `values` are the keys in which cells differ.
+    """Runs that differ only in their seed. `values` are the keys in which cells differ, with this cell's values.
 
     `results` has the last reward and pass@1 of each set: the mean over the runs that have them, and the bounds of its
-    95% interval; NaN for the bounds of one run. `steps` are those of the runs, 0 before the first.
+    95% interval; NaN for the bounds of one run. `steps` has the last step of each run, 0 before the first.
     """
 
     values: Mapping[str, Any]

@@ -44,7 +44,7 @@ class Series:
 def print_report(run_dir: RunDir, in_their_order: int = 0) -> None:
     """Print a run's curves and completions.
 
-    Completions are those of a few prompts, newly solved ones first, or of the first `in_their_order` prompts.
+    Prints completions of a few prompts, newly solved prompts first, or of the first `in_their_order` prompts.
     """
     metrics = MetricColumns(run_dir.metrics)
     metrics.read()

@@ -1,4 +1,4 @@
-"""Read what `hpc-grpo watch` shows of a run: as lines of text for a pipe, by report/screen.py for a terminal."""
+"""Read what `hpc-grpo watch` shows of a run. Prints lines in a pipe; report/screen.py draws it in a terminal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Snapshot:
 
 
 def snapshot(run: RunDir) -> Snapshot:
-    """Read the run; of its metrics and rollouts only the end."""
+    """Read the run, and only the end of its metrics and rollouts."""
     now = time.time()
     records = read_records(run)
     summary, state = summarize(records, now), records.state

@@ -17,7 +17,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_rslora": (False,), "rank_pattern": ({},), "alpha_pattern": ({},), "lora_bias": (False,),
     "layer_replication": (None,), "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
 }  # fmt: skip
-"""Settings of an adapter -> the values that engines and learners take. Other inits, as PiSSA, change the base too."""
+"""Settings of an adapter -> their supported values. Other inits, such as PiSSA, change the base model too."""
 
 
 def is_adapter(path: str) -> bool:
@@ -61,8 +61,8 @@ def refuse_wrong_lora(config: Config, folder: Path, working_dir: Path = Path()) 
         return
     if config.publishes_adapter and config.placement.colocate:
         raise ConfigError(
-            "lora.publish = adapter needs engines that keep the base, and with placement.colocate they give their "
-            "memory to learners. Set lora.publish=merged."
+            "lora.publish = adapter needs engines that keep the base model, but with placement.colocate engines free "
+            "its memory for learners. Set lora.publish=merged."
         )
     known = linear_layers(folder)
     leaves = {name.rpartition(".")[2] for name in known}

@@ -60,7 +60,7 @@ class ChainRecord:
         return configured.model_copy(update={"num_nodes": num_nodes, "slurm": slurm})
 
     def asking_for(self, launch: LaunchConfig) -> ChainRecord:
-        """Record the request of the next job."""
+        """Return the record with `launch` as the request of the next job."""
         return replace(self, slurm={"num_nodes": launch.num_nodes, **launch.slurm.model_dump(mode="json")})
 
     def link(self, job_id: str) -> Link | None:
@@ -69,7 +69,7 @@ class ChainRecord:
     def with_link(
         self, job_id: str, successor_of: str = "", first_step: int | None = None, output: str = ""
     ) -> ChainRecord:
-        """Add a job, or update its known facts."""
+        """Return the record with the job added, or with its facts updated."""
         known = self.link(job_id)
         if known is None:
             return replace(self, links=(*self.links, Link(job_id, time.time(), successor_of, first_step, output)))
@@ -77,12 +77,12 @@ class ChainRecord:
         return replace(self, links=tuple(updated if link is known else link for link in self.links))
 
     def without(self, job_ids: Collection[str]) -> ChainRecord:
-        """Forget jobs that never began: they count as no attempts."""
+        """Return the record without jobs that never began, which do not count as attempts."""
         links = tuple(link for link in self.links if link.job_id not in job_ids)
         return replace(self, links=links, successor="" if self.successor in job_ids else self.successor)
 
     def closed_by(self, job_id: str, why: str) -> ChainRecord:
-        """Record why no job follows this one. If the user has submitted another job since, nothing changes."""
+        """Return the record with the reason `why` no job follows. Unchanged if the user has submitted another job."""
         behind = self.followers(job_id)
         others = [link.job_id for link in self.links if link.job_id not in behind]
         return replace(self, successor="", ended=why) if not others or others[-1] == job_id else self

@@ -1,4 +1,4 @@
-"""Find, check and prune checkpoints. Without torch: commands use this, and the driver before it loads anything.
+"""Find, check and prune checkpoints. Needs no torch: commands use this module, and the driver at its start.
 
 A checkpoint is a folder whose `manifest.json` lists each file with size and hash. The manifest is written last, so an
 interrupted save has none. The learners write the files (learner/checkpoint.py).
@@ -58,7 +58,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A step's folder that is no valid checkpoint, and the problem."""
+    """A step's folder that is no valid checkpoint, and its problems."""
 
     step: int
     path: Path
@@ -71,7 +71,7 @@ class Damaged:
 
 
 def inspect_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint | Damaged]:
-    """Yield a checkpoint or a damaged one for each step's folder, newest first. Verifies each when it is yielded.
+    """Yield a Checkpoint or a Damaged for each step's folder, newest first. Verifies each when it is yielded.
 
     Without `check_hashes`, compares only names and sizes: fast for files of any size.
     """
@@ -87,7 +87,7 @@ def inspect_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[
 
 
 def valid_checkpoints(run_dir: RunDir, check_hashes: bool = True) -> Iterator[Checkpoint]:
-    """Yield the run's valid checkpoints, as `inspect_checkpoints` does."""
+    """Yield the run's valid checkpoints, newest first, like `inspect_checkpoints`."""
     yield from (found for found in inspect_checkpoints(run_dir, check_hashes) if isinstance(found, Checkpoint))
 
 
@@ -114,8 +114,8 @@ def find_checkpoint(run_dir: RunDir, check_hashes: bool = True) -> tuple[Checkpo
     if damaged:
         listed = "\n".join(f"  {checkpoint}" for checkpoint in damaged)
         raise ConfigError(
-            f"No checkpoint in {run_dir.checkpoints} is whole, so the run cannot go on from where it was:\n{listed}\n"
-            f"Nothing was changed or removed. Bring a checkpoint back from a backup. {start_over}"
+            f"No checkpoint in {run_dir.checkpoints} is valid, so the run cannot go on from where it was:\n{listed}\n"
+            f"Nothing was changed or removed. Restore a checkpoint from a backup. {start_over}"
         )
     state = read_state(run_dir)
     has_saved = (state is not None and state.save_p95_s is not None) or any(
@@ -124,8 +124,8 @@ def find_checkpoint(run_dir: RunDir, check_hashes: bool = True) -> tuple[Checkpo
     is_between_renames = any(run_dir.checkpoints.glob(".step_*.old"))
     if has_saved and not is_between_renames:
         raise ConfigError(
-            f"The run has written checkpoints, and {run_dir.checkpoints} holds none, so it cannot go on from where it "
-            f"was. Bring them back. {start_over}"
+            f"The run has written checkpoints, but {run_dir.checkpoints} holds none, so the run cannot go on from "
+            f"where it was. Restore them. {start_over}"
         )
     return None, damaged
 
@@ -162,7 +162,7 @@ def problems(path: Path, manifest: Manifest, check_hashes: bool) -> list[str]:
     listed = {entry.name for entry in manifest.files}
     found = [] if listed else ["its manifest lists no files"]
     if manifest.hash_algorithm != HASH_ALGORITHM:
-        found.append(f"its hashes are {manifest.hash_algorithm}, and {HASH_ALGORITHM} is read here")
+        found.append(f"its hashes are {manifest.hash_algorithm}, but this version reads {HASH_ALGORITHM}")
     try:
         found += [problem for entry in manifest.files if (problem := _file_problem(path, entry))]
         there = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_symlink() or not file.is_dir()}
@@ -179,7 +179,7 @@ def problems(path: Path, manifest: Manifest, check_hashes: bool) -> list[str]:
 def _file_problem(path: Path, entry: FileEntry) -> str:
     name = PurePath(entry.name)
     if name.is_absolute() or ".." in name.parts:
-        return f"{entry.name} lies outside of it"
+        return f"{entry.name} lies outside of the checkpoint"
     file = path / name
     if file.is_symlink() or not file.is_file():
         return f"{entry.name} is {'a link' if file.is_symlink() else 'missing'}"
@@ -206,7 +206,7 @@ def hash_files(path: Path, names: list[str]) -> list[FileEntry]:
 def prune_checkpoints(run_dir: RunDir, keep_last: int) -> list[int]:
     """Remove the checkpoints older than the newest `keep_last` valid ones. Return the removed steps.
 
-    Newer folders stay, valid or not. Removes nothing while fewer valid ones exist.
+    Newer folders stay, valid or not. Removes nothing while fewer than `keep_last` valid checkpoints exist.
     """
     kept = [checkpoint.step for _, checkpoint in zip(range(keep_last), valid_checkpoints(run_dir, False), strict=False)]
     if len(kept) < keep_last:

@@ -75,7 +75,7 @@ def unpack(archive: Path, folder: Path, environ: Mapping[str, str]) -> None:
                 packed.extractall(folder, filter="data")
         archive.touch()
     except (OSError, tarfile.TarError, ValueError) as error:
-        say(f"Engines compile anew: {archive} is damaged ({error}).", sys.stderr)
+        say(f"Engines compile again: {archive} is damaged ({error}).", sys.stderr)
 
 
 def save_behind() -> None:
@@ -91,7 +91,7 @@ def save_behind() -> None:
 
 
 def save(folder: Path, archive: Path) -> bool:
-    """Rewrite the archive if the folder has files that it lacks. Return whether it was written. Raises OSError.
+    """Rewrite the archive if it lacks files of the folder. Return whether it was rewritten. Raises OSError.
 
     After a write, removes archives that no run has used for three months.
     """
@@ -107,7 +107,7 @@ def save(folder: Path, archive: Path) -> bool:
     try:
         with tarfile.open(beside, "x") as packed:
             for name in files:
-                with suppress(FileNotFoundError):  # a compiler's scratch file
+                with suppress(FileNotFoundError):  # a compiler has removed its scratch file
                     packed.add(folder / name, name, recursive=False)
         beside.replace(archive)
     finally:

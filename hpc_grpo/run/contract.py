@@ -32,7 +32,7 @@ DISKS_VARIABLE = "HPC_GRPO_DISKS"
 """Set to "private" for the driver if not all nodes see the run directory, and for actors on nodes that do not."""
 
 SHM_DIR_VARIABLE = "HPC_GRPO_SHM_DIR"
-"""The run's own folder in the node's shared memory, which the node's agent removes."""
+"""The run's own folder in the node's shared memory. The node's agent removes the folder."""
 
 PULSE_VARIABLE = "HPC_GRPO_PULSE"
 """Path of the driver's pulse file (run/pulse.py). The supervisor sets the variable and reads the file."""
@@ -49,10 +49,10 @@ WEIGHTS_DIR_VARIABLE = "HPC_GRPO_WEIGHTS_DIR"
 COPY_VARIABLES = (COMPILED_DIR_VARIABLE, COMPILED_ARCHIVE_VARIABLE, WEIGHTS_DIR_VARIABLE)
 
 KEEPS_ENGINES_VARIABLE = "HPC_GRPO_KEEPS_ENGINES"
-"""Set if a crashed driver is restarted in the same Ray, which the supervisor ends with the attempt."""
+"""Set if a crashed driver is restarted in the same Ray. The supervisor ends this Ray with the attempt."""
 
 PYTHON_VARIABLES = {"engine": "HPC_GRPO_ENGINE_PYTHON", "learner": "HPC_GRPO_LEARNER_PYTHON"}
-"""Kind of actor -> the variable with the command that starts its process on this node. Unset: Python itself."""
+"""Kind of actor -> the variable with the command that starts its process on this node. Unset: the driver's Python."""
 
 TEMPLATE_MODULE = "hpc_grpo.template.server"
 """The program that actors are forked from. The agent runs it with parent, socket, kind and run directory."""

@@ -16,7 +16,7 @@ def main() -> None:
     del sys.argv[0]
     if sys.argv[:1] == ["-m"]:
         del sys.argv[0]
-        sys.path.append(str(Path.cwd()))  # a driver of the user's own, as `python -m` finds it
+        sys.path.append(str(Path.cwd()))  # finds a user's own driver, like `python -m`
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif sys.argv[:1] and sys.argv[0].endswith(".py"):
         sys.path.append(str(Path(sys.argv[0]).parent))
@@ -37,7 +37,7 @@ def refuse_damage(folder: Path) -> None:
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             print(
                 f"error: {file} is missing or damaged: the run runs from its own copy of hpc-grpo.\n"
-                "The command that started the run, with --accept-changes, copies the installed one and records that.",
+                "The command that started the run, with --accept-changes, copies the installed hpc-grpo and records that.",
                 file=sys.stderr,
             )
             sys.exit(_EXIT_CONFIG)

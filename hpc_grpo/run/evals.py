@@ -1,6 +1,6 @@
-"""An eval apart from training: its config, and the folder that `hpc-grpo model eval` and `sample` give to its driver.
+"""An eval outside of training: its config, and the folder that `hpc-grpo model eval` and `sample` give to its driver.
 
-The config is that of a run without the training keys, or that of a model alone. The folder has the layout of a run.
+The config is a run's without training keys, or one for a model without a run. The folder is laid out like a run's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hpc_grpo.run.owner import PRIVATE_DIR_MODE
 from hpc_grpo.run.paths import RunDir, tokenized_data
 
 REQUEST, RESULT, ANSWER = "request.json", "result.json", "answer.txt"
-"""Files in the folder besides those of a run. The answer is the command's output."""
+"""Files of the folder that a run directory does not have. ANSWER has the command's output."""
 
 _OF_SOURCE = (
     "prompt_field", "answer_field", "messages_field", "rewards", "environment", "template", "preprocessing",
     "prompt_format", "system_prompt", "template_args",
 )  # fmt: skip
-"""Keys of the first training source that other data have too, unless they set their own."""
+"""Keys that other data take from the first training source, unless they set their own."""
 
 _MANY = 2**31
 _NO_TRAINING: dict[str, Any] = {
@@ -62,7 +62,7 @@ def read_request(folder: RunDir) -> EvalRequest:
 
 
 def completions_file(folder: RunDir, model: str, eval_set: str = "") -> Path:
-    """Return the path of a model's graded completions. The set "" is that of `data.eval` or `data.held_out`."""
+    """Return the path of a model's graded completions. The set "" is `data.eval` or `data.held_out`."""
     name = f"eval_{eval_set}.jsonl" if eval_set else "eval.jsonl"
     return folder.path / "completions" / model.replace("/", "_") / name
 
@@ -99,7 +99,7 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     """
     evaluated_model = with_model(config, model)
     values = evaluated_model.model_dump(mode="json")
-    if evaluated_model.lora is not None:  # Of a run without rollouts the values leave `publish` out.
+    if evaluated_model.lora is not None:  # The values of a run without rollouts lack `lora.publish`.
         values["lora"] = evaluated_model.lora.model_dump(mode="json")
     of_data = values["data"]
     if data:
@@ -110,7 +110,7 @@ def eval_config(config: Config, folder: RunDir, model: str, data: Sequence[Mappi
     sets = [each for each in (of_data["eval"], *of_data["eval_sets"].values()) if each]
     if not sets and not of_data["held_out"]:
         raise ConfigError("The run has no eval set (data.eval, data.held_out): name a data set with --data PATH.")
-    if not of_data["held_out"]:  # The eval reads nothing else of data.train, so its rewards are not needed.
+    if not of_data["held_out"]:  # The eval then does not read data.train: put an eval set in its place.
         own_settings = EvalSetConfig.model_fields.keys() - DatasetConfig.model_fields.keys()
         of_data["train"] = {key: value for key, value in sets[0].items() if key not in own_settings}
     of_data["cache_dir"] = str(tokenized_data(config))

@@ -1,4 +1,4 @@
-"""Files shared by processes: published atomically, readable after a crash, and waiting if a disk is full.
+"""Files shared by processes: published atomically and readable after a crash. Writes wait while a disk is full.
 
 Records, configs and published folders of a run directory are written with these functions, by one writer at a time. A
 reader sees the old content or the new one. JSONL files are append-only, and readers skip an incomplete line.
@@ -40,8 +40,8 @@ _BLOCK_BYTES = 1 << 16
 def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Publish `content` at `path`, and create missing folders.
 
-    Writes to a new file with a random name. Otherwise another user who may write the folder could redirect the content
-    through a link, or into their file.
+    Writes to a new file with a random name. Otherwise a user who can write to the folder could redirect the content
+    through a link, or into a file of theirs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_STAGED}")
@@ -77,7 +77,7 @@ def write_record(path: Path, values: dict[str, Any], *, keep_copy: bool = False)
     values = json.loads(json.dumps(values))
     text = json.dumps({**values, _DIGEST: digest_of(values)}, indent=2) + "\n"
     if keep_copy:
-        write_atomic(copy_path(path), text)  # The copy first: if this fails, nothing has changed.
+        write_atomic(copy_path(path), text)  # Write the copy first: if this fails, nothing has changed.
     write_atomic(path, text)
 
 
@@ -203,7 +203,7 @@ def when_there_is_space(write: Callable[[], T], what: str, retry_s: float = 2.0)
     """Call `write` until it no longer fails with a full disk. So a full disk pauses the run instead of ending it.
 
     Other errors of `write` are raised. Use it only for writes of one process: a collective must not fail half-way, so
-    it calls `wait_for_space` first.
+    code with collectives calls `wait_for_space` first.
     """
     problem = ""
     while True:
@@ -242,7 +242,7 @@ def wait_for_space(
 def _wait_a_moment(told: str, problem: str, retry_s: float) -> str:
     """Wait, and print the reason the first time. Return the printed text."""
     if not told:
-        say(f"{problem}. The run waits for space; free some, and it goes on.")
+        say(f"{problem}. The run waits for space; free some, and the run continues.")
     _CHECK.get()()
     time.sleep(retry_s)
     PULSE.beat()

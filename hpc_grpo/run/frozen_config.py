@@ -92,7 +92,7 @@ def _write(run: RunDir, values: dict[str, Any]) -> None:
 
 
 def _is_new(key: str, config: Config, written: Any) -> bool:
-    """Return whether a dotted key names a field that the package that has `written` a config did not know."""
+    """Return whether a dotted key names a field that was unknown to the package that wrote the config `written`."""
     value: Any = config
     for part in key.split("."):
         if isinstance(value, BaseModel) and isinstance(written, dict):
@@ -127,20 +127,20 @@ def _frozen(run: RunDir) -> Config:
     if not _is_as_written(copy):
         if path.is_file() and _SIGNED.match(_text(path)):
             raise ConfigError(
-                f"{path} is damaged, and so is its copy beside it: they are not what hpc-grpo wrote. Bring one back "
-                f"from a backup; without it, start a new run: hpc-grpo submit CONFIG run.name=NAME."
+                f"{path} is damaged, and so is its copy beside it: they are not what hpc-grpo wrote. Restore one from "
+                f"a backup, or start a new run: hpc-grpo submit CONFIG run.name=NAME."
             )
-        return load_resolved(path)  # of a run from before there were copies
+        return load_resolved(path)  # the run is older than digests and copies
     written = _written(run, copy)
     try:
         found = load_resolved(path)
     except ConfigError:
-        return written  # emptied, cut or gone
+        return written  # `path` is empty, truncated or missing
     if edited := differences(written, found):
         listed = "\n".join(f"  {key}: {old!r} written, {new!r} now" for key, (old, new) in edited.items())
         raise ConfigError(
             f"{path} is not what hpc-grpo wrote: damaged, or edited by hand:\n{listed}\n"
-            f"Bring it back: cp {copy} {path}\nTo change a key: hpc-grpo submit {run.path} KEY=VALUE"
+            f"Restore it: cp {copy} {path}\nTo change a key: hpc-grpo submit {run.path} KEY=VALUE"
         )
     return written
 
@@ -153,9 +153,9 @@ def _written(run: RunDir, path: Path) -> Config:
         if Path(__file__).is_relative_to(run.source_dir.resolve()):
             raise
         if run.source_dir.is_dir():
-            how = f"Go on with its own copy of that: python {run.source_dir} resume {run.path} (or eval, export)."
+            how = f"Use the run's copy of that version: python {run.source_dir} resume {run.path} (or eval, export)."
         else:
-            how = "Install that version to go on with it."
+            how = "Install that version to continue the run."
         raise ConfigError(
             f"The run in {run.path} was written by another version of hpc-grpo, and this one cannot read its "
             f"config. {how}"

@@ -25,8 +25,8 @@ _NOT_THERE = "not there"
 class InputsRecord:
     """The files that a run began with, and their changes that the user accepted.
 
-    `accepted` has these changes in their order. `accepting` is the command line that accepts the changes at the next
-    start; it is empty if there are none.
+    `accepted` has these changes in their order. `accepting` is the command line that accepts changes at the next start;
+    () if none does.
     """
 
     fingerprints: Fingerprints
@@ -58,7 +58,7 @@ def inherit_inputs(run: RunDir, fork: RunDir, is_compared: Callable[[str], bool]
 def refuse_changed(run: RunDir, now: Fingerprints) -> None:
     """Raise ConfigError for inputs that changed since the first start.
 
-    A run that has not trained yet takes them, and so does one whose user has accepted the change.
+    Allows changed inputs if the run has not trained yet, or if the user accepts changes at this start.
     """
     record = read_inputs(run)
     changed = changed_inputs(record.fingerprints, now)

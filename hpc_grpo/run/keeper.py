@@ -20,7 +20,7 @@ CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Keeper:
-    """The run directory `root`; names of files are relative to it. Raises OSError as the disk does."""
+    """The run directory `root`; names of files are relative to it. Methods raise OSError if the disk fails."""
 
     root: Path
 

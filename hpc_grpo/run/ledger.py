@@ -20,7 +20,7 @@ from hpc_grpo.run.paths import RunDir
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """`ordinals` are all of the step: `num_dropped` were sampled but not trained on, `num_passed_over` not sampled."""
+    """`ordinals` are all of the step. Of them `num_dropped` were only sampled, `num_passed_over` not even sampled."""
 
     step: int
     attempt: int
@@ -94,7 +94,7 @@ class LedgerVerdict:
 
 
 def surviving_lineage(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Return the lines of the steps that the newest weights were trained by, in order of steps.
+    """Return the lines of the steps that the newest weights were trained on, in order of steps.
 
     >>> [line.attempt for line in surviving_lineage([LedgerLine(s, a, ()) for s, a in [(1, 1), (2, 1), (2, 2)]])]
     [1, 2]

@@ -1,9 +1,9 @@
 """Hold a run for one attempt at a time, by a lease: a file that the attempt's supervisor renews with beats.
 
 `holder.json` names the attempt that owns the run directory. Another supervisor takes the run only if the owner is gone.
-The owner is gone if its process on this host is dead, or if its beat pauses longer than any owner's may. The watcher
-measures the pause, so clocks of different nodes are not compared. An owner that finds another name in the file was
-declared dead, for example while its node was suspended, and ends itself. `hpc-grpo status` reads the last beat.
+The owner is gone if its process on this host is dead, or if it writes no beat for longer than a live owner may. The
+watcher measures the pause, so clocks of different nodes are not compared. An owner that finds another name in the file
+was declared dead, for example while its node was suspended, and ends itself. `hpc-grpo status` reads the last beat.
 
 No library's lock does this. Kernel locks do not reach other nodes on every parallel file system. Lock files survive a
 killed owner. Neither ends an owner that was replaced.
@@ -41,7 +41,7 @@ _YIELD_S = 90.0
 
 @dataclass(frozen=True)
 class EndedJob:
-    """The previous job, over according to its queue. `is_gone`: its processes too, which may survive on a lost node."""
+    """The previous job, over according to its queue. `is_gone`: no process of it survives, such as on a lost node."""
 
     job_id: str
     is_gone: bool
@@ -129,11 +129,11 @@ class RunLock:
         asked: Callable[[LockOwner], bool | None] = lambda owner: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> RunLock:
-        """Become the run's owner. Raises RunHeldError if another one lives.
+        """Become the run's owner, and return the lock. Raises RunHeldError if another owner lives.
 
-        Waits up to 20 s for the beat of an owner on another host, or whose file is damaged. An owner of job `before` is
-        replaced even if it lives: this call then waits 90 s for its end. `asked` returns whether an owner on another
-        host lives, None if unknown.
+        Waits up to 20 s for the beat of an owner on another host, and for the repair of a damaged file. An owner of job
+        `before` is replaced even if it lives: this call then waits 90 s for its end. `asked` returns whether an owner
+        on another host lives, None if unknown.
         """
         mine = LockOwner.here(job_id, attempt)
         survivor: LockOwner | None = None
@@ -152,7 +152,7 @@ class RunLock:
             _retire(run.holder, other)
         lock = RunLock(run, mine)
         if survivor is not None:
-            say(f"Job {survivor.job_id} is over, but it lives on {survivor.host}: {_YIELD_S:.0f} s for its end.")
+            say(f"Job {survivor.job_id} is over, but lives on {survivor.host}. Waiting {_YIELD_S:.0f} s for its end.")
             sleep(_YIELD_S)
         return lock
 
@@ -179,7 +179,7 @@ class RunLock:
         with not_worth_the_run(f"The sign of life in {self._run.holder} was not written"):
             other = read_lock_owner(self._run)
             if other is not None and not self._owner.is_same(other):
-                say(f"Attempt {other.attempt} on {other.host} took this one for dead; ending.")
+                say(f"Attempt {other.attempt} on {other.host} declared this attempt dead; ending.")
                 os.kill(os.getpid(), signal.SIGTERM)
                 return False
             write_record(self._run.holder, asdict(replace(self._owner, beat_at=time.time())))
@@ -216,7 +216,7 @@ def _linked(source: Path, path: Path) -> bool:
 
 
 def _retire(path: Path, judged: LockOwner | None) -> None:
-    """Move away the file of an owner declared dead. Move it back if another owner has replaced it meanwhile."""
+    """Move away the file of an owner declared dead. Move it back if a new owner has just written it."""
     aside = path.with_name(f".{path.name}.dead.{socket.gethostname()}.{os.getpid()}.{pid_namespace()}")
     try:
         path.replace(aside)
@@ -224,7 +224,7 @@ def _retire(path: Path, judged: LockOwner | None) -> None:
         return
     found = read_record(aside, from_known(LockOwner))
     if found is not None and not found.is_same(judged) and not _linked(aside, path):
-        say(f"Attempts {found.attempt} and another one took the run at the same time.")
+        say(f"Attempt {found.attempt} and another attempt took the run at the same time.")
     aside.unlink()
 
 

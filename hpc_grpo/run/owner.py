@@ -25,7 +25,7 @@ _OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 @dataclass(frozen=True)
 class Holding:
-    """`risk`: what a user who may write the folder could do. `instead`: how to have another folder."""
+    """`risk`: what a user who may write to the folder could do. `instead`: how to choose another folder."""
 
     risk: str
     instead: str
@@ -44,23 +44,23 @@ def refuse_shared(folder: Path, environ: Mapping[str, str] = os.environ, holding
     for path in (folder, *sorted(folder.iterdir())):
         try:
             found = path.stat()
-        except FileNotFoundError:  # a broken link, or removed meanwhile
+        except FileNotFoundError:  # a broken link, or removed since it was listed
             continue
         if found.st_uid != os.geteuid():
             raise ConfigError(
-                f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}), who could {holding.risk}. "
+                f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()}). That user could {holding.risk}. "
                 f"{holding.instead} If you trust that user: export {SHARED_VARIABLE}=1"
             )
         # Others cannot reach a child of a folder that they cannot enter, even with a site's default ACL.
         if found.st_mode & _OTHERS_WRITE and (path == folder or outer.st_mode & _OTHERS_ENTER):
             raise ConfigError(
                 f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):o}), who could {holding.risk}. "
-                f"Look whether they did, then: chmod -R go-w {folder}. If you trust them: export {SHARED_VARIABLE}=1"
+                f"Check whether they did, then: chmod -R go-w {folder}. If you trust them: export {SHARED_VARIABLE}=1"
             )
 
 
 def keep_others_from_writing(environ: Mapping[str, str] = os.environ) -> None:
-    """Let this process and its children create no file that group or others may write, whatever the umask."""
+    """Deny group and others write access to the files that this process and its children create."""
     if environ.get(SHARED_VARIABLE) != "1":
         os.umask(os.umask(_OTHERS_WRITE) | _OTHERS_WRITE)
 
@@ -76,5 +76,5 @@ def make_private_dir(path: Path) -> None:
         if not is_own or stat.S_IMODE(found.st_mode) & ~PRIVATE_DIR_MODE & 0o777:
             raise ConfigError(
                 f"{path} must be a folder of yours that nobody else can enter; it is {stat.filemode(found.st_mode)} of "
-                f"user {found.st_uid}. Remove it, and it is made anew: rm -r {path}"
+                f"user {found.st_uid}. Remove it, and hpc-grpo creates it again: rm -r {path}"
             ) from None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpc_grpo.config import Config
 
 CELLS = ".cells"
-"""Folder in a sweep with a link to the run of each task: cli/sweep.py."""
+"""Folder in a sweep with a symlink to the run of each task (cli/sweep.py)."""
 
 _STEP_DIR = re.compile(r"step_(\d+)$")
 

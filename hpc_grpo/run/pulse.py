@@ -1,8 +1,8 @@
 """The pulse of a training process: its current work, its signs of progress, and the limit for the time between signs.
 
-Each process publishes a small record in shared memory. The supervisor reads the driver's record, each node's agent its
-actors' records (`launch/agent/watch.py` decides who is late). Neither side uses a disk or a lock, so a stalled file
-system is noticed and blocks no one.
+Each process publishes a small record in shared memory. The supervisor reads the driver's record, each node's agent
+reads its actors' records (`launch/agent/watch.py` decides who is late). Neither side uses a disk or a lock, so a
+stalled file system is noticed and blocks no one.
 
 Only the code that does the work gives a sign, between two pieces of work:
 
@@ -48,7 +48,7 @@ _DRIVER_FACTOR = 5
 
 _RECORD = struct.Struct("<Qd48s")
 _ENDLESS_SIGNS = 1000
-"""After this many signs, work counts as new. Otherwise engines that sample without a break would never give a limit."""
+"""After this many signs, work counts as new. Otherwise an engine that never pauses would keep its first limit."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def patience_of_driver(config: Config) -> Patience:
     extra_s = dict.fromkeys(("generate_wait", ASKED_AGAIN, "eval"), rewards_s + episode_s)
     if config.train.on_step is not None:
         extra_s["on_step"] = config.deadlines.silent_s
-    extra_s["publish"] = config.deadlines.publish_s  # a publish ends itself then, and says why
+    extra_s["publish"] = config.deadlines.publish_s  # after this time a publish fails by itself, with a reason
     least_s = _DRIVER_FACTOR * config.deadlines.silent_s
     return Patience(_LATE_FACTOR, least_s, start_s, repeats, deadlines_s, extra_s)
 
@@ -112,7 +112,7 @@ def patience_of_actor(config: Config) -> Patience:
 
 
 def _longest_reward_s(config: Config) -> float:
-    """Return the longest allowed time of one group's rewards, such as a judge. After that their workers end them.
+    """Return the time after which the reward workers have ended all calls of one group, such as calls of a judge.
 
     Each deadline counts twice: a call is repeated once if its worker was stopped or killed.
     """
@@ -147,7 +147,7 @@ class Pulse:
         self._clock.keep_looking()
         folder, pid = Path(os.environ.get(SHM_DIR_VARIABLE, "")) / PULSES_NAME, os.getpid()
         path = os.environ.pop(PULSE_VARIABLE, "")  # Children of this process must not use its pulse file.
-        if path or folder.is_dir():  # The second name tells an actor from a later process with its id.
+        if path or folder.is_dir():  # The start time in the name tells processes with the same id apart.
             path = path or str(folder / f"{role}-{pid}-{start_time(pid)}")
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             # Allocate it: on a full tmpfs this raises, while a write into a hole would kill the process.
@@ -171,7 +171,7 @@ class Pulse:
             self.turn_to(around)
 
     def turn_to(self, work: str) -> None:
-        """Start another kind of work, which is a sign too. "" means no work and has no limit."""
+        """Start another kind of work. The start is a sign too. "" means no work and has no limit."""
         self._learn()
         self._signs = 0
         self._show(work, self._patience.limit_s(work, self.longest_s.get(work)) if work else math.inf)

@@ -1,6 +1,6 @@
 """`source/` of a run: its copy of this package and of the user's functions. All processes of the run use the copy.
 
-    source/__main__.py     python RUN/source ARGUMENTS is hpc-grpo; python RUN/source -m MODULE a module of the copy
+    source/__main__.py     python RUN/source ARGUMENTS runs hpc-grpo; python RUN/source -m MODULE runs a module of it
     source/hpc_grpo/       the package as it was when the run was submitted
     source/functions/      the user's reward, loss and advantage files, with files that they import from their folder
     source/SHA256SUMS      checksums of all these files
@@ -64,7 +64,7 @@ def entry(run: RunDir) -> list[str]:
 
 
 def become_copy(run: RunDir, words: Sequence[str]) -> None:
-    """Replace this process by the run's copy with the arguments `words`. Return if there is no copy, or this is it."""
+    """Replace this process by the run's copy with arguments `words`. Return if there is none, or this runs from it."""
     if (run.source_dir / SUMS).is_file() and PACKAGE.parent != run.source_dir.resolve():
         flags = ["-E"] if sys.flags.ignore_environment else []
         sys.stdout.flush()
@@ -72,7 +72,7 @@ def become_copy(run: RunDir, words: Sequence[str]) -> None:
 
 
 def copy_source(run: RunDir, functions: Mapping[str, Path], diff: str) -> str:
-    """Write the run's copy again. Return `sums_digest`. `functions` maps names in the config to the user's files."""
+    """Write or replace the run's copy. Return `sums_digest`. `functions` maps names in the config to users' files."""
     staging = start_staging(run.source_dir)
     shutil.copytree(PACKAGE, staging / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
     for copied in (staging / PACKAGE.name, *(staging / PACKAGE.name).rglob("*")):
@@ -113,7 +113,7 @@ def unpack_source(run: RunDir, packed: str, digest: str) -> None:
         archive.extractall(staging, filter="data")
     publish_dir(run.source_dir)
     if wrong := copy_problems(run, digest):
-        raise HpcGrpoError(f"The run's copy of hpc-grpo did not arrive whole in {run.source_dir}: {wrong[0]}.")
+        raise HpcGrpoError(f"{run.source_dir} is damaged after its transfer: {wrong[0]}. Resume the run to resend it.")
 
 
 def sums_of(folder: Path) -> dict[str, str]:

@@ -15,18 +15,18 @@ from hpc_grpo.run.contract import ATTEMPT_DIR_VARIABLE
 from hpc_grpo.run.files import when_there_is_space
 
 STACKS_NAME = "stacks"
-"""The folder of the stacks, inside the attempt's."""
+"""The folder of the stacks, inside the attempt's folder."""
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Every training process writes its stacks when it receives this signal."""
 
 
 def dump_stacks_on_signal(role: str) -> None:
-    """In an attempt: from now on, write the stacks of this process's threads to its folder on STACKS_SIGNAL."""
+    """Let STACKS_SIGNAL write the stacks of this process's threads to the attempt's folder, if there is an attempt."""
     if folder := os.environ.get(ATTEMPT_DIR_VARIABLE):
         path = Path(folder) / STACKS_NAME / f"{socket.gethostname()}-{os.getpid()}-{role}.txt"
         what = "the file of a process's stacks"
         when_there_is_space(lambda: path.parent.mkdir(parents=True, exist_ok=True), what)
-        # Open as long as the process lives: the handler must not allocate.
+        # The file stays open while the process lives, because the handler must not allocate.
         file = when_there_is_space(lambda: path.open("w"), what)
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)

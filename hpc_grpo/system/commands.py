@@ -1,4 +1,4 @@
-"""Run commands: one of the machine (scontrol, nvidia-smi) for its output, or one of ours in the foreground."""
+"""Run a command of the machine (scontrol, nvidia-smi) for its output, or one of hpc-grpo's in the foreground."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run_in_foreground(argv: Sequence[str], environ: Mapping[str, str] | None = N
     process earlier. Call it from the main thread.
     """
     with Signals() as signals:
-        # stdout may be redirected in this process alone
+        # sys.stdout may be redirected, which the child would not inherit
         process = subprocess.Popen(argv, env=environ, stdout=sys.stdout, preexec_fn=die_with_parent())
         while process.poll() is None:
             for number in signals.pending:

@@ -60,7 +60,7 @@ def room_in(folder: Path, run: Run = run_command) -> Room:
         found = os.statvfs(there)
     except OSError as error:
         raise ConfigError(
-            f"The file system of {there} does not say what is free ({error.strerror}). Set run.root to a folder that "
+            f"The file system of {there} does not report free space ({error.strerror}). Set run.root to a folder that "
             f"works, or check this one: df {there}"
         ) from error
     in_bytes, in_files = [(found.f_bavail * found.f_frsize, "free")], [(found.f_favail, "free")]
@@ -68,7 +68,7 @@ def room_in(folder: Path, run: Run = run_command) -> Room:
         limit = f"left of the {name} quota"
         in_bytes += [(max(0, quota.allowed - quota.used), limit)] if quota.allowed else []
         in_files += [(max(0, quota.allowed_files - quota.used_files), limit)] if quota.allowed_files else []
-    if not found.f_files:  # Btrfs and others make files until there are no more bytes
+    if not found.f_files:  # Btrfs and others have no limit of files
         in_files = in_files[1:]
     return Room(*min(in_bytes), *(min(in_files) if in_files else ()))
 

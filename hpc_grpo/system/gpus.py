@@ -1,4 +1,4 @@
-"""List the GPUs of this machine, and keep a process on the cores next to its own.
+"""List the GPUs of this machine, and keep a process on the cores next to its GPUs.
 
 Uses nvidia-smi instead of CUDA: a process that has initialized CUDA cannot fork workers that use a GPU.
 """
@@ -90,7 +90,7 @@ def keep_near_gpus(
     cores, where = near & allowed, "those near " + ", ".join(gpu.pci_address for gpu in gpus)
     if cores == allowed:
         return ""
-    num_threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "16,1": of nested teams too
+    num_threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "16,1" also limits nested teams
     if len(cores) < (int(num_threads) if num_threads.isdecimal() else 1):
         return f"Cores are not bound: only {len(cores)} of {len(allowed)} are {where}."
     try:
@@ -119,7 +119,7 @@ def parse_cpulist(text: str) -> set[int]:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a sysfs file; "" if the kernel or container has none, and cores are not bound."""
+    """Return the text of a sysfs file; "" if it cannot be read: cores are then not bound."""
     try:
         return path.read_text()
     except OSError:  # Not only a missing file: a driver answers ENODEV, ENXIO or EINVAL.

@@ -103,7 +103,7 @@ def find_model(path: str, environ: Mapping[str, str], key: str = "model.path") -
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the model's weight files; parts of an index may be missing. Raises ConfigError for a damaged index."""
+    """Return the model's weight files; files of an index may not exist. Raises ConfigError for a damaged index."""
     for name in WEIGHT_FORMS:
         index = folder / f"{name}.index.json"
         if index.is_file():

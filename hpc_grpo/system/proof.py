@@ -6,8 +6,8 @@
 
 This is the challenge of `multiprocessing.connection`, made mutual. The role is signed, so one side's answer is useless
 for the other side. Messages have a fixed length, so no stranger's data is parsed. Both nonces are new, so a recorded
-handshake proves nothing. The token is never sent. `ProvedServer` is the listener of nodes that join, and that of the
-reward server.
+handshake proves nothing. The token is never sent. The listener for joining nodes and the reward server are a
+`ProvedServer`.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class ProvedServer(socketserver.ThreadingTCPServer):
         super().__init__(address, handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give a new connection a place; if there are too many, take another connection's. Accepts every connection.
+        """Give a new connection a place, and return True. If all places are taken, first close another connection.
 
-        Takes the place of any one, not of the oldest: an honest caller with a slow proof would always be the oldest.
+        Closes a random one, not the oldest: an honest caller with a slow proof would always be the oldest.
         """
         address = str(client_address[0])
         with self._places:
@@ -101,7 +101,7 @@ class ProvedServer(socketserver.ThreadingTCPServer):
                 gone = random.choice([one for one, its in self.unproved.items() if its == full])
                 del self.unproved[gone]
                 with contextlib.suppress(OSError):  # the caller has hung up by itself
-                    gone.shutdown(socket.SHUT_RDWR)  # its thread will close it
+                    gone.shutdown(socket.SHUT_RDWR)  # the connection's thread then closes it
             self.unproved[request] = address
         return True
 

@@ -24,7 +24,7 @@ _UNPRINTABLE = re.compile(
     "\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff])"
 )
 _LONGEST_LINE = 20_000
-"""In characters. A terminal needs minutes for a line of megabytes."""
+"""Characters of the longest printed line. A terminal needs minutes for a line of megabytes."""
 
 _LINE_WIDTH = 100
 

@@ -39,7 +39,7 @@ def not_worth_the_run(what: str, stream: TextIO | None = None) -> Iterator[None]
 
 
 class ForeignOutput:
-    """Decodes a program's output, which may arrive in any pieces."""
+    """Decodes a program's output, which may arrive in pieces of any length."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -54,7 +54,7 @@ class ForeignOutput:
 
 
 def drawn(text: str) -> str:
-    """Return a program's output for a terminal: drawing passes, other terminal commands are escaped.
+    """Return a program's output for a terminal. Keeps drawing commands and escapes other terminal commands.
 
     >>> drawn("\\x1b[1mbold\\x1b[0m \\x1b]0;title\\x07")
     '\\x1b[1mbold\\x1b[0m \\\\x1b]0;title\\\\x07'

@@ -38,7 +38,7 @@ _VALUES = tuple(
         r"\bgh[pousr]_[A-Za-z0-9]{20,}",
         r"\bgithub_pat_\w{20,}",
         r"\bglpat-[\w-]{16,}",
-        r"\bsk-(?:[A-Za-z0-9]+[-_])*[A-Za-z0-9]{20,}[\w-]*",  # not org/sk-news-articles-2024, Slovak ones
+        r"\bsk-(?:[A-Za-z0-9]+[-_])*[A-Za-z0-9]{20,}[\w-]*",  # does not match org/sk-news-articles-2024
         r"\bwandb_v\d_\w{20,}",
         r"\bxox[a-z]-[\w-]{10,}",
         r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",

@@ -12,7 +12,7 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def end_signals() -> list[int]:
-    """Return the signals that request the end, without those that the process ignores from its start, like nohup."""
+    """Return the signals that request the end, without signals that the process ignores, such as under nohup."""
     return [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -42,7 +42,7 @@ def outliving_the_warning() -> Iterator[None]:
 
 
 class Signals(AbstractContextManager["Signals"]):
-    """Collects signals for the loop, and puts the old handlers back."""
+    """Collects signals for the loop, and restores the old handlers at its exit."""
 
     def __init__(self) -> None:
         self.pending: list[int] = []

@@ -115,7 +115,7 @@ class GpuMeter:
         except pynvml.NVMLError:
             return
         self.fetch(pynvml, handles)
-        self.read()  # sampled before this process had its GPUs
+        self.read()  # drop samples from before this process had its GPUs
         while handles:
             time.sleep(_FETCH_EVERY_S)
             self.fetch(pynvml, handles)

@@ -75,13 +75,13 @@ def learner_environment(config: Config, environ: Mapping[str, str], *, on_gpu: b
 
 
 def runtime_env(kind: str, config: Config, *, on_gpu: bool) -> dict[str, Any]:
-    """Return Ray's runtime environment of an actor of `kind`. bash expands its Python: the agent sets the variable."""
+    """Return Ray's runtime environment of an actor of `kind`. bash expands the variable in `py_executable`."""
     python = f"${{{PYTHON_VARIABLES[kind]}:-{shlex.quote(sys.executable)}}}"
     return {"env_vars": _environment(kind, config, on_gpu=on_gpu), "py_executable": python}
 
 
 def prepare(kind: str, config: Config) -> list[str]:
-    """Set this process's variables as for an actor of `kind`. Return the modules with a long import."""
+    """Give this process the variables of an actor of `kind`. Return the modules with a long import."""
     on_gpu = uses_cuda(config)
     os.environ.update(_environment(kind, config, on_gpu=on_gpu))
     try:

@@ -6,7 +6,7 @@ They run once per node for any number of actors, and not again for the actors of
 
 Ray starts such a worker by `client.py`, which sends Ray's arguments to the template and ends. Templates are optional:
 without one, or if it refuses, the client becomes a Python that imports for itself. A template refuses a worker with
-another environment. It does not serve with threads or an open GPU, because neither survives a fork. Imports of torch
+another environment. It does not serve with threads or an open /dev/nvidia*: neither survives a fork. Imports of torch
 and DeepSpeed open NVML, so the template closes NVML after them.
 """
 
@@ -38,7 +38,7 @@ from hpc_grpo.template.client import FORKED, SIZE
 from hpc_grpo.template.environment import prepare
 
 _IGNORED_PREFIX, _IGNORED = "RAY_", ("SPT_NOENV", "PWD", "OLDPWD", "SHLVL", "_")
-"""Variables to ignore when two environments are compared: Ray's, and those of the shell that starts a worker."""
+"""Variables to ignore when two environments are compared: of Ray, and of the shell that starts a worker."""
 
 _GPU_DEVICES = "/dev/nvidia"
 _NUM_DESCRIPTORS = 3
@@ -75,7 +75,7 @@ def import_behind(modules: Sequence[str]) -> None:
     reads at import.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-    sys.modules["ray"] = None  # type: ignore[assignment]  # the import fails, and vLLM goes on without
+    sys.modules["ray"] = None  # type: ignore[assignment]  # the import fails, and vLLM works without Ray
     for module in modules:
         try:
             importlib.import_module(module)
@@ -120,7 +120,7 @@ def serve(listener: socket.socket, own: Mapping[str, str]) -> tuple[dict[str, An
                 if poll.poll(0):
                     say("A worker was not forked: Ray gave up on it while this template was importing.")
                 elif names := differing(own, worker["environ"]):
-                    say(f"A worker has another {', '.join(names)} than this template: it imports for itself.")
+                    say(f"A worker imports for itself: its {', '.join(names)} differs from this template's.")
                 elif os.fork() == 0:
                     listener.close()
                     return worker, descriptors
@@ -174,7 +174,7 @@ def main(path: Path, modules: Sequence[str]) -> None:
     unheard = path.with_suffix(".new")
     unheard.unlink(missing_ok=True)  # the socket of an earlier start of Ray
     listener.bind(str(unheard))
-    listener.listen()  # a worker requested meanwhile waits: this is faster than importing for itself
+    listener.listen()  # a worker requested during the imports waits: this is faster than importing for itself
     unheard.rename(path)
     importing = threading.Thread(target=import_behind, args=(modules,))
     importing.start()

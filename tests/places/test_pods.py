@@ -229,7 +229,7 @@ def test_ctrl_c_while_ray_comes_up_again_ends_with_75_as_there_is_a_checkpoint(p
         commands[HEAD].expect("Bringing Ray up again")
         commands[HEAD].ctrl_c()
         assert commands[HEAD].wait() == 75, commands[HEAD].text
-        assert "Ray is not up yet (SIGINT); start it again" in commands[HEAD].text
+        assert "Ray is not up yet (SIGINT); start the run again" in commands[HEAD].text
         commands[HEAD] = scene.start_stepping(HEAD, "place", "pod", str(scene.config))  # the workers wait for it
         expect_complete(scene, record, commands)
     assert_nothing_left(pods)

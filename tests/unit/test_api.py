@@ -148,7 +148,7 @@ def test_two_runs_differ_by_a_key_and_by_pairs_of_prompts(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("eval_of_third", "note"),
     [
-        ({"prompt": "another"}, "has other prompts, so they cannot be paired"),
+        ({"prompt": "another"}, "differ, so they cannot be paired"),
         ({"num_samples": 2}, "eval.num_samples differs"),
     ],
 )

@@ -78,7 +78,7 @@ def test_rewards_count_as_much_as_the_config_says(coef: float, expected: tuple[f
     ("sections", "words"),
     [
         ({"task": "distill"}, "task.args.teacher is not set, and task distill needs it"),
-        ({**TEACHER, "loss": {"advantage": "rloo"}}, "with task.args.reward_coef = 0 no advantage is made of rewards"),
+        ({**TEACHER, "loss": {"advantage": "rloo"}}, "with task.args.reward_coef = 0 rewards give no advantages"),
         ({**TEACHER, "rollout": {"overlong_tokens": 9}}, "Set rollout.overlong_tokens=null, or task.args.reward_coef"),
         ({**TEACHER, "loss": {"name": "kl_cov"}}, "loss.name = kl_cov compares advantages before an optimizer step"),
         (

@@ -212,7 +212,7 @@ TRL_LACKS = ("--set", "rewards=[{name: math}]", "--set", "data.train.path=rows.j
         (["submit", "my.yaml", "--dryrun"], "No such option '--dryrun'; did you mean '--dry-run'?"),
         (["submit", "my.yaml", "--mem=64G"], "Options of sbatch: --sbatch mem=VALUE."),
         (["submit", "my.yaml", "--nodes", "two"], "'two' is not a valid integer."),
-        (["report", "my.yaml"], "RUN = 'my.yaml' is a config, and this command takes its run"),
+        (["report", "my.yaml"], "RUN = 'my.yaml' is a config, but this command needs its run"),
         (["evaluate", "runs/a"], "No command 'evaluate'; did you mean 'model eval'?"),
         (["sbatch", "my.yaml"], "No command 'sbatch'; did you mean 'submit'?"),
         (["config", "tab.yaml"], "tab.yaml, line 2, column 1 is not valid YAML: found character '\\t'"),

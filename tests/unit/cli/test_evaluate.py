@@ -167,10 +167,10 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
     ("words", "said"),
     [
         (["model", "eval", "RUN", "--step", "5"], "--step = 5: run r has exports of these steps: 4, 12."),
-        (["model", "eval", "RUN", "--config", "local/debug"], "--config goes with a MODEL"),
+        (["model", "eval", "RUN", "--config", "local/debug"], "--config is for a MODEL"),
         (["model", "eval", "nothing"], "RUN = 'nothing' must be a run directory"),
         (["model", "eval", "MODEL"], "A MODEL has no eval set: give a data set (--data PATH)"),
-        (["model", "eval", "MODEL", "--base", "--data", "org/d"], "--step and --base go with a RUN"),
+        (["model", "eval", "MODEL", "--base", "--data", "org/d"], "--step and --base are for a RUN"),
         (["model", "eval", "RUN", "--data", "d.jsonl"], "--data = d.jsonl: there is no /"),
         (["model", "eval", "RUN", "--data", "rows.csv"], "rows.csv: files must end in"),
         (["model", "eval", "RUN", "--data", "./rows.csv"], "rows.csv: files must end in"),
@@ -179,8 +179,8 @@ def test_an_attempt_that_failed_keeps_its_folder_and_ends_with_its_code(run: Run
         (["model", "sample", "RUN", "Hi", "--interactive"], "Give prompts to answer, --interactive"),
         (["model", "sample", "RUN", "Hi", "--play", "2"], "or --play N for episodes: one of the three."),
         (["model", "sample", "RUN", "--play", "2"], "--play = 2: data.train has no environment. Give prompts instead."),
-        (["model", "sample", "RUN", "--interactive", "--num", "2"], "--num is about prompts on the command line"),
-        (["model", "eval", "RUN", "--max-items", "9"], "--max-items = 9 is about --data"),
+        (["model", "sample", "RUN", "--interactive", "--num", "2"], "--num does not work with --interactive"),
+        (["model", "eval", "RUN", "--max-items", "9"], "--max-items = 9 needs --data"),
         (["model", "eval", "RUN", "--out", "nowhere/out.json"], "there is no folder"),
         (["model", "eval", "RUN", "run.name=mine"], "run.name cannot be changed for an eval: --root says it"),
         (
@@ -232,4 +232,4 @@ def test_samples_are_printed_as_json_by_model(run: RunDir, started: Started, mon
         ("step_4", "56 by step_4"),
         ("step_12", "56 by step_12"),
     ]
-    assert "--json is about prompts" in call("model", "sample", str(run.path), "--interactive", "--json").stderr
+    assert "--json does not work" in call("model", "sample", str(run.path), "--interactive", "--json").stderr

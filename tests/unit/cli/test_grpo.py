@@ -79,7 +79,7 @@ def test_unsloth_is_taken_and_correctness_compares_texts_and_both_are_told(
     result = call("grpo", *WORDS, "--use_unsloth", f"--output_dir={tmp_path}")
     assert result.exit_code == 75
     assert "--use_unsloth: trains a LoRA adapter, by peft and DeepSpeed on all GPUs." in result.stderr
-    assert "--reward_function correctness: exact here." in result.stderr
+    assert "--reward_function correctness is exact here." in result.stderr
     assert [reward.name for reward in load_config(str(tmp_path / "train_grpo.yaml")).rewards] == ["exact"]
 
 

@@ -274,13 +274,13 @@ def test_the_adapter_of_a_run_has_peft_as_its_library_and_a_run_without_evals_sa
     [
         (["--push-to-hub", "model"], {}, {}, EXIT_CONFIG, "--push-to-hub = model: must be ORG/NAME"),
         (["--push-to-hub", "org/a b"], {}, {}, EXIT_CONFIG, "--push-to-hub = org/a b: Repo id must use alphanumeric"),
-        (["--push-to-hub", "org/model"], {"HF_TOKEN": ""}, {}, EXIT_CONFIG, "there is no token. `hf auth login`"),
+        (["--push-to-hub", "org/model"], {"HF_TOKEN": ""}, {}, EXIT_CONFIG, "there is no token. Run `hf auth login`"),
         (["--push-to-hub", "org/model"], {"HF_TOKEN": "hf_wrong"}, {}, EXIT_CONFIG, "refuses the token"),
         (["--push-to-hub", "org/model"], {"HF_HUB_OFFLINE": "1"}, {}, EXIT_CONFIG, "HF_HUB_OFFLINE keeps this process"),
         (["--push-to-hub", "org/model"], {}, {"/commit/main": 403}, EXIT_CONFIG, "refuses the token (HfHubHTTPError"),
         (["--push-to-hub", "org/model"], {}, {"/preupload/main": 400}, EXIT_CRASH, "did not take the model"),
         (["--push-to-hub", "org/model"], {"HF_ENDPOINT": "http://127.0.0.1:9"}, {}, EXIT_CRASH, "ConnectError"),
-        (["--public"], {}, {}, EXIT_CONFIG, "--public is about --push-to-hub"),
+        (["--public"], {}, {}, EXIT_CONFIG, "--public needs --push-to-hub"),
         (["--out", "."], {}, {}, EXIT_CONFIG, "--out = .: the folder must be new or empty."),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_run_without_a_dashboard_says_how_to_have_one(
 def test_the_dashboard_is_told_with_the_file_of_its_token_and_the_way_to_it(built: RunBuilder) -> None:
     _trains(built, DASHBOARD, here=False)
     printed = call("cluster", "ray", str(built.run.path), "dashboard").output
-    assert f"http://{DASHBOARD} on n1, which asks for the token in {built.run.secret}" in printed
+    assert f"http://{DASHBOARD} on n1; the dashboard asks for the token in {built.run.secret}" in printed
     assert f"ssh -L 8265:{DASHBOARD} n1" in printed
 
 

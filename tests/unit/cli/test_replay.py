@@ -62,7 +62,7 @@ def test_another_loss_brings_the_settings_of_its_paper_but_for_those_that_are_gi
             "loss.advantage=rloo",
             "loss.advantage cannot change in a replay: the advantages",
         ),
-        ("train.lr=1e-3", "train.lr cannot change in a replay: it would change nothing"),
+        ("train.lr=1e-3", "train.lr cannot change in a replay: it has no effect"),
         ("rollout.group_size=2", "rollout.group_size cannot change in a replay"),
     ],
 )
@@ -102,15 +102,15 @@ def test_equal_metrics_are_said_to_be_equal_and_others_by_how_much_they_are_not(
     lines = shown(SAME, 5).splitlines()
     assert lines[1].split() == ["loss/policy", "0.1", "0.1", "0"]
     assert lines[3].split() == ["loss/kl", "-", "2", "-"]
-    assert lines[-1] == "Step 5: all 2 metrics are those of the run, to the last bit."
+    assert lines[-1] == "Step 5: all 2 metrics equal those of the run, to the last bit."
     apart = Replay({"loss/policy": 0.25}, {"loss/policy": 0.25 + 2**-30}, 2, 4)
     assert shown(apart, 5).splitlines()[1:] == [
         "loss/policy  0.25      0.250000001  9.31e-10",
-        "The run shared the step among 2 learners, which add up in another order.",
+        "The run shared the step among 2 learners, which sum in another order.",
     ]
 
 
 def test_an_export_of_a_run_without_a_checkpoint_says_when_there_is_one(run: RunDir) -> None:
     done = call("model", "export", str(run.path), "--step", "7")
     assert done.exit_code == EXIT_CONFIG
-    assert "Run debug has no whole checkpoint. A run writes its first one after its first step." in done.stderr
+    assert "Run debug has no valid checkpoint. A run writes its first one after its first step." in done.stderr

@@ -21,7 +21,7 @@ def test_a_run_that_trains_stops_after_its_step(built: RunBuilder) -> None:
 def test_a_run_that_waits_is_stopped_too(built: RunBuilder) -> None:
     built.chain("11")
     printed = call("stop", "adder").output
-    assert "Nothing trains it now" in printed
+    assert "No job trains it now" in printed
     assert printed.endswith("hpc-grpo submit adder\n")
     assert built.run.stop_marker.exists()
 

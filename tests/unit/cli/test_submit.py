@@ -129,7 +129,7 @@ def test_modules_that_a_shell_lacks_are_named(tmp_path: Path, monkeypatch: pytes
     there = ["model.path=org/m", "data.train.path=org/rows", "eval.every=null"]
     words = ["local/debug", f"run.root={tmp_path}", "launch.modules=[brics/nccl, cudatoolkit]", *there]
     result = call("train", *words)
-    assert "Not loaded in this shell, of launch.modules: cudatoolkit. `module load cudatoolkit`" in result.stderr
+    assert "This shell has not loaded all launch.modules: cudatoolkit. Run `module load cudatoolkit`" in result.stderr
     assert "Not loaded" not in call("train", *words, "--link").stderr
 
 

@@ -197,7 +197,7 @@ def test_values_may_be_texts(queue: FakeQueue, root: Path, sweep: str, names: li
         (["--sweep", "train.lr=1e-6,2e-6", "train.lr=3e-6"], "train.lr are given twice"),
         (["--sweep", "data.prompt_format={prompt} A,{prompt} B"], "Quote values with commas, braces or brackets"),
         (["--sweep", "train.lr=[1e-6,2e-6]"], "train.lr = [1e-06, 2e-06]: must be a number"),
-        (["--at-once", "2"], "--at-once goes with --sweep or --seeds"),
+        (["--at-once", "2"], "--at-once needs --sweep or --seeds"),
         (["--seeds", "0"], "0 is not in the range"),
     ],
 )
@@ -338,10 +338,7 @@ def test_stop_ends_all_runs_of_a_sweep(queue: FakeQueue, root: Path) -> None:
     assert printed == [
         f"The run in {root / NAMES[0]} is complete.",
         f"debug/{NAMES[1]} stops after its step and a checkpoint.",
-        *(
-            f"debug/{name}: Nothing trains it now; a job that waits will end as soon as it starts."
-            for name in NAMES[2:]
-        ),
+        *(f"debug/{name}: No job trains it now. A waiting job will end as soon as it starts." for name in NAMES[2:]),
         "To resume: the command that submitted the sweep",
     ]
     assert [(root / name / "STOP").exists() for name in NAMES] == [False, *[True] * 5]

@@ -35,7 +35,7 @@ def test_the_root_of_runs_is_absolute_from_the_start(
 def test_a_root_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Path) -> None:
     error = error_of(minimal, "run.root=~nobody-of-this-name/runs")
     assert "run.root = '~nobody-of-this-name/runs'" in error
-    assert "Give the whole path" in error
+    assert "Give the full path" in error
 
 
 def test_the_python_of_the_jobs_is_a_whole_path(minimal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_python_that_is_no_absolute_path_is_an_error_with_the_fix(python: str,
 def test_a_python_below_the_home_of_nobody_is_an_error_with_the_fix(minimal: Path) -> None:
     error = error_of(minimal, "launch.python=~nobody-of-this-name/python")
     assert "launch.python = '~nobody-of-this-name/python'" in error
-    assert "Give the whole path" in error
+    assert "Give the full path" in error
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_no_base_may_be_written_as_null(tmp_path: Path) -> None:
 def test_bases_that_lead_back_to_a_file_are_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "c.yaml", {**MINIMAL, "base": "site.yaml"})
     write(tmp_path / "site.yaml", {"base": "c.yaml"})
-    assert "base 'c.yaml' is a file that has site.yaml among its own bases" in error_of(path)
+    assert "base 'c.yaml' has site.yaml among its own bases" in error_of(path)
 
 
 @pytest.mark.parametrize(("given", "shown"), [("3", "3"), ("true", "True"), ("node1", "'node1'")])

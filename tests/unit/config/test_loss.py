@@ -111,10 +111,10 @@ def test_keys_that_are_left_out_are_those_of_the_papers_of_what_is_chosen(given:
         (["loss=rloo"], "loss.name = rloo does not exist; set loss.advantage=rloo. Built in: "),
         (
             ["loss=trpo"],
-            "loss.name = trpo does not exist; TRPO is not here: set loss=grpo, whose clip bounds a step instead.",
+            "loss.name = trpo does not exist; TRPO is not supported: set loss=grpo, whose clip bounds a step.",
         ),
         (["loss=reinforce"], "loss.name = reinforce does not exist; set loss.advantage=rloo. Built in: "),
-        (["loss=dpo"], "loss.name = dpo does not exist; there is no training on preference pairs here. Built in: "),
+        (["loss=dpo"], "loss.name = dpo does not exist; training on preference pairs is not supported. Built in: "),
         (["task=dapo"], "task.name = dapo does not exist; set loss=dapo. Built in: grpo, ppo"),
         (["loss.advantage=gae"], "loss.advantage.name = gae does not exist; set task=ppo. Built in: group, "),
         (["loss.advantage=grpo"], "loss.advantage.name = grpo does not exist; did you mean 'group'?"),

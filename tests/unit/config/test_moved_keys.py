@@ -51,7 +51,7 @@ def test_each_old_key_in_a_file_is_an_error_that_names_the_new_one(minimal: Path
         "engine.enforce_eager is now engine.vllm.enforce_eager: set engine.vllm.enforce_eager=true instead.",
         "set engine.vllm.speculative_config='{method: ngram, num_speculative_tokens: 3}' instead.",
         "launch.slurm.num_nodes is now launch.num_nodes: set launch.num_nodes=3 instead.",
-        "weights.num_buffers is no key any more, but always 1. Leave it out.",
+        "weights.num_buffers was removed. Its fixed value is 1. Leave it out.",
     ):
         assert line in message
 

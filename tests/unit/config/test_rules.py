@@ -81,14 +81,14 @@ def test_sft_has_no_rewards_to_check() -> None:
             {"data": {"train": EVAL, "curriculum": {"difficulty_epochs": 2.0}}},
             "data.curriculum.difficulty_epochs = 2 has no effect without data.curriculum.difficulty_field",
         ),
-        ({"task": "sft", "data": {"train": EVAL, "curriculum": {}}}, "task sft samples nothing to judge prompts by"),
+        ({"task": "sft", "data": {"train": EVAL, "curriculum": {}}}, "task sft has no rollouts to judge prompts by"),
         (
             {
                 "task": {"name": "distill", "args": {"teacher": "t"}},
                 "rewards": [],
                 "data": {"train": EVAL, "curriculum": {}},
             },
-            "data.curriculum judges prompts by rewards, and data.train has none.",
+            "data.curriculum judges prompts by rewards, and data.train has no rewards.",
         ),
         ({"eval": {"every": 5}}, "data.eval is not"),
         (
@@ -160,7 +160,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         (
             {"train": {"sequence_parallel": 2}, "launch": {"num_nodes": 2, "min_nodes": 1}},
-            "train.sequence_parallel = 2 must divide placement.learners_per_node = 1 where a run may continue",
+            "train.sequence_parallel = 2 must divide placement.learners_per_node = 1, because with launch.min_nodes",
         ),
         (
             {
@@ -193,7 +193,7 @@ def test_sft_has_no_rewards_to_check() -> None:
         ),
         (
             {"train": {"attention": "flash_attention_2"}, "model": {"dtype": "float32"}},
-            "flash_attention_2 computes in 16 bits alone; with model.dtype = float32 choose sdpa",
+            "flash_attention_2 computes only in 16 bits; with model.dtype = float32 choose sdpa",
         ),
     ],
 )
@@ -238,7 +238,7 @@ ARGUMENTS = "x = 1\n\nclass EngineArgs:\n    block_size: int = 1\n    def go(sel
 @pytest.mark.parametrize(
     ("source", "launch", "error"),
     [
-        (ARGUMENTS, {}, "blok_size: vLLM has no such argument; did you mean 'block_size'? The usual ones: max_num_"),
+        (ARGUMENTS, {}, "blok_size: vLLM has no such argument; did you mean 'block_size'? Usual arguments: max_num_"),
         (ARGUMENTS, {"python": "/opt/other/bin/python"}, None),
         (ARGUMENTS, {"container": {"image": "hpc-grpo"}}, None),
         ("", {}, None),

@@ -49,7 +49,7 @@ def test_a_file_system_that_does_not_say_what_is_free_fails_the_check_and_the_su
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def silent(_plans: Any) -> Any:
-        raise ConfigError("The file system of /x does not say what is free (Input/output error).")
+        raise ConfigError("The file system of /x does not report free space (Input/output error).")
 
     monkeypatch.setattr(inputs, "plan_of", lambda *_: None)
     monkeypatch.setattr(inputs, "read_disk", silent)

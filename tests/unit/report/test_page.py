@@ -111,7 +111,7 @@ def test_an_empty_run_and_one_that_failed_before_a_step_have_a_page(tmp_path: Pa
     new, lost = told(empty, failed)
     assert (new["state"], new["headline"], new["steps"], new["attempts"]) == ("new", None, [], [])
     assert (lost["state"], lost["problem"]) == ("failed", "model.path: there is no such folder")
-    assert lost["attempts"][0]["advice"][1].startswith("Trying again gives the same")
+    assert lost["attempts"][0]["advice"][1].startswith("A retry gives the same")
 
 
 def test_a_run_that_trains_says_what_needs_a_look(tmp_path: Path) -> None:

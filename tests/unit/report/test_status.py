@@ -152,7 +152,7 @@ RESTARTED = [attempt(1, "node_lost", age_s=900.0), attempt(2), held(2)]
         ([*after("running"), held(1, 61.0)], "It was killed before it could say why."),
         (
             killed_in_teardown(),
-            "SIGTERM asked it to end, and it was killed before it had. Job 11 was cancelled by the user.",
+            "SIGTERM asked it to end, and it was killed before it had ended. Job 11 was cancelled by the user.",
         ),
         (HELD_BEFORE_ITS_RECORD, "why 1"),
         (after("crash", ended="2 jobs have been used."), "why 1 2 jobs have been used."),

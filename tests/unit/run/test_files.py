@@ -186,7 +186,8 @@ def test_a_write_is_repeated_until_it_fits(number: int, capsys: pytest.CaptureFi
     assert when_there_is_space(write, "metrics.jsonl", retry_s=0.0) == "written"
     told = capsys.readouterr().out.splitlines()
     assert told == [
-        f"{os.strerror(number)}: metrics.jsonl cannot be written. The run waits for space; free some, and it goes on."
+        f"{os.strerror(number)}: metrics.jsonl cannot be written. The run waits for space; free some, and the run "
+        "continues."
     ]
 
 

@@ -124,5 +124,5 @@ def test_a_file_system_that_does_not_answer_is_named(tmp_path: Path, monkeypatch
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(disk.os, "statvfs", stale)
-    with pytest.raises(ConfigError, match=r"does not say what is free \(Stale file handle\)"):
+    with pytest.raises(ConfigError, match=r"does not report free space \(Stale file handle\)"):
         room_in(tmp_path, Site())

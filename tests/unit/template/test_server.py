@@ -111,7 +111,7 @@ def test_a_worker_of_another_environment_or_without_a_template_imports_for_itsel
     code, worker = run_worker(folder, OMP_NUM_THREADS="5")
     assert (code, worker["is_imported"], worker["words"]) == (3, False, ["a", "b"])
     if has_template:
-        assert "A worker has another OMP_NUM_THREADS than this template" in (folder / "log").read_text()
+        assert "its OMP_NUM_THREADS differs from this template" in (folder / "log").read_text()
 
 
 def test_a_worker_that_ray_gives_up_while_the_template_imports_is_not_forked(
