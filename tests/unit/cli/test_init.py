@@ -159,4 +159,4 @@ def test_a_plan_is_json_too() -> None:
     found = json.loads(call("plan", "local/debug", "--size", "7B", "--gpu-memory-gib", "8", "--json").stdout)
     assert found["fits"] is False and found["problems"]
     several = call("plan", "local/debug", "--nodes", "2,4")
-    assert (several.exit_code, "go with a RUN" in several.stderr) == (EXIT_CONFIG, True)
+    assert (several.exit_code, "need a RUN" in several.stderr) == (EXIT_CONFIG, True)
