@@ -23,20 +23,17 @@ from hpc_grpo.errors import EXIT_CONFIG, ConfigError
 from hpc_grpo.launch.environment import environment_report
 from hpc_grpo.launch.environment import report_text as variables_text
 from hpc_grpo.launch.place import job_queue
-from hpc_grpo.plan.disk import read_disk
-from hpc_grpo.plan.fit import Plan, plan_of
+from hpc_grpo.plan.fit import plan_of
 from hpc_grpo.plan.memory import HARDWARE, Hardware, hardware_named
 from hpc_grpo.plan.model import FAMILY
-from hpc_grpo.plan.text import size_sections
 from hpc_grpo.preflight import inputs
 from hpc_grpo.preflight.diagnosis import diagnose, diagnose_in_job
 from hpc_grpo.preflight.findings import Context, facts_of, has_failure, report_text, to_json
 from hpc_grpo.preflight.prefetch import prefetch as fill_caches
 from hpc_grpo.run.files import write_atomic
 from hpc_grpo.run.frozen_config import read_config
-from hpc_grpo.run.paths import RunDir
-from hpc_grpo.simulate.measured import newest_attempt, read_measurements
-from hpc_grpo.simulate.text import settings_of, simulation_facts, simulation_text, time_sections
+from hpc_grpo.simulate.measured import read_measurements
+from hpc_grpo.simulate.text import plan_text, settings_of, simulation_facts, simulation_text
 from hpc_grpo.system.gpus import ask_nvidia_smi, parse_gpus
 from hpc_grpo.system.memory import host_memory
 from hpc_grpo.system.readable import file_size
@@ -208,12 +205,6 @@ def _hardware(
     elif is_here:
         echo(f"model.device = cpu: planned for {memory}, by default this machine's (--host-memory-gib).", err=True)
     return replace(node, gpu_bytes=int(gpu_gib * GIB), host_bytes=int(host_gib * GIB))
-
-
-def plan_text(plan: Plan) -> str:
-    measured = newest_attempt(RunDir(plan.config.run_path), plan.config)
-    sections = [*size_sections(plan, read_disk([plan])), *time_sections(plan, measured)]
-    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 @click.command()

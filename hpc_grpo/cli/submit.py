@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from hpc_grpo.cli.check import plan_text
 from hpc_grpo.cli.options import (
     CONFIG_OR_RUN,
     OVERRIDES,
@@ -48,6 +47,7 @@ from hpc_grpo.run.chain import read_chain
 from hpc_grpo.run.contract import DEFAULT_DRIVER
 from hpc_grpo.run.lock import read_lock_owner
 from hpc_grpo.run.paths import RunDir
+from hpc_grpo.simulate.text import plan_text
 from hpc_grpo.system.readable import counted, duration
 from hpc_grpo.types import GIB
 

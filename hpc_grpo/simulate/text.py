@@ -10,12 +10,15 @@ from hpc_grpo.config import Config
 from hpc_grpo.config.resources import expects_gpus, gpus_per_node
 from hpc_grpo.errors import ConfigError
 from hpc_grpo.plan.advise import Change
+from hpc_grpo.plan.disk import read_disk
 from hpc_grpo.plan.fit import Plan
 from hpc_grpo.plan.step import num_steps
+from hpc_grpo.plan.text import size_sections
+from hpc_grpo.run.paths import RunDir
 from hpc_grpo.simulate import assumed, placement
 from hpc_grpo.simulate.assumed import longest_step, mean_tokens, simulated
 from hpc_grpo.simulate.cluster import Forecast, Setting, forecast
-from hpc_grpo.simulate.measured import MeasuredAttempt, Measurements, measured_rates
+from hpc_grpo.simulate.measured import MeasuredAttempt, Measurements, measured_rates, newest_attempt
 from hpc_grpo.simulate.placement import LAG, changed_settings, fastest_in_turn, layout, ranked_splits
 from hpc_grpo.system.readable import UNKNOWN, counted, wrapped
 
@@ -134,6 +137,13 @@ def _table(rows: Sequence[tuple[Forecast, str, str]], num_steps: int | None) -> 
     for row in (titles, *cells):
         *right, note = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         yield f"{'  '.join(right)}  {note.strip()}".rstrip()
+
+
+def plan_text(plan: Plan) -> str:
+    """Return the text of `hpc-grpo plan`: sizes, then times."""
+    measured = newest_attempt(RunDir(plan.config.run_path), plan.config)
+    sections = [*size_sections(plan, read_disk([plan])), *time_sections(plan, measured)]
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def time_sections(plan: Plan, measured: MeasuredAttempt | None) -> Iterator[str]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hpc_grpo.cli.check import plan_text
 from hpc_grpo.plan.fit import make_plan
 from hpc_grpo.plan.memory import GH200
 from hpc_grpo.plan.model import family_model
 from hpc_grpo.plan.step import num_steps, workload
+from hpc_grpo.simulate.text import plan_text
 from tests.support.configs import minimal_config
 from tests.support.streams import loaded, write_items
 from tests.unit.plan.plan_configs import plan_7b_config, planned_config

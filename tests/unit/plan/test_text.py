@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hpc_grpo.cli.check import plan_text
 from hpc_grpo.plan.disk import disk_budget
 from hpc_grpo.plan.text import size_sections
 from hpc_grpo.simulate.measured import MeasuredAttempt
-from hpc_grpo.simulate.text import time_sections
+from hpc_grpo.simulate.text import plan_text, time_sections
 from hpc_grpo.system.disk import Room
 from tests.unit.plan.plan_configs import plan_7b_config
 
