@@ -27,7 +27,7 @@ from hpc_grpo.fleet.states import Ending, Int32
 Message = TypeVar("Message")
 PROTOCOL = 1
 ORDERS_S = 10.0
-"""Orders that come later after their observation are refused: the observation may no longer be true."""
+"""Orders are refused if they come later than this after their observation, which may no longer be true."""
 
 _LONGEST_NAME = 120
 

@@ -53,11 +53,11 @@ _COMPILE_CACHES = {
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node. An error is "" for none. Limits are hard limits, -1 for none.
+    """The facts of one node. Errors are "" for none. `limits` are hard limits, -1 for none.
 
-    `wheel_cuda` is torch's: "" for a CPU build, None without torch. `cannot_compile` says what Triton lacks to compile
-    a kernel's launcher: a C compiler, or Python's headers. `caches` maps the variable of a compile cache to its file
-    system. `has_vni`: the step has its part of a Slingshot network. `has_rocm`: the GPUs are AMD's.
+    `wheel_cuda` is torch's CUDA: "" for a CPU build, None without torch. `cannot_compile` says what Triton lacks to
+    compile a kernel's launcher: a C compiler, or Python's headers. `caches` maps the variable of a compile cache to its
+    file system. `has_vni`: the step has its part of a Slingshot network. `has_rocm`: the GPUs are AMD's.
     """
 
     node: str

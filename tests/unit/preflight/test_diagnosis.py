@@ -202,4 +202,4 @@ def test_a_refusal_of_sbatch_is_a_finding_in_its_own_words(place: Path) -> None:
     owned = findings(doctor("local/debug", "launch.slurm.extra.nodes=4", "--json"))
     assert "launch.num_nodes" in owned["config"]["says"]
     absent = findings(doctor("local/debug", "launch.python=/no/such/python", "--json"))
-    assert "launch.python = /no/such/python: must be a file" in absent["submit options"]["says"]
+    assert "launch.python = /no/such/python: must be an executable file" in absent["submit options"]["says"]

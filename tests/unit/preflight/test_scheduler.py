@@ -34,7 +34,7 @@ def launch(**slurm: Any) -> LaunchConfig:
         ({"partition": "closed"}, 1, "failure", "closed is DOWN"),
         ({"gpus_per_node": 4}, 3, "failure", "workq has 2 nodes, 2 a job; 3 are asked for"),
         ({"gpus_per_node": 5}, 1, "failure", "workq has 4 GPUs a node, 5 are asked for"),
-        ({}, 1, "warning", "none is asked for"),
+        ({}, 1, "warning", "none is requested"),
         ({"extra": {"exclusive": True}}, 1, "ok", "workq is up"),
     ],
 )
