@@ -16,7 +16,7 @@ from hpc_grpo.fleet.settings import FleetSettings
 from hpc_grpo.fleet.states import Ending, JobState, VmState
 from hpc_grpo.system.readable import printable
 
-_NO_VM = "its VM has no row any more: somebody deleted the row"
+_NO_VM = "its VM has no row any more: somebody deleted it"
 
 
 def take_due(db: Database, settings: FleetSettings) -> list[Vm]:

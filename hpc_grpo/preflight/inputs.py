@@ -164,7 +164,7 @@ def model_finding(config: Config, context: Context) -> Finding:
     if not (any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
         return failure(f"{folder} has a config.json but no weights", _PREFETCH)
     for error in refusals([config], context.environ, only=MODEL):
-        return failure(str(error), "correct what it names")
+        return failure(str(error), "correct what the error names")
     return ok(f"{config.model.path} is in {folder}" if str(folder) != config.model.path else f"{folder}")
 
 
@@ -184,7 +184,7 @@ def other_inputs_finding(config: Config, context: Context) -> Finding:
     """Check the other reasons for which `submit` would refuse: programs, rows of the data, GPUs of a node."""
     errors = [says for key, says in missing_inputs(config, Path.cwd()) if not key.startswith(("model.", "data."))]
     errors += map(str, refusals([config], context.environ, only=INPUTS))
-    return failure("\n".join(errors), "correct what it names") if errors else ok("nothing is missing")
+    return failure("\n".join(errors), "correct what the error names") if errors else ok("nothing is missing")
 
 
 def environments_finding(config: Config, context: Context) -> Finding:

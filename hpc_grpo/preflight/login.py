@@ -160,7 +160,7 @@ def _config(context: Context) -> Finding:
         return ok(f"loads; the run is {context.config.run.name}")
     if not context.config_error:
         return skipped(context.why_no_config)
-    return failure(context.config_error, "correct what it names; `hpc-grpo config CONFIG` prints every key")
+    return failure(context.config_error, "correct what the error names; `hpc-grpo config CONFIG` prints every key")
 
 
 def _submit_options(context: Context, num_nodes: int) -> Finding:
@@ -171,7 +171,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
         refuse_missing_python(launch)
         estimate = job_queue().start_estimate(JobRequest(run, launch, attempt_command(run)), _SBATCH_DEADLINE_S)
     except ConfigError as error:
-        return failure(str(error), "correct what it names: launch.slurm.extra, launch.python")
+        return failure(str(error), "correct what the error names: launch.slurm.extra, launch.python")
     except LaunchError as error:
         return failure(str(error), "change what Slurm names: launch.slurm.*, launch.slurm.extra")
     lines = [line for line in estimate.splitlines() if "to start at" in line]
