@@ -1,4 +1,4 @@
-"""The loops that keep the database up to date: one visits VMs and renews leases, one handles lost VMs and due jobs."""
+"""The loops that keep the database up to date: one visits VMs and renews leases, one ends lost attempts and retries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpc_grpo.system.say import say
 _LOOK_S = 0.5
 _MAX_AT_ONCE = 256
 _MAX_PIECES = 64
-"""Log pieces in a row. A job that prints without end must not delay its VM's visits."""
+"""Limit of visits in a row to fetch a VM's logs: a job may print without end."""
 
 
 class Poller:

@@ -37,7 +37,7 @@ Int32 = Annotated[int, Interval(ge=-(1 << 31), lt=1 << 31)]
 
 
 class JobState(StrEnum):
-    """No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs."""
+    """A job's states. No row has `pending`: jobs.py computes it for a queued job that fits on no VM's free GPUs."""
 
     QUEUED = "queued"
     PENDING = "pending"
@@ -48,7 +48,7 @@ class JobState(StrEnum):
 
 
 class VmState(StrEnum):
-    """`new`: never seen. `stale`: not seen lately, or its last visit failed. `lost`: its attempts have ended."""
+    """A VM's states. `new`: never seen. `stale`: its last visit failed or is old. `lost`: its attempts have ended."""
 
     NEW = "new"
     READY = "ready"

@@ -120,7 +120,7 @@ DENIED: dict[str, str] = {
     **dict.fromkeys(("PMI*", "PMIX_*", "OMPI_*"), "MPI start-up of the srun step"),
     "RAY_EXPERIMENTAL_NOSET_*": "`ray job submit` sets it: Ray would give every actor all of the node's GPUs",
 }
-"""Variables to drop, unless `launch.env` sets them, and the reasons."""
+"""Variable -> why it is dropped. Only `launch.env` can set such a variable."""
 
 RAY_SETTINGS: dict[str, tuple[str, str]] = {
     "RAY_AUTH_MODE": ("token", "without a token, anybody on the shared network could run code as you"),

@@ -1,8 +1,8 @@
 """Freeze a run: write its resolved config and its origin into the run directory, once.
 
-A run resumes only with the config it was started with, except for the keys of CHANGEABLE. Its jobs use a snapshot: a
-copy of the package and of the user's functions (run/source.py). The first submit or start makes the snapshot; later
-ones check it.
+A run resumes only with the config it was started with, except for the keys of CHANGEABLE. The run's jobs use a
+snapshot: a copy of the package and of the user's functions (run/source.py). The first submit or start makes the
+snapshot; later ones check it.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def refuse_missing_environment(launch: LaunchConfig, working_dir: Path) -> None:
 def refuse_missing_notify(launch: LaunchConfig, working_dir: Path) -> None:
     """Raise ConfigError if `launch.notify` names a file that is no program.
 
-    Does not check a name without a folder: only the nodes may have the program. Nor a path with `~`: homes may differ.
+    Does not check a name without a folder, or a path with `~`: the nodes may have other programs and another home.
     """
     program = launch.notify[0] if launch.notify else ""
     if "/" in program and not program.startswith("~") and shutil.which(working_dir / program) is None:

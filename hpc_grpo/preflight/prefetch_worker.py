@@ -34,7 +34,7 @@ _WEIGHTS = tuple(
     for name in WEIGHT_FORMS
     for patterns in ((f"{name}.index.json", f"{Path(name).stem}-*{Path(name).suffix}"), (name,))
 )
-"""File patterns of each form of weights, the preferred form first. A repository with a form has its first file."""
+"""File patterns of each form of weights, the preferred form first. A repository has a form if it has its first file."""
 
 _SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "additional_chat_templates/*.jinja")
 _NOT_SETTINGS = ("*.index.json", "adapter_*", "*requirements*.txt", "LICENSE*", "*license*.txt")

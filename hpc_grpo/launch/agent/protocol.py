@@ -59,7 +59,7 @@ class Order(enum.Enum):
 class OwnDisk:
     """The run's data for a node with its own disk. `run_dir` is a path on the head and on this node.
 
-    `token` is Ray's, a secret. `source` is the run's copy of this package, packed (run/source.py), "" without one.
+    `token` is Ray's token, a secret. `source` is the run's packed copy of this package (run/source.py), "" without one.
     `needs` maps config keys to files and folders that the node must have itself.
     """
 
@@ -75,7 +75,7 @@ class Stage:
     """The copies that a node makes on its own disk before Ray starts (launch/agent/stage.py); "" means no copy.
 
     `environment` is a virtual environment or its squashfs image. `weights` is the folder of a model. `compiled` is the
-    archive of compiled kernels, which need not exist. `version` is the version of the first two, as the head sees them.
+    archive of compiled kernels, which need not exist. `version` is `version_of` the first two on the head.
     """
 
     environment: str = ""

@@ -71,7 +71,7 @@ class _Seen:
         if self.stopped_s > STOPPED_S:
             return self.why_stopped()
         if self.silent_s > (limit_s := self.process.beat.limit_s):
-            limit = f"{limit_s:.0f} s, from its usual times and the section deadlines"
+            limit = f"{limit_s:.0f} s, a limit from its longest pause and the section deadlines"
             return f"{self._named('made no progress')} for {self.silent_s:.0f} s; it is late after {limit}."
         return ""
 

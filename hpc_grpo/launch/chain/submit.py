@@ -122,7 +122,7 @@ def _queue_followers(
 
 
 def refuse_if_trained(run: RunDir, queue: JobQueue) -> None:
-    """Raise RunHeldError if an attempt trains the run. A job that is over in the queue trains no more."""
+    """Raise RunHeldError if an attempt trains the run. An owner whose job is over in the queue does not count."""
     jobs = {link.job_id for link in read_chain(run).links}
 
     def is_over(owner: LockOwner) -> bool:

@@ -94,7 +94,7 @@ class Driver:
             fcntl.ioctl(self._reader, termios.TIOCSWINSZ, size)
 
     def forward(self, sig: int) -> None:
-        """Forward a signal. A signal that needs a handler goes only to a driver with one: it would kill another driver.
+        """Forward a signal. SIGUSR1 and STACKS_SIGNAL go only to a driver with a handler: they would kill it otherwise.
 
         A driver that has no handlers yet gets SIGTERM for SIGINT: Python would answer SIGINT with a traceback.
         """

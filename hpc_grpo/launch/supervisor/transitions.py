@@ -217,7 +217,7 @@ class State:
     `step` is the newest checkpoint at the driver's last start. `stop_grace_s` is the place's limit for the driver's
     checkpoint after SIGTERM or SIGHUP. Ctrl+C has no limit; a second signal ends the driver at once. `signalled` is the
     signal that asked this process to end. `told` is the reason if only the nodes were asked, for example by preemption.
-    `lost` maps present nodes to the reason of their loss. `stalled` counts tries in a row without a new checkpoint, by
+    `lost` maps nodes of this Ray to the reason of their loss. `stalled` counts tries in a row without new checkpoint, by
     how the driver ended. `late` is why the last late process was ended, at `late_at`. `ended` is the driver's end,
     while settling. `ending` is how the attempt ends if FORM_AGAIN finds too few nodes.
     """
@@ -285,7 +285,7 @@ def _on_failed_bring_up(state: State, event: BringUpFailed) -> Reaction:
 
 
 def _on_signal(state: State, number: int, now: float) -> Reaction:
-    """Forward the signal. SIGTERM and SIGHUP limit the driver's time. Before training, they and SIGINT end it all."""
+    """Forward the signal. SIGTERM and SIGHUP limit the driver's time. A signal to end in bring-up ends the attempt."""
     if number == signal.SIGUSR1:
         return state, [Forward(number)]
     if number == signal.SIGHUP and state.signalled:
@@ -366,7 +366,7 @@ def _on_time(state: State, now: float) -> Reaction:
 
 
 def _settle(state: State) -> Reaction:
-    """Conclude from what is known now how the driver ended."""
+    """Decide how the driver ended, from the facts known now, and react."""
     assert state.ended is not None
     end = end_of_driver(state.ended, state.signalled, state.lost, state.told)
     if end.kind == "crash" and (why := state.stuck or state.late):

@@ -96,7 +96,7 @@ class Gate(ProvedServer):
         self.shutdown()
         self.server_close()
         for connection in [*self.unproved, *(connection for _, connection in self._waiting.values())]:
-            with contextlib.suppress(OSError):  # it has hung up by itself
+            with contextlib.suppress(OSError):  # the worker has closed it
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
@@ -122,7 +122,7 @@ class Gate(ProvedServer):
         if not _NAME.fullmatch(hello.name):
             refusal = f"The name {hello.name!r} cannot be a node's: letters, digits, '.', '_' and '-', 63 at most."
         elif hello.version != self._version:
-            refusal = f"The head has hpc-grpo {self._version}, this worker {hello.version}: install the same."
+            refusal = f"The head has hpc-grpo {self._version}, this worker {hello.version}: install the head's."
         if refusal:
             connection.sendall(farewell("config", EXIT_CONFIG, refusal))
             return
@@ -153,7 +153,7 @@ class Gate(ProvedServer):
             super().shutdown_request(request)
 
     def _drop_left(self) -> None:
-        """Forget waiting workers that have hung up. The caller holds the lock."""
+        """Forget waiting workers whose connections have ended. The caller holds the lock."""
         for name, (_, connection) in [*self._waiting.items()]:
             if how_ended(connection):
                 del self._waiting[name]

@@ -112,7 +112,7 @@ def chosen_partition(slurm: SlurmConfig, partitions: Sequence[Partition]) -> Par
 def refuse_what_cannot_start(launch: LaunchConfig) -> None:
     """Raise ConfigError if the partition would never start this job: Slurm may let such a job wait forever.
 
-    Queries the scheduler once. Leaves several partitions, a QOS, and a scheduler that does not answer to sbatch.
+    Queries the scheduler once. Only sbatch checks a job with several partitions or a QOS, or if Slurm does not answer.
     """
     slurm = launch.slurm
     if "," in (slurm.partition or "") or "qos" in slurm.extra:

@@ -187,7 +187,7 @@ def allocation_command(launch: LaunchConfig) -> list[str]:
 
 
 def attach_command(job_id: str, node: str, python: str | None) -> list[str]:
-    """Return the step that is a shell on a node of a running job. `python` is the job's Python; None: this Python."""
+    """Return the srun command of a shell on a running job's node. `python` is the job's Python; None: this Python."""
     if "_" in job_id:  # srun knows a task of an array by the number of its own job
         shown = text.records(text.output_of(["scontrol", "show", "job", job_id]))
         job_id = next((record["JobId"] for record in shown if "JobId" in record), job_id)
