@@ -29,7 +29,7 @@ Decide = Callable[[Observation], Awaitable[Orders | None]]
 
 
 class VisitError(HpcGrpoError):
-    """A visit failed. `is_before_orders`: no order was sent, so the VM has obeyed none."""
+    """A visit failed. `is_before_orders`: no order was sent, or the VM refused all orders."""
 
     def __init__(self, message: str, is_before_orders: bool) -> None:
         super().__init__(message)

@@ -125,7 +125,7 @@ def _end_of_dead_runner(folder: AttemptFolder, spec: dict[str, Any] | None) -> E
                     os.kill(pid, signal.SIGKILL)
         return None
     began = folder.runner.exists()
-    ending = Ending("exit", None, "its runner died: the VM was started anew, or somebody killed it")
+    ending = Ending("exit", None, "its runner died: the VM was restarted, or somebody killed the runner")
     ending = ending if began else Ending("not_started", None, "its runner did not begin")
     folder.end(ending)
     if not began and folder.runner.exists():  # the runner began just now

@@ -241,7 +241,7 @@ def refuse_full_disk(configs: Sequence[Config], environ: Mapping[str, str]) -> N
     disk = _disk(configs, environ)
     if disk is not None and disk.is_too_large:
         keep = "the run keeps" if len(configs) == 1 else f"the {len(configs)} runs keep"
-        raise ConfigError(f"run.root = {configs[0].run.root}: {keep} {_sure(disk)}. To go on, {_MAKE_ROOM}.")
+        raise ConfigError(f"run.root = {configs[0].run.root}: {keep} {_sure(disk)}. To continue, {_MAKE_ROOM}.")
 
 
 def _sure(disk: DiskBudget) -> str:
@@ -510,7 +510,7 @@ def start_of(config: Config) -> Path:
 
 
 def refuse_changed_inputs(config: Config, accepts_changes: bool) -> None:
-    """Raise ConfigError if local data changed since the run started, like the run's driver."""
+    """Raise ConfigError, like the run's driver, if local data changed since the run started."""
     run = RunDir(config.run_path)
     if not accepts_changes and read_inputs(run).fingerprints:
         found = local_fingerprints(config, start_of(config))

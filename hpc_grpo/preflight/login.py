@@ -126,7 +126,7 @@ def account_finding(launch: LaunchConfig, associations: Answer, partitions: Answ
         return failure(f"{wanted} is not one of your accounts", fix)
     chosen = partition.chosen_partition(launch.slurm, partition.parse_partitions(partitions.text))
     if chosen is not None and not chosen.admits(wanted):
-        return failure(f"partition {chosen.name} does not take {wanted}", "another account or partition")
+        return failure(f"partition {chosen.name} does not accept {wanted}", "another account or partition")
     return ok(f"{wanted} is yours")
 
 
@@ -175,7 +175,7 @@ def _submit_options(context: Context, num_nodes: int) -> Finding:
     except LaunchError as error:
         return failure(str(error), "change what Slurm names: launch.slurm.*, launch.slurm.extra")
     lines = [line for line in estimate.splitlines() if "to start at" in line]
-    return ok(lines[-1].partition(": ")[2] if lines else "sbatch would take the job")
+    return ok(lines[-1].partition(": ")[2] if lines else "sbatch would accept the job")
 
 
 def variables_finding(context: Context) -> Finding:

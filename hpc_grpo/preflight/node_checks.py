@@ -16,7 +16,7 @@ from hpc_grpo.types import GIB
 class NodeNeeds:
     """The needs of a run on each node.
 
-    Slurm is asked for `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
+    The job requests `gpus_per_node`; learners and engines reserve `worker_cpus` and `worker_gpus`. `store_gib` is the
     size of the weights in /dev/shm, None if the model is not known.
     """
 

@@ -154,7 +154,7 @@ def examine(place: Place, nodes: Sequence[str], context: Context, folder: Path) 
         else:
             names, has_own_disks = [node.node for node in facts], (launch.disks or place.disks) == "private"
             between = {
-                "canary": skipped("each node has a disk of its own")
+                "canary": skipped("each node has its own disk")
                 if has_own_disks
                 else _canary(links, names, folder, context.root),
                 "clocks": _clocks(links, names),

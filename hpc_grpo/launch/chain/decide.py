@@ -49,7 +49,7 @@ class News:
 
 @dataclass(frozen=True)
 class PreviousLink:
-    """A job before this one in the chain. `end` is the queue's end state; `left_s` its unused walltime, if known.
+    """A job before this one in the chain. `end` is the queue's end state; `left_s` the job's unused walltime.
 
     `was_killed`: the job was killed before it released the run, even if its record says otherwise. `left_an_attempt`:
     the job has an attempt.json.
@@ -122,7 +122,7 @@ class StartDecision:
 def decide_start(facts: StartFacts) -> StartDecision:
     """Decide whether a starting job trains, and which news the user gets."""
     if facts.replaced_by:
-        why = f"Job {facts.replaced_by} carries on in place of this one, which ends."
+        why = f"Job {facts.replaced_by} resumes the run in place of this one, which ends."
         return StartDecision(False, why, ends_chain=False)
     if (reason := _reason_to_end(facts)) is not None:
         why, gave_up = reason
@@ -133,8 +133,8 @@ def decide_start(facts: StartFacts) -> StartDecision:
         return StartDecision(True, "")
     how = f"ended as {previous.exit_kind}"
     if previous.exit_kind == "running":
-        how = f"ended without a word ({previous.end.state or 'and the queue does not know how'})"
-    why = f"Job {previous.job_id} {how}; carrying on."
+        how = f"ended without a record ({previous.end.state or 'unknown to the queue'})"
+    why = f"Job {previous.job_id} {how}; resuming the run."
     return StartDecision(True, why, news=News("retrying", why) if previous.could_not_tell else None)
 
 

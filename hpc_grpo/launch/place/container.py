@@ -225,7 +225,7 @@ def _limit(name: str) -> str:
 
 
 def _folders(texts: Iterable[str]) -> list[str]:
-    """Return the folders to mount for the paths in `texts`: existing and outermost ones, without the system's."""
+    """Return the folders to mount for the paths in `texts`: existing and outermost, without folders of the system."""
     folders: list[Path] = []
     for text in texts:
         with suppress(OSError, ValueError):  # text that is no path, or too long for one

@@ -82,7 +82,7 @@ def run_attempt(
         container = container_of(config.launch, config, [run.path, folder, tokenized_data(config)])
         if container is not None:
             container.refuse_absent()
-        # Drivers given as a file are those of tests. Most start no engines, so templates would import for nothing.
+        # Only tests give a driver as a file. Most of these start no engines, so templates would import for nothing.
         has_templates, stage = not driver.endswith(".py"), stage_of(config, folder, os.environ)
         number = run.next_attempt_number()
         setup = AttemptSetup(

@@ -217,8 +217,8 @@ class State:
     `step` is the newest checkpoint at the driver's last start. `stop_grace_s` is the place's limit for the driver's
     checkpoint after SIGTERM or SIGHUP. Ctrl+C has no limit; a second signal ends the driver at once. `signalled` is the
     signal that asked this process to end. `told` is the reason if only the nodes were asked, for example by preemption.
-    `lost` maps nodes of this Ray to the reason of their loss. `stalled` counts tries in a row without new checkpoint, by
-    how the driver ended. `late` is why the last late process was ended, at `late_at`. `ended` is the driver's end,
+    `lost` maps nodes of this Ray to the reason of their loss. `stalled` counts tries in a row without a new checkpoint,
+    by how the driver ended. `late` is why the last late process was ended, at `late_at`. `ended` is the driver's end,
     while settling. `ending` is how the attempt ends if FORM_AGAIN finds too few nodes.
     """
 

@@ -70,7 +70,7 @@ def test_a_slurm_older_than_the_oldest_that_is_tested_is_a_warning(printed: str,
         ({"account": "PROJ.A"}, "ok", "PROJ.A is yours"),
         ({}, "ok", "proj.a, proj.b"),
         ({"account": "proj.x"}, "failure", "not one of your accounts"),
-        ({"account": "proj.a", "partition": "cpu"}, "failure", "cpu does not take proj.a"),
+        ({"account": "proj.a", "partition": "cpu"}, "failure", "cpu does not accept proj.a"),
     ],
 )
 def test_an_account_must_be_the_users_and_one_that_the_partition_takes(

@@ -1,6 +1,6 @@
 """A worker's connection to the head: the proof of the token, the lines after the proof, and the worker's agent.
 
-system/proof.py has the handshake; the head begins it with MAGIC. Data after it are neither encrypted nor signed.
+system/proof.py has the handshake; the head begins it with MAGIC. Later data are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def notice_cuts(connection: socket.socket) -> None:
 def make_token(file: Path, environ: Mapping[str, str], *, anew: bool = True) -> bytes:
     """Return the head's token: from the environment, else from the run's file.
 
-    Writes a new token to the file if there is none, or with `anew` if the environment has none.
+    Writes a new token to the file if neither has a token, or if `anew` and the environment has none.
     """
     keeps = not anew or bool(environ.get(TOKEN_VARIABLE, "").strip())
     if keeps and (found := find_token(file, environ)) is not None:

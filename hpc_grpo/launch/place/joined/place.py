@@ -173,8 +173,8 @@ class JoinedPlace(Place):
         if 1 + len(names) < (self._launch.min_nodes or self._launch.num_nodes):
             raise NodesUnavailableError(
                 f"{_found(self._head, names, expected, known)}: waited {waited_s:.0f} s. Start the same command there "
-                f"with the same config and token; launch.rejoin_s gives more time, launch.min_nodes goes on "
-                f"with fewer.",
+                f"with the same config and token; launch.rejoin_s=S waits longer, launch.min_nodes=N allows "
+                f"fewer nodes.",
                 _missing(names, known),
             )
         self._interfaces |= {name: here[name].interface for name in names}

@@ -47,7 +47,7 @@ _OF_ONE_JOB = frozenset(
     "array begin chdir clusters deadline dependency error get-user-env hold input job-name no-kill no-requeue "  # noqa: SIM905
     "open-mode output parsable quiet requeue signal test-only verbose wait wrap".split()
 )
-"""Options for submitting one job, or options that each of our jobs decides itself."""
+"""Options that a successor does not repeat: they concern one job, or hpc-grpo sets them for each job."""
 
 
 def given_options(script: str, environ: Mapping[str, str], submit_line: str, script_name: str) -> Options:
