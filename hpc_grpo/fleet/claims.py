@@ -24,7 +24,7 @@ from hpc_grpo.system.readable import printable
 
 @dataclass(frozen=True)
 class Placement:
-    """A job's newest attempt at the time of reading, and GPUs of a VM with room for the job.
+    """A job, its newest attempt when it was read, and GPUs of a VM with room for the job.
 
     `gpu_memory_mib` is the job's memory on each GPU, 0 for exclusive GPUs.
     """

@@ -97,7 +97,7 @@ FACTS = TypeAdapter(NodeFacts)
 
 
 def gather(spec: NodeSpec) -> NodeFacts:
-    """Look at this node as a node agent with the same spec would."""
+    """Return the facts of this node, as a node agent with the same spec would see them."""
     environ = filtered(os.environ, spec.pass_env, spec.env)
     resources = find_place().node_resources()
     (interface, address), interface_error = _tried(lambda: node_address(spec), ("", ""))
@@ -152,7 +152,7 @@ def gpu_facts(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tried(call: Callable[[], T], default: T) -> tuple[T, str]:
-    """Return what `call` gives and "", or the default and why it raised."""
+    """Return the result of `call` and "", or `default` and the text of its error."""
     try:
         return call(), ""
     except (ConfigError, LaunchError) as error:

@@ -75,7 +75,7 @@ def test_postgresql_is_stopped_for_a_minute(five_vms: Bed) -> None:
         controller.start(layout, "postgres")
         fleet.wait_for_all("completed", 8, 180)
         assert {job["attempt"] for job in fleet.rows()["jobs"]} == {1}
-        assert "waits for it" in fleet.said()
+        assert "waits for the database" in fleet.said()
 
 
 def test_sshd_of_one_vm_is_frozen_and_it_turns_stale_then_lost(five_vms: Bed) -> None:

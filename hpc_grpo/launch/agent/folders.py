@@ -69,7 +69,7 @@ class OwnedDir:
 class SharedDir:
     """A folder with mode 0700 for all agents of this user on the node. The last of them removes it.
 
-    Agents share its lock; an agent that removes the folder locks it exclusively. `shared_dir` makes it.
+    Agents share its lock; an agent that removes the folder locks it exclusively. `shared_dir` creates it.
     """
 
     def __init__(self, path: Path) -> None:
