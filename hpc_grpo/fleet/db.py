@@ -39,7 +39,7 @@ class Database:
     """Transactions on the fleet's tables. Threads may share it."""
 
     def __init__(self, url: str) -> None:
-        """Open the database. Raises ConfigError for an unknown URL, without the URL: it may hold a password."""
+        """Open the database. Raises ConfigError for an unknown URL, and does not print it: it may hold a password."""
         try:
             parsed = make_url(url)
         except sa.exc.ArgumentError:

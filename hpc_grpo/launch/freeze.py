@@ -262,13 +262,13 @@ def check_snapshot(run: RunDir, config: Config, source: Mapping[str, Any], folde
         )
     if changed := changed_functions(run, config, folder):
         raise ConfigError(
-            f"Changed since the run started, unlike the run's copies in {run.source_dir}: {', '.join(changed)}.\n"
+            f"Changed since the run started (its copies are in {run.source_dir}): {', '.join(changed)}.\n"
             f"Restore the files; or, to continue with the changed files and record that: {again}"
         )
     prefix = f"{PACKAGE.name}/"
     copied = {name: digest for name, digest in written_sums(run).items() if name.startswith(prefix)}
     if copied != {f"{prefix}{name}": digest for name, digest in sums_of(PACKAGE).items()}:
-        told = f"The run continues with its own copy of hpc-grpo; the installed one differs. To use the latter: {again}"
+        told = f"The run continues with its own copy of hpc-grpo; the installed one differs. To use that one: {again}"
         say(told, sys.stderr)
 
 

@@ -56,7 +56,7 @@ def diagnose(context: Context, asked_nodes: int | None, wait_min: float, tell: C
         why = "a login node: --nodes N examines N compute nodes in a short job"
         return [login_group, _about_nodes("nodes", skipped(why))]
     if stopped := [f.check for f in login_group.findings if f.status == "failure" and f.check in login.NEEDED_BY_A_JOB]:
-        why = f"no job was submitted; first correct: {', '.join(stopped)}"
+        why = f"no job was submitted; fix first: {', '.join(stopped)}"
         return [login_group, _about_nodes("nodes", skipped(why))]
     os.environ.update(context.environ)  # a job starts with what a .sh config exports
     return [login_group, *examine_in_job(context, asked_nodes, wait_min, tell)]

@@ -194,7 +194,7 @@ def environments_finding(config: Config, context: Context) -> Finding:
     if not _has_this_python(config.launch):
         return skipped("the job has another Python")
     if data_finding(config, context).status != "ok":
-        return skipped("first correct: data")
+        return skipped("fix first: data")
     errors: dict[str, None] = {}
     for key, (source, environment) in config.environments.items():
         try:
@@ -220,7 +220,7 @@ def disk_finding(config: Config, context: Context) -> Finding:
 
 
 def judged_disk(disk: DiskBudget) -> Finding:
-    """Return a failure if the sure part of a run's files does not fit, a warning if the upper estimate does not."""
+    """Return a failure if the certain part of a run's files does not fit, a warning if the upper estimate does not."""
     room = f"{disk.room.num_bytes / GIB:,.0f} GiB {disk.room.limit} in {disk.folder}"
     says = f"up to {disk.num_bytes / GIB:,.0f} GiB of {room}"
     if disk.is_too_large:

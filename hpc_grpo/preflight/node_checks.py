@@ -203,7 +203,7 @@ def slingshot(node: NodeFacts, _needs: NodeNeeds) -> Finding:
         says = f"FI_CXI_RX_MATCH_MODE is {node.match_mode or 'not set'}: hardware matching hangs under Ray"
         return warning(says, "FI_CXI_RX_MATCH_MODE: software in launch.env")
     if not node.has_vni and node.interface != "lo":
-        says = "SLINGSHOT_VNIS is not set: on some sites, steps on several nodes cannot talk over libfabric"
+        says = "SLINGSHOT_VNIS is not set: on some sites, steps on two nodes cannot talk over libfabric"
         return warning(says, "launch.slurm.extra.network=job_vni, if NCCL finds no provider or is refused")
     return ok("message matching is in software, and the job has its part of the network")
 

@@ -190,7 +190,7 @@ def check_weights(folder: Path) -> None:
     files = weight_files(folder)
     if not files:
         forms = " nor ".join(WEIGHT_FORMS)
-        raise ConfigError(f"{folder} has no weights: neither {forms}, whole or in parts. Run prefetch for it.")
+        raise ConfigError(f"{folder} has no weights: neither {forms}, whole or in parts. Run prefetch.")
     for file in files:
         if not file.is_file():
             raise ConfigError(f"{file} is missing: the index beside it names it. Run prefetch again.")

@@ -144,14 +144,14 @@ def _reason_to_end(facts: StartFacts) -> tuple[str, bool] | None:
     if facts.is_complete:
         return "The run is complete.", False
     if facts.stop_asked:
-        return "The STOP file asks the run to end; hpc-grpo submit resumes it.", False
+        return "The STOP file asks the run to end; hpc-grpo submit resumes the run.", False
     if facts.max_node_hours is not None and facts.node_hours >= facts.max_node_hours:
         used, limit = facts.node_hours, facts.max_node_hours
         return f"{used:.1f} node-hours have been used; launch.slurm.max_node_hours = {limit:g}.", True
     if previous is None:
         return None
     if previous.was_cancelled:
-        return f"Job {previous.job_id} was cancelled by the user; hpc-grpo submit resumes it.", False
+        return f"Job {previous.job_id} was cancelled by the user; hpc-grpo submit resumes the run.", False
     if previous.exit_kind == "config":
         return f"The configuration must be changed first: {previous.why}", True
     if facts.stalled >= facts.max_stalled:

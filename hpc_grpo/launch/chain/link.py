@@ -169,7 +169,7 @@ class ChainLink:
                 record = replace(record, successor=next(iter(record.followers(self._job.job_id)), ""))
             if record != read_chain(self._run):
                 write_chain(self._run, record)
-        if self._run.stop_marker.exists():  # by `cancel_run`, which did not see the new jobs
+        if self._run.stop_marker.exists():  # written by `cancel_run`, which did not see the new jobs
             self._end_chain("The STOP file asks the run to end.")
 
     def _queue_behind(self, record: ChainRecord, behind: Sequence[str], queue: JobQueue) -> str:

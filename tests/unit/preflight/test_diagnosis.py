@@ -159,7 +159,7 @@ def test_nothing_is_submitted_when_it_cannot_work(place: Path) -> None:
     result = doctor("local/debug", "launch.slurm.partition=nope", "--nodes", "1", "--json")
     assert result.exit_code == 78
     assert findings(result)["partition"]["fix"].endswith("one of: workq")
-    assert findings(result)["nodes"]["says"] == "no job was submitted; first correct: partition"
+    assert findings(result)["nodes"]["says"] == "no job was submitted; fix first: partition"
     assert not (place / "runs").exists()
 
 
@@ -167,7 +167,7 @@ def test_a_secret_in_the_config_submits_no_job_and_is_written_nowhere(place: Pat
     slurm_of_scripts(place)
     result = doctor("local/debug", "launch.env.MY_TOKEN=hunter2-hunter2", "--nodes", "1")
     assert result.exit_code == 78
-    assert "no job was submitted; first correct: variables" in result.stdout
+    assert "no job was submitted; fix first: variables" in result.stdout
     assert "hunter2" not in result.output
     assert not (place / "runs").exists()
 

@@ -122,7 +122,7 @@ class Gate(ProvedServer):
         if not _NAME.fullmatch(hello.name):
             refusal = f"The name {hello.name!r} cannot be a node's: letters, digits, '.', '_' and '-', 63 at most."
         elif hello.version != self._version:
-            refusal = f"The head has hpc-grpo {self._version}, this worker {hello.version}: install the head's."
+            refusal = f"The head has hpc-grpo {self._version}, not {hello.version}: install the head's version here."
         if refusal:
             connection.sendall(farewell("config", EXIT_CONFIG, refusal))
             return

@@ -492,7 +492,7 @@ def test_the_successor_tells_who_cancelled_a_job(run: RunDir, queue: FakeQueue) 
     successor = link(run, queue, "100", successor_of="7")
     assert not successor.decide().goes_on
     successor.tell()
-    assert told(run) == ["ended: Job 7 was cancelled by the user; hpc-grpo submit resumes it."]
+    assert told(run) == ["ended: Job 7 was cancelled by the user; hpc-grpo submit resumes the run."]
 
 
 def test_the_user_hears_of_a_crash_where_the_queue_does_not_answer(run: RunDir, queue: FakeQueue) -> None:
@@ -529,4 +529,4 @@ def test_a_job_submitted_again_that_cannot_go_on_is_news(run: RunDir, queue: Fak
     own = link(run, queue)
     assert not own.decide().goes_on
     own.tell()
-    assert told(run) == ["ended: The STOP file asks the run to end; hpc-grpo submit resumes it."]
+    assert told(run) == ["ended: The STOP file asks the run to end; hpc-grpo submit resumes the run."]
